@@ -1,0 +1,36 @@
+"""Train with distributed SGD, decompose every step, and map the loss landscape around what it finds."""
+
+from landscape import data, models
+from landscape._version import __version__
+from landscape.checkpoint import Checkpoint, load
+from landscape.contour import Surface, contour
+from landscape.directions import Plane, random_plane
+from landscape.hessian import HessianOperator
+from landscape.lanczos import Ends, HessianGrid, extreme_eigenvalues, hessian_grid
+from landscape.noise import NoiseEstimate, estimate_noise
+from landscape.options import FailedError, InputError
+from landscape.problem import Problem
+from landscape.store import save
+
+__all__ = [
+    "Checkpoint",
+    "Ends",
+    "FailedError",
+    "HessianGrid",
+    "HessianOperator",
+    "InputError",
+    "NoiseEstimate",
+    "Plane",
+    "Problem",
+    "Surface",
+    "__version__",
+    "contour",
+    "data",
+    "estimate_noise",
+    "extreme_eigenvalues",
+    "hessian_grid",
+    "load",
+    "models",
+    "random_plane",
+    "save",
+]

@@ -1,0 +1,230 @@
+"""The checkpoint of a training run: every learner's weights, the history, and how it came about."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape import data, models, store
+from landscape.options import FailedError, InputError
+from landscape.problem import Problem
+from landscape.vector import Layout, Slot
+
+SCHEMA = "landscape.checkpoint"
+_SLOT = np.dtype(
+    [
+        ("name", store.h5py.string_dtype()),
+        ("shape", store.h5py.string_dtype()),
+        ("offset", "i8"),
+        ("size", "i8"),
+        ("role", store.h5py.string_dtype()),
+    ]
+)
+
+# Columns of /history and their units. A row describes one step, from w(t−1) to w(t), t its number: loss,
+# train_loss, alpha_e … delta_cross belong to the step's start, consensus and the test columns to its end.
+# NaN where a column was not evaluated. Losses are in nats; weights, and so their squares, have no unit.
+HISTORY_UNITS = {
+    "step": "steps",
+    "loss": "nat",  # mean over the learners of the minibatch loss at the weights they took gradients at
+    "train_loss": "nat",  # L(w_a), over the whole training set (or the sample of decompose.samples)
+    "lr": "1",
+    "alpha_e": "1",
+    "grad_norm2": "nat^2",
+    "displacement2": "1",
+    "delta": "1",
+    "delta_s": "1",
+    "delta_2": "1",  # α²‖P⊥δ‖²: what makes delta = delta_s + delta_2 + delta_cross exact
+    "delta_2_full": "1",  # α²‖δ‖²: the paper's Δ(2) (Eq. 4, left), without the projector
+    "delta_cross": "1",
+    "alpha_e_se": "1",  # standard errors where g is estimated from samples; 0 where it is exact
+    "grad_norm2_se": "nat^2",
+    "consensus": "1",
+    "wall_s": "s",
+    "test_loss": "nat",
+    "test_accuracy": "1",
+}
+
+
+@dataclass
+class Checkpoint:
+    """State of a run after ``step`` steps.
+
+    ``weights`` (n, P), one row a learner; ``buffers`` name -> (n, …); ``optimizer`` name -> array, the
+    update rule's own state; ``seed`` fixes all randomness together with the step (see
+    :mod:`landscape.train.randomness`); ``history`` column -> (T,) float64; ``recipe`` the TOML text;
+    ``model`` {"name", "options"}; ``data`` {"name", "options", "train", "test", "fingerprint"}; ``lr`` and
+    ``local_batch`` those of the next step; ``diverged_at`` the step at which the run diverged or −1, and
+    ``diverged`` what did: "", "mean" or "learners".
+    """
+
+    weights: Tensor
+    layout: Layout
+    step: int
+    epoch: float
+    algorithm: str
+    recipe: str
+    model: dict[str, Any]
+    data: dict[str, Any]
+    lr: float
+    local_batch: int
+    seed: int
+    history: dict[str, store.Array]
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    optimizer: dict[str, Tensor] = field(default_factory=dict)
+    diverged_at: int = -1
+    diverged: str = ""
+    path: Path | None = None
+
+    @property
+    def learners(self) -> int:
+        """n."""
+        return len(self.weights)
+
+    @property
+    def mean(self) -> Tensor:
+        """w_a (P,), averaged in float64."""
+        return self.weights.mean(0, dtype=torch.float64).to(self.weights.dtype)
+
+    @property
+    def label(self) -> str:
+        """What to call this run: algorithm, seed and step."""
+        return f"{self.algorithm}, seed {self.seed}, step {self.step:,}"
+
+    def problem(
+        self,
+        split: str = "test",
+        learner: str | int = "mean",
+        *,
+        data_dir: str | Path | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Problem:
+        """The run's model and data as a :class:`landscape.Problem`, centred on w_a or on one learner.
+
+        Raises FailedError where the data is not there or is not what the run was trained on, or where the
+        weights are not finite; InputError for a split or learner that does not exist.
+        """
+        if learner != "mean" and (not isinstance(learner, int) or not 0 <= learner < self.learners):
+            raise InputError(f"learner: {learner!r} is not allowed, it must be 'mean' or 0…{self.learners - 1}")
+        theta = self.mean if isinstance(learner, str) else self.weights[learner]
+        if not bool(torch.isfinite(theta).all()):
+            raise FailedError(f"{self.path or 'checkpoint'}: its weights are NaN or infinite, all must be finite")
+        dataset = self.load_data(data_dir)
+        model = models.build(self.model["name"], **self.model["options"])
+        if Layout.of(model) != self.layout:
+            name = self.model["name"]
+            raise FailedError(f"{self.path}: its weights do not fit this version's model '{name}'")
+        return Problem(model, dataset.loss, dataset.split(split), theta=theta, device=device, dtype=dtype)
+
+    def load_data(self, data_dir: str | Path | None = None) -> data.Dataset:
+        """The data set the run was trained on, its fingerprint checked (FailedError if it differs)."""
+        dataset = data.load(self.data["name"], data_dir=data_dir, **self.data["options"])
+        if dataset.fingerprint != self.data["fingerprint"]:
+            raise FailedError(
+                f"{self.path or 'checkpoint'}: trained on data '{self.data['name']}' with fingerprint "
+                f"{self.data['fingerprint'][:12]}…, but the data found has {dataset.fingerprint[:12]}…"
+            )
+        return dataset
+
+    def save(self, path: str | Path) -> None:
+        """Write to ``path``, atomically. Raises FailedError where it cannot be written."""
+        n, size = self.weights.shape
+        with store.writing(path, SCHEMA) as file:
+            weights = file.create_dataset(
+                "weights", (n, size), self.weights.detach().cpu().numpy().dtype, chunks=(1, size)
+            )
+            for j in range(n):
+                weights[j] = self.weights[j].detach().cpu().numpy()
+            rows = [
+                (s.name, "x".join(map(str, s.shape)), s.offset, s.size, s.role) for s in self.layout.slots
+            ]
+            file["layout"] = np.array(rows, dtype=_SLOT)
+            for group, tensors in (("buffers", self.buffers), ("optimizer", self.optimizer)):
+                file.create_group(group)
+                for name, tensor in tensors.items():
+                    file[group][name] = tensor.detach().cpu().numpy()
+            file["rng/seed"] = np.uint64(self.seed)
+            for name, column in self.history.items():
+                dataset = file.create_dataset(f"history/{name}", data=column)
+                dataset.attrs["unit"] = HISTORY_UNITS[name]
+            for key in ("step", "epoch", "algorithm", "recipe", "lr", "local_batch", "diverged_at", "diverged"):
+                file.attrs[key] = getattr(self, key)
+            file.attrs["model"] = json.dumps(self.model)
+            file.attrs["data"] = json.dumps(self.data)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Checkpoint:
+        """Read and validate ``path``. Raises FailedError for anything that is not a whole checkpoint."""
+        with store.reading(path, SCHEMA) as file:
+            attrs = file.attrs
+            slots = tuple(
+                Slot(
+                    row["name"].decode(),
+                    tuple(int(n) for n in row["shape"].decode().split("x") if n),
+                    int(row["offset"]),
+                    int(row["size"]),
+                    row["role"].decode(),
+                )
+                for row in np.asarray(file["layout"])
+            )
+            try:
+                checkpoint = cls(
+                    weights=torch.from_numpy(np.asarray(file["weights"])),
+                    layout=Layout(slots),
+                    step=int(attrs["step"]),
+                    epoch=float(attrs["epoch"]),
+                    algorithm=str(attrs["algorithm"]),
+                    recipe=str(attrs["recipe"]),
+                    model=json.loads(attrs["model"]),
+                    data=json.loads(attrs["data"]),
+                    lr=float(attrs["lr"]),
+                    local_batch=int(attrs["local_batch"]),
+                    seed=int(file["rng/seed"][()]),
+                    history={name: np.asarray(column) for name, column in file["history"].items()},
+                    buffers=_tensors(file["buffers"]),
+                    optimizer=_tensors(file["optimizer"]),
+                    diverged_at=int(attrs["diverged_at"]),
+                    diverged=str(attrs["diverged"]),
+                    path=Path(path),
+                )
+                checkpoint._validate()
+            except ValueError as error:
+                raise FailedError(f"{path}: damaged or incomplete ({error})") from error
+        return checkpoint
+
+    def _validate(self) -> None:
+        """Raise ValueError where the parts do not fit together."""
+        if self.weights.dim() != 2 or self.weights.shape[1] != self.layout.size:
+            raise ValueError(f"weights {tuple(self.weights.shape)} for a layout of {self.layout.size} numbers")
+        offset = 0
+        for slot in self.layout.slots:
+            if slot.offset != offset or slot.size != int(np.prod(slot.shape, dtype=np.int64)):
+                raise ValueError(f"layout of {slot.name} does not add up")
+            offset += slot.size
+        lengths = {len(column) for column in self.history.values()}
+        if len(lengths) > 1 or not set(HISTORY_UNITS) <= set(self.history):
+            raise ValueError("history columns missing or of unequal length")
+
+
+def _tensors(group: Any) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(np.asarray(value)) for name, value in group.items()}
+
+
+def load(path: str | Path) -> Any:
+    """Read any file of this project: a :class:`Checkpoint`, a result, or a list of several results.
+
+    Raises FailedError for a file that is missing, truncated, foreign or of a newer version.
+    """
+    with store.reading(path) as file:
+        schema = file.attrs["schema"]
+    if schema == SCHEMA:
+        return Checkpoint.load(path)
+    results = store.load_results(path)
+    return results[0] if len(results) == 1 else results

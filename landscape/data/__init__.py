@@ -1,0 +1,42 @@
+"""Data sets by name. ``load("mnist", data_dir="…")``; ``names()`` lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from landscape.data.base import Dataset
+from landscape.data.digits import digits
+from landscape.data.idx import fashion_mnist, mnist
+from landscape.data.synthetic import quadratic, synthetic
+from landscape.options import check_keywords, choose
+
+__all__ = ["Dataset", "load", "names", "options"]
+
+_REGISTRY: dict[str, Callable[..., Dataset]] = {
+    "digits": digits,
+    "fashion-mnist": fashion_mnist,
+    "mnist": mnist,
+    "quadratic": quadratic,
+    "synthetic": synthetic,
+}
+
+
+def names() -> list[str]:
+    """The names that :func:`load` knows."""
+    return sorted(_REGISTRY)
+
+
+def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """``given`` checked against the data set's options, defaults filled in; InputError names the key."""
+    loader = _REGISTRY[choose("data.name", name, _REGISTRY)]
+    return check_keywords("data", given, loader, given=("data_dir",))
+
+
+def load(name: str, *, data_dir: str | Path | None = None, **kwargs: Any) -> Dataset:
+    """The data set ``name``. ``data_dir`` (or the variable LANDSCAPE_DATA) holds what is not bundled.
+
+    Raises InputError for an unknown name or option, FailedError for files that are missing or damaged.
+    """
+    return _REGISTRY[choose("data.name", name, _REGISTRY)](data_dir=data_dir, **options(name, kwargs))

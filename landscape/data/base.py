@@ -1,0 +1,61 @@
+"""What every data set is: two splits of tensors, a loss, and a fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.options import choose
+
+Split = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """``train`` and ``test`` are (x, y) with the samples first; ``loss(outputs, targets)`` is a mean.
+
+    ``fingerprint`` is the SHA-256 of the source arrays, so that a checkpoint can tell whether the data it is
+    analysed with is the data it was trained on. ``classes`` is 0 where the targets are not classes.
+    """
+
+    train: Split
+    test: Split
+    loss: Callable[[Tensor, Tensor], Tensor]
+    fingerprint: str
+    classes: int = 0
+
+    def split(self, name: str) -> Split:
+        """The split called "train" or "test"."""
+        choose("split", name, ("train", "test"))
+        return self.train if name == "train" else self.test
+
+
+def fingerprint(arrays: Iterable[np.ndarray[Any, Any]]) -> str:
+    """SHA-256 (hex) over dtype, shape and bytes of each array, in order."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def classification(
+    train: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
+    test: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
+    scale: float,
+    classes: int,
+) -> Dataset:
+    """A cross-entropy data set from arrays: x becomes float32 and is divided by ``scale``, y int64."""
+
+    def tensors(pair: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]) -> Split:
+        x = torch.from_numpy(np.ascontiguousarray(pair[0], dtype=np.float32)).div_(scale)
+        return x, torch.from_numpy(np.ascontiguousarray(pair[1], dtype=np.int64))
+
+    mark = fingerprint((*train, *test, np.array(scale)))
+    return Dataset(tensors(train), tensors(test), torch.nn.functional.cross_entropy, mark, classes)

@@ -1,0 +1,72 @@
+"""MNIST and Fashion-MNIST from their original IDX files, gzip or not."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from landscape.data.base import Dataset, classification
+from landscape.options import FailedError
+
+FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+
+
+def read_idx(path: Path) -> np.ndarray[Any, Any]:
+    """The uint8 array in an IDX file (gzip if its name ends so). FailedError if it is damaged."""
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise FailedError(f"{path}: cannot be read ({error}); fetch it again") from error
+    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08" or len(raw) < 4 + 4 * raw[3]:
+        raise FailedError(f"{path}: not an IDX file of unsigned bytes (it starts with {raw[:4].hex()!r})")
+    shape = tuple(int(n) for n in np.frombuffer(raw, ">u4", count=raw[3], offset=4))
+    header, count = 4 + 4 * raw[3], int(np.prod(shape, dtype=np.int64))
+    if len(raw) - header != count:
+        held = len(raw) - header
+        raise FailedError(f"{path}: holds {held} bytes where its header says {count}; fetch it again")
+    return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
+
+
+def _find(folders: list[Path], file: str, name: str) -> Path:
+    for folder in folders:
+        for path in (folder / f"{file}.gz", folder / file):
+            if path.is_file():
+                return path
+    where = " or ".join(str(folder) for folder in folders)
+    raise FailedError(
+        f"data {name}: {file}[.gz] is not in {where}; fetch the four IDX files of {name} "
+        f"({', '.join(FILES)}), put them there, and give the folder with --data-dir or LANDSCAPE_DATA"
+    )
+
+
+def _load(name: str, data_dir: str | Path | None) -> Dataset:
+    root = Path(data_dir or os.environ.get("LANDSCAPE_DATA") or "data")
+    arrays = [read_idx(_find([root / name, root], file, name)) for file in FILES]
+    for images, labels, file in ((arrays[0], arrays[1], FILES[0]), (arrays[2], arrays[3], FILES[2])):
+        if images.ndim != 3 or labels.shape != images.shape[:1]:
+            raise FailedError(
+                f"data {name}: {file} has shape {images.shape} and its labels {labels.shape}; "
+                "they must be (N, height, width) and (N,)"
+            )
+    train, test = ((a.reshape(len(a), -1), b) for a, b in (arrays[:2], arrays[2:]))
+    return classification(train, test, scale=255.0, classes=10)
+
+
+def mnist(data_dir: str | Path | None = None) -> Dataset:
+    """MNIST: x (60000 and 10000, 784) in [0, 1] with no further normalisation, y in 0…9."""
+    return _load("mnist", data_dir)
+
+
+def fashion_mnist(data_dir: str | Path | None = None) -> Dataset:
+    """Fashion-MNIST, in MNIST's format: x (60000 and 10000, 784) in [0, 1], y in 0…9."""
+    return _load("fashion-mnist", data_dir)

@@ -1,0 +1,34 @@
+"""Multi-layer perceptron of any widths."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from landscape.options import InputError, choose
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "softplus": nn.Softplus,
+    "identity": nn.Identity,
+}
+
+
+def mlp(widths: list[int], activation: str = "relu") -> nn.Sequential:
+    """Inputs (B, ...) flattened to widths[0] features -> logits (B, widths[-1]).
+
+    ``activation`` stands between every two linear layers; ReLU is what DPSGD-2020's MNIST network is taken
+    to use (the paper names none).
+    """
+    if len(widths) < 2 or min(widths) < 1:
+        raise InputError(f"model.widths: {widths} is not allowed, it must be two or more positive integers")
+    make = ACTIVATIONS[choose("model.activation", activation, ACTIVATIONS)]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for i, (fan_in, fan_out) in enumerate(zip(widths, widths[1:], strict=False)):
+        if i > 0:
+            layers.append(make())
+        layers.append(nn.Linear(fan_in, fan_out))
+    return nn.Sequential(*layers)

@@ -1,0 +1,102 @@
+"""Checks of what a user typed: names, options and their types, with errors that say what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Union, get_args, get_origin
+
+
+class InputError(ValueError):
+    """A user's mistake: one line that names the option or file, the value and what is allowed.
+
+    The command line prints it and exits with ``exit_code`` (2: bad usage; 1: a file or a run failed).
+    """
+
+    exit_code = 2
+
+
+class FailedError(InputError):
+    """What was asked for is well formed but cannot be done (a damaged file, data not there)."""
+
+    exit_code = 1
+
+
+def choose(where: str, name: str, allowed: Iterable[str]) -> str:
+    """Return ``name`` if it is among ``allowed``; else raise InputError naming the nearest allowed one."""
+    known = sorted(allowed)
+    if name in known:
+        return name
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise InputError(f"{where}: '{name}' is not known{hint} (allowed: {', '.join(known)})")
+
+
+def positive(where: str, value: float, *, least: float | None = None) -> None:
+    """Raise InputError unless ``value`` is finite and > 0 (or ≥ ``least`` where given)."""
+    ok = value > 0 if least is None else value >= least
+    if not ok or value == float("inf"):
+        allowed = "a finite number > 0" if least is None else f"a finite number ≥ {least:g}"
+        raise InputError(f"{where}: {value} is not allowed, it must be {allowed}")
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if annotation is Any:
+        return True
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, arg) for arg in args)
+    if origin is typing.Literal:
+        return value in args
+    if origin in (list, tuple):
+        items = args[:1] if args else (Any,)
+        return isinstance(value, (list, tuple)) and all(_fits(item, items[0]) for item in value)
+    if annotation is float:  # an int is a fine float; a bool is neither
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return annotation is not None and isinstance(value, annotation)
+
+
+def _spell(annotation: Any) -> str:
+    if get_origin(annotation) is typing.Literal:
+        return "one of " + ", ".join(repr(a) for a in get_args(annotation))
+    if isinstance(annotation, type) and not get_args(annotation):
+        return annotation.__name__
+    return str(annotation).replace("typing.", "")
+
+
+def check_type(where: str, value: Any, annotation: Any) -> Any:
+    """Return ``value`` (an int given for a float becomes one) or raise InputError naming both types."""
+    if not _fits(value, annotation):
+        raise InputError(f"{where}: {value!r} is not allowed, it must be {_spell(annotation)}")
+    return float(value) if annotation is float else value
+
+
+def check_keywords(
+    where: str, options: Mapping[str, Any], function: Callable[..., Any], given: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Check ``options`` against the signature of ``function`` and return them with their defaults filled in.
+
+    ``where`` is the dotted prefix of the keys, such as "model"; ``given`` names parameters that the caller
+    supplies itself, which a user may not set.
+    """
+    hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    parameters = {
+        name: p
+        for name, p in inspect.signature(function).parameters.items()
+        if name not in set(given) and name != "self"
+    }
+    checked = {}
+    for key, value in options.items():
+        choose(where, key, parameters)
+        checked[key] = check_type(f"{where}.{key}", value, hints.get(key, Any))
+    for name, p in parameters.items():
+        if name not in checked:
+            if p.default is inspect.Parameter.empty:
+                raise InputError(f"{where}.{name}: missing, and there is no default")
+            checked[name] = p.default
+    return checked

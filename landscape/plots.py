@@ -1,0 +1,263 @@
+"""Finished results -> figures. Nothing here computes a landscape; several results share scales and levels."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.style
+import numpy as np
+import seaborn as sns
+from matplotlib import cm, colors, ticker
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.checkpoint import Checkpoint
+from landscape.contour import Surface
+from landscape.lanczos import HessianGrid
+from landscape.noise import NoiseEstimate
+from landscape.options import FailedError, InputError
+from landscape.store import Array
+
+FORMATS = (".png", ".pdf", ".svg")
+PAPER_SPACING = 0.005  # distance between contour lines in DPSGD-2020, Figure 3
+MAX_LEVELS = 40  # more lines than this cannot be told apart at this size (ours)
+# Figure 2's colours, in a colour-blind-safe version: DPSGD green, SSGD red, SSGD* blue.
+COLORS = {"ssgd": "#D55E00", "dpsgd": "#009E73", "ssgd*": "#0072B2"}
+_STYLE = str(Path(__file__).with_name("style.mplstyle"))
+
+
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+    with matplotlib.style.context(_STYLE):
+        yield
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Write ``figure`` as PNG, PDF or SVG, atomically. InputError for another suffix."""
+    path = Path(path)
+    check_format(path)
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        with _style():
+            figure.savefig(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise FailedError(f"{path}: cannot be written ({error.strerror})") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_format(path: str | Path) -> None:
+    """Raise InputError unless the suffix of ``path`` is one that figures are written in."""
+    if Path(path).suffix not in FORMATS:
+        raise InputError(f"{path}: a picture's name must end in {', '.join(FORMATS)}")
+
+
+def _panels(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width * columns, height * rows))
+    axes = figure.subplots(rows, columns, squeeze=False)
+    return figure, list(axes.ravel())
+
+
+def levels(losses: Sequence[Array]) -> Array:
+    """Contour levels for surfaces drawn together: 0.005 apart if that takes at most 40, else at round numbers."""
+    finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses])
+    if finite.size == 0:
+        raise InputError("loss: no value is finite, there is nothing to draw")
+    low, high = float(finite.min()), float(finite.max())
+    if high - low <= 1e-12 * max(1.0, abs(high)):  # a flat surface: one level on either side
+        pad = max(abs(high), 1.0) * 1e-6
+        return np.array([low - pad, high + pad])
+    if (high - low) / PAPER_SPACING <= MAX_LEVELS and (high - low) / PAPER_SPACING >= 4:
+        start, stop = np.floor(low / PAPER_SPACING), np.ceil(high / PAPER_SPACING)
+        return np.arange(start, stop + 1) * PAPER_SPACING
+    return np.asarray(ticker.MaxNLocator(24).tick_values(low, high))
+
+
+def surfaces(results: Sequence[Surface], title: str = "") -> Figure:
+    """Filled contours with lines, one panel a surface, at shared levels and colours; the centre is marked."""
+    columns = min(3, len(results))
+    rows = -(-len(results) // columns)
+    with _style():
+        figure, axes = _panels(rows, columns, 3.7, 3.45)
+        shared = levels([r.loss for r in results])
+        norm = colors.Normalize(shared[0], shared[-1])
+        cmap = sns.color_palette("mako_r", as_cmap=True)
+        for ax, r in zip(axes, results, strict=False):
+            ax.set_facecolor("#bbbbbb")  # shows through where a loss is not finite
+            ax.grid(False)
+            if min(r.loss.shape) >= 2:
+                masked = np.ma.masked_invalid(r.loss)
+                ax.contourf(r.x, r.y, masked, shared, cmap=cmap, norm=norm)
+                ax.contour(r.x, r.y, masked, shared, colors="k", linewidths=0.35, alpha=0.55)
+            else:
+                raise InputError(f"grid: {r.loss.shape[::-1]} points cannot be drawn as contours, 2 × 2 can")
+            ax.plot(0, 0, "+", color="#E69F00", ms=9, mew=2)
+            ax.set_aspect("equal")
+            ax.set_title(_surface_title(r))
+            ax.set_xlabel("x (step along direction 1)")
+            ax.set_ylabel("y (step along direction 2)")
+        for ax in axes[len(results) :]:
+            ax.set_visible(False)
+        used = axes[: len(results)]
+        bar = figure.colorbar(cm.ScalarMappable(norm, cmap), ax=used, shrink=0.85, pad=0.02)
+        bar.set_label(f"{results[0].split or 'mean'} loss (nat)")
+        gap = float(shared[1] - shared[0])
+        r = results[0]
+        figure.suptitle(
+            title or f"Loss around w_a, lines {gap:.3g} apart; directions: {r.kind}, normalisation: {r.norm}"
+        )
+    return figure
+
+
+def _surface_title(r: Surface) -> str:
+    center = r.loss[np.abs(r.y).argmin(), np.abs(r.x).argmin()]
+    lowest = np.nanmin(np.where(np.isfinite(r.loss), r.loss, np.nan)) if np.isfinite(r.loss).any() else np.nan
+    return f"{r.label or 'surface'}\nnear centre {center:.4g}, lowest {lowest:.4g}"
+
+
+def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
+    """Heatmaps of |λ_min|/|λ_max|, one panel a grid, on one colour scale; * where not converged."""
+    columns = min(3, len(results))
+    rows = -(-len(results) // columns)
+    with _style():
+        figure, axes = _panels(rows, columns, 3.9, 3.5)
+        finite = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
+        top = float(finite.max()) if finite.size else 1.0
+        for k, (ax, r) in enumerate(zip(axes, results, strict=False)):
+            flipped = r.ratio[::-1]  # a heatmap's first row is its top; y grows upwards
+            marks = np.where(r.converged[::-1], "", "*")
+            labels = np.array([[f"{v:.2g}{m}" for v, m in zip(*row, strict=True)] for row in zip(flipped, marks, strict=True)])
+            sns.heatmap(
+                flipped,
+                ax=ax,
+                vmin=0.0,
+                vmax=top,
+                cmap="rocket_r",
+                annot=labels if r.ratio.size <= 64 else None,
+                fmt="",
+                annot_kws={"fontsize": 8},
+                square=True,
+                cbar=False,
+                xticklabels=[f"{v:.2g}" for v in r.x],
+                yticklabels=[f"{v:.2g}" for v in r.y[::-1]],
+            )
+            ax.tick_params(axis="y", rotation=0)
+            ax.set_title(f"{r.label or f'grid {k}'}\nmedian ratio {np.median(r.ratio):.3g}")
+            ax.set_xlabel("x (step along direction 1)")
+            ax.set_ylabel("y (step along direction 2)")
+        for ax in axes[len(results) :]:
+            ax.set_visible(False)
+        scale = cm.ScalarMappable(colors.Normalize(0.0, top), sns.color_palette("rocket_r", as_cmap=True))
+        bar = figure.colorbar(scale, ax=axes[: len(results)], shrink=0.85, pad=0.02)
+        bar.set_label("|λ_min| / |λ_max|  (low: nearly convex)")
+        figure.suptitle(title or f"Hessian ratio, {results[0].samples:,} samples of {results[0].split or 'data'}")
+    return figure
+
+
+def training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
+    """Loss, test error, α_e, Δ, Δ(2) and spread against the step; thin lines are seeds, thick their median."""
+    with _style():
+        figure, axes = _panels(2, 3, 3.9, 2.75)
+        panels = [
+            ("train_loss", "training loss of w_a (nat)", "linear"),
+            ("test_error", "test error of w_a (%)", "linear"),
+            ("consensus", "consensus distance", "log"),
+            ("alpha_e", "effective learning rate α_e", "linear"),
+            ("delta", "noise Δ", "log"),
+            ("delta_2_full", "Δ(2) = α²‖δ‖²", "log"),
+        ]
+        for ax, (column, name, scale) in zip(axes, panels, strict=True):
+            drawn = [_draw_runs(ax, label, members, column) for label, members in _groups(runs)]
+            ax.set_ylabel(name)
+            ax.set_xlabel("step")
+            ax.set_yscale(scale if any(drawn) else "linear")
+            if not any(drawn):
+                ax.text(0.5, 0.5, "zero or not recorded", ha="center", va="center", transform=ax.transAxes)
+            if column == "alpha_e":
+                for lr in sorted({float(r.history["lr"][-1]) for r in runs if len(r.history["lr"])}):
+                    ax.axhline(lr, color="#777777", lw=0.9, ls=":", zorder=0)
+                    ax.annotate("α", (1.01, lr), xycoords=("axes fraction", "data"), va="center", fontsize=9)
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, max(1, len(labels))))
+        figure.suptitle(title or _run_title(runs))
+    return figure
+
+
+def _run_title(runs: Sequence[Checkpoint]) -> str:
+    first, seeds = runs[0], sorted({r.seed for r in runs})
+    many = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    return f"{first.data['name']}, n = {first.learners}, nB = {first.learners * first.local_batch}, {many}"
+
+
+def _groups(runs: Sequence[Checkpoint]) -> list[tuple[str, list[Checkpoint]]]:
+    found: dict[str, list[Checkpoint]] = {}
+    for run in runs:
+        found.setdefault(run.algorithm, []).append(run)
+    return list(found.items())
+
+
+def _draw_runs(ax: Axes, label: str, runs: Sequence[Checkpoint], column: str) -> bool:
+    """Draw one algorithm's seeds; False if there is nothing to see (all NaN, or all zero)."""
+    color = COLORS.get(label) or sns.color_palette("colorblind")[sum(map(ord, label)) % 10]
+    curves = []
+    for run in runs:
+        values = 100 * (1 - run.history["test_accuracy"]) if column == "test_error" else run.history[column]
+        shown = np.isfinite(values) & ((values > 0) | (column not in ("consensus", "delta", "delta_2_full")))
+        if shown.any():
+            curves.append((run.history["step"][shown], values[shown]))
+            alone = len(runs) == 1
+            ax.plot(*curves[-1], color=color, lw=1.4 if alone else 0.6, alpha=1 if alone else 0.45,
+                    label=label if alone else None)
+        if run.diverged and run.step:
+            ax.axvline(run.step, color=color, lw=0.8, ls="--")
+    if len(runs) > 1 and curves:
+        steps = sorted(set.intersection(*(set(c[0].tolist()) for c in curves)))
+        table = [np.interp(steps, *curve) for curve in curves]
+        ax.plot(steps, np.median(table, axis=0), color=color, lw=1.8, label=f"{label} (median of {len(runs)})")
+    return bool(curves)
+
+
+def noises(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
+    """The four Δ(2) numbers of each checkpoint as bars on a log scale, error bars one standard error."""
+    names = {"direct": "direct\n(definition)", "full_batch": "full-batch", "eq4": "Eq. 4\nα² tr(HCH)", "first_order": "first-order"}
+    columns = min(3, len(results))
+    rows = -(-len(results) // columns)
+    with _style():
+        figure, axes = _panels(rows, columns, 3.9, 3.1)
+        smallest = min((v for r in results for k, (v, _) in r.summary().items() if k in names and v > 0), default=1.0)
+        largest = max((v for r in results for k, (v, _) in r.summary().items() if k in names), default=1.0)
+        for ax, r in zip(axes, results, strict=False):
+            summary = r.summary()
+            values, errors = zip(*(summary[name] for name in names), strict=True)
+            place = np.arange(len(names))
+            ax.bar(place, values, yerr=errors, color="#56B4E9", ecolor="k", capsize=3, width=0.65)
+            ax.set_yscale("log")
+            ax.set_ylim(smallest / 5, max(largest, smallest) * 6)
+            for i, value in enumerate(values):
+                ax.annotate(f"{value:.2g}", (i, max(value, smallest / 4)), ha="center", va="bottom",
+                            xytext=(0, 6), textcoords="offset points", fontsize=8.5)
+            ax.set_xticks(place, list(names.values()))
+            ax.set_title(f"{r.label}\nα = {r.lr:g}, {len(r.direct)} draws of {r.learners} × {r.local_batch}")
+            ax.set_ylabel("Δ(2) (squared weights)")
+            ax.grid(False, axis="x")
+        for ax in axes[len(results) :]:
+            ax.set_visible(False)
+        figure.suptitle(title or "Δ(2): what the learners' spread adds to the noise, four ways")
+    return figure
+
+
+def draw(results: Sequence[Any]) -> Figure:
+    """The figure for ``results``, all of one kind. InputError for a mixture."""
+    painters = {Checkpoint: training, Surface: surfaces, HessianGrid: hessian_grids, NoiseEstimate: noises}
+    kinds = {type(r) for r in results}
+    if len(kinds) != 1:
+        names = ", ".join(sorted(k.__name__ for k in kinds))
+        raise InputError(f"FILE: {names} cannot be drawn in one picture, all files must be of one kind")
+    painter: Any = painters[kinds.pop()]
+    figure: Figure = painter(results)
+    return figure

@@ -1,0 +1,130 @@
+"""Many sets of weights through one network at once: the learners of a run, or the points of a plane.
+
+Networks that are a plain chain of linear layers and element-wise functions run as one batched matrix product
+a layer; any other network runs once for each set of weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from landscape.problem import Loss, Problem
+
+# Modules that act on each number by itself, so that any leading or trailing dimensions may be added.
+ELEMENTWISE: tuple[type[nn.Module], ...] = (
+    nn.ReLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.GELU,
+    nn.SiLU,
+    nn.Softplus,
+    nn.ELU,
+    nn.LeakyReLU,
+    nn.Identity,
+)
+
+
+@dataclass(frozen=True)
+class LinearStep:
+    """A linear layer of a chain, by the names of its parameters in the layout."""
+
+    weight: str
+    bias: str | None
+
+
+Step = LinearStep | nn.Module
+
+
+def chain(model: nn.Module) -> list[Step] | None:
+    """The steps of ``model`` if it is Flatten, then Linear layers and element-wise functions; else None.
+
+    Only an exact ``nn.Sequential`` counts (a subclass may do anything in its forward), without hooks or
+    parametrisations, with every linear parameter trainable and used once, so that the layout holds it.
+    """
+    steps: list[Step] = []
+    used: set[int] = set()
+    leaves = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if not list(m.children())]
+    for module in model.modules():
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        if hooked or (list(module.children()) and type(module) is not nn.Sequential):
+            return None
+    if type(model) is not nn.Sequential or not leaves:
+        return None
+    for i, (name, module) in enumerate(leaves):
+        if type(module) is nn.Flatten and i == 0 and (module.start_dim, module.end_dim) == (1, -1):
+            continue
+        if type(module) is nn.Linear:
+            parameters = list(module.parameters())
+            if any(not p.requires_grad or id(p) in used for p in parameters):
+                return None
+            used.update(id(p) for p in parameters)
+            steps.append(LinearStep(f"{name}.weight", f"{name}.bias" if module.bias is not None else None))
+        elif type(module) in ELEMENTWISE and not getattr(module, "inplace", False):
+            steps.append(module)
+        else:
+            return None
+    return steps if any(isinstance(s, LinearStep) for s in steps) else None
+
+
+def plain_cross_entropy(loss: Loss) -> bool:
+    """Whether ``loss`` is cross-entropy with no options, whose batched form is known."""
+    if loss is F.cross_entropy:
+        return True
+    return (
+        type(loss) is nn.CrossEntropyLoss
+        and loss.weight is None
+        and loss.ignore_index == -100
+        and loss.reduction == "mean"
+        and loss.label_smoothing == 0.0
+    )
+
+
+def stacked_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """(K,) mean losses of K sets of outputs (K, B, C) with targets (K, B)."""
+    if plain_cross_entropy(loss) and targets.dim() == 2 and not targets.is_floating_point():
+        each = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
+        return each.view(targets.shape).mean(1)
+    return torch.stack([loss(o, t) for o, t in zip(outputs, targets, strict=True)])
+
+
+class Stack:
+    """Minibatch gradients of n learners of one problem's model, written to one (n, P) buffer."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.steps = chain(problem.model)
+
+    def gradients(self, weights: Tensor, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
+        """Learner j's gradient at ``weights[j]`` on its minibatch (x[j], y[j]), written to ``out[j]``.
+
+        Shapes: weights and out (n, P), x (n, B, ...), y (n, B, ...). Returns the mean losses (n,).
+        """
+        if self.steps is None:
+            return torch.stack([self._one(*args) for args in zip(weights, x, y, out, strict=True)])
+        leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(weights).items()}
+        h = x.flatten(2)
+        for step in self.steps:
+            if isinstance(step, LinearStep):
+                w = leaves[step.weight].transpose(1, 2)
+                bias = leaves[step.bias].unsqueeze(1) if step.bias else None
+                h = torch.baddbmm(bias, h, w) if bias is not None else torch.bmm(h, w)
+            else:
+                h = step(h)
+        losses = stacked_losses(self.problem.criterion, h, y)
+        return self._write(leaves, losses, out)
+
+    def _one(self, theta: Tensor, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
+        leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(theta).items()}
+        loss = self.problem.criterion(functional_call(self.problem.model, leaves, (x,)), y)
+        return self._write(leaves, loss, out)
+
+    def _write(self, leaves: dict[str, Tensor], losses: Tensor, out: Tensor) -> Tensor:
+        parts = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+        for view, part in zip(self.problem.layout.views(out).values(), parts, strict=True):
+            view.copy_(part)
+        return losses.detach()

@@ -1,0 +1,29 @@
+"""What an update rule is. The loop calls, each step: begin, points, finish; it knows nothing else of a rule."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+
+class Rule(ABC):
+    """One step w(t) -> w(t+1) of n learners; weights are (n, P), one row a learner."""
+
+    def __init__(self, learners: int, seed: int) -> None:
+        self.learners, self.seed = learners, seed
+
+    def begin(self, weights: Tensor, step: int) -> None:  # noqa: B027 - nothing to send is a fine default
+        """Start whatever does not depend on the gradients, so that it can overlap them."""
+
+    @abstractmethod
+    def points(self, weights: Tensor) -> Tensor:
+        """(n, P): where each learner's gradient is taken."""
+
+    @abstractmethod
+    def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
+        """The new weights (n, P), from those at the start of the step and each learner's descent direction."""
+
+    def describe(self) -> str:
+        """What to tell the user at the start; "" if nothing."""
+        return ""

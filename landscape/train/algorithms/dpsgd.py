@@ -1,0 +1,42 @@
+"""Decentralised parallel SGD."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from landscape.train.algorithms.base import Rule
+from landscape.train.mixing import Mixing
+
+
+class DPSGD(Rule):
+    """Each learner takes its gradient at its own weights and averages with its neighbours.
+
+    ``order`` "awc" (adapt with combine): w_j ← Σ_k M_jk w_k − α ∇L^{μ_j}(w_j) (DPSGD-2020, Eq. 2), the
+    default; "atc" (adapt then combine): w_j ← Σ_k M_jk (w_k − α ∇L^{μ_k}(w_k)). ``mixing`` as in
+    :class:`landscape.train.mixing.Mixing`; the default "full" is that of the paper's Figure 2(a).
+    """
+
+    def __init__(
+        self, learners: int, seed: int, mixing: str = "full", order: Literal["awc", "atc"] = "awc"
+    ) -> None:
+        super().__init__(learners, seed)
+        self.mixing, self.order = Mixing(mixing, learners, seed), order
+        self._mixed = torch.empty(0)
+
+    def begin(self, weights: Tensor, step: int) -> None:
+        if self.order == "awc":
+            self._mixed = self.mixing.apply(weights, step)
+
+    def points(self, weights: Tensor) -> Tensor:
+        return weights
+
+    def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
+        if self.order == "awc":
+            return self._mixed - lr * directions
+        return self.mixing.apply(weights - lr * directions, step)
+
+    def describe(self) -> str:
+        return self.mixing.describe()

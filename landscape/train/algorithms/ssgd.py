@@ -1,0 +1,17 @@
+"""Synchronous SGD."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from landscape.train.algorithms.base import Rule
+
+
+class SSGD(Rule):
+    """w_j ← w_a − α ∇L^{μ_j}(w_a) (DPSGD-2020, Eq. 1): every learner starts each step from the mean."""
+
+    def points(self, weights: Tensor) -> Tensor:
+        return weights.mean(0).expand_as(weights)
+
+    def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
+        return self.points(weights) - lr * directions

@@ -1,0 +1,215 @@
+"""The one training loop, for every update rule."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape import data, models
+from landscape.checkpoint import HISTORY_UNITS, Checkpoint
+from landscape.options import InputError
+from landscape.problem import Problem
+from landscape.stack import Stack
+from landscape.train import algorithms
+from landscape.train.decomposition import GROUPS, StepDecomposition
+from landscape.train.randomness import generator
+from landscape.train.recipe import Recipe, from_values, parse
+
+
+@dataclass
+class Hooks:
+    """What the loop tells the outside: every checkpoint as it is due, messages, and each finished step."""
+
+    save: Callable[[Checkpoint], None] = lambda checkpoint: None
+    message: Callable[[str], None] = lambda line: None
+    step: Callable[[int, dict[str, float]], None] = lambda step, row: None
+
+
+class Trainer:
+    """A run in memory: :meth:`run` takes it to its last step, from the start or from a checkpoint.
+
+    All learners live in one (n, P) buffer. Every draw depends on the seed and the step alone, so that a run
+    resumed from any of its checkpoints gives the bits of one that never stopped.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        checkpoint: Checkpoint | None = None,
+        device: torch.device | str = "cpu",
+        data_dir: Any = None,
+        hooks: Hooks | None = None,
+    ) -> None:
+        self.recipe, self.hooks = recipe, hooks or Hooks()
+        name, options = recipe.part("data")
+        dataset = checkpoint.load_data(data_dir) if checkpoint else data.load(name, data_dir=data_dir, **options)
+        dtype = getattr(torch, recipe.dtype)
+        self.model_name, given = recipe.part("model")
+        self.model_options = models.options(self.model_name, given)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(generator(recipe.seed, "init").initial_seed())
+            model = models.build(self.model_name, **self.model_options)
+        self.train = Problem(model, dataset.loss, dataset.train, device=device, dtype=dtype)
+        self.test = Problem(model, dataset.loss, dataset.test, device=device, dtype=dtype)
+        self._check_fit(dataset)
+        self.data = {
+            "name": name,
+            "options": data.options(name, options),
+            "train": len(dataset.train[1]),
+            "test": len(dataset.test[1]),
+            "fingerprint": dataset.fingerprint,
+        }
+        self.stack = Stack(self.train)
+        algorithm, given = recipe.part("algorithm")
+        self.rule = algorithms.make(algorithm, given, learners=recipe.learners, seed=recipe.seed)
+        self.weights = self.train.theta.repeat(recipe.learners, 1)
+        self.step, self.rows, self.diverged, self.diverged_at = 0, list[dict[str, float]](), "", -1
+        if checkpoint:
+            self._restore(checkpoint)
+
+    def _check_fit(self, dataset: data.Dataset) -> None:
+        """Raise InputError where model and data do not fit, before the first step does."""
+        samples, (x, _) = self.recipe.decompose.samples, dataset.train
+        if samples % GROUPS:
+            raise InputError(f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}")
+        assert self.train.tensors is not None
+        first = self.train.tensors[0][:1]
+        try:
+            outputs = self.train.outputs(self.train.theta, first)
+        except RuntimeError as error:
+            words = str(error).splitlines()[0]
+            shape = tuple(x.shape[1:])
+            raise InputError(f"model: '{self.model_name}' does not take inputs of shape {shape} ({words})") from error
+        if dataset.classes and outputs.shape[1:] != (dataset.classes,):
+            raise InputError(
+                f"model: '{self.model_name}' has outputs of shape {tuple(outputs.shape[1:])}, "
+                f"data '{self.recipe.part('data')[0]}' needs ({dataset.classes},)"
+            )
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        self.weights = checkpoint.weights.to(self.weights)
+        self.step, self.diverged, self.diverged_at = checkpoint.step, checkpoint.diverged, checkpoint.diverged_at
+        columns = list(checkpoint.history)
+        table = zip(*(checkpoint.history[c].tolist() for c in columns), strict=True)
+        self.rows = [dict(zip(columns, row, strict=True)) for row in table]
+        every = self.recipe.evaluate.every
+        if self.rows and self.step < self.recipe.steps and not (every and self.step % every == 0):
+            # The last row of a run that ended here; one that goes on does not test at this step.
+            self.rows[-1] |= {"test_loss": math.nan, "test_accuracy": math.nan}
+
+    def run(self) -> Checkpoint:
+        """Train to the last step, or until the run diverges, and return the final state."""
+        every = self.recipe.checkpoint.every
+        if self.step == 0:
+            self.hooks.save(self.checkpoint())
+        while self.step < self.recipe.steps and not self.diverged:
+            self._step(self.step + 1)
+            if self.step < self.recipe.steps and every and self.step % every == 0 and not self.diverged:
+                self.hooks.save(self.checkpoint())
+        if self.diverged:
+            self.hooks.message(self._verdict())
+        if self.rows and math.isnan(self.rows[-1]["test_loss"]):
+            self._evaluate(self.rows[-1])
+        final = self.checkpoint()
+        if self.step > 0:
+            self.hooks.save(final)
+        return final
+
+    def _step(self, t: int) -> None:
+        """Step ``t``, counted from 1: w(t−1) -> w(t)."""
+        clock = time.perf_counter()
+        recipe, weights = self.recipe, self.weights
+        lr = recipe.schedule.at(recipe.lr, t)
+        self.rule.begin(weights, t)
+        points = self.rule.points(weights)
+        x, y = self._minibatches(t)
+        gradients = torch.empty_like(weights)
+        losses = self.stack.gradients(points, x, y, out=gradients)
+        row = dict.fromkeys(HISTORY_UNITS, math.nan)
+        row |= {"step": t, "lr": lr, "loss": float(losses.double().mean())}
+        part = None
+        mean = weights.mean(0, dtype=torch.float64)
+        if recipe.decompose.every and t % recipe.decompose.every == 0:
+            part = StepDecomposition(
+                self.stack, mean, x, y, gradients, recipe.decompose.samples, recipe.seed, t
+            )
+        new = self.rule.finish(weights, gradients, lr, t)
+        new_mean = new.mean(0, dtype=torch.float64)
+        row["consensus"] = float((new - new_mean.to(new.dtype)).square().sum(dtype=torch.float64)) / len(new)
+        if part is not None:
+            row |= part.columns(new_mean, lr)
+        self._judge(t, row, mean, new_mean)
+        if self.diverged and not math.isfinite(row["consensus"] + row["loss"]):
+            return  # this step has no finite state to end in: the last one that has stays
+        self.weights, self.step = new, t
+        before = self.rows[-1]["wall_s"] if self.rows else 0.0
+        row["wall_s"] = before + time.perf_counter() - clock
+        if recipe.evaluate.every and t % recipe.evaluate.every == 0:
+            self._evaluate(row)
+        self.rows.append(row)
+        self.hooks.step(t, row)
+
+    def _minibatches(self, t: int) -> tuple[Tensor, Tensor]:
+        """(x (n, B, ...), y (n, B, ...)) of step ``t``, drawn with replacement (DESIGN, settings)."""
+        assert self.train.tensors is not None
+        shape = (self.recipe.learners, self.recipe.local_batch)
+        indices = torch.randint(self.train.samples, shape, generator=generator(self.recipe.seed, "batch", t))
+        indices = indices.to(self.train.device)
+        x, y = self.train.tensors
+        return x[indices], y[indices]
+
+    def _evaluate(self, row: dict[str, float]) -> None:
+        mean = self.weights.mean(0, dtype=torch.float64).to(self.weights.dtype)
+        row["test_loss"], row["test_accuracy"] = self.test.evaluate(mean)
+
+    def _judge(self, t: int, row: dict[str, float], mean: Tensor, new_mean: Tensor) -> None:
+        """Set ``diverged`` if this step's losses or spread say so, telling the mean from the learners."""
+        bounds = self.recipe.diverge
+        spread_bound = bounds.consensus * float(new_mean @ new_mean)
+        if row["loss"] <= bounds.loss and row["consensus"] <= spread_bound:
+            return  # false for NaN, too
+        at = new_mean if bool(torch.isfinite(new_mean).all()) else mean
+        loss = self.train.loss(at.to(self.weights.dtype))
+        self.diverged = "learners" if loss <= bounds.loss else "mean"
+        self.diverged_at = t
+
+    def _verdict(self) -> str:
+        what = {
+            "mean": "the mean's loss left all bounds",
+            "learners": "the learners drifted apart (consensus distance without bound) while the mean still lives",
+        }
+        return f"diverged at step {self.diverged_at}: {what[self.diverged]}; the last finite state is kept"
+
+    def checkpoint(self) -> Checkpoint:
+        """The run's state now."""
+        columns = {c: np.array([row[c] for row in self.rows], dtype=np.float64) for c in HISTORY_UNITS}
+        recipe = self.recipe
+        return Checkpoint(
+            weights=self.weights,
+            layout=self.train.layout,
+            step=self.step,
+            epoch=self.step * recipe.batch / self.train.samples,
+            algorithm=recipe.part("algorithm")[0],
+            recipe=recipe.to_toml(),
+            model={"name": self.model_name, "options": self.model_options},
+            data=self.data,
+            lr=recipe.schedule.at(recipe.lr, self.step + 1),
+            local_batch=recipe.local_batch,
+            seed=recipe.seed,
+            history=columns,
+            diverged_at=self.diverged_at,
+            diverged=self.diverged,
+        )
+
+
+def recipe_of(checkpoint: Checkpoint) -> Recipe:
+    """The recipe that a checkpoint's run followed."""
+    return from_values(parse(checkpoint.recipe, str(checkpoint.path or "checkpoint")))

@@ -1,0 +1,226 @@
+"""Recipes: everything that decides a run, as TOML. A built-in name, a file, and ``--set key=value`` on top."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from landscape import data, models
+from landscape.options import FailedError, InputError, check_type, choose, positive
+from landscape.train import algorithms
+
+BUILT_IN = Path(__file__).parent / "recipes"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """lr(t) = lr · warm-up · factor^(milestones passed); the constant default is Figure 2's.
+
+    ``warmup`` steps rise linearly from lr/warmup to lr; at each step number in ``milestones`` the rate is
+    multiplied by ``factor`` (0.1 as in DPSGD-2020, section 4.1).
+    """
+
+    warmup: int = 0
+    milestones: list[int] = field(default_factory=list)
+    factor: float = 0.1
+
+    def at(self, lr: float, step: int) -> float:
+        """The learning rate of step ``step``, counted from 1."""
+        ramp = min(1.0, step / self.warmup) if self.warmup else 1.0
+        return float(lr * ramp * self.factor ** sum(step > m for m in self.milestones))
+
+
+@dataclass(frozen=True)
+class Decompose:
+    """Decompose every ``every``-th step (0: none), with g from ``samples`` samples (0: all, exactly).
+
+    Every 10th costs about as much as the training itself at Figure 2's size, and resolves its curves (ours).
+    """
+
+    every: int = 10
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Loss and accuracy of w_a on the test set every ``every`` steps (0: only at the end). Ours."""
+
+    every: int = 100
+
+
+@dataclass(frozen=True)
+class Save:
+    """Write a checkpoint every ``every`` steps (0: only at the end) and at the end. Ours."""
+
+    every: int = 500
+
+
+@dataclass(frozen=True)
+class Diverge:
+    """When a run counts as diverged (ours; see the README for what it was measured on).
+
+    The mean: its loss is not finite or above ``loss`` (nats; ln 10 is a guess among ten classes). The
+    learners: the consensus distance exceeds ``consensus`` times ‖w_a‖² while the mean's loss is still below.
+    """
+
+    loss: float = 1e4
+    consensus: float = 100.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A run: ``learners`` n, total ``batch`` nB, ``lr`` α, ``steps``, ``seed``, and the parts by name.
+
+    ``algorithm``, ``model`` and ``data`` are tables with a ``name`` and that thing's own options.
+    """
+
+    name: str
+    learners: int
+    batch: int
+    lr: float
+    steps: int
+    algorithm: dict[str, Any]
+    model: dict[str, Any]
+    data: dict[str, Any]
+    seed: int = 0
+    dtype: Literal["float32", "float64"] = "float32"
+    schedule: Schedule = field(default_factory=Schedule)
+    decompose: Decompose = field(default_factory=Decompose)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    checkpoint: Save = field(default_factory=Save)
+    diverge: Diverge = field(default_factory=Diverge)
+
+    def __post_init__(self) -> None:
+        if self.learners < 2:
+            raise InputError(
+                f"learners: {self.learners} is not allowed, it must be at least 2 "
+                "(SSGD with 2 learners is plain SGD on the total batch)"
+            )
+        positive("batch", self.batch, least=1)
+        if self.batch % self.learners:
+            raise InputError(
+                f"batch: {self.batch} is not divisible by {self.learners} learners; "
+                f"{self.batch // self.learners * self.learners or self.learners} would be"
+            )
+        positive("lr", self.lr)
+        for key in ("steps", "seed"):
+            positive(key, getattr(self, key), least=0)
+        for table in ("schedule.warmup", "decompose.every", "decompose.samples", "evaluate.every"):
+            part, key = table.split(".")
+            positive(table, getattr(getattr(self, part), key), least=0)
+        positive("checkpoint.every", self.checkpoint.every, least=0)
+        positive("diverge.loss", self.diverge.loss)
+        positive("diverge.consensus", self.diverge.consensus)
+        # The parts' own options: a bad one is found here, before any data is read.
+        algorithms.make(*self.part("algorithm"), learners=self.learners, seed=self.seed)
+        models.options(*self.part("model"))
+        data.options(*self.part("data"))
+
+    def part(self, table: str) -> tuple[str, dict[str, Any]]:
+        """(name, options) of the table "algorithm", "model" or "data"."""
+        values = dict(getattr(self, table))
+        if "name" not in values:
+            raise InputError(f"{table}.name: missing, and there is no default")
+        return str(values.pop("name")), values
+
+    @property
+    def local_batch(self) -> int:
+        """B."""
+        return self.batch // self.learners
+
+    def to_toml(self) -> str:
+        """The whole recipe, defaults included, as TOML that reads back to an equal recipe."""
+        values = dataclasses.asdict(self)
+        for table, check in (("algorithm", algorithms), ("model", models), ("data", data)):
+            name, given = self.part(table)
+            values[table] = {"name": name, **check.options(name, given)}
+        lines = [f"{k} = {_toml(v)}" for k, v in values.items() if not isinstance(v, dict)]
+        for table, entries in values.items():
+            if isinstance(entries, dict):
+                lines += ["", f"[{table}]", *(f"{k} = {_toml(v)}" for k, v in entries.items())]
+        return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """One TOML value; JSON spells strings, booleans, numbers and lists of them the same way."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def built_in() -> list[str]:
+    """The names of the recipes that come with the package."""
+    return sorted(path.stem for path in BUILT_IN.glob("*.toml"))
+
+
+def read(recipe: str, settings: Iterable[str] = ()) -> Recipe:
+    """The recipe of that built-in name or TOML file, with "KEY=VALUE" ``settings`` (dotted keys) on top.
+
+    Raises InputError or FailedError that names the file, key or value and what is allowed.
+    """
+    path = BUILT_IN / f"{recipe}.toml"
+    if recipe not in built_in():
+        path = Path(recipe)
+        if path.suffix != ".toml":
+            choose("recipe", recipe, built_in())
+    try:
+        values = parse(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise FailedError(f"{path}: cannot be read as a recipe ({error})") from error
+    values.setdefault("name", path.stem)
+    for setting in settings:
+        _set(values, setting)
+    return from_values(values)
+
+
+def parse(toml: str, where: str) -> dict[str, Any]:
+    """The values in a TOML text; InputError names ``where`` and the line if it is not TOML."""
+    try:
+        return tomllib.loads(toml)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{where}: not valid TOML ({error})") from error
+
+
+def _set(values: dict[str, Any], setting: str) -> None:
+    key, equals, written = setting.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set: '{setting}' is not allowed, it must be KEY=VALUE, such as lr=0.5")
+    try:
+        value = tomllib.loads(f"v = {written}")["v"]
+    except tomllib.TOMLDecodeError:  # a bare word is a string: algorithm.name=dpsgd
+        value = written
+    *tables, last = key.strip().split(".")
+    for table in tables:
+        values = values.setdefault(table, {})
+        if not isinstance(values, dict):
+            raise InputError(f"--set: '{key}' is not allowed, '{table}' is not a table")
+    values[last] = value
+
+
+def from_values(values: dict[str, Any]) -> Recipe:
+    """A checked recipe from nested values; unknown keys and wrong types are InputErrors that name the key."""
+    return typing.cast(Recipe, _build(Recipe, values, ""))
+
+
+def _build(kind: type[Any], values: dict[str, Any], prefix: str) -> Any:
+    hints, fields = typing.get_type_hints(kind), {f.name: f for f in dataclasses.fields(kind)}
+    built = {}
+    for key, value in values.items():
+        choose(f"recipe key {prefix}{key}", key, fields)
+        if dataclasses.is_dataclass(hints[key]):
+            if not isinstance(value, dict):
+                raise InputError(f"{prefix}{key}: {value!r} is not allowed, it must be a table")
+            built[key] = _build(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
+        elif typing.get_origin(hints[key]) is dict:
+            built[key] = check_type(f"{prefix}{key}", value, dict)
+        else:
+            built[key] = check_type(f"{prefix}{key}", value, hints[key])
+    for name, f in fields.items():
+        no_default = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if name not in built and no_default:
+            raise InputError(f"recipe key {prefix}{name}: missing, and there is no default")
+    return kind(**built)

@@ -1,0 +1,73 @@
+"""The parameters of a module as one flat vector θ of P numbers, and back, by named slices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+NORM_LAYERS: tuple[type[nn.Module], ...] = (
+    nn.modules.batchnorm._NormBase,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
+)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one parameter tensor lies in θ: ``theta[offset:offset + size].view(shape)``.
+
+    ``role`` is "norm" for the parameters of a normalisation layer, "bias" for any other tensor of at most
+    one dimension, "weight" for the rest: the classes that filter normalisation treats differently.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+    role: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order of a module's parameters in θ. Tied parameters appear once, frozen ones not at all."""
+
+    slots: tuple[Slot, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        """The layout of the trainable parameters of ``module``, in ``named_parameters`` order."""
+        norm_names = {
+            f"{prefix}.{name}" if prefix else name
+            for prefix, child in module.named_modules()
+            if isinstance(child, NORM_LAYERS)
+            for name, _ in child.named_parameters(recurse=False)
+        }
+        slots, offset = [], 0
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            role = "norm" if name in norm_names else "bias" if parameter.dim() <= 1 else "weight"
+            slots.append(Slot(name, tuple(parameter.shape), offset, parameter.numel(), role))
+            offset += parameter.numel()
+        return cls(tuple(slots))
+
+    @cached_property
+    def size(self) -> int:
+        """P, the number of scalars in θ."""
+        return sum(slot.size for slot in self.slots)
+
+    def views(self, theta: Tensor) -> dict[str, Tensor]:
+        """Name -> view of ``theta`` (..., P) in the parameter's shape (..., *shape). No copy."""
+        lead = theta.shape[:-1]
+        return {
+            s.name: theta[..., s.offset : s.offset + s.size].view(*lead, *s.shape) for s in self.slots
+        }
+
+    def flatten(self, tensors: Mapping[str, Tensor], lead: int = 0) -> Tensor:
+        """Inverse of :meth:`views`: one (..., P) tensor from named ones with ``lead`` leading dimensions."""
+        return torch.cat([tensors[s.name].flatten(start_dim=lead) for s in self.slots], dim=-1)
