@@ -7,23 +7,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import torch
 from torch import Tensor
 
-from landscape import data, models, store
+from landscape import data as datasets
+from landscape import models, store
+from landscape.data import Dataset
 from landscape.options import FailedError, InputError
 from landscape.problem import Problem
-from landscape.vector import Layout, Slot
+from landscape.vector import Layout, Slot, average
 
 SCHEMA = "landscape.checkpoint"
 _SLOT = np.dtype(
     [
-        ("name", store.h5py.string_dtype()),
-        ("shape", store.h5py.string_dtype()),
+        ("name", h5py.string_dtype()),
+        ("shape", h5py.string_dtype()),
         ("offset", "i8"),
         ("size", "i8"),
-        ("role", store.h5py.string_dtype()),
+        ("role", h5py.string_dtype()),
     ]
 )
 
@@ -90,7 +93,7 @@ class Checkpoint:
     @property
     def mean(self) -> Tensor:
         """w_a (P,), averaged in float64."""
-        return self.weights.mean(0, dtype=torch.float64).to(self.weights.dtype)
+        return average(self.weights)
 
     @property
     def label(self) -> str:
@@ -112,10 +115,14 @@ class Checkpoint:
         weights are not finite; InputError for a split or learner that does not exist.
         """
         if learner != "mean" and (not isinstance(learner, int) or not 0 <= learner < self.learners):
-            raise InputError(f"learner: {learner!r} is not allowed, it must be 'mean' or 0…{self.learners - 1}")
+            raise InputError(
+                f"learner: {learner!r} is not allowed, it must be 'mean' or 0…{self.learners - 1}"
+            )
         theta = self.mean if isinstance(learner, str) else self.weights[learner]
         if not bool(torch.isfinite(theta).all()):
-            raise FailedError(f"{self.path or 'checkpoint'}: its weights are NaN or infinite, all must be finite")
+            raise FailedError(
+                f"{self.path or 'checkpoint'}: its weights are NaN or infinite, all must be finite"
+            )
         dataset = self.load_data(data_dir)
         model = models.build(self.model["name"], **self.model["options"])
         if Layout.of(model) != self.layout:
@@ -123,9 +130,9 @@ class Checkpoint:
             raise FailedError(f"{self.path}: its weights do not fit this version's model '{name}'")
         return Problem(model, dataset.loss, dataset.split(split), theta=theta, device=device, dtype=dtype)
 
-    def load_data(self, data_dir: str | Path | None = None) -> data.Dataset:
+    def load_data(self, data_dir: str | Path | None = None) -> Dataset:
         """The data set the run was trained on, its fingerprint checked (FailedError if it differs)."""
-        dataset = data.load(self.data["name"], data_dir=data_dir, **self.data["options"])
+        dataset = datasets.load(self.data["name"], data_dir=data_dir, **self.data["options"])
         if dataset.fingerprint != self.data["fingerprint"]:
             raise FailedError(
                 f"{self.path or 'checkpoint'}: trained on data '{self.data['name']}' with fingerprint "
@@ -154,7 +161,16 @@ class Checkpoint:
             for name, column in self.history.items():
                 dataset = file.create_dataset(f"history/{name}", data=column)
                 dataset.attrs["unit"] = HISTORY_UNITS[name]
-            for key in ("step", "epoch", "algorithm", "recipe", "lr", "local_batch", "diverged_at", "diverged"):
+            for key in (
+                "step",
+                "epoch",
+                "algorithm",
+                "recipe",
+                "lr",
+                "local_batch",
+                "diverged_at",
+                "diverged",
+            ):
                 file.attrs[key] = getattr(self, key)
             file.attrs["model"] = json.dumps(self.model)
             file.attrs["data"] = json.dumps(self.data)
@@ -202,7 +218,9 @@ class Checkpoint:
     def _validate(self) -> None:
         """Raise ValueError where the parts do not fit together."""
         if self.weights.dim() != 2 or self.weights.shape[1] != self.layout.size:
-            raise ValueError(f"weights {tuple(self.weights.shape)} for a layout of {self.layout.size} numbers")
+            raise ValueError(
+                f"weights {tuple(self.weights.shape)} for a layout of {self.layout.size} numbers"
+            )
         offset = 0
         for slot in self.layout.slots:
             if slot.offset != offset or slot.size != int(np.prod(slot.shape, dtype=np.int64)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from landscape import evaluate
 from landscape.directions import Plane
 from landscape.options import positive
 from landscape.problem import Problem
-from landscape.store import Array, Result
+from landscape.store import About, Array, Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,7 +83,7 @@ def contour(
     *,
     path: str = "auto",
     progress: evaluate.Progress | None = None,
-    **about: str,
+    **about: Unpack[About],
 ) -> Surface:
     """Loss and accuracy of ``problem`` on an (nx, ny) ``grid`` over ``plane``.
 
@@ -91,7 +91,7 @@ def contour(
         grid, span: 50 × 50 points over x, y ∈ [−0.1, 0.1] by default (DPSGD-2020, section 4.1).
         path: "auto", "batched" or "pointwise"; see :mod:`landscape.evaluate`.
         progress: called with the share of the work done.
-        about: split, label, source, source_sha256, kept with the result.
+        about: see :class:`landscape.store.About`; kept with the result.
 
     The model is evaluated in eval mode with the BatchNorm statistics of the centre (``bn`` "center").
     Raises InputError for a grid below 1 or a span that is not positive.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from landscape.evaluate import Progress
 from landscape.hessian import HessianOperator
 from landscape.options import positive
 from landscape.problem import Problem
-from landscape.store import Array, Result
+from landscape.store import About, Array, Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,7 +60,8 @@ def lanczos_ends(
 
     Lanczos with full reorthogonalisation, restarted thickly (Wu & Simon 2000) when the basis is full: the
     Ritz vectors nearest both ends are kept. It stops when the Ritz residual of each end is at most tol·|λ|,
-    or tol·max|λ|/1000 for an end nearer to zero than that; an invariant subspace counts as converged. Power iteration, by contrast, returns the largest *magnitude*.
+    or tol·max|λ|/1000 for an end nearer to zero than that; an invariant subspace counts as converged.
+    (Power iteration, by contrast, returns the largest *magnitude*.)
     """
     positive("tol", tol)
     size = len(start)
@@ -182,7 +183,7 @@ def hessian_grid(
     tol: float = TOL,
     max_products: int = MAX_PRODUCTS,
     progress: Progress | None = None,
-    **about: str,
+    **about: Unpack[About],
 ) -> HessianGrid:
     """Both ends of the spectrum at each point of an (nx, ny) grid over ``plane``.
 

@@ -1,9 +1,9 @@
-"""Δ(2), the noise that the spread of the learners adds, four ways (DPSGD-2020, Eq. 4 and what it stands for)."""
+"""Δ(2), the noise that the spread of the learners adds, four ways (DPSGD-2020, Eq. 4)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -14,7 +14,8 @@ from landscape.hessian import HessianOperator
 from landscape.options import InputError, positive
 from landscape.problem import Problem
 from landscape.stack import Stack
-from landscape.store import Array, Result
+from landscape.store import About, Array, Result
+from landscape.vector import average
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,7 +89,7 @@ def estimate_noise(
     draws: int = DRAWS,
     seed: int = 0,
     progress: Progress | None = None,
-    **about: str,
+    **about: Unpack[About],
 ) -> NoiseEstimate:
     """The four Δ(2) numbers of learners at ``weights`` (n, P) on the data of ``problem`` (the training set).
 
@@ -103,7 +104,7 @@ def estimate_noise(
         raise InputError("data: drawing minibatches needs (x, y) tensors, not an iterable of batches")
     weights = weights.to(problem.device, problem.dtype)
     n = len(weights)
-    mean = weights.mean(0, dtype=torch.float64).to(problem.dtype)
+    mean = average(weights)
     spread = weights - mean
     at_mean = mean.expand_as(weights)
     x, y = problem.tensors

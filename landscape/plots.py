@@ -64,7 +64,7 @@ def _panels(rows: int, columns: int, width: float, height: float) -> tuple[Figur
 
 
 def levels(losses: Sequence[Array]) -> Array:
-    """Contour levels for surfaces drawn together: 0.005 apart if that takes at most 40, else at round numbers."""
+    """Levels for surfaces drawn together: 0.005 apart if that takes 4 to 40 lines, else at round numbers."""
     finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses])
     if finite.size == 0:
         raise InputError("loss: no value is finite, there is nothing to draw")
@@ -131,7 +131,12 @@ def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
         for k, (ax, r) in enumerate(zip(axes, results, strict=False)):
             flipped = r.ratio[::-1]  # a heatmap's first row is its top; y grows upwards
             marks = np.where(r.converged[::-1], "", "*")
-            labels = np.array([[f"{v:.2g}{m}" for v, m in zip(*row, strict=True)] for row in zip(flipped, marks, strict=True)])
+            labels = np.array(
+                [
+                    [f"{v:.2g}{m}" for v, m in zip(*row, strict=True)]
+                    for row in zip(flipped, marks, strict=True)
+                ]
+            )
             sns.heatmap(
                 flipped,
                 ax=ax,
@@ -155,21 +160,23 @@ def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
         scale = cm.ScalarMappable(colors.Normalize(0.0, top), sns.color_palette("rocket_r", as_cmap=True))
         bar = figure.colorbar(scale, ax=axes[: len(results)], shrink=0.85, pad=0.02)
         bar.set_label("|λ_min| / |λ_max|  (low: nearly convex)")
-        figure.suptitle(title or f"Hessian ratio, {results[0].samples:,} samples of {results[0].split or 'data'}")
+        figure.suptitle(
+            title or f"Hessian ratio, {results[0].samples:,} samples of {results[0].split or 'data'}"
+        )
     return figure
 
 
 def training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
-    """Loss, test error, α_e, Δ, Δ(2) and spread against the step; thin lines are seeds, thick their median."""
+    """Loss, test error, α_e, Δ, Δ(2) and spread by step; thin lines are seeds, thick ones their median."""
     with _style():
         figure, axes = _panels(2, 3, 3.9, 2.75)
         panels = [
-            ("train_loss", "training loss of w_a (nat)", "linear"),
-            ("test_error", "test error of w_a (%)", "linear"),
-            ("consensus", "consensus distance", "log"),
-            ("alpha_e", "effective learning rate α_e", "linear"),
-            ("delta", "noise Δ", "log"),
-            ("delta_2_full", "Δ(2) = α²‖δ‖²", "log"),
+            ("train_loss", "training loss at $w_a$ (nat)", "linear"),
+            ("test_error", "test error of $w_a$ (%)", "linear"),
+            ("consensus", "consensus distance (squared weights)", "log"),
+            ("alpha_e", r"effective learning rate $\alpha_e$", "linear"),
+            ("delta", r"noise $\Delta$ (squared weights)", "log"),
+            ("delta_2_full", r"$\Delta^{(2)} = \alpha^2\Vert\delta\Vert^2$", "log"),
         ]
         for ax, (column, name, scale) in zip(axes, panels, strict=True):
             drawn = [_draw_runs(ax, label, members, column) for label, members in _groups(runs)]
@@ -211,25 +218,39 @@ def _draw_runs(ax: Axes, label: str, runs: Sequence[Checkpoint], column: str) ->
         if shown.any():
             curves.append((run.history["step"][shown], values[shown]))
             alone = len(runs) == 1
-            ax.plot(*curves[-1], color=color, lw=1.4 if alone else 0.6, alpha=1 if alone else 0.45,
-                    label=label if alone else None)
+            ax.plot(
+                *curves[-1],
+                color=color,
+                lw=1.4 if alone else 0.6,
+                alpha=1 if alone else 0.45,
+                label=label if alone else None,
+            )
         if run.diverged and run.step:
             ax.axvline(run.step, color=color, lw=0.8, ls="--")
     if len(runs) > 1 and curves:
         steps = sorted(set.intersection(*(set(c[0].tolist()) for c in curves)))
         table = [np.interp(steps, *curve) for curve in curves]
-        ax.plot(steps, np.median(table, axis=0), color=color, lw=1.8, label=f"{label} (median of {len(runs)})")
+        ax.plot(
+            steps, np.median(table, axis=0), color=color, lw=1.8, label=f"{label} (median of {len(runs)})"
+        )
     return bool(curves)
 
 
 def noises(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
     """The four Δ(2) numbers of each checkpoint as bars on a log scale, error bars one standard error."""
-    names = {"direct": "direct\n(definition)", "full_batch": "full-batch", "eq4": "Eq. 4\nα² tr(HCH)", "first_order": "first-order"}
+    names = {
+        "direct": "direct\n(definition)",
+        "full_batch": "full-batch",
+        "eq4": "Eq. 4\nα² tr(HCH)",
+        "first_order": "first-order",
+    }
     columns = min(3, len(results))
     rows = -(-len(results) // columns)
     with _style():
         figure, axes = _panels(rows, columns, 3.9, 3.1)
-        smallest = min((v for r in results for k, (v, _) in r.summary().items() if k in names and v > 0), default=1.0)
+        smallest = min(
+            (v for r in results for k, (v, _) in r.summary().items() if k in names and v > 0), default=1.0
+        )
         largest = max((v for r in results for k, (v, _) in r.summary().items() if k in names), default=1.0)
         for ax, r in zip(axes, results, strict=False):
             summary = r.summary()
@@ -239,8 +260,15 @@ def noises(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
             ax.set_yscale("log")
             ax.set_ylim(smallest / 5, max(largest, smallest) * 6)
             for i, value in enumerate(values):
-                ax.annotate(f"{value:.2g}", (i, max(value, smallest / 4)), ha="center", va="bottom",
-                            xytext=(0, 6), textcoords="offset points", fontsize=8.5)
+                ax.annotate(
+                    f"{value:.2g}",
+                    (i, max(value, smallest / 4)),
+                    ha="center",
+                    va="bottom",
+                    xytext=(0, 6),
+                    textcoords="offset points",
+                    fontsize=8.5,
+                )
             ax.set_xticks(place, list(names.values()))
             ax.set_title(f"{r.label}\nα = {r.lr:g}, {len(r.direct)} draws of {r.learners} × {r.local_batch}")
             ax.set_ylabel("Δ(2) (squared weights)")

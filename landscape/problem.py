@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -66,15 +67,17 @@ class Problem:
         self.tensors: tuple[Tensor, Tensor] | None = None
         self._batches: Iterable[tuple[Any, Any]] = ()
         if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(d, Tensor) for d in data):
-            x, y = data
+            x, y = typing.cast(tuple[Tensor, Tensor], data)
             if len(x) != len(y):
                 raise InputError(f"data: {len(x)} inputs but {len(y)} targets, there must be one for each")
             self.tensors = (self._place(x), self._place(y))
             self.samples = len(y)
         else:
             if isinstance(data, Iterator):
-                raise InputError("data: an iterator can be read only once; give tensors, a list or a DataLoader")
-            self._batches = data
+                raise InputError(
+                    "data: an iterator can be read only once; give tensors, a list or a DataLoader"
+                )
+            self._batches = typing.cast(Iterable[tuple[Any, Any]], data)
             self.samples = sum(len(y) for _, y in self._batches)
         if self.samples == 0:
             raise InputError("data: it holds no samples, at least one is needed")
@@ -168,7 +171,8 @@ def correct(outputs: Any, targets: Any) -> Tensor:
     classes = isinstance(outputs, Tensor) and outputs.dim() == 2 and isinstance(targets, Tensor)
     if not classes or targets.dim() != 1 or targets.is_floating_point():
         return torch.tensor(torch.nan, dtype=torch.float64)
-    return (outputs.argmax(1) == targets).sum().double()
+    right: Tensor = (outputs.argmax(1) == targets).sum().double()
+    return right
 
 
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):

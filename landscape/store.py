@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
+import io
 import os
 import typing
 from collections.abc import Iterator, Sequence
@@ -35,22 +36,48 @@ def writing(path: str | Path, schema: str, version: int = 1) -> Iterator[h5py.Fi
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with h5py.File(temporary, "w") as file:
-            file.attrs["schema"] = schema
-            file.attrs["version"] = version
-            file.attrs["created"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            file.attrs["landscape_version"] = __version__
-            file.attrs["torch_version"] = str(torch.__version__)
-            yield file
-        with open(temporary, "rb+") as raw:
+        with _CalmFile(temporary, "wb+") as raw:
+            with h5py.File(raw, "w") as file:
+                _stamp(file, schema, version)
+                yield file
+            if raw.error:
+                raise raw.error
             os.fsync(raw.fileno())
         os.replace(temporary, path)
         _sync_folder(path.parent)
-    except (OSError, RuntimeError) as error:  # h5py raises RuntimeError where it cannot flush
-        raise FailedError(f"{path}: cannot be written ({_reason(error)})") from error
+    except OSError as error:
+        raise FailedError(f"{path}: cannot be written ({error.strerror})") from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+class _CalmFile(io.FileIO):
+    """A file whose first failed write is kept in ``error`` instead of raised.
+
+    HDF5 reports a full disk once for every object that is open, as tracebacks from its destructors; told
+    that all is well, it closes quietly, and the caller raises the one error that counts.
+    """
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        view, done = memoryview(data).cast("B"), 0
+        while self.error is None and done < len(view):
+            try:
+                done += super().write(view[done:]) or 0
+            except OSError as error:
+                self.error = error
+        return len(view)
+
+
+def _stamp(file: h5py.File, schema: str, version: int) -> None:
+    """The attributes that every file has."""
+    file.attrs["schema"] = schema
+    file.attrs["version"] = version
+    file.attrs["created"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    file.attrs["landscape_version"] = __version__
+    file.attrs["torch_version"] = str(torch.__version__)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -61,12 +88,6 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno)
-    return " ".join(str(error).split())[:120]
 
 
 @contextlib.contextmanager
@@ -91,8 +112,8 @@ def reading(path: str | Path, schema: str | None = None, version: int = 1) -> It
             raise FailedError(f"{path}: holds a {found}, a {schema} is needed")
         if int(file.attrs.get("version", 0)) > version:
             raise FailedError(
-                f"{path}: {found} version {file.attrs['version']} is newer than version {version}, the newest "
-                f"that landscape {__version__} reads; update landscape"
+                f"{path}: {found} version {file.attrs['version']} is newer than {version}, the newest that "
+                f"landscape {__version__} reads; update landscape"
             )
         try:
             yield file
@@ -108,6 +129,15 @@ def sha256(path: str | Path) -> str:
     """SHA-256 (hex) of the bytes of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class About(typing.TypedDict, total=False):
+    """Where a result came from: split of the data, a label for plots, source file and its SHA-256."""
+
+    split: str
+    label: str
+    source: str
+    source_sha256: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,5 +209,3 @@ def load_results(path: str | Path) -> list[Result]:
             return [kind._read(group) for group in numbered or [file]]
         except ValueError as error:
             raise FailedError(f"{path}: damaged or incomplete ({_first_words(error)})") from error
-
-

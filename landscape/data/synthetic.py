@@ -61,5 +61,5 @@ def quadratic(
     raw = rng.normal(size=(samples, 1 + dimension))
     unit = (raw - raw.mean(0)) / raw.std(0)
     array = unit * ([curvature_std] + [gradient_std] * dimension) + ([1.0] + [0.0] * dimension)
-    x, y = torch.from_numpy(array).to(torch.get_default_dtype()), torch.zeros(samples)
+    x, y = torch.from_numpy(array), torch.zeros(samples)
     return Dataset((x, y), (x, y), mean_output, fingerprint((array,)))

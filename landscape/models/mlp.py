@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import nn
 
 from landscape.options import InputError, choose
@@ -27,7 +29,7 @@ def mlp(widths: list[int], activation: str = "relu") -> nn.Sequential:
         raise InputError(f"model.widths: {widths} is not allowed, it must be two or more positive integers")
     make = ACTIVATIONS[choose("model.activation", activation, ACTIVATIONS)]
     layers: list[nn.Module] = [nn.Flatten()]
-    for i, (fan_in, fan_out) in enumerate(zip(widths, widths[1:], strict=False)):
+    for i, (fan_in, fan_out) in enumerate(pairwise(widths)):
         if i > 0:
             layers.append(make())
         layers.append(nn.Linear(fan_in, fan_out))

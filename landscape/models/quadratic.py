@@ -13,7 +13,7 @@ class Quadratic(nn.Module):
 
     H = Q diag(eigenvalues) Qᵀ, with Q orthogonal from ``seed``, or the identity if ``rotate`` is false, and
     c the ``center``. Input x (B, 1 + P), output (B,). With the samples' mean s at 1 and mean b at 0, as in
-    the data set "quadratic", the mean loss is ½(w−c)ᵀH(w−c) and its Hessian exactly H.
+    the data set "quadratic", the mean loss is ½(w−c)ᵀH(w−c) and its Hessian exactly H. All in float64.
     """
 
     hessian: Tensor
@@ -36,9 +36,9 @@ class Quadratic(nn.Module):
         if rotate:
             q = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=generator)).Q
         h = q @ torch.diag(torch.tensor(eigenvalues, dtype=torch.float64)) @ q.T
-        self.register_buffer("hessian", ((h + h.T) / 2).to(torch.get_default_dtype()))
-        self.register_buffer("center", torch.full((size,), center))
-        self.w = nn.Parameter(torch.full((size,), start))
+        self.register_buffer("hessian", ((h + h.T) / 2))
+        self.register_buffer("center", torch.full((size,), center, dtype=torch.float64))
+        self.w = nn.Parameter(torch.full((size,), start, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
         offset = self.w - self.center

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -37,7 +38,7 @@ def launch(
 
     Raises InputError or FailedError: a folder that holds another run, cannot be written, or cannot be resumed.
     """
-    folder, hooks = Path(folder), hooks or Hooks()
+    folder = Path(folder)
     place = pick_device(device)
     if resume and force:
         raise InputError("--resume and --force: only one of the two is allowed")
@@ -49,7 +50,10 @@ def launch(
         checkpoint, recipe = _resumed(folder, recipe)
     if recipe is None:
         raise InputError("RECIPE: missing; give a name (see 'landscape recipes'), a .toml file, or --resume")
-    try:
+    save = functools.partial(_save, folder=folder)
+    hooks = dataclasses.replace(hooks or Hooks(), save=save)
+    trainer = Trainer(recipe, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks)
+    try:  # only now, when nothing else can be wrong: a mistake leaves no trace in the folder
         folder.mkdir(parents=True, exist_ok=True)
         if force:
             for path in held:
@@ -57,8 +61,7 @@ def launch(
         _write_text(folder / "recipe.toml", recipe.to_toml())
     except OSError as error:
         raise FailedError(f"{folder}: cannot be written ({error.strerror})") from error
-    hooks = dataclasses.replace(hooks, save=lambda ck: _save(ck, folder))
-    return Trainer(recipe, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks).run()
+    return trainer.run()
 
 
 def pick_device(name: str) -> torch.device:

@@ -21,6 +21,7 @@ from landscape.train import algorithms
 from landscape.train.decomposition import GROUPS, StepDecomposition
 from landscape.train.randomness import generator
 from landscape.train.recipe import Recipe, from_values, parse
+from landscape.vector import average
 
 
 @dataclass
@@ -108,6 +109,8 @@ class Trainer:
     def run(self) -> Checkpoint:
         """Train to the last step, or until the run diverges, and return the final state."""
         every = self.recipe.checkpoint.every
+        if self.rule.describe():
+            self.hooks.message(self.rule.describe())
         if self.step == 0:
             self.hooks.save(self.checkpoint())
         while self.step < self.recipe.steps and not self.diverged:
@@ -167,13 +170,13 @@ class Trainer:
         return x[indices], y[indices]
 
     def _evaluate(self, row: dict[str, float]) -> None:
-        mean = self.weights.mean(0, dtype=torch.float64).to(self.weights.dtype)
-        row["test_loss"], row["test_accuracy"] = self.test.evaluate(mean)
+        row["test_loss"], row["test_accuracy"] = self.test.evaluate(average(self.weights))
 
     def _judge(self, t: int, row: dict[str, float], mean: Tensor, new_mean: Tensor) -> None:
         """Set ``diverged`` if this step's losses or spread say so, telling the mean from the learners."""
         bounds = self.recipe.diverge
-        spread_bound = bounds.consensus * float(new_mean @ new_mean)
+        start = self.train.theta.double()
+        spread_bound = bounds.consensus * max(float(new_mean @ new_mean), float(start @ start))
         if row["loss"] <= bounds.loss and row["consensus"] <= spread_bound:
             return  # false for NaN, too
         at = new_mean if bool(torch.isfinite(new_mean).all()) else mean

@@ -12,6 +12,7 @@ from torch import Tensor
 from landscape.options import FailedError, InputError
 from landscape.store import Array
 from landscape.train.randomness import generator
+from landscape.vector import average
 
 FORMS = "full, ring(k), random-matching, or a .csv, .txt or .npy file with an n × n matrix"
 # Row and column sums may miss 1 by this much: a matrix typed with four decimals passes (ours).
@@ -71,7 +72,7 @@ class Mixing:
         Mixes the deviations from the mean: a float32 matrix whose rows miss 1 by a rounding would otherwise
         let the mean drift by that factor every step.
         """
-        mean = weights.mean(0)
+        mean = average(weights)
         m = torch.from_numpy(self.matrix(step)).to(weights)
         return torch.addmm(mean.expand_as(weights), m, weights - mean)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from landscape.vector import average
 from landscape.train.algorithms.base import Rule
 
 
@@ -11,7 +12,7 @@ class SSGD(Rule):
     """w_j ← w_a − α ∇L^{μ_j}(w_a) (DPSGD-2020, Eq. 1): every learner starts each step from the mean."""
 
     def points(self, weights: Tensor) -> Tensor:
-        return weights.mean(0).expand_as(weights)
+        return average(weights).expand_as(weights)
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         return self.points(weights) - lr * directions

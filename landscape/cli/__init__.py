@@ -1,0 +1,58 @@
+"""The command line. One file a command; each parses, calls the library and prints."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from landscape._version import __version__
+from landscape.cli.contour import contour
+from landscape.cli.demo import demo
+from landscape.cli.hessian_grid import hessian_grid
+from landscape.cli.info import info
+from landscape.cli.noise import noise
+from landscape.cli.plot import plot
+from landscape.cli.recipes import recipes
+from landscape.cli.train import train
+from landscape.options import InputError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="landscape")
+def group() -> None:
+    """Train with distributed SGD, decompose every step, and map the loss landscape around the result.
+
+    \b
+    Example:
+      landscape train digits-dpsgd -o runs/dp
+      landscape contour runs/dp/last.h5 --plot contour.png
+    """
+
+
+for command in (train, contour, hessian_grid, noise, plot, info, recipes, demo):
+    group.add_command(command)
+
+
+def main() -> None:
+    """Run the command line. Exit 0 done, 1 failed, 2 bad usage; a user's mistake is one line on stderr."""
+    try:
+        code = group.main(standalone_mode=False)
+    except click.UsageError as error:
+        code = _fail(error.format_message(), 2)
+    except click.ClickException as error:
+        code = _fail(error.format_message(), 1)
+    except (click.Abort, KeyboardInterrupt):
+        code = _fail("interrupted; a training run goes on with --resume from its last checkpoint", 130)
+    except InputError as error:
+        code = _fail(str(error), error.exit_code)
+    except BrokenPipeError:  # the reader of stdout went away, as with | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"landscape: {' '.join(message.split())}", err=True)
+    return code

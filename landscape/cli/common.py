@@ -1,0 +1,143 @@
+"""What several commands share: options, progress bars, and checkpoints opened as problems."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from landscape import plots, store
+from landscape.checkpoint import Checkpoint
+from landscape.options import FailedError, InputError
+from landscape.problem import Problem
+from landscape.train.launch import pick_device
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+checkpoints = click.argument("checkpoints", metavar="CKPT…", nargs=-1, required=True)
+quiet = click.option("-q", "--quiet", is_flag=True, help="No messages and no progress bar.")
+data_dir = click.option(
+    "--data-dir", metavar="D", help="Folder with the data sets that are not bundled. [default: $LANDSCAPE_DATA or data]"
+)
+device = click.option(
+    "--device", default="auto", show_default=True, help="auto (CUDA where there is a GPU), cpu or cuda."
+)
+
+
+def plane_options(grid: str) -> Callable[[F], F]:
+    """The options of commands that work on a grid over a random plane."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(
+            [
+                click.option("--grid", default=grid, show_default=True, help="Points: K, or KXxKY such as 51x25."),
+                click.option("--span", default=0.1, show_default=True, help="x and y run over [−span, span]."),
+                click.option(
+                    "--norm", default="none", show_default=True,
+                    help="Directions: none (i.i.d. normal, the paper's), filter or layer (Li et al. 2018).",
+                ),
+                click.option("--split", default="test", show_default=True, help="Data: test or train."),
+                click.option("--seed", default=0, show_default=True, help="Draws the directions."),
+                click.option("--dtype", default="float32", show_default=True, help="float32 or float64."),
+                click.option("-o", "--output", metavar="OUT.h5", help="Result file. [default: beside the checkpoint]"),
+                click.option("--plot", "picture", metavar="F.png", help="Draw it, too: .png, .pdf or .svg."),
+            ]
+        ):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def parse_grid(text: str) -> tuple[int, int]:
+    """(nx, ny) from "50" or "51x25"."""
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+    if not match or min(int(match[1]), int(match[2] or match[1])) < 1:
+        raise InputError(f"--grid: '{text}' is not allowed, it must be K or KXxKY with numbers ≥ 1, such as 51x25")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def open_checkpoints(paths: Sequence[str]) -> list[Checkpoint]:
+    """The checkpoints, all read and checked before any work starts."""
+    return [Checkpoint.load(path) for path in paths]
+
+
+def open_problem(
+    checkpoint: Checkpoint, split: str, data_folder: str | None, device_name: str, dtype: str = "float32"
+) -> Problem:
+    """The checkpoint's problem, centred on w_a, in the precision and on the device asked for."""
+    import torch
+
+    if dtype not in ("float32", "float64"):
+        raise InputError(f"--dtype: '{dtype}' is not allowed, it must be float32 or float64")
+    return checkpoint.problem(
+        split, data_dir=data_folder, device=pick_device(device_name), dtype=getattr(torch, dtype)
+    )
+
+
+def about(checkpoint: Checkpoint, split: str) -> store.About:
+    """Where a result came from, as the result keeps it."""
+    assert checkpoint.path is not None
+    return {
+        "split": split,
+        "label": checkpoint.label,
+        "source": checkpoint.path.name,
+        "source_sha256": store.sha256(checkpoint.path),
+    }
+
+
+def result_path(output: str | None, checkpoint: Checkpoint, kind: str, picture: str | None = None) -> Path:
+    """Where the result goes; found out, and the folders made, before the work starts."""
+    assert checkpoint.path is not None
+    path = Path(output) if output else checkpoint.path.with_name(f"{checkpoint.path.stem}-{kind}.h5")
+    if path.suffix != ".h5":
+        raise InputError(f"-o: '{path}' is not allowed, a result's name must end in .h5")
+    if path.exists():
+        with store.reading(path) as file:
+            if file.attrs["schema"] == "landscape.checkpoint":
+                raise FailedError(f"-o: {path} is a checkpoint, it is not overwritten; give another name")
+    if picture:
+        plots.check_format(picture)
+    for target in filter(None, (path, Path(picture) if picture else None)):
+        make_folder(target.parent)
+    return path
+
+
+def make_folder(folder: Path) -> None:
+    """Make ``folder``; FailedError says why where it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FailedError(f"{folder}: cannot be made ({error.strerror})") from error
+
+
+@contextlib.contextmanager
+def progress_bar(title: str, quiet: bool) -> Iterator[Callable[[float], None]]:
+    """A bar with the time left, on a terminal only; what it yields takes the share done, 0…1."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda share: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=1.0)
+        yield lambda share: bar.update(task, completed=share)
+
+
+def message(text: str, quiet: bool) -> None:
+    """A line for the user, on stderr."""
+    if not quiet:
+        click.echo(text, err=True)
+
+
+def write_picture(results: Sequence[Any], path: str | None) -> None:
+    """Draw ``results`` to ``path``, if one is given, and name it on stdout."""
+    if path:
+        plots.save_figure(plots.draw(results), path)
+        click.echo(path)

@@ -1,0 +1,55 @@
+"""landscape info"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+import numpy as np
+
+import landscape
+from landscape import store
+from landscape.checkpoint import Checkpoint
+from landscape.cli import train
+
+
+@click.command(epilog="Example: landscape info runs/dp/last.h5")
+@click.argument("file", metavar="FILE")
+def info(file: str) -> None:
+    """What is in FILE: a checkpoint (validated) or a result."""
+    loaded = landscape.load(file)
+    with store.reading(file) as raw:
+        for key in ("schema", "version", "created", "landscape_version", "torch_version"):
+            click.echo(f"{key}: {raw.attrs[key]}")
+    if isinstance(loaded, Checkpoint):
+        _checkpoint(loaded)
+        return
+    for result in loaded if isinstance(loaded, list) else [loaded]:
+        click.echo("")
+        for field in dataclasses.fields(result):
+            value = getattr(result, field.name)
+            click.echo(f"{field.name}: {_short(value)}")
+
+
+def _short(value: object) -> str:
+    if not isinstance(value, np.ndarray):
+        return str(value)
+    finite = value[np.isfinite(value)] if value.dtype.kind == "f" else value
+    span = f", {finite.min():.6g} to {finite.max():.6g}" if finite.size and value.dtype.kind in "fi" else ""
+    return f"{value.dtype} {value.shape}{span}"
+
+
+def _checkpoint(c: Checkpoint) -> None:
+    n, size = c.weights.shape
+    finite = bool(np.isfinite(c.weights.numpy()).all())
+    click.echo(f"weights: {n} learners × {size:,} {c.weights.numpy().dtype}, {'all finite' if finite else 'NOT FINITE'}")
+    click.echo(f"model: {c.model['name']} {c.model['options']}")
+    sizes = f"{c.data['train']:,} train, {c.data['test']:,} test, fingerprint {c.data['fingerprint'][:12]}…"
+    click.echo(f"data: {c.data['name']} {c.data['options']}, {sizes}")
+    click.echo(f"algorithm: {c.algorithm}, seed {c.seed}, step {c.step:,} (epoch {c.epoch:.3g})")
+    click.echo(train.closing(c))
+    for name, column in c.history.items():
+        seen = column[np.isfinite(column)]
+        last = f"last {seen[-1]:.6g}" if len(seen) else "never recorded"
+        click.echo(f"  {name}: {len(seen)} of {len(column)} rows, {last}")
+    click.echo("recipe:\n" + "".join(f"  {line}\n" for line in c.recipe.splitlines()), nl=False)

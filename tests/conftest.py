@@ -1,0 +1,73 @@
+"""Settings for all tests: one thread, so that the same bits come out whatever else the machine does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+import landscape.cli
+
+torch.set_num_threads(1)
+hypothesis.settings.register_profile("landscape", deadline=None, max_examples=50, derandomize=True)
+hypothesis.settings.load_profile("landscape")
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run ``landscape ARGS`` in this process: (exit code, stdout, stderr)."""
+
+    def run(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["landscape", *map(str, args)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            landscape.cli.main()
+        out, err = capsys.readouterr()
+        assert isinstance(stop.value.code, int)
+        return stop.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def start() -> Callable[..., subprocess.Popen[bytes]]:
+    """Start ``landscape ARGS`` as a process of its own, one thread, nothing on its output."""
+
+    def run(*args: object) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "landscape", *map(str, args)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    return run
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A recipe file that trains in a fraction of a second: DPSGD on a small Gaussian mixture."""
+    path = tmp_path / "tiny.toml"
+    path.write_text(
+        """
+learners = 4
+batch = 40
+lr = 0.2
+steps = 30
+algorithm = { name = "dpsgd", mixing = "ring(1)" }
+model = { name = "mlp", widths = [6, 8, 3], activation = "tanh" }
+data = { name = "synthetic", samples = 200, dimension = 6, classes = 3 }
+decompose = { every = 3 }
+evaluate = { every = 7 }
+checkpoint = { every = 10 }
+"""
+    )
+    return path

@@ -1,0 +1,178 @@
+"""Planes and contours against closed forms and the textbook loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import landscape
+from landscape import InputError, Problem
+from landscape.evaluate import evaluate_plane
+from landscape.stack import chain
+from tests import problems
+
+
+def test_asymmetric_quadratic_matches_its_closed_form_and_is_not_transposed() -> None:
+    problem = problems.quadratic([0.5, 2.0, -1.0, 7.0])
+    plane = landscape.random_plane(problem, seed=3)
+    s = landscape.contour(problem, plane, grid=(7, 4), span=0.8)
+    assert s.loss.shape == (4, 7)
+    h = problem.model.get_buffer("hessian").numpy()
+    u, v, c = *plane.directions.numpy(), problem.theta.numpy()
+    for i, y in enumerate(np.linspace(-0.8, 0.8, 4)):
+        for j, x in enumerate(np.linspace(-0.8, 0.8, 7)):
+            w = c + x * u + y * v
+            assert s.loss[i, j] == pytest.approx(0.5 * w @ h @ w, rel=1e-6, abs=1e-9)
+    np.testing.assert_array_equal(s.x, np.linspace(-0.8, 0.8, 7))
+    np.testing.assert_array_equal(s.y, np.linspace(-0.8, 0.8, 4))
+
+
+@pytest.mark.parametrize("name", problems.ALL)
+def test_every_problem_matches_the_textbook_loop(name: str) -> None:
+    problem = problems.ALL[name]()
+    plane = landscape.random_plane(problem, seed=1)
+    s = landscape.contour(problem, plane, grid=(3, 5), span=0.5)
+    expected = problems.textbook_surface(problem, plane.directions, s.x.tolist(), s.y.tolist())
+    np.testing.assert_allclose(s.loss, expected, rtol=1e-9, atol=1e-12)
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=2, max_size=4),
+    st.sampled_from(["relu", "tanh", "gelu", "identity", "softplus"]),
+    st.integers(1, 40),
+)
+def test_batched_path_equals_pointwise(widths: list[int], activation: str, samples: int) -> None:
+    problem = problems.mlp(widths=(*widths, 3), activation=activation, samples=samples)
+    plane = landscape.random_plane(problem, seed=2)
+    points = torch.randn(5, 2, dtype=torch.float64)
+    both = [
+        evaluate_plane(problem, plane.center, plane.directions, points, path=path)
+        for path in ("batched", "pointwise")
+    ]
+    assert [b.path for b in both] == ["batched", "pointwise"]
+    torch.testing.assert_close(both[0].loss, both[1].loss, rtol=1e-11, atol=1e-12)
+    assert torch.equal(both[0].accuracy, both[1].accuracy)
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(label_smoothing=0.2), nn.MultiMarginLoss()])
+def test_batched_path_takes_any_loss(loss: nn.Module) -> None:
+    problem = problems.mlp()
+    problem.criterion = loss
+    plane = landscape.random_plane(problem)
+    a = landscape.contour(problem, plane, grid=(3, 2), path="batched")
+    b = landscape.contour(problem, plane, grid=(3, 2), path="pointwise")
+    np.testing.assert_allclose(a.loss, b.loss, rtol=1e-12)
+
+
+def test_ties_between_outputs_count_as_argmax_counts_them() -> None:
+    problem = problems.mlp(widths=(4, 3), samples=30)
+    dead = Problem(problem.model, problem.criterion, problem.tensors or (), theta=torch.zeros(15))
+    plane = landscape.Plane(dead.theta, torch.zeros(2, 15, dtype=torch.float64), "random", "none", 0)
+    a = landscape.contour(dead, plane, grid=(2, 1), path="batched")
+    b = landscape.contour(dead, plane, grid=(2, 1), path="pointwise")
+    np.testing.assert_array_equal(a.accuracy, b.accuracy)
+
+
+def test_losses_that_are_not_finite_stay_so() -> None:
+    problem = problems.mlp(activation="relu")
+    plane = landscape.random_plane(problem)
+    huge = landscape.Plane(plane.center, plane.directions * 1e200, "random", "none", 0)
+    for path in ("batched", "pointwise"):
+        s = landscape.contour(problem, huge, grid=(3, 3), span=1.0, path=path)
+        assert not np.isfinite(s.loss[0, 0])
+        assert np.isfinite(s.loss[1, 1])
+
+
+def test_what_is_not_a_plain_chain_is_not_taken_for_one() -> None:
+    class Shifted(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + 1
+
+    tied = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    tied[2].weight = tied[0].weight
+    frozen = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    frozen[0].weight.requires_grad_(False)
+    hooked = nn.Sequential(nn.Linear(3, 3))
+    hooked[0].register_forward_hook(lambda module, args, out: out + 1)
+    twice = nn.Linear(3, 3)
+    normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)))
+    for model in (
+        Shifted(nn.Linear(3, 3)),
+        tied,
+        frozen,
+        hooked,
+        normed,
+        nn.Sequential(twice, nn.ReLU(), twice),
+        nn.Sequential(nn.Linear(3, 3), nn.Softmax(1)),
+        nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3)),
+        problems.SmallConv(),
+        nn.Linear(3, 3),
+        nn.ReLU(),
+    ):
+        assert chain(model) is None, model
+    assert (
+        chain(nn.Sequential(nn.Flatten(), nn.Linear(3, 3), nn.Sequential(nn.Tanh(), nn.Linear(3, 2))))
+        is not None
+    )
+
+
+def test_a_chain_that_is_one_linear_layer_in_a_wrapper_is_right() -> None:
+    problem = problems.mlp(widths=(5, 3))
+    plane = landscape.random_plane(problem)
+    s = landscape.contour(problem, plane, grid=(2, 3), path="batched")
+    expected = problems.textbook_surface(problem, plane.directions, s.x.tolist(), s.y.tolist())
+    np.testing.assert_allclose(s.loss, expected, rtol=1e-10)
+
+
+def test_random_directions_are_normal_and_the_same_everywhere() -> None:
+    wide = problems.mlp(widths=(60, 50, 10))
+    d = landscape.random_plane(wide, seed=5).directions
+    assert abs(float(d.mean())) < 0.05
+    assert float(d.std()) == pytest.approx(1, abs=0.03)
+    assert float(d.pow(4).mean()) == pytest.approx(3, abs=0.3)  # a uniform draw would have 9/5
+    assert abs(float(d[0] @ d[1])) < 4 * d.shape[1] ** 0.5
+    single = Problem(wide.model, wide.criterion, wide.tensors or (), dtype=torch.float32)
+    assert torch.equal(landscape.random_plane(single, seed=5).directions, d.float())
+    assert not torch.equal(landscape.random_plane(wide, seed=6).directions, d)
+
+
+def test_filter_normalisation_matches_each_filter_and_zeroes_bias_and_norm() -> None:
+    problem = problems.conv()
+    directions = landscape.random_plane(problem, norm="filter").directions
+    for d in directions:
+        views, centers = problem.layout.views(d), problem.layout.views(problem.theta)
+        for slot in problem.layout.slots:
+            if slot.role == "weight":
+                own = views[slot.name].flatten(1).norm(dim=1)
+                torch.testing.assert_close(own, centers[slot.name].flatten(1).norm(dim=1))
+            else:
+                assert not views[slot.name].any()
+
+
+def test_layer_normalisation_matches_each_tensor_and_a_zero_one_gives_zero() -> None:
+    problem = problems.conv()
+    views = problem.layout.views(problem.theta)
+    views["conv.bias"].zero_()
+    directions = landscape.random_plane(problem, norm="layer").directions
+    assert bool(torch.isfinite(directions).all())
+    for slot in problem.layout.slots:
+        own = problem.layout.views(directions[0])[slot.name].norm()
+        torch.testing.assert_close(own, views[slot.name].norm())
+
+
+def test_bad_arguments_name_themselves() -> None:
+    problem = problems.mlp()
+    plane = landscape.random_plane(problem)
+    with pytest.raises(InputError, match="grid: 0"):
+        landscape.contour(problem, plane, grid=(0, 3))
+    for span in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="span"):
+            landscape.contour(problem, plane, span=span)
+    with pytest.raises(InputError, match="did you mean 'filter'"):
+        landscape.random_plane(problem, norm="filters")
+    with pytest.raises(InputError, match="needs a chain"):
+        landscape.contour(problems.conv(), landscape.random_plane(problems.conv()), path="batched")

@@ -1,0 +1,131 @@
+"""Eigenvalues against dense matrices and pyhessian; products against the textbook."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import landscape
+from landscape import HessianOperator, InputError, Problem
+from landscape.hessian import dense_hessian
+from landscape.lanczos import lanczos_ends
+from tests import problems
+
+
+@pytest.mark.parametrize("name", problems.ALL)
+@pytest.mark.parametrize("graph_bytes", [0, 2**30])
+def test_products_are_columns_of_the_averaged_hessian(name: str, graph_bytes: int) -> None:
+    problem = problems.ALL[name]()
+    problem._chunk = 8  # more than one chunk: sums over batches that are not averaged would show
+    expected = problems.textbook_hessian(problem)
+    torch.testing.assert_close(dense_hessian(problem), expected, rtol=1e-8, atol=1e-9)
+    operator = HessianOperator(problem, graph_bytes=graph_bytes)
+    v = torch.randn_like(problem.theta)
+    for _ in range(2):  # a kept graph serves more than once
+        torch.testing.assert_close(operator(v), expected @ v, rtol=1e-8, atol=1e-9)
+    assert operator.products == 2
+
+
+@pytest.mark.parametrize("name", problems.ALL)
+def test_both_ends_match_the_dense_spectrum_within_the_residual(name: str) -> None:
+    problem = problems.ALL[name]()
+    dense = torch.linalg.eigvalsh(problems.textbook_hessian(problem))
+    ends = landscape.extreme_eigenvalues(problem, tol=1e-3)
+    assert ends.converged
+    assert abs(ends.min - float(dense[0])) <= ends.residual_min + 1e-12
+    assert abs(ends.max - float(dense[-1])) <= ends.residual_max + 1e-12
+    floor = 1e-3 * max(abs(ends.min), abs(ends.max))
+    assert ends.residual_min <= 1.01e-3 * max(abs(ends.min), floor) + 1e-12
+    assert ends.residual_max <= 1.01e-3 * max(abs(ends.max), floor) + 1e-12
+
+
+@pytest.mark.parametrize(
+    "spectrum", [[0.1, 1.0], [-0.98, 1.0], [-5.0, 0.1, 1.0], [-2.0, -1.0], [0.0, 0.0, 3.0], [4.0], [1.0, 1.0]]
+)
+def test_hard_small_spectra(spectrum: list[float]) -> None:
+    ends = landscape.extreme_eigenvalues(problems.quadratic(spectrum))
+    assert (ends.min, ends.max) == pytest.approx((min(spectrum), max(spectrum)), abs=1e-9)
+    assert ends.converged
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=30), st.integers(0, 3))
+def test_any_diagonal(values: list[float], seed: int) -> None:
+    diagonal = torch.tensor(values, dtype=torch.float64)
+    start = torch.randn(len(values), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    ends = lanczos_ends(lambda v: diagonal * v, start, tol=1e-6)
+    scale = float(diagonal.abs().max())
+    assert ends.min == pytest.approx(min(values), abs=1e-5 * scale + 1e-9)
+    assert ends.max == pytest.approx(max(values), abs=1e-5 * scale + 1e-9)
+
+
+def test_a_full_basis_is_restarted_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("landscape.lanczos.MAX_BASIS", 16)
+    diagonal = torch.linspace(-1, 3, 400, dtype=torch.float64)
+    diagonal[0], diagonal[-1] = -1.02, 3.05
+    start = torch.randn(400, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ends = lanczos_ends(lambda v: diagonal * v, start, tol=1e-4)
+    assert ends.converged
+    assert ends.hvps > 32
+    assert (ends.min, ends.max) == pytest.approx((-1.02, 3.05), abs=1e-5)
+    cut = lanczos_ends(lambda v: diagonal * v, start, tol=1e-4, max_products=20)
+    assert not cut.converged
+    assert cut.residual_min > 1e-4
+
+
+def test_residuals_are_those_of_the_returned_vectors() -> None:
+    problem = problems.mlp()
+    h = problems.textbook_hessian(problem)
+    ends = landscape.extreme_eigenvalues(problem, tol=0.05)
+    low, high = ends.vectors
+    assert float((h @ low - ends.min * low).norm()) == pytest.approx(ends.residual_min, rel=1e-6, abs=1e-12)
+    assert float((h @ high - ends.max * high).norm()) == pytest.approx(ends.residual_max, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore")  # pyhessian's own
+def test_the_top_eigenvalue_agrees_with_pyhessian_where_that_is_right() -> None:
+    from pyhessian import hessian
+
+    problem = problems.mlp(samples=60)  # its largest eigenvalue is also the largest magnitude
+    dense = torch.linalg.eigvalsh(problems.textbook_hessian(problem))
+    assert abs(float(dense[0])) < 0.8 * float(dense[-1])
+    torch.manual_seed(0)
+    theirs = hessian(problem.model, problem.criterion, data=problem.tensors, cuda=False)
+    top = theirs.eigenvalues(maxIter=500, tol=1e-8)[0][0]
+    assert landscape.extreme_eigenvalues(problem, tol=1e-6).max == pytest.approx(top, rel=1e-4)
+
+
+def test_the_grid_is_not_transposed_and_each_point_is_its_own_spectrum() -> None:
+    problem = problems.mlp(widths=(3, 4, 2), samples=20)
+    plane = landscape.random_plane(problem, seed=4)
+    g = landscape.hessian_grid(problem, plane, grid=(3, 2), span=1.0, tol=1e-4)
+    assert g.ratio.shape == (2, 3)
+    for i in range(2):
+        for j in range(3):
+            theta = plane.center + g.x[j] * plane.directions[0] + g.y[i] * plane.directions[1]
+            moved = Problem(problem.model, problem.criterion, problem.tensors or (), theta=theta)
+            dense = torch.linalg.eigvalsh(problems.textbook_hessian(moved)).numpy()
+            assert abs(g.lambda_min[i, j] - dense[0]) <= g.residual_min[i, j] + 1e-12
+            assert abs(g.lambda_max[i, j] - dense[-1]) <= g.residual_max[i, j] + 1e-12
+    np.testing.assert_allclose(g.ratio, np.abs(g.lambda_min) / np.abs(g.lambda_max))
+    assert bool(g.converged.all())
+    assert bool((g.hvps > 2).all())
+
+
+def test_float32_residuals_hold_their_rounding() -> None:
+    double = problems.mlp(samples=200)
+    dense = torch.linalg.eigvalsh(problems.textbook_hessian(double))
+    single = Problem(double.model, double.criterion, double.tensors or (), dtype=torch.float32)
+    ends = landscape.extreme_eigenvalues(single)
+    assert abs(ends.max - float(dense[-1])) <= ends.residual_max + 1e-5
+    assert abs(ends.min - float(dense[0])) <= ends.residual_min + 1e-5
+
+
+def test_bad_arguments_name_themselves() -> None:
+    problem = problems.mlp()
+    with pytest.raises(InputError, match="tol: 0"):
+        landscape.extreme_eigenvalues(problem, tol=0)
+    with pytest.raises(InputError, match=r"v: shape \(2,\)"):
+        HessianOperator(problem)(torch.ones(2))

@@ -1,0 +1,216 @@
+"""Update rules and mixing against trajectories computed by hand, and the step decomposition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import landscape
+from landscape import FailedError, InputError, Problem
+from landscape.data.synthetic import mean_output
+from landscape.stack import Stack
+from landscape.train import algorithms
+from landscape.train.decomposition import StepDecomposition, estimate_gradient
+from landscape.train.mixing import Mixing, expected_matching
+from landscape.vector import average
+from tests import problems
+
+SPECS = ["full", "ring(1)", "ring(2)", "random-matching"]
+
+
+@given(st.integers(5, 12), st.sampled_from(SPECS), st.integers(0, 5), st.integers(1, 9))
+def test_every_mixing_is_doubly_stochastic_and_keeps_the_mean(
+    n: int, spec: str, seed: int, step: int
+) -> None:
+    mixing = Mixing(spec, n, seed)
+    m = mixing.matrix(step)
+    np.testing.assert_allclose(m.sum(0), 1)
+    np.testing.assert_allclose(m.sum(1), 1)
+    assert m.min() >= 0
+    weights = torch.randn(n, 6, dtype=torch.float64)
+    mixed = mixing.apply(weights, step)
+    torch.testing.assert_close(mixed, torch.from_numpy(m) @ weights)
+    torch.testing.assert_close(mixed.mean(0), weights.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("spec", "n", "gap", "omega_min"),
+    [
+        ("full", 5, 1.0, 0.0),
+        ("ring(1)", 6, 1 / 3, -1 / 3),  # eigenvalues (1 + 2 cos θ)/3
+        ("ring(2)", 6, 0.8, -0.2),  # DESIGN: stable below 0.8
+        ("ring(1)", 5, 1 - (1 + 2 * np.cos(2 * np.pi / 5)) / 3, (1 + 2 * np.cos(4 * np.pi / 5)) / 3),
+    ],
+)
+def test_gap_and_smallest_eigenvalue(spec: str, n: int, gap: float, omega_min: float) -> None:
+    mixing = Mixing(spec, n, 0)
+    assert mixing.gap == pytest.approx(gap)
+    assert mixing.omega_min == pytest.approx(omega_min, abs=1e-12)
+    assert f"{1 + omega_min:.4g}" in mixing.describe()
+
+
+@pytest.mark.parametrize("n", [4, 5])
+def test_matchings_pair_everyone_once_and_average_to_the_expected_matrix(n: int) -> None:
+    mixing = Mixing("random-matching", n, 3)
+    drawn = [mixing.matrix(t) for t in range(1, 4001)]
+    for m in drawn[:50]:
+        assert np.array_equal(m, m.T)
+        assert sorted((m == 0.5).sum(1)) == ([2] * 4 if n == 4 else [0, 2, 2, 2, 2])
+        assert min(np.linalg.eigvalsh(m)) == pytest.approx(mixing.omega_min, abs=1e-12)
+    np.testing.assert_allclose(np.mean(drawn, axis=0), expected_matching(n), atol=0.03)
+
+
+def test_a_matrix_from_a_file(tmp_path: Path) -> None:
+    m = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])
+    np.savetxt(tmp_path / "m.csv", m, delimiter=",")
+    np.savetxt(tmp_path / "m.txt", m)
+    np.save(tmp_path / "m.npy", m)
+    for name in ("m.csv", "m.txt", "m.npy"):
+        np.testing.assert_allclose(Mixing(str(tmp_path / name), 3, 0).matrix(1), m)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("0.5,0.5\n0.5,0.6\n", "row 2 sums to 1.1"),
+        ("0.5,0.5\n0.4,0.6\n", "column 2 sums to 1.1"),
+        ("1.5,-0.5\n-0.5,1.5\n", "every entry must be finite and ≥ 0"),
+        ("1,0\n0,nan\n", "finite"),
+        ("1,0,0\n0,1,0\n", r"\(2, 3\) matrix, 2 learners need \(2, 2\)"),
+        ("a,b\n", "cannot be read as a matrix"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*input contained no data")
+def test_bad_matrices(tmp_path: Path, text: str, match: str) -> None:
+    path = tmp_path / "m.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=match):
+        Mixing(str(path), 2, 0)
+
+
+def test_bad_mixings(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="k must be 1…2"):
+        Mixing("ring(3)", 6, 0)
+    with pytest.raises(InputError, match="'torsu' is not known"):
+        Mixing("torsu", 6, 0)
+    with pytest.raises(FailedError, match="none.csv cannot be read"):
+        Mixing(str(tmp_path / "none.csv"), 6, 0)
+    pickled = tmp_path / "p.npy"
+    np.save(pickled, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(FailedError, match="cannot be read"):
+        Mixing(str(pickled), 1, 0)
+
+
+def one_step(name: str, options: dict[str, object], weights: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    rule = algorithms.make(name, options, learners=len(weights), seed=5)
+    rule.begin(weights, 1)
+    return rule.finish(weights, g, 0.1, 1)
+
+
+def test_each_rule_makes_the_step_of_its_equation() -> None:
+    w = torch.tensor([[1.0, 0.0], [3.0, 2.0], [5.0, 10.0]], dtype=torch.float64)
+    g = torch.tensor([[10.0, 0.0], [0.0, 10.0], [10.0, 10.0]], dtype=torch.float64)
+    # Eq. 1: everyone from the mean (3, 4), by its own gradient.
+    torch.testing.assert_close(one_step("ssgd", {}, w, g), torch.tensor([[2.0, 4], [3, 3], [2, 3]]).double())
+    # Eq. 2 (AWC): mixed weights, then the unmixed gradient.
+    awc = one_step("dpsgd", {"mixing": "full"}, w, g)
+    torch.testing.assert_close(awc, torch.tensor([[2.0, 4], [3, 3], [2, 3]]).double())
+    # ATC: mixes what each has after its own gradient; with full mixing all end equal.
+    atc = one_step("dpsgd", {"mixing": "full", "order": "atc"}, w, g)
+    torch.testing.assert_close(atc, (w - 0.1 * g).mean(0).expand_as(w))
+    ring_w, ring_g = (
+        torch.arange(5.0).double()[:, None],
+        torch.ones(5, 1).double() * torch.arange(5.0).double()[:, None],
+    )
+    ring = one_step("dpsgd", {"mixing": "ring(1)"}, ring_w, ring_g)
+    expected = [(4 + 0 + 1) / 3, 1 - 0.1, 2 - 0.2, 3 - 0.3, (3 + 4 + 0) / 3 - 0.4]
+    torch.testing.assert_close(ring[:, 0], torch.tensor(expected).double())
+    noisy = one_step("ssgd*", {"sigma": 0.5}, w, g) - one_step("ssgd", {}, w, g)
+    assert torch.equal(noisy[0], noisy[1])
+    assert noisy.abs().max() > 0
+    assert torch.equal(one_step("ssgd*", {"sigma": 0.0}, w, g), one_step("ssgd", {}, w, g))
+
+
+def test_gradients_are_taken_where_the_rule_says() -> None:
+    w = torch.randn(3, 4)
+    assert torch.equal(algorithms.make("dpsgd", {}, learners=3, seed=0).points(w), w)
+    assert torch.equal(algorithms.make("ssgd", {}, learners=3, seed=0).points(w)[2], average(w))
+
+
+def test_noise_has_the_stated_size() -> None:
+    w = torch.zeros(2, 20_000)
+    drawn = one_step("ssgd*", {"sigma": 0.03}, w, w)
+    assert float(drawn.std()) == pytest.approx(0.03, rel=0.02)
+
+
+@given(st.integers(0, 10_000), st.sampled_from(["awc", "atc"]), st.floats(0.01, 2.0))
+def test_identities_hold_in_float32(seed: int, order: str, lr: float) -> None:
+    torch.manual_seed(seed)
+    model = landscape.models.build("mlp", widths=[5, 6, 3])
+    x, y = torch.randn(40, 5), torch.randint(3, (40,))
+    problem = Problem(model, torch.nn.functional.cross_entropy, (x, y))
+    stack = Stack(problem)
+    weights = problem.theta + 0.3 * torch.randn(4, problem.layout.size)
+    indices = torch.randint(40, (4, 7))
+    rule = algorithms.make("dpsgd", {"order": order}, learners=4, seed=seed)
+    rule.begin(weights, 1)
+    own = torch.empty_like(weights)
+    stack.gradients(rule.points(weights), x[indices], y[indices], out=own)
+    mean = weights.mean(0, dtype=torch.float64)
+    part = StepDecomposition(stack, mean, x[indices], y[indices], own, 0, seed, 1)
+    new = rule.finish(weights, own, lr, 1)
+    c = part.columns(new.mean(0, dtype=torch.float64), lr)
+    assert c["alpha_e"] ** 2 * c["grad_norm2"] + c["delta"] == pytest.approx(c["displacement2"], rel=1e-5)
+    split = c["delta_s"] + c["delta_2"] + c["delta_cross"]
+    assert split == pytest.approx(c["delta"], rel=1e-5, abs=1e-5 * c["displacement2"])
+    assert c["train_loss"] == pytest.approx(problem.loss(mean.float()), rel=1e-5)
+    assert c["delta_2"] <= c["delta_2_full"] * (1 + 1e-6)
+
+
+def test_the_decomposition_of_plain_gradient_descent_is_exact() -> None:
+    problem = problems.quadratic([1.0, 2.0])
+    g = problem.gradient()
+    stack, own = Stack(problem), problem.gradient().repeat(2, 1)
+    assert problem.tensors is not None
+    x, y = (t[:5].expand(2, *t[:5].shape) for t in problem.tensors)
+    part = StepDecomposition(stack, problem.theta, x, y, own, 0, 0, 1)
+    c = part.columns(problem.theta - 0.3 * g, 0.3)
+    assert c["alpha_e"] == pytest.approx(0.3)
+    assert c["delta"] == pytest.approx(0, abs=1e-25)
+    assert c["delta_s"] == pytest.approx(0, abs=1e-25)
+
+
+def test_sampled_estimates_lie_within_their_own_error_bars() -> None:
+    model = landscape.models.build("quadratic", eigenvalues=[0.5, 1.0, 2.0])
+    data = landscape.data.load("quadratic", dimension=3, samples=400, gradient_std=1.0, curvature_std=0.3)
+    problem = Problem(model, mean_output, data.train)
+    truth, d = problem.gradient(), -0.1 * problem.gradient() + torch.tensor([0.1, -0.05, 0.02]).double()
+    pulls = []
+    for step in range(200):
+        g = estimate_gradient(problem, problem.theta, 64, seed=0, step=step)
+        norm2, norm2_se = g.norm2()
+        dot, dot_se = g.dot(d)
+        pulls.append([(norm2 - float(truth @ truth)) / norm2_se, (dot - float(d @ truth)) / dot_se])
+    mean, std = np.mean(pulls, axis=0), np.std(pulls, axis=0)
+    assert np.all(np.abs(mean) < 0.35)  # unbiased: ±0.07 for normal pulls, a little more for 8 groups
+    assert np.all((std > 0.7) & (std < 1.6))  # the stated errors are of the right size
+
+
+def test_bad_options_name_the_nearest_known_one() -> None:
+    with pytest.raises(InputError, match="did you mean 'mixing'"):
+        algorithms.make("dpsgd", {"mixin": "full"}, learners=3, seed=0)
+    with pytest.raises(InputError, match="did you mean 'dpsgd'"):
+        algorithms.make("dpgsd", {}, learners=3, seed=0)
+    with pytest.raises(
+        InputError, match="algorithm.order: 'act' is not allowed, it must be one of 'awc', 'atc'"
+    ):
+        algorithms.make("dpsgd", {"order": "act"}, learners=3, seed=0)
+    with pytest.raises(InputError, match=r"algorithm.sigma: missing"):
+        algorithms.make("ssgd*", {}, learners=3, seed=0)
+    with pytest.raises(InputError, match=r"algorithm.sigma: -1"):
+        algorithms.make("ssgd*", {"sigma": -1.0}, learners=3, seed=0)

@@ -1,0 +1,252 @@
+"""Runs: the same bits again and resumed, killed at any moment, diverging either way, and what they record."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import landscape
+from landscape import Checkpoint, FailedError, InputError, checkpoint
+from landscape.train import launch, recipe
+from landscape.train.loop import Trainer
+from tests.conftest import Command
+
+
+def same_bits(a: Checkpoint, b: Checkpoint) -> None:
+    """All but the clock."""
+    assert torch.equal(a.weights, b.weights)
+    assert a.step == b.step
+    assert (a.seed, a.recipe, a.diverged, a.diverged_at) == (b.seed, b.recipe, b.diverged, b.diverged_at)
+    for name in checkpoint.HISTORY_UNITS:
+        if name != "wall_s":
+            np.testing.assert_array_equal(a.history[name], b.history[name], err_msg=name)
+
+
+def quadratic(**changes: Any) -> recipe.Recipe:
+    """DPSGD on a ring of 6 with curvature 1: stable up to lr 1 + ω_min = 2/3, the mean up to 2."""
+    values: dict[str, Any] = {
+        "name": "quadratic",
+        "learners": 6,
+        "batch": 60,
+        "lr": 0.3,
+        "steps": 400,
+        "dtype": "float64",
+        "algorithm": {"name": "dpsgd", "mixing": "ring(1)"},
+        "model": {"name": "quadratic", "eigenvalues": [1.0, 0.5]},
+        "data": {"name": "quadratic", "dimension": 2, "gradient_std": 0.1},
+        "evaluate": {"every": 0},
+    }
+    return recipe.from_values(values | changes)
+
+
+ALGORITHMS = {
+    "ssgd": {"name": "ssgd"},
+    "ssgd*": {"name": "ssgd*", "sigma": 0.01},
+    "dpsgd awc": {"name": "dpsgd", "mixing": "ring(1)"},
+    "dpsgd atc": {"name": "dpsgd", "mixing": "random-matching", "order": "atc"},
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_resuming_from_any_checkpoint_gives_the_bits_of_an_unbroken_run(
+    tiny: Path, tmp_path: Path, name: str
+) -> None:
+    values = recipe.parse(tiny.read_text(), "tiny") | {"name": "tiny", "algorithm": ALGORITHMS[name]}
+    chosen = recipe.from_values(values)
+    whole = launch.launch(chosen, tmp_path / "whole")
+    same_bits(whole, launch.launch(chosen, tmp_path / "again"))
+    saved = sorted((tmp_path / "whole").glob("step-*.h5"))
+    assert [p.name for p in saved] == [f"step-{k:07d}.h5" for k in (0, 10, 20, 30)]
+    for k, path in enumerate(saved):
+        folder = tmp_path / f"resumed-{k}"
+        folder.mkdir()
+        shutil.copy(path, folder / "last.h5")
+        same_bits(whole, launch.launch(None, folder, resume=True))
+        same_bits(whole, Checkpoint.load(folder / "last.h5"))
+
+
+def test_a_finished_run_may_go_on_to_more_steps_with_the_same_bits(tiny: Path, tmp_path: Path) -> None:
+    short = recipe.read(str(tiny), ["steps=17"])
+    long = recipe.read(str(tiny), ["steps=30"])
+    launch.launch(short, tmp_path / "a")
+    same_bits(launch.launch(long, tmp_path / "a", resume=True), launch.launch(long, tmp_path / "b"))
+    with pytest.raises(FailedError, match="steps = 30, --resume with 17"):
+        launch.launch(short, tmp_path / "a", resume=True)
+    with pytest.raises(FailedError, match=r"its run has lr = 0.2, --resume with lr = 0.1"):
+        launch.launch(recipe.read(str(tiny), ["lr=0.1"]), tmp_path / "a", resume=True)
+
+
+def test_a_checkpoint_comes_back_as_it_was(tiny: Path, tmp_path: Path) -> None:
+    end = launch.launch(recipe.read(str(tiny)), tmp_path / "run")
+    back = landscape.load(tmp_path / "run" / "last.h5")
+    same_bits(end, back)
+    assert back.layout == end.layout
+    assert back.model == {"name": "mlp", "options": {"widths": [6, 8, 3], "activation": "tanh"}}
+    assert (back.learners, back.local_batch, back.lr, back.algorithm) == (4, 10, 0.2, "dpsgd")
+    assert back.epoch == 30 * 40 / 200
+    assert (back.data["train"], back.data["test"]) == (200, 100)
+    assert recipe.read(str(tmp_path / "run" / "recipe.toml")) == recipe.from_values(
+        recipe.parse(back.recipe, "")
+    )
+    problem = back.problem("test")
+    assert problem.evaluate() == (back.history["test_loss"][-1], back.history["test_accuracy"][-1])
+    assert torch.equal(back.problem(learner=2).theta, back.weights[2])
+
+
+def test_the_history_is_decomposed_where_due_and_its_identities_hold(tiny: Path) -> None:
+    h = Trainer(recipe.read(str(tiny))).run().history
+    np.testing.assert_array_equal(h["step"], np.arange(1, 31))
+    due = h["step"] % 3 == 0
+    for name in (
+        "alpha_e",
+        "grad_norm2",
+        "displacement2",
+        "delta",
+        "delta_s",
+        "delta_2",
+        "delta_cross",
+        "train_loss",
+    ):
+        np.testing.assert_array_equal(np.isfinite(h[name]), due, err_msg=name)
+    r = {name: column[due] for name, column in h.items()}
+    np.testing.assert_allclose(
+        r["alpha_e"] ** 2 * r["grad_norm2"] + r["delta"], r["displacement2"], rtol=1e-5
+    )
+    np.testing.assert_allclose(r["delta_s"] + r["delta_2"] + r["delta_cross"], r["delta"], rtol=1e-5)
+    np.testing.assert_array_equal(np.isfinite(h["test_loss"]), (h["step"] % 7 == 0) | (h["step"] == 30))
+    assert np.all(h["consensus"] > 0)
+    assert np.all(np.diff(h["wall_s"]) > 0)
+
+
+def test_ssgd_has_no_delta_2_at_all() -> None:
+    h = Trainer(quadratic(algorithm={"name": "ssgd"}, steps=20)).run().history
+    assert np.nanmax(h["delta_2_full"]) == 0
+    np.testing.assert_allclose(h["delta"][9::10], h["delta_s"][9::10], rtol=1e-10)
+
+
+def test_sampled_decomposition_agrees_with_the_exact_one() -> None:
+    exact = Trainer(quadratic(steps=1, decompose={"every": 1})).run().history
+    near = Trainer(quadratic(steps=1, decompose={"every": 1, "samples": 6400})).run().history
+    for name in ("alpha_e", "grad_norm2"):
+        error = near[f"{name}_se"][0]
+        assert 0 < error < 0.1 * abs(exact[name][0])
+        assert abs(near[name][0] - exact[name][0]) < 5 * error
+    assert exact["alpha_e_se"][0] == 0
+    with pytest.raises(
+        InputError, match="decompose.samples: 100 is not allowed, it must be a multiple of 16"
+    ):
+        Trainer(quadratic(decompose={"samples": 100}))
+
+
+def test_schedule_steps_down_and_warms_up() -> None:
+    r = quadratic(steps=12, lr=0.4, schedule={"warmup": 4, "milestones": [6, 9], "factor": 0.5})
+    lr = Trainer(r).run().history["lr"]
+    np.testing.assert_allclose(lr, [0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1])
+
+
+def test_stable_below_the_limit_of_the_mixing() -> None:
+    end = Trainer(quadratic(lr=0.62)).run()
+    assert end.diverged == ""
+    assert end.diverged_at == -1
+
+
+def test_learners_that_drift_apart_are_told_from_a_mean_that_explodes(tmp_path: Path) -> None:
+    apart = launch.launch(quadratic(lr=0.75), tmp_path / "a")
+    assert apart.diverged == "learners"
+    assert 0 < apart.diverged_at == apart.step < 400
+    exploded = launch.launch(quadratic(lr=2.5, algorithm={"name": "ssgd"}), tmp_path / "b")
+    assert exploded.diverged == "mean"
+    assert exploded.step < exploded.diverged_at + 1
+    for end, folder in ((apart, "a"), (exploded, "b")):
+        assert bool(torch.isfinite(end.weights).all())
+        same_bits(end, Checkpoint.load(tmp_path / folder / "last.h5"))
+        same_bits(end, launch.launch(None, tmp_path / folder, resume=True))  # nothing more to do
+
+
+def test_an_overflow_keeps_the_last_finite_state(tmp_path: Path) -> None:
+    end = launch.launch(quadratic(lr=1e200, diverge={"loss": 1e308, "consensus": 1e300}), tmp_path / "a")
+    assert end.diverged == "mean"
+    assert bool(torch.isfinite(end.weights).all())
+    assert end.diverged_at == end.step + 1
+
+
+def test_another_runs_folder_is_refused_and_force_clears_it(tiny: Path, tmp_path: Path) -> None:
+    chosen = recipe.read(str(tiny))
+    launch.launch(chosen, tmp_path / "run")
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(FailedError, match="holds a run already"):
+        launch.launch(chosen, tmp_path / "run")
+    short = recipe.read(str(tiny), ["steps=5"])
+    launch.launch(short, tmp_path / "run", force=True)
+    names = sorted(p.name for p in (tmp_path / "run").iterdir())
+    assert names == ["last.h5", "notes.txt", "recipe.toml", "step-0000000.h5", "step-0000005.h5"]
+
+
+def test_a_failed_start_leaves_no_folder(tiny: Path, tmp_path: Path) -> None:
+    wrong = recipe.read(str(tiny), ["data.name=mnist", "data={name='mnist'}"])
+    with pytest.raises(FailedError, match="fetch the four IDX files"):
+        launch.launch(wrong, tmp_path / "run", data_dir=tmp_path)
+    for settings, message in (
+        ("model.widths=[5, 3]", r"does not take inputs of shape \(6,\)"),
+        ("model.widths=[6, 4]", r"outputs of shape \(4,\), data 'synthetic' needs \(3,\)"),
+    ):
+        with pytest.raises(InputError, match=message):
+            launch.launch(recipe.read(str(tiny), [settings]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_data_than_the_runs_is_refused(tiny: Path, tmp_path: Path) -> None:
+    launch.launch(recipe.read(str(tiny)), tmp_path / "run")
+    end = landscape.load(tmp_path / "run" / "last.h5")
+    end.data["options"]["seed"] = 1  # the same name and sizes, other samples
+    with pytest.raises(FailedError, match="fingerprint"):
+        end.problem()
+    with pytest.raises(InputError, match="learner: 4 is not allowed, it must be 'mean' or 0…3"):
+        end.problem(learner=4)
+
+
+def kill_and_resume(
+    start: Callable[..., subprocess.Popen[bytes]], command: Command, tiny: Path, tmp_path: Path, kills: int
+) -> None:
+    """Kill −9 at random moments until ``kills`` have hit a live run; every file stays whole, the end has the bits."""
+    settings = ["--set", "steps=4000", "--set", "checkpoint.every=25", "--set", "evaluate.every=50"]
+    assert command("train", tiny, *settings, "-o", tmp_path / "whole", "-q")[0] == 0
+    rng, hit, folder = random.Random(0), 0, tmp_path / "killed"
+    while hit < kills:
+        process = start("train", tiny, *settings, "-o", folder, "--resume")
+        deadline = time.monotonic() + 60
+        while not (folder / "last.h5").exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0.0, 3.0))
+        if process.poll() is None:
+            process.kill()
+            hit += 1
+        process.wait()
+        for path in folder.glob("*.h5"):
+            assert command("info", path)[0] == 0
+        if landscape.load(folder / "last.h5").step == 4000:  # done before enough kills: break it again
+            shutil.rmtree(folder)
+    assert command("train", tiny, *settings, "-o", folder, "--resume", "-q")[0] == 0
+    same_bits(landscape.load(folder / "last.h5"), landscape.load(tmp_path / "whole" / "last.h5"))
+
+
+def test_killed_twice(
+    start: Callable[..., subprocess.Popen[bytes]], command: Command, tiny: Path, tmp_path: Path
+) -> None:
+    kill_and_resume(start, command, tiny, tmp_path, 2)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times(
+    start: Callable[..., subprocess.Popen[bytes]], command: Command, tiny: Path, tmp_path: Path
+) -> None:
+    kill_and_resume(start, command, tiny, tmp_path, 20)
