@@ -74,8 +74,11 @@ def levels(losses: Sequence[Array]) -> Array:
         return np.array([low - pad, high + pad])
     if (high - low) / PAPER_SPACING <= MAX_LEVELS and (high - low) / PAPER_SPACING >= 4:
         start, stop = np.floor(low / PAPER_SPACING), np.ceil(high / PAPER_SPACING)
-        return np.arange(start, stop + 1) * PAPER_SPACING
-    return np.asarray(ticker.MaxNLocator(24).tick_values(low, high))
+        chosen = np.arange(start, stop + 1) * PAPER_SPACING
+    else:
+        chosen = np.asarray(ticker.MaxNLocator(24).tick_values(low, high))
+    chosen[0], chosen[-1] = min(chosen[0], low), max(chosen[-1], high)  # a rounding must not leave a hole
+    return chosen
 
 
 def surfaces(results: Sequence[Surface], title: str = "") -> Figure:

@@ -102,6 +102,6 @@ def test_bad_arguments_name_themselves() -> None:
         landscape.estimate_noise(problem, weights[:1], 1.0, 5)
     with pytest.raises(InputError, match="draws: 1"):
         landscape.estimate_noise(problem, weights, 1.0, 5, draws=1)
+    batches = Problem(problem.model, mean_output, [problem.tensors or ()])
     with pytest.raises(InputError, match="tensors"):
-        batches = Problem(problem.model, mean_output, [problem.tensors or ()])
         landscape.estimate_noise(batches, weights, 1.0, 5)

@@ -198,6 +198,8 @@ def test_a_failed_start_leaves_no_folder(tiny: Path, tmp_path: Path) -> None:
     for settings, message in (
         ("model.widths=[5, 3]", r"does not take inputs of shape \(6,\)"),
         ("model.widths=[6, 4]", r"outputs of shape \(4,\), data 'synthetic' needs \(3,\)"),
+        ("model.widths=[6]", r"model.widths: \[6\] is not allowed"),
+        ("model.activation=rleu", "did you mean 'relu'"),
     ):
         with pytest.raises(InputError, match=message):
             launch.launch(recipe.read(str(tiny), [settings]), tmp_path / "run")

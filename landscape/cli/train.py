@@ -44,7 +44,6 @@ def train(
     if output is None and chosen is None:
         raise InputError("RECIPE: missing; give a name (see 'landscape recipes'), a .toml file, or -o DIR --resume")
     folder = output or f"runs/{chosen.name if chosen else ''}-seed{chosen.seed if chosen else 0}"
-    common.message(_opening(chosen), quiet)
     with common.progress_bar("training", quiet) as bar:
         total = chosen.steps if chosen else 0
         hooks = Hooks(
@@ -56,16 +55,6 @@ def train(
         )
     common.message(closing(end), quiet)
     click.echo(f"{folder}/last.h5")
-
-
-def _opening(chosen: recipe.Recipe | None) -> str:
-    if chosen is None:
-        return "resuming"
-    name = chosen.part("algorithm")[0]
-    return (
-        f"{chosen.name}: {name}, {chosen.learners} learners × {chosen.local_batch} samples, "
-        f"lr {chosen.lr:g}, {chosen.steps} steps, seed {chosen.seed}"
-    )
 
 
 def closing(end: Checkpoint) -> str:

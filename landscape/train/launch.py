@@ -61,6 +61,10 @@ def launch(
         _write_text(folder / "recipe.toml", recipe.to_toml())
     except OSError as error:
         raise FailedError(f"{folder}: cannot be written ({error.strerror})") from error
+    hooks.message(
+        f"{recipe.name}: {trainer.algorithm}, {recipe.learners} learners × {recipe.local_batch} samples, "
+        f"lr {recipe.lr:g}, step {trainer.step} to {recipe.steps}, seed {recipe.seed}"
+    )
     return trainer.run()
 
 

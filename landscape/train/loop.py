@@ -69,8 +69,8 @@ class Trainer:
             "fingerprint": dataset.fingerprint,
         }
         self.stack = Stack(self.train)
-        algorithm, given = recipe.part("algorithm")
-        self.rule = algorithms.make(algorithm, given, learners=recipe.learners, seed=recipe.seed)
+        self.algorithm, given = recipe.part("algorithm")
+        self.rule = algorithms.make(self.algorithm, given, learners=recipe.learners, seed=recipe.seed)
         self.weights = self.train.theta.repeat(recipe.learners, 1)
         self.step, self.rows, self.diverged, self.diverged_at = 0, list[dict[str, float]](), "", -1
         if checkpoint:
@@ -200,7 +200,7 @@ class Trainer:
             layout=self.train.layout,
             step=self.step,
             epoch=self.step * recipe.batch / self.train.samples,
-            algorithm=recipe.part("algorithm")[0],
+            algorithm=self.algorithm,
             recipe=recipe.to_toml(),
             model={"name": self.model_name, "options": self.model_options},
             data=self.data,

@@ -1,0 +1,12 @@
+"""All benchmarks, or those named: python -m tests.benchmarks [contour] [training]"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.benchmarks import contour, training
+
+ALL = {"contour": contour.main, "training": training.main}
+
+for name in sys.argv[1:] or ALL:
+    ALL[name]()

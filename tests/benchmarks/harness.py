@@ -1,0 +1,42 @@
+"""A and B in turn, medians, and their ratio."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+import landscape
+
+
+def compare(title: str, ours: Callable[[], object], peer: Callable[[], object], *, rounds: int, need: float) -> None:
+    """Print how many times faster ``ours`` is than ``peer``: both once to warm up, then A, B, A, B, …"""
+    times: tuple[list[float], list[float]] = ([], [])
+    for k in range(rounds + 1):
+        for which, run in enumerate((ours, peer)):
+            clock = time.perf_counter()
+            run()
+            if k:
+                times[which].append(time.perf_counter() - clock)
+    a, b = (statistics.median(t) for t in times)
+    spread = sorted(y / x for x, y in zip(*times, strict=True))
+    verdict = "ok" if b / a >= need else "BELOW"
+    print(
+        f"{title}: {b / a:.2f}× (rounds {spread[0]:.2f}…{spread[-1]:.2f}; needed {need:g}×: {verdict}; "
+        f"{torch.get_num_threads()} threads)",
+        flush=True,
+    )
+
+
+def mnist() -> landscape.data.Dataset:
+    """MNIST where LANDSCAPE_DATA has it, else a mixture of its size, which times the same."""
+    try:
+        return landscape.data.load("mnist")
+    except landscape.FailedError:
+        print("MNIST is not in LANDSCAPE_DATA: a Gaussian mixture of its shape stands in", flush=True)
+        made = landscape.data.load("synthetic", samples=60_000, dimension=784, classes=10)
+        return landscape.data.Dataset(
+            made.train, (made.test[0][:10_000], made.test[1][:10_000]), made.loss, made.fingerprint, 10
+        )

@@ -1,0 +1,244 @@
+"""The commands as a user meets them: what they write and print, and one line for every mistake."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+import landscape
+from landscape.cli import group
+from tests.conftest import Command
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two short runs on the bundled digits, made once: the folders ss and dp."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, short in (("ssgd", "ss"), ("dpsgd", "dp")):
+        small = ["--set", "steps=20", "--set", "checkpoint.every=10", "--set", "model.widths=[64, 8, 10]"]
+        argv = ["-m", "landscape", "train", f"digits-{name}", *small, "-o", str(folder / short), "-q"]
+        subprocess.run([sys.executable, *argv], check=True)
+    return folder
+
+
+def one_line(result: tuple[int, str, str], code: int, *words: str) -> None:
+    """The command failed with ``code``, printed nothing on stdout and one line with ``words`` on stderr."""
+    assert result[0] == code, result
+    assert result[1] == ""
+    assert result[2].startswith("landscape: ")
+    assert result[2].count("\n") == 1, result[2]
+    for word in words:
+        assert word in result[2]
+
+
+def test_train_writes_its_files_and_names_the_checkpoint(
+    tiny: Path, tmp_path: Path, command: Command
+) -> None:
+    code, out, err = command("train", tiny, "-o", tmp_path / "r", "--set", "seed=3")
+    assert code == 0
+    assert out == f"{tmp_path}/r/last.h5\n"
+    assert (
+        "ring(1): spectral gap 0.6667, smallest eigenvalue ω_min -0.3333; stable while lr·λ_max < 0.6667"
+        in err
+    )
+    assert "test error" in err
+    assert "\r" not in err  # no progress bar where there is no terminal
+    assert landscape.load(tmp_path / "r" / "last.h5").seed == 3
+    assert command("train", tiny, "-o", tmp_path / "q", "-q")[2] == ""
+
+
+def test_divergence_is_a_result_not_a_failure(tmp_path: Path, command: Command) -> None:
+    settings = [
+        "lr=2.5",
+        "data={name='quadratic', dimension=2}",
+        "model={name='quadratic', eigenvalues=[1.0, 2.0]}",
+    ]
+    flags = [part for s in settings for part in ("--set", s)]
+    code, out, err = command("train", "digits-ssgd", *flags, "-o", tmp_path / "r")
+    assert code == 0
+    assert "diverged at step" in err
+    assert "the mean" in err
+    assert out == f"{tmp_path}/r/last.h5\n"
+    assert landscape.load(tmp_path / "r" / "last.h5").diverged == "mean"
+
+
+def test_contour_of_several_checkpoints_shares_directions(
+    runs: Path, tmp_path: Path, command: Command
+) -> None:
+    out_file, picture = tmp_path / "sub" / "c.h5", tmp_path / "c.png"
+    files = [runs / "ss" / "last.h5", runs / "dp" / "last.h5"]
+    code, out, _ = command("contour", *files, "--grid", "4x3", "-o", out_file, "--plot", picture)
+    assert code == 0
+    assert out.split() == [str(out_file), str(picture)]
+    a, b = landscape.load(out_file)
+    np.testing.assert_array_equal(a.directions, b.directions)
+    assert a.loss.shape == (3, 4)
+    assert (a.split, a.norm, a.span, a.seed, a.path) == ("test", "none", 0.1, 0, "batched")
+    assert a.source_sha256 == landscape.store.sha256(files[0])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    center = landscape.load(files[0]).problem("test")
+    again = landscape.contour(center, landscape.random_plane(center), grid=(4, 3))
+    np.testing.assert_array_equal(again.loss, a.loss)
+
+
+def test_hessian_grid_noise_info_and_plot(runs: Path, tmp_path: Path, command: Command) -> None:
+    checkpoint = runs / "dp" / "step-0000010.h5"
+    h, n = tmp_path / "h.h5", tmp_path / "n.h5"
+    assert command("hessian-grid", checkpoint, "--grid", "2", "--dtype", "float64", "-o", h)[0] == 0
+    assert landscape.load(h).dtype == "float64"
+    code, _, err = command("noise", checkpoint, "--draws", "4", "-o", n)
+    assert code == 0
+    for words in ("by definition", "on the full batch", "Eq. 4", "first order", "cross term", "±", "exact"):
+        assert words in err
+    for file, suffix in ((h, ".png"), (n, ".pdf"), (checkpoint, ".svg")):
+        picture = tmp_path / f"p{suffix}"
+        code, out, _ = command("plot", file, "-o", picture)
+        assert (code, out) == (0, f"{picture}\n")
+        assert picture.stat().st_size > 1000
+    for file, words in ((h, "lambda_max"), (n, "eq4"), (checkpoint, "recipe:")):
+        code, out, _ = command("info", file)
+        assert code == 0
+        assert words in out
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["h.h5", "n.h5", "p.pdf", "p.png", "p.svg"]
+
+
+def test_results_go_beside_the_checkpoint_by_default(runs: Path, tmp_path: Path, command: Command) -> None:
+    shutil.copy(runs / "dp" / "last.h5", tmp_path / "last.h5")
+    code, out, _ = command("contour", tmp_path / "last.h5", "--grid", "2")
+    assert (code, out) == (0, f"{tmp_path}/last-contour.h5\n")
+    assert command("contour", tmp_path / "last.h5", "--grid", "3")[0] == 0  # a result may be made anew
+
+
+def test_recipes_lists_and_prints(command: Command) -> None:
+    code, out, _ = command("recipes")
+    assert code == 0
+    assert len(out.splitlines()) == 8
+    code, out, _ = command("recipes", "mnist-fig2b-dpsgd")
+    assert 'mixing = "ring(2)"' in out
+    one_line(command("recipes", "mnist-fig2c-dpsgd"), 2, "did you mean 'mnist-fig2b-dpsgd'")
+
+
+@pytest.mark.parametrize("name", sorted(group.commands))
+def test_every_command_has_help_with_an_example(command: Command, name: str) -> None:
+    code, out, _ = command(name, "--help")
+    assert code == 0
+    assert f"Example: landscape {name}" in out
+
+
+def test_bad_usage(runs: Path, tmp_path: Path, command: Command) -> None:
+    dp = runs / "dp" / "last.h5"
+    one_line(
+        command("contour", dp, "--grid", "0", "-o", tmp_path / "x.h5"), 2, "--grid", "'0'", "numbers ≥ 1"
+    )
+    one_line(command("contour", dp, "--grid", "4y4", "-o", tmp_path / "x.h5"), 2, "--grid", "51x25")
+    one_line(command("contour", dp, "--span", "-1", "-o", tmp_path / "x.h5"), 2, "span", "-1.0", "> 0")
+    one_line(command("contour", dp, "--span", "nan", "-o", tmp_path / "x.h5"), 2, "span", "nan")
+    one_line(command("contour", dp, "--span", "wide"), 2, "--span", "'wide'")
+    one_line(command("contour", dp, "--norm", "filer", "-o", tmp_path / "x.h5"), 2, "did you mean 'filter'")
+    one_line(command("contour", dp, "--split", "tset", "-o", tmp_path / "x.h5"), 2, "did you mean 'test'")
+    one_line(command("contour", dp, "--path", "fast"), 2, "--path", "batched")
+    one_line(command("contour", dp, "--dtype", "half", "-o", tmp_path / "x.h5"), 2, "--dtype", "'half'")
+    one_line(command("contour", dp, "-o", tmp_path / "x.txt"), 2, "x.txt", ".h5")
+    one_line(command("contour", dp, "--plot", tmp_path / "x.bmp"), 2, "x.bmp", ".png, .pdf, .svg")
+    one_line(command("contour", dp, "--device", "tpu", "-o", tmp_path / "x.h5"), 2, "--device", "auto")
+    one_line(command("contour", dp, "-o", dp), 1, "is a checkpoint, it is not overwritten")
+    one_line(command("contour"), 2, "CKPT")
+    one_line(command("hessian-grid", dp, "--tol", "0", "-o", tmp_path / "x.h5"), 2, "tol", "0")
+    one_line(command("noise", dp, "--draws", "1", "-o", tmp_path / "x.h5"), 2, "draws", "1", "≥ 2")
+    one_line(command("plot", dp, runs / "none.h5", "-o", tmp_path / "x.png"), 1, "none.h5: no such file")
+    one_line(command("contuor"), 2, "contuor")
+    one_line(command("train"), 2, "RECIPE")
+    one_line(command("train", "--set", "lr=1"), 2, "--set")
+    one_line(
+        command("train", "digits-ssgd", "--resume", "--force", "-o", tmp_path / "x"), 2, "only one of the two"
+    )
+    one_line(command("train", "--resume", "-o", tmp_path / "x"), 1, "holds no run to resume")
+    one_line(command("train", "digits-ssgd", "--set", "learners=1", "-o", tmp_path / "x"), 2, "learners: 1")
+    one_line(
+        command("train", "digits-ssgd", "--set", "batch=7", "-o", tmp_path / "x"), 2, "batch: 7", "5 learners"
+    )
+    one_line(command("train", "digits-ssgd", "-o", runs / "ss"), 1, "holds a run already", "--resume")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_files(runs: Path, tmp_path: Path, command: Command) -> None:
+    good = (runs / "dp" / "last.h5").read_bytes()
+    made = {
+        "cut": good[: len(good) // 2],
+        "text": b"not a file of ours",
+        "empty": b"",
+        "newer": good,
+        "naninf": good,
+        "other-data": good,
+    }
+    for name, raw in made.items():
+        (tmp_path / f"{name}.h5").write_bytes(raw)
+    with h5py.File(tmp_path / "newer.h5", "a") as file:
+        file.attrs["version"] = 2
+    with h5py.File(tmp_path / "naninf.h5", "a") as file:
+        file["weights"][0, 3] = np.nan
+    with h5py.File(tmp_path / "other-data.h5", "a") as file:
+        file.attrs["data"] = file.attrs["data"].replace('"fingerprint": "', '"fingerprint": "0')
+    before = sorted(tmp_path.iterdir())
+    for name, words in (
+        ("cut", "not a readable HDF5 file"),
+        ("text", "not a readable HDF5 file"),
+        ("empty", "not a readable HDF5 file"),
+        ("newer", "version 2 is newer than 1"),
+        ("naninf", "NaN or infinite"),
+        ("other-data", "fingerprint"),
+        ("none", "no such file"),
+    ):
+        for analysis in ("contour", "hessian-grid", "noise"):
+            one_line(command(analysis, tmp_path / f"{name}.h5", "-o", tmp_path / "x.h5"), 1, words)
+    one_line(command("info", tmp_path / "cut.h5"), 1, "cut.h5")
+    one_line(command("plot", tmp_path / "text.h5"), 1, "text.h5")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_checkpoint_whose_data_is_not_there(tmp_path: Path, runs: Path, command: Command) -> None:
+    shutil.copy(runs / "dp" / "last.h5", tmp_path / "m.h5")
+    with h5py.File(tmp_path / "m.h5", "a") as file:
+        file.attrs["data"] = file.attrs["data"].replace("digits", "mnist").replace('"test_samples": 360', "")
+    one_line(
+        command("contour", tmp_path / "m.h5", "--data-dir", tmp_path, "-o", tmp_path / "x.h5"),
+        1,
+        "train-images-idx3-ubyte[.gz] is not in",
+        "--data-dir",
+    )
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_no_permission(tmp_path: Path, runs: Path, command: Command) -> None:
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o500)
+    one_line(
+        command("contour", runs / "dp" / "last.h5", "--grid", "2", "-o", folder / "x.h5"), 1, "Permission"
+    )
+    one_line(command("train", "digits-ssgd", "-o", folder / "run"), 1, "Permission")
+
+
+def test_a_path_that_cannot_be_a_folder(tmp_path: Path, runs: Path, command: Command) -> None:
+    (tmp_path / "file").write_text("x")
+    one_line(command("train", "digits-ssgd", "-o", tmp_path / "file"), 1, "cannot be")
+    one_line(
+        command("contour", runs / "dp" / "last.h5", "-o", tmp_path / "file" / "x.h5"), 1, "cannot be made"
+    )
+    one_line(command("plot", runs / "dp" / "last.h5", "-o", tmp_path / "file" / "x.png"), 1, "cannot be made")
+
+
+@pytest.mark.slow
+def test_demo(tmp_path: Path, command: Command) -> None:
+    code, out, _ = command("demo", "-o", tmp_path / "demo", "-q")
+    assert code == 0
+    for name in ("training", "contour", "hessian", "noise"):
+        assert (tmp_path / "demo" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert f"{name}.png" in out
+    assert "ssgd" in out

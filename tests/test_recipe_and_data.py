@@ -1,0 +1,240 @@
+"""Recipes and data files: what is read, and what is said of what cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import re
+import struct
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import landscape
+from landscape import FailedError, InputError
+from landscape.data import idx
+from landscape.train import recipe
+
+BUILT_IN = {
+    "digits-ssgd",
+    "digits-dpsgd",
+    *(f"mnist-fig2{part}-{a}" for part in "ab" for a in ("ssgd", "ssgd-noise", "dpsgd")),
+}
+
+
+def test_the_built_in_recipes_are_there_and_read_back_equal() -> None:
+    assert set(recipe.built_in()) == BUILT_IN
+    for name in BUILT_IN:
+        r = recipe.read(name)
+        assert r.name == name
+        assert recipe.from_values(tomllib.loads(r.to_toml())) == recipe.from_values(
+            tomllib.loads(recipe.from_values(tomllib.loads(r.to_toml())).to_toml())
+        )
+
+
+def test_figure_2_settings_are_the_papers() -> None:
+    a, b = recipe.read("mnist-fig2a-dpsgd"), recipe.read("mnist-fig2b-dpsgd")
+    assert (a.learners, a.batch, a.lr, a.steps) == (5, 2000, 1.0, 1500)
+    assert (b.learners, b.batch, b.lr, b.steps) == (6, 1998, 0.2, 6000)
+    assert a.part("algorithm") == ("dpsgd", {"mixing": "full"})
+    assert b.part("algorithm") == ("dpsgd", {"mixing": "ring(2)"})
+    assert a.part("model") == b.part("model") == ("mlp", {"widths": [784, 50, 50, 10]})
+    assert a.schedule == recipe.Schedule()
+
+
+@given(
+    st.integers(2, 9),
+    st.integers(1, 50),
+    st.floats(1e-8, 1e8),
+    st.text(max_size=20),
+    st.lists(st.integers(1, 100), max_size=3),
+)
+def test_toml_reads_back_to_the_same_recipe(
+    learners: int, local: int, lr: float, name: str, milestones: list[int]
+) -> None:
+    values = {
+        "name": name,
+        "learners": learners,
+        "batch": learners * local,
+        "lr": lr,
+        "steps": 3,
+        "algorithm": {"name": "ssgd"},
+        "model": {"name": "mlp", "widths": [64, 10], "activation": "tanh"},
+        "data": {"name": "digits", "test_samples": 360},
+        "schedule": {"milestones": milestones},
+    }
+    r = recipe.from_values(values)
+    assert recipe.from_values(tomllib.loads(r.to_toml())) == r
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("learnrs=4", "recipe key learnrs: 'learnrs' is not known; did you mean 'learners'?"),
+        ("decompose.evry=4", "'evry' is not known; did you mean 'every'?"),
+        ("model.width=[1]", "did you mean 'widths'?"),
+        ("algorithm.mixng='full'", "'mixng' is not known"),
+        ("data.name=minst", "did you mean 'mnist'?"),
+        ("learners=1", "learners: 1 is not allowed, it must be at least 2"),
+        ("learners=0", "learners: 0"),
+        ("learners=2.0", "learners: 2.0 is not allowed, it must be int"),
+        ("learners=true", "learners: True is not allowed, it must be int"),
+        ("batch=501", "batch: 501 is not divisible by 5 learners; 500 would be"),
+        ("batch=0", "batch: 0 is not allowed"),
+        ("lr=-1", "lr: -1.0 is not allowed, it must be a finite number > 0"),
+        ("lr=nan", "lr: nan is not allowed"),
+        ("lr='big'", "lr: 'big' is not allowed, it must be float"),
+        ("steps=-1", "steps: -1 is not allowed"),
+        ("dtype=half", "dtype: 'half' is not allowed, it must be one of 'float32', 'float64'"),
+        ("model.widths=['a']", "model.widths: \\['a'\\] is not allowed"),
+        ("decompose=3", "decompose: 3 is not allowed, it must be a table"),
+        ("algorithm={}", "algorithm.name: missing"),
+        ("lr.x=3", "'lr' is not a table"),
+        ("lr", "--set: 'lr' is not allowed, it must be KEY=VALUE"),
+        ("checkpoint.every=-5", "checkpoint.every: -5"),
+    ],
+)
+def test_bad_settings_name_the_key_and_what_is_allowed(setting: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        recipe.read("digits-ssgd", [setting])
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_are_toml_or_bare_words() -> None:
+    r = recipe.read(
+        "digits-dpsgd", ["algorithm.mixing=ring(1)", "lr=0.5", "model.widths=[64, 10]", "steps=7"]
+    )
+    assert r.part("algorithm")[1]["mixing"] == "ring(1)"
+    assert (r.lr, r.steps, r.model["widths"]) == (0.5, 7, [64, 10])
+
+
+def test_recipe_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="did you mean 'digits-ssgd'"):
+        recipe.read("digits-sgd")
+    with pytest.raises(FailedError, match="none.toml: cannot be read"):
+        recipe.read(str(tmp_path / "none.toml"))
+    (tmp_path / "bad.toml").write_text("lr = = 3")
+    with pytest.raises(InputError, match="bad.toml: not valid TOML"):
+        recipe.read(str(tmp_path / "bad.toml"))
+    (tmp_path / "short.toml").write_text("lr = 1.0")
+    with pytest.raises(InputError, match="recipe key learners: missing"):
+        recipe.read(str(tmp_path / "short.toml"))
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FailedError, match="cannot be read as a recipe"):
+        recipe.read(str(tmp_path / "bytes.toml"))
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    raw = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+
+
+def write_mnist(folder: Path, suffix: str = "") -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    arrays = {
+        name: rng.integers(0, 255 if "images" in name else 10, shape, dtype=np.uint8)
+        for name, shape in zip(idx.FILES, [(30, 4, 4), (30,), (10, 4, 4), (10,)], strict=True)
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in arrays.items():
+        write_idx(folder / (name + suffix), array)
+    return arrays
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_idx_files_are_found_and_read(tmp_path: Path, name: str, suffix: str, inside: bool) -> None:
+    arrays = write_mnist(tmp_path / name if inside else tmp_path, suffix)
+    data = landscape.data.load(name, data_dir=tmp_path)
+    assert data.train[0].shape == (30, 16)
+    np.testing.assert_allclose(data.test[0].numpy(), arrays[idx.FILES[2]].reshape(10, 16) / 255, rtol=1e-6)
+    assert torch.equal(data.train[1], torch.from_numpy(arrays[idx.FILES[1]].astype(np.int64)))
+    assert re.fullmatch("[0-9a-f]{64}", data.fingerprint)
+
+
+def test_the_folder_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_mnist(tmp_path / "mnist")
+    monkeypatch.setenv("LANDSCAPE_DATA", str(tmp_path))
+    assert len(landscape.data.load("mnist").train[1]) == 30
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_an_array_or_a_clear_error(
+    tmp_path_factory: pytest.TempPathFactory, raw: bytes
+) -> None:
+    folder = tmp_path_factory.mktemp("idx")
+    for path in (folder / "x", folder / "x.gz"):
+        path.write_bytes(raw)
+        with contextlib.suppress(FailedError):  # any other exception fails the test
+            assert idx.read_idx(path).dtype == np.uint8
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=3), st.integers(0, 9))
+def test_idx_files_read_back_and_truncated_ones_are_refused(
+    tmp_path_factory: pytest.TempPathFactory, shape: list[int], cut: int
+) -> None:
+    path = tmp_path_factory.mktemp("idx") / "x"
+    array = np.arange(int(np.prod(shape)), dtype=np.uint8).reshape(shape)
+    write_idx(path, array)
+    np.testing.assert_array_equal(idx.read_idx(path), array)
+    raw = path.read_bytes()
+    if 0 < cut < len(raw):
+        path.write_bytes(raw[:-cut])
+        with pytest.raises(FailedError):
+            idx.read_idx(path)
+
+
+def test_missing_and_damaged_data_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(
+        FailedError, match=r"train-images-idx3-ubyte\[.gz\] is not in .* fetch the four IDX files"
+    ):
+        landscape.data.load("mnist", data_dir=tmp_path)
+    write_mnist(tmp_path / "mnist", ".gz")
+    images = tmp_path / "mnist" / f"{idx.FILES[0]}.gz"
+    images.write_bytes(images.read_bytes()[:50])
+    with pytest.raises(FailedError, match="cannot be read .* fetch it again"):
+        landscape.data.load("mnist", data_dir=tmp_path)
+    write_idx(images, np.zeros((3, 4, 4), np.uint8))
+    with pytest.raises(FailedError, match=r"shape \(3, 4, 4\) and its labels \(30,\)"):
+        landscape.data.load("mnist", data_dir=tmp_path)
+    with pytest.raises(InputError, match="data: 'colour' is not known"):
+        landscape.data.load("digits", colour=True)
+
+
+def test_digits_and_synthetic() -> None:
+    digits = landscape.data.load("digits")
+    assert digits.train[0].shape == (1437, 64)
+    assert digits.test[0].shape == (360, 64)
+    assert (float(digits.train[0].min()), float(digits.train[0].max())) == (0.0, 1.0)
+    assert digits.fingerprint == landscape.data.load("digits").fingerprint
+    assert digits.fingerprint != landscape.data.load("digits", test_samples=300).fingerprint
+    mixture = landscape.data.load("synthetic", samples=6000, classes=3, imbalance=9.0)
+    counts = torch.bincount(mixture.train[1]).double()
+    assert float(counts[0] / counts[2]) == pytest.approx(9, rel=0.15)
+    assert float(counts[0] / counts[1]) == pytest.approx(3, rel=0.15)
+    with pytest.raises(InputError, match="data.imbalance: 0.5"):
+        landscape.data.load("synthetic", imbalance=0.5)
+
+
+def test_the_quadratic_has_exactly_its_hessian_and_moments() -> None:
+    data = landscape.data.load("quadratic", dimension=3, curvature_std=0.2, gradient_std=0.5)
+    x = data.train[0].numpy()
+    np.testing.assert_allclose(x.mean(0), [1, 0, 0, 0], atol=1e-12)
+    np.testing.assert_allclose(x.std(0), [0.2, 0.5, 0.5, 0.5], rtol=1e-12)
+    model = landscape.models.build("quadratic", eigenvalues=[1.0, -2.0, 5.0], center=0.5)
+    np.testing.assert_allclose(
+        np.linalg.eigvalsh(model.get_buffer("hessian").numpy()), [-2, 1, 5], atol=1e-12
+    )
+
+
+def test_the_mlp_takes_any_widths_and_activation() -> None:
+    model = landscape.models.build("mlp", widths=[12, 9, 7, 2], activation="silu")
+    assert model(torch.randn(5, 3, 4)).shape == (5, 2)
+    assert json.dumps(landscape.models.names()) == '["mlp", "quadratic"]'
