@@ -24,6 +24,11 @@ from landscape.train.recipe import Recipe, from_values, parse
 from landscape.vector import average
 
 
+# Steps in a row that the spread must exceed its bound by: a burst, such as one huge gradient, is over sooner,
+# and under SSGD the learners are together again after one step (ours).
+PERSISTENT = 10
+
+
 @dataclass
 class Hooks:
     """What the loop tells the outside: every checkpoint as it is due, messages, and each finished step."""
@@ -177,8 +182,10 @@ class Trainer:
         bounds = self.recipe.diverge
         start = self.train.theta.double()
         spread_bound = bounds.consensus * max(float(new_mean @ new_mean), float(start @ start))
-        if row["loss"] <= bounds.loss and row["consensus"] <= spread_bound:
-            return  # false for NaN, too
+        recent = [r["consensus"] for r in self.rows[1 - PERSISTENT :]] + [row["consensus"]]
+        apart = len(recent) == PERSISTENT and min(recent) > spread_bound
+        if row["loss"] <= bounds.loss and math.isfinite(row["consensus"]) and not apart:
+            return  # the first is false for NaN, too
         at = new_mean if bool(torch.isfinite(new_mean).all()) else mean
         loss = self.train.loss(at.to(self.weights.dtype))
         self.diverged = "learners" if loss <= bounds.loss else "mean"

@@ -66,9 +66,10 @@ class Diverge:
     """When a run counts as diverged.
 
     The mean: its loss is not finite or above ``loss`` nats (ours: runs at Figure 2(a)'s rate peaked at 1,272
-    in a burst and came back). The learners: the consensus distance exceeds ``consensus`` times the larger of
-    ‖w_a‖² now and at the start, while the mean's loss is still below (ours: a burst in which one learner
-    throws the mean along reaches n − 1; only disagreement that grows by itself goes far beyond).
+    in a burst and came back). The learners: for ten steps in a row the consensus distance exceeds
+    ``consensus`` times the larger of ‖w_a‖² now and at the start, while the mean's loss is still below (ours:
+    where one learner throws the mean along the ratio stays near n − 1; only disagreement that grows by
+    itself stays far beyond).
     """
 
     loss: float = 1e4
