@@ -32,6 +32,7 @@ _SLOT = np.dtype(
 
 # Columns of /history and their units. A row describes one step, from w(t−1) to w(t), t its number: loss,
 # train_loss, alpha_e … delta_cross belong to the step's start, consensus and the test columns to its end.
+# delta = delta_s + delta_2 + delta_cross for SSGD and DPSGD; the noise that SSGD* injects is in delta alone.
 # NaN where a column was not evaluated. Losses are in nats; weights, and so their squares, have no unit.
 HISTORY_UNITS = {
     "step": "steps",

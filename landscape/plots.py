@@ -170,15 +170,18 @@ def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
 
 
 def training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
-    """Loss, test error, α_e, Δ, Δ(2) and spread by step; thin lines are seeds, thick ones their median."""
+    """Loss, test error, α_e, Δ, Δ(2) and spread by step; thin lines are seeds, thick ones their median.
+
+    Spread and noise are in squared weights. A dashed line marks where a run diverged.
+    """
     with _style():
         figure, axes = _panels(2, 3, 3.9, 2.75)
         panels = [
-            ("train_loss", "training loss at $w_a$ (nat)", "linear"),
-            ("test_error", "test error of $w_a$ (%)", "linear"),
-            ("consensus", "consensus distance (squared weights)", "log"),
+            ("train_loss", "training loss at $w_a$ (nat)", "log"),
+            ("test_error", "test error of $w_a$ (%)", "log"),
+            ("consensus", "consensus distance", "log"),
             ("alpha_e", r"effective learning rate $\alpha_e$", "linear"),
-            ("delta", r"noise $\Delta$ (squared weights)", "log"),
+            ("delta", r"noise $\Delta$", "log"),
             ("delta_2_full", r"$\Delta^{(2)} = \alpha^2\Vert\delta\Vert^2$", "log"),
         ]
         for ax, (column, name, scale) in zip(axes, panels, strict=True):
@@ -189,7 +192,10 @@ def training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
             if not any(drawn):
                 ax.text(0.5, 0.5, "zero or not recorded", ha="center", va="center", transform=ax.transAxes)
             if column == "alpha_e":
-                for lr in sorted({float(r.history["lr"][-1]) for r in runs if len(r.history["lr"])}):
+                rates = sorted({float(r.history["lr"][-1]) for r in runs if len(r.history["lr"])})
+                if rates:  # where g is small α_e is all noise: show what is near α
+                    ax.set_ylim(-0.5 * rates[-1], 2.5 * rates[-1])
+                for lr in rates:
                     ax.axhline(lr, color="#777777", lw=0.9, ls=":", zorder=0)
                     ax.annotate("α", (1.01, lr), xycoords=("axes fraction", "data"), va="center", fontsize=9)
         handles, labels = axes[0].get_legend_handles_labels()
@@ -217,7 +223,7 @@ def _draw_runs(ax: Axes, label: str, runs: Sequence[Checkpoint], column: str) ->
     curves = []
     for run in runs:
         values = 100 * (1 - run.history["test_accuracy"]) if column == "test_error" else run.history[column]
-        shown = np.isfinite(values) & ((values > 0) | (column not in ("consensus", "delta", "delta_2_full")))
+        shown = np.isfinite(values) & ((values > 0) | (column == "alpha_e"))  # zeros have no place on a log scale
         if shown.any():
             curves.append((run.history["step"][shown], values[shown]))
             alone = len(runs) == 1

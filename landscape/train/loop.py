@@ -186,8 +186,9 @@ class Trainer:
         apart = len(recent) == PERSISTENT and min(recent) > spread_bound
         if row["loss"] <= bounds.loss and math.isfinite(row["consensus"]) and not apart:
             return  # the first is false for NaN, too
-        at = new_mean if bool(torch.isfinite(new_mean).all()) else mean
-        loss = self.train.loss(at.to(self.weights.dtype))
+        # Judge the mean where the trouble was seen: before the step, or after it if only the spread is bad.
+        before = not row["loss"] <= bounds.loss or not bool(torch.isfinite(new_mean).all())
+        loss = self.train.loss((mean if before else new_mean).to(self.weights.dtype))
         self.diverged = "learners" if loss <= bounds.loss else "mean"
         self.diverged_at = t
 
