@@ -93,7 +93,7 @@ class Checkpoint:
 
     @property
     def mean(self) -> Tensor:
-        """w_a (P,), averaged in float64."""
+        """w_a (P,)."""
         return average(self.weights)
 
     @property

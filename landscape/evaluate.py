@@ -16,12 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from landscape.options import InputError, choose
 from landscape.problem import Problem, correct
-from landscape.stack import LinearStep, chain, plain_cross_entropy
+from landscape.stack import LinearStep, chain, stacked_losses
 
 PATHS = ("auto", "batched", "pointwise")
 # Measured on 2 cores, 784-50-50-10: 1,000 samples a chunk with about 50 points a block is the fastest;
@@ -121,18 +120,12 @@ def _batched(
                     h = torch.baddbmm(later[step.bias].unsqueeze(-1), w, h) if step.bias else torch.bmm(w, h)
                 else:
                     h = step(h)
-            loss[k : k + block] += _losses(problem, h, yc) * len(yc)
+            loss[k : k + block] += stacked_losses(
+                problem.criterion, h, yc.expand(len(c), *yc.shape)
+            ).double() * len(yc)
             right[k : k + block] += _correct(h, yc)
             progress((i + len(yc) * min(1.0, (k + block) / len(points))) / problem.samples)
     return Values(loss.cpu() / problem.samples, right.cpu() / problem.samples, "batched")
-
-
-def _losses(problem: Problem, outputs: Tensor, targets: Tensor) -> Tensor:
-    """(K,) float64 mean losses of outputs (K, C, samples) with targets (samples, ...)."""
-    if plain_cross_entropy(problem.criterion) and targets.dim() == 1 and not targets.is_floating_point():
-        repeated = targets.expand(len(outputs), -1)
-        return F.cross_entropy(outputs, repeated, reduction="none").mean(1, dtype=torch.float64)
-    return torch.stack([problem.criterion(o.T, targets).double() for o in outputs])
 
 
 def _correct(outputs: Tensor, targets: Tensor) -> Tensor:

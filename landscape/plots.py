@@ -86,7 +86,7 @@ def surfaces(results: Sequence[Surface], title: str = "") -> Figure:
     columns = min(3, len(results))
     rows = -(-len(results) // columns)
     with _style():
-        figure, axes = _panels(rows, columns, 3.7, 3.45)
+        figure, axes = _panels(rows, columns, 3.7, 3.8)
         shared = levels([r.loss for r in results])
         norm = colors.Normalize(shared[0], shared[-1])
         cmap = sns.color_palette("mako_r", as_cmap=True)
@@ -112,7 +112,8 @@ def surfaces(results: Sequence[Surface], title: str = "") -> Figure:
         gap = float(shared[1] - shared[0])
         r = results[0]
         figure.suptitle(
-            title or f"Loss around w_a, lines {gap:.3g} apart; directions: {r.kind}, normalisation: {r.norm}"
+            title
+            or f"Loss around $w_a$, lines {gap:.3g} apart; directions: {r.kind}, normalisation: {r.norm}"
         )
     return figure
 
@@ -189,6 +190,9 @@ def training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
             ax.set_ylabel(name)
             ax.set_xlabel("step")
             ax.set_yscale(scale if any(drawn) else "linear")
+            if column == "test_error":  # percentages are read as plain numbers
+                for axis_formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+                    axis_formatter(ticker.LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
             if not any(drawn):
                 ax.text(0.5, 0.5, "zero or not recorded", ha="center", va="center", transform=ax.transAxes)
             if column == "alpha_e":
@@ -223,7 +227,9 @@ def _draw_runs(ax: Axes, label: str, runs: Sequence[Checkpoint], column: str) ->
     curves = []
     for run in runs:
         values = 100 * (1 - run.history["test_accuracy"]) if column == "test_error" else run.history[column]
-        shown = np.isfinite(values) & ((values > 0) | (column == "alpha_e"))  # zeros have no place on a log scale
+        shown = np.isfinite(values) & (
+            (values > 0) | (column == "alpha_e")
+        )  # zeros have no place on a log scale
         if shown.any():
             curves.append((run.history["step"][shown], values[shown]))
             alone = len(runs) == 1

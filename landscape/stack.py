@@ -85,11 +85,10 @@ def plain_cross_entropy(loss: Loss) -> bool:
 
 
 def stacked_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """(K,) mean losses of K sets of outputs (K, B, C) with targets (K, B)."""
+    """(K,) mean losses of K sets of outputs (K, C, B), each with its own targets (K, B, ...)."""
     if plain_cross_entropy(loss) and targets.dim() == 2 and not targets.is_floating_point():
-        each = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
-        return each.view(targets.shape).mean(1)
-    return torch.stack([loss(o, t) for o, t in zip(outputs, targets, strict=True)])
+        return F.cross_entropy(outputs, targets, reduction="none").mean(1)
+    return torch.stack([loss(o.T, t) for o, t in zip(outputs, targets, strict=True)])
 
 
 class Stack:
@@ -107,12 +106,11 @@ class Stack:
         if self.steps is None:
             return torch.stack([self._one(*args) for args in zip(weights, x, y, out, strict=True)])
         leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(weights).items()}
-        h = x.flatten(2)
+        h = x.flatten(2).transpose(1, 2)  # features before samples: gradients come out as the weights lie
         for step in self.steps:
             if isinstance(step, LinearStep):
-                w = leaves[step.weight].transpose(1, 2)
-                bias = leaves[step.bias].unsqueeze(1) if step.bias else None
-                h = torch.baddbmm(bias, h, w) if bias is not None else torch.bmm(h, w)
+                w = leaves[step.weight]
+                h = torch.baddbmm(leaves[step.bias].unsqueeze(2), w, h) if step.bias else torch.bmm(w, h)
             else:
                 h = step(h)
         losses = stacked_losses(self.problem.criterion, h, y)

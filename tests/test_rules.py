@@ -161,14 +161,14 @@ def test_identities_hold_in_float32(seed: int, order: str, lr: float) -> None:
     rule.begin(weights, 1)
     own = torch.empty_like(weights)
     stack.gradients(rule.points(weights), x[indices], y[indices], out=own)
-    mean = weights.mean(0, dtype=torch.float64)
-    part = StepDecomposition(stack, mean, x[indices], y[indices], own, 0, seed, 1)
+    mean = weights.mean(0)
+    part = StepDecomposition(stack, weights, x[indices], y[indices], own, 0, seed, 1)
     new = rule.finish(weights, own, lr, 1)
-    c = part.columns(new.mean(0, dtype=torch.float64), lr)
+    c = part.columns(new, lr)
     assert c["alpha_e"] ** 2 * c["grad_norm2"] + c["delta"] == pytest.approx(c["displacement2"], rel=1e-5)
     split = c["delta_s"] + c["delta_2"] + c["delta_cross"]
     assert split == pytest.approx(c["delta"], rel=1e-5, abs=1e-5 * c["displacement2"])
-    assert c["train_loss"] == pytest.approx(problem.loss(mean.float()), rel=1e-5)
+    assert c["train_loss"] == pytest.approx(problem.loss(mean), rel=1e-5)
     assert c["delta_2"] <= c["delta_2_full"] * (1 + 1e-6)
 
 
@@ -178,8 +178,8 @@ def test_the_decomposition_of_plain_gradient_descent_is_exact() -> None:
     stack, own = Stack(problem), problem.gradient().repeat(2, 1)
     assert problem.tensors is not None
     x, y = (t[:5].expand(2, *t[:5].shape) for t in problem.tensors)
-    part = StepDecomposition(stack, problem.theta, x, y, own, 0, 0, 1)
-    c = part.columns(problem.theta - 0.3 * g, 0.3)
+    part = StepDecomposition(stack, problem.theta.repeat(2, 1), x, y, own, 0, 0, 1)
+    c = part.columns((problem.theta - 0.3 * g).repeat(2, 1), 0.3)
     assert c["alpha_e"] == pytest.approx(0.3)
     assert c["delta"] == pytest.approx(0, abs=1e-25)
     assert c["delta_s"] == pytest.approx(0, abs=1e-25)

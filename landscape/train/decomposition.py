@@ -14,6 +14,7 @@ from landscape.options import InputError
 from landscape.problem import Problem
 from landscape.stack import Stack
 from landscape.train.randomness import generator
+from landscape.vector import average
 
 # Independent estimates of g that a sample is cut into; half serve ⟨·, g⟩, half ‖g‖², so that the two are
 # independent (ours; enough for a standard error within about 20%).
@@ -84,24 +85,24 @@ def estimate_gradient(problem: Problem, theta: Tensor, samples: int, seed: int, 
 class StepDecomposition:
     """What is known before a step is finished: g, g_S and δ at w_a; :meth:`columns` adds the displacement.
 
-    ``own`` (n, P) are the learners' minibatch gradients where the rule took them; those at the mean, on the
-    same minibatches (x, y), are computed here.
+    ``weights`` (n, P) are those at the start of the step, ``own`` (n, P) the learners' minibatch gradients
+    where the rule took them; those at the mean, on the same minibatches (x, y), are computed here.
     """
 
     def __init__(
-        self, stack: Stack, mean: Tensor, x: Tensor, y: Tensor, own: Tensor, samples: int, seed: int, step: int
+        self, stack: Stack, weights: Tensor, x: Tensor, y: Tensor, own: Tensor, samples: int, seed: int, step: int
     ) -> None:
-        theta = mean.to(own.dtype)
+        theta = average(weights)
         at_mean = torch.empty_like(own)
         stack.gradients(theta.expand_as(own), x, y, out=at_mean)
-        self._mean = mean
+        self._mean = weights.mean(0, dtype=torch.float64)  # a difference of two is not to be lost in rounding
         self._gradient = estimate_gradient(stack.problem, theta, samples, seed, step)
         self._synchronous = at_mean.mean(0, dtype=torch.float64)
         self._delta = (own.double() - at_mean.double()).mean(0)
 
-    def columns(self, new_mean: Tensor, lr: float) -> dict[str, float]:
-        """The history's columns for the step that led to ``new_mean`` (P,) float64 with learning rate α."""
-        g, d = self._gradient, new_mean - self._mean
+    def columns(self, new: Tensor, lr: float) -> dict[str, float]:
+        """The history's columns for the step that led to the weights ``new`` (n, P) with learning rate α."""
+        g, d = self._gradient, new.mean(0, dtype=torch.float64) - self._mean
         dot, dot_se = g.dot(d)
         norm2, norm2_se = g.norm2()
         displacement2 = float(d @ d)

@@ -144,17 +144,17 @@ class Trainer:
         row = dict.fromkeys(HISTORY_UNITS, math.nan)
         row |= {"step": t, "lr": lr, "loss": float(losses.double().mean())}
         part = None
-        mean = weights.mean(0, dtype=torch.float64)
         if recipe.decompose.every and t % recipe.decompose.every == 0:
             part = StepDecomposition(
-                self.stack, mean, x, y, gradients, recipe.decompose.samples, recipe.seed, t
+                self.stack, weights, x, y, gradients, recipe.decompose.samples, recipe.seed, t
             )
         new = self.rule.finish(weights, gradients, lr, t)
-        new_mean = new.mean(0, dtype=torch.float64)
-        row["consensus"] = float((new - new_mean.to(new.dtype)).square().sum(dtype=torch.float64)) / len(new)
+        new_mean = average(new)
+        spread = (new - new_mean).flatten()
+        row["consensus"] = float(spread @ spread) / len(new)
         if part is not None:
-            row |= part.columns(new_mean, lr)
-        self._judge(t, row, mean, new_mean)
+            row |= part.columns(new, lr)
+        self._judge(t, row, new_mean)
         if self.diverged and not math.isfinite(row["consensus"] + row["loss"]):
             return  # this step has no finite state to end in: the last one that has stays
         self.weights, self.step = new, t
@@ -169,18 +169,17 @@ class Trainer:
         """(x (n, B, ...), y (n, B, ...)) of step ``t``, drawn with replacement (DESIGN, settings)."""
         assert self.train.tensors is not None
         shape = (self.recipe.learners, self.recipe.local_batch)
-        indices = torch.randint(self.train.samples, shape, generator=generator(self.recipe.seed, "batch", t))
-        indices = indices.to(self.train.device)
-        x, y = self.train.tensors
-        return x[indices], y[indices]
+        draw = generator(self.recipe.seed, "batch", t)
+        indices = torch.randint(self.train.samples, shape, generator=draw).flatten().to(self.train.device)
+        return tuple(t.index_select(0, indices).view(*shape, *t.shape[1:]) for t in self.train.tensors)
 
     def _evaluate(self, row: dict[str, float]) -> None:
         row["test_loss"], row["test_accuracy"] = self.test.evaluate(average(self.weights))
 
-    def _judge(self, t: int, row: dict[str, float], mean: Tensor, new_mean: Tensor) -> None:
+    def _judge(self, t: int, row: dict[str, float], new_mean: Tensor) -> None:
         """Set ``diverged`` if this step's losses or spread say so, telling the mean from the learners."""
         bounds = self.recipe.diverge
-        start = self.train.theta.double()
+        start = self.train.theta
         spread_bound = bounds.consensus * max(float(new_mean @ new_mean), float(start @ start))
         recent = [r["consensus"] for r in self.rows[1 - PERSISTENT :]] + [row["consensus"]]
         apart = len(recent) == PERSISTENT and min(recent) > spread_bound
@@ -188,7 +187,7 @@ class Trainer:
             return  # the first is false for NaN, too
         # Judge the mean where the trouble was seen: before the step, or after it if only the spread is bad.
         before = not row["loss"] <= bounds.loss or not bool(torch.isfinite(new_mean).all())
-        loss = self.train.loss((mean if before else new_mean).to(self.weights.dtype))
+        loss = self.train.loss(average(self.weights) if before else new_mean)
         self.diverged = "learners" if loss <= bounds.loss else "mean"
         self.diverged_at = t
 

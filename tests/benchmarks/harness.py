@@ -11,7 +11,9 @@ import torch
 import landscape
 
 
-def compare(title: str, ours: Callable[[], object], peer: Callable[[], object], *, rounds: int, need: float) -> None:
+def compare(
+    title: str, ours: Callable[[], object], peer: Callable[[], object], *, rounds: int, need: float
+) -> None:
     """Print how many times faster ``ours`` is than ``peer``: both once to warm up, then A, B, A, B, …"""
     times: tuple[list[float], list[float]] = ([], [])
     for k in range(rounds + 1):

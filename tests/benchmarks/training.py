@@ -43,7 +43,9 @@ def main() -> None:
                     mean = torch.stack([p.data for p in parameters]).mean(0)
                     for p in parameters:
                         p.copy_(mean - 0.2 * p.grad)
-        found["loop"] = torch.stack([torch.nn.utils.parameters_to_vector(m.parameters()).detach() for m in models])
+        found["loop"] = torch.stack(
+            [torch.nn.utils.parameters_to_vector(m.parameters()).detach() for m in models]
+        )
 
     compare(
         f"training, 784-50-50-10, {LEARNERS} DPSGD learners × {2000 // LEARNERS}, {STEPS} steps, against a loop",

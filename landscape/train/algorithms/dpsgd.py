@@ -35,8 +35,8 @@ class DPSGD(Rule):
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         if self.order == "awc":
-            return self._mixed - lr * directions
-        return self.mixing.apply(weights - lr * directions, step)
+            return torch.sub(self._mixed, directions, alpha=lr)
+        return self.mixing.apply(torch.sub(weights, directions, alpha=lr), step)
 
     def describe(self) -> str:
         return self.mixing.describe()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from landscape.vector import average
@@ -15,4 +16,4 @@ class SSGD(Rule):
         return average(weights).expand_as(weights)
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
-        return self.points(weights) - lr * directions
+        return torch.sub(self.points(weights), directions, alpha=lr)
