@@ -120,9 +120,8 @@ def _batched(
                     h = torch.baddbmm(later[step.bias].unsqueeze(-1), w, h) if step.bias else torch.bmm(w, h)
                 else:
                     h = step(h)
-            loss[k : k + block] += stacked_losses(
-                problem.criterion, h, yc.expand(len(c), *yc.shape)
-            ).double() * len(yc)
+            means = stacked_losses(problem.criterion, h, yc.expand(len(c), *yc.shape))
+            loss[k : k + block] += means.double() * len(yc)
             right[k : k + block] += _correct(h, yc)
             progress((i + len(yc) * min(1.0, (k + block) / len(points))) / problem.samples)
     return Values(loss.cpu() / problem.samples, right.cpu() / problem.samples, "batched")
