@@ -111,10 +111,8 @@ def surfaces(results: Sequence[Surface], title: str = "") -> Figure:
         bar.set_label(f"{results[0].split or 'mean'} loss (nat)")
         gap = float(shared[1] - shared[0])
         r = results[0]
-        figure.suptitle(
-            title
-            or f"Loss around $w_a$, lines {gap:.3g} apart; directions: {r.kind}, normalisation: {r.norm}"
-        )
+        usual = f"Loss around $w_a$, lines {gap:.3g} apart; directions: {r.kind}, normalisation: {r.norm}"
+        figure.suptitle(title or usual)
     return figure
 
 
@@ -227,9 +225,8 @@ def _draw_runs(ax: Axes, label: str, runs: Sequence[Checkpoint], column: str) ->
     curves = []
     for run in runs:
         values = 100 * (1 - run.history["test_accuracy"]) if column == "test_error" else run.history[column]
-        shown = np.isfinite(values) & (
-            (values > 0) | (column == "alpha_e")
-        )  # zeros have no place on a log scale
+        # Zeros have no place on the log scales, which all but α_e have.
+        shown = np.isfinite(values) & ((values > 0) | (column == "alpha_e"))
         if shown.any():
             curves.append((run.history["step"][shown], values[shown]))
             alone = len(runs) == 1

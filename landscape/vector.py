@@ -72,5 +72,5 @@ class Layout:
 
 
 def average(weights: Tensor) -> Tensor:
-    """w_a (P,), the mean of learners (n, P), in their own precision; one function, so that all agree on it."""
+    """w_a (P,), the mean of learners (n, P), in their precision; one function, so that all agree on it."""
     return weights.mean(0)

@@ -18,6 +18,7 @@ import landscape
 from landscape import Checkpoint, FailedError, InputError, checkpoint
 from landscape.train import launch, recipe
 from landscape.train.loop import Trainer
+from landscape.train.randomness import generator
 from tests.conftest import Command
 
 
@@ -252,3 +253,27 @@ def test_killed_twenty_times(
     start: Callable[..., subprocess.Popen[bytes]], command: Command, tiny: Path, tmp_path: Path
 ) -> None:
     kill_and_resume(start, command, tiny, tmp_path, 20)
+
+
+def test_stacked_learners_follow_the_textbook_loop_over_modules(tiny: Path) -> None:
+    """The same minibatches through one nn.Module a learner: backward, mix, step; float64, 30 steps."""
+    chosen = recipe.read(str(tiny), ["dtype=float64", "algorithm.mixing=full"])
+    trainer = Trainer(chosen)
+    assert trainer.train.tensors is not None
+    x, y = trainer.train.tensors
+    learners = [landscape.models.build("mlp", widths=[6, 8, 3], activation="tanh").double() for _ in range(4)]
+    for model in learners:
+        torch.nn.utils.vector_to_parameters(trainer.train.theta.clone(), model.parameters())
+    for t in range(1, 31):
+        indices = torch.randint(len(y), (4, 10), generator=generator(0, "batch", t))
+        for model, rows in zip(learners, indices, strict=True):
+            model.zero_grad()
+            torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+        with torch.no_grad():
+            for parameters in zip(*(m.parameters() for m in learners), strict=True):
+                mean = torch.stack([p.data for p in parameters]).mean(0)
+                for p in parameters:
+                    assert p.grad is not None
+                    p.copy_(mean - 0.2 * p.grad)
+    expected = torch.stack([torch.nn.utils.parameters_to_vector(m.parameters()).detach() for m in learners])
+    torch.testing.assert_close(trainer.run().weights, expected, rtol=1e-12, atol=1e-12)

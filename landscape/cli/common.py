@@ -24,7 +24,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 checkpoints = click.argument("checkpoints", metavar="CKPT…", nargs=-1, required=True)
 quiet = click.option("-q", "--quiet", is_flag=True, help="No messages and no progress bar.")
 data_dir = click.option(
-    "--data-dir", metavar="D", help="Folder with the data sets that are not bundled. [default: $LANDSCAPE_DATA or data]"
+    "--data-dir",
+    metavar="D",
+    help="Folder with the data sets that are not bundled. [default: $LANDSCAPE_DATA or data]",
 )
 device = click.option(
     "--device", default="auto", show_default=True, help="auto (CUDA where there is a GPU), cpu or cuda."
@@ -37,16 +39,24 @@ def plane_options(grid: str) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         for option in reversed(
             [
-                click.option("--grid", default=grid, show_default=True, help="Points: K, or KXxKY such as 51x25."),
-                click.option("--span", default=0.1, show_default=True, help="x and y run over [−span, span]."),
                 click.option(
-                    "--norm", default="none", show_default=True,
+                    "--grid", default=grid, show_default=True, help="Points: K, or KXxKY such as 51x25."
+                ),
+                click.option(
+                    "--span", default=0.1, show_default=True, help="x and y run over [−span, span]."
+                ),
+                click.option(
+                    "--norm",
+                    default="none",
+                    show_default=True,
                     help="Directions: none (i.i.d. normal, the paper's), filter or layer (Li et al. 2018).",
                 ),
                 click.option("--split", default="test", show_default=True, help="Data: test or train."),
                 click.option("--seed", default=0, show_default=True, help="Draws the directions."),
                 click.option("--dtype", default="float32", show_default=True, help="float32 or float64."),
-                click.option("-o", "--output", metavar="OUT.h5", help="Result file. [default: beside the checkpoint]"),
+                click.option(
+                    "-o", "--output", metavar="OUT.h5", help="Result file. [default: beside the checkpoint]"
+                ),
                 click.option("--plot", "picture", metavar="F.png", help="Draw it, too: .png, .pdf or .svg."),
             ]
         ):
@@ -60,7 +70,9 @@ def parse_grid(text: str) -> tuple[int, int]:
     """(nx, ny) from "50" or "51x25"."""
     match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
     if not match or min(int(match[1]), int(match[2] or match[1])) < 1:
-        raise InputError(f"--grid: '{text}' is not allowed, it must be K or KXxKY with numbers ≥ 1, such as 51x25")
+        raise InputError(
+            f"--grid: '{text}' is not allowed, it must be K or KXxKY with numbers ≥ 1, such as 51x25"
+        )
     return int(match[1]), int(match[2] or match[1])
 
 

@@ -10,10 +10,18 @@ from landscape.cli import common
 from landscape.options import choose
 
 
-@click.command(epilog="Example: landscape contour runs/ss/last.h5 runs/dp/last.h5 --norm filter --span 1 -o both.h5 --plot both.png")
+@click.command(
+    epilog="Example: landscape contour runs/ss/last.h5 runs/dp/last.h5 --norm filter --span 1 --plot both.png"
+)
 @common.checkpoints
 @common.plane_options("50")
-@click.option("--path", "way", default="auto", show_default=True, help="How points are evaluated: auto, batched or pointwise.")
+@click.option(
+    "--path",
+    "way",
+    default="auto",
+    show_default=True,
+    help="How points are evaluated: auto, batched or pointwise.",
+)
 @common.device
 @common.data_dir
 @common.quiet
@@ -56,7 +64,8 @@ def contour(
             )
             results.append(surface)
             common.message(
-                f"{surface.label}: {split} loss from {surface.loss.min():.4g} to {surface.loss.max():.4g}", quiet
+                f"{surface.label}: {split} loss from {surface.loss.min():.4g} to {surface.loss.max():.4g}",
+                quiet,
             )
     landscape.save(results, path)
     click.echo(str(path))

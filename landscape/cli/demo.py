@@ -20,13 +20,15 @@ EARLY = 50
 
 
 @click.command(epilog="Example: landscape demo -o demo")
-@click.option("-o", "--output", default="demo", show_default=True, metavar="DIR", help="Folder for runs and pictures.")
+@click.option(
+    "-o", "--output", default="demo", show_default=True, metavar="DIR", help="Folder for runs and pictures."
+)
 @common.quiet
 def demo(output: str, quiet: bool) -> None:
     """The whole job on the bundled digits: three seeds of SSGD and DPSGD, and the landscape around them.
 
-    Writes training.png, contour.png, hessian.png and noise.png with the results they show, and prints a table.
-    Runs that are there already are used again.
+    Writes training.png, contour.png, hessian.png and noise.png with the results they show, and prints a
+    table. Runs that are there already are used again.
     """
     folder = Path(output)
     common.make_folder(folder)
@@ -51,12 +53,21 @@ def demo(output: str, quiet: bool) -> None:
         grids = []
         for run in early:
             p = run.problem("test")
-            grids.append(landscape.hessian_grid(p, landscape.random_plane(p), progress=bar, **common.about(run, "test")))
+            grids.append(
+                landscape.hessian_grid(
+                    p, landscape.random_plane(p), progress=bar, **common.about(run, "test")
+                )
+            )
     with common.progress_bar("noise", quiet) as bar:
         dp = [early[1], last[1]]
         noises = [
             landscape.estimate_noise(
-                run.problem("train"), run.weights, run.lr, run.local_batch, progress=bar, **common.about(run, "train")
+                run.problem("train"),
+                run.weights,
+                run.lr,
+                run.local_batch,
+                progress=bar,
+                **common.about(run, "train"),
             )
             for run in dp
         ]

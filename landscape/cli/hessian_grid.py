@@ -9,11 +9,15 @@ import landscape
 from landscape.cli import common
 
 
-@click.command("hessian-grid", epilog="Example: landscape hessian-grid runs/dp/step-0000500.h5 --grid 4 --plot ratio.png")
+@click.command(
+    "hessian-grid", epilog="Example: landscape hessian-grid runs/dp/step-0000500.h5 --grid 4 --plot ratio.png"
+)
 @common.checkpoints
 @common.plane_options("4")
 @click.option("--tol", default=0.01, show_default=True, help="Residual of each eigenvalue, relative to it.")
-@click.option("--max-products", default=1000, show_default=True, help="Hessian-vector products a point, at most.")
+@click.option(
+    "--max-products", default=1000, show_default=True, help="Hessian-vector products a point, at most."
+)
 @common.device
 @common.data_dir
 @common.quiet

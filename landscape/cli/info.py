@@ -42,7 +42,9 @@ def _short(value: object) -> str:
 def _checkpoint(c: Checkpoint) -> None:
     n, size = c.weights.shape
     finite = bool(np.isfinite(c.weights.numpy()).all())
-    click.echo(f"weights: {n} learners × {size:,} {c.weights.numpy().dtype}, {'all finite' if finite else 'NOT FINITE'}")
+    click.echo(
+        f"weights: {n} learners × {size:,} {c.weights.numpy().dtype}, {'finite' if finite else 'NOT FINITE'}"
+    )
     click.echo(f"model: {c.model['name']} {c.model['options']}")
     sizes = f"{c.data['train']:,} train, {c.data['test']:,} test, fingerprint {c.data['fingerprint'][:12]}…"
     click.echo(f"data: {c.data['name']} {c.data['options']}, {sizes}")

@@ -17,7 +17,13 @@ from landscape.train.loop import Hooks
     epilog="Example: landscape train mnist-fig2a-dpsgd --set seed=1 --data-dir ~/data -o runs/dp-1"
 )
 @click.argument("recipe_name", metavar="[RECIPE]", required=False)
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a key of the recipe, such as lr=0.5 or algorithm.mixing='ring(1)'.")
+@click.option(
+    "--set",
+    "settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Change a key of the recipe, such as lr=0.5 or algorithm.mixing='ring(1)'.",
+)
 @click.option("-o", "--output", metavar="DIR", help="Folder of the run. [default: runs/NAME-seedN]")
 @click.option("--resume", is_flag=True, help="Go on from DIR/last.h5, to the bits of an unbroken run.")
 @click.option("--force", is_flag=True, help="Delete the run that is in DIR first.")
@@ -42,13 +48,14 @@ def train(
     if chosen is None and settings:
         raise InputError("--set: needs a RECIPE to change; give its name or file")
     if output is None and chosen is None:
-        raise InputError("RECIPE: missing; give a name (see 'landscape recipes'), a .toml file, or -o DIR --resume")
+        raise InputError(
+            "RECIPE: missing; give a name (see 'landscape recipes'), a .toml file, or -o DIR --resume"
+        )
     folder = output or f"runs/{chosen.name if chosen else ''}-seed{chosen.seed if chosen else 0}"
     with common.progress_bar("training", quiet) as bar:
-        total = chosen.steps if chosen else 0
         hooks = Hooks(
             message=lambda line: common.message(line, quiet),
-            step=lambda step, row: bar(step / total if total else 0.0),
+            step=lambda done, total: bar(done / total),
         )
         end = launch.launch(
             chosen, folder, resume=resume, force=force, device=device, data_dir=data_dir, hooks=hooks
@@ -62,7 +69,9 @@ def closing(end: Checkpoint) -> str:
     if not len(end.history["step"]):
         return "no step to make"
     last = {name: float(column[-1]) for name, column in end.history.items()}
-    error = "" if math.isnan(last["test_accuracy"]) else f", test error {100 * (1 - last['test_accuracy']):.2f}%"
+    error = (
+        "" if math.isnan(last["test_accuracy"]) else f", test error {100 * (1 - last['test_accuracy']):.2f}%"
+    )
     drift = f" (diverged at step {end.diverged_at}: the {end.diverged})" if end.diverged else ""
     return (
         f"step {end.step}{drift}: test loss {last['test_loss']:.4g}{error}, "

@@ -90,7 +90,15 @@ class StepDecomposition:
     """
 
     def __init__(
-        self, stack: Stack, weights: Tensor, x: Tensor, y: Tensor, own: Tensor, samples: int, seed: int, step: int
+        self,
+        stack: Stack,
+        weights: Tensor,
+        x: Tensor,
+        y: Tensor,
+        own: Tensor,
+        samples: int,
+        seed: int,
+        step: int,
     ) -> None:
         theta = average(weights)
         at_mean = torch.empty_like(own)

@@ -36,7 +36,7 @@ def launch(
         force: delete the files of a run that is in the folder first.
         device: "auto" (CUDA where there is a GPU), "cpu" or "cuda".
 
-    Raises InputError or FailedError: a folder that holds another run, cannot be written, or cannot be resumed.
+    Raises InputError or FailedError for a folder that holds another run, or cannot be written or resumed.
     """
     folder = Path(folder)
     place = pick_device(device)
@@ -45,7 +45,9 @@ def launch(
     checkpoint = None
     held = run_files(folder)
     if held and not (resume or force):
-        raise FailedError(f"{folder}: holds a run already ({held[0].name}); give --resume, --force or another -o")
+        raise FailedError(
+            f"{folder}: holds a run already ({held[0].name}); give --resume, --force or another -o"
+        )
     if resume:
         checkpoint, recipe = _resumed(folder, recipe)
     if recipe is None:
@@ -99,12 +101,16 @@ def _same(stored: Recipe, wanted: Recipe | None, folder: Path) -> Recipe:
     if wanted is None:
         return stored
     if wanted.steps < stored.steps:
-        raise FailedError(f"{folder}: its run has steps = {stored.steps}, --resume with {wanted.steps} is not allowed")
+        raise FailedError(
+            f"{folder}: its run has steps = {stored.steps}, --resume with {wanted.steps} is not allowed"
+        )
     before = dataclasses.replace(stored, steps=wanted.steps).to_toml().splitlines()
     after = wanted.to_toml().splitlines()
     for a, b in zip(before, after, strict=False):
         if a != b:
-            raise FailedError(f"{folder}: its run has {a}, --resume with {b} is not allowed; only steps may grow")
+            raise FailedError(
+                f"{folder}: its run has {a}, --resume with {b} is not allowed; only steps may grow"
+            )
     return wanted
 
 

@@ -23,7 +23,6 @@ from landscape.train.randomness import generator
 from landscape.train.recipe import Recipe, from_values, parse
 from landscape.vector import average
 
-
 # Steps in a row that the spread must exceed its bound by: a burst, such as one huge gradient, is over sooner,
 # and under SSGD the learners are together again after one step (ours).
 PERSISTENT = 10
@@ -31,11 +30,11 @@ PERSISTENT = 10
 
 @dataclass
 class Hooks:
-    """What the loop tells the outside: every checkpoint as it is due, messages, and each finished step."""
+    """What the loop tells the outside: checkpoints when due, messages, and (steps done, steps in all)."""
 
     save: Callable[[Checkpoint], None] = lambda checkpoint: None
     message: Callable[[str], None] = lambda line: None
-    step: Callable[[int, dict[str, float]], None] = lambda step, row: None
+    step: Callable[[int, int], None] = lambda done, total: None
 
 
 class Trainer:
@@ -56,7 +55,9 @@ class Trainer:
     ) -> None:
         self.recipe, self.hooks = recipe, hooks or Hooks()
         name, options = recipe.part("data")
-        dataset = checkpoint.load_data(data_dir) if checkpoint else data.load(name, data_dir=data_dir, **options)
+        dataset = (
+            checkpoint.load_data(data_dir) if checkpoint else data.load(name, data_dir=data_dir, **options)
+        )
         dtype = getattr(torch, recipe.dtype)
         self.model_name, given = recipe.part("model")
         self.model_options = models.options(self.model_name, given)
@@ -85,7 +86,9 @@ class Trainer:
         """Raise InputError where model and data do not fit, before the first step does."""
         samples, (x, _) = self.recipe.decompose.samples, dataset.train
         if samples % GROUPS:
-            raise InputError(f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}")
+            raise InputError(
+                f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}"
+            )
         assert self.train.tensors is not None
         first = self.train.tensors[0][:1]
         try:
@@ -93,7 +96,9 @@ class Trainer:
         except RuntimeError as error:
             words = str(error).splitlines()[0]
             shape = tuple(x.shape[1:])
-            raise InputError(f"model: '{self.model_name}' does not take inputs of shape {shape} ({words})") from error
+            raise InputError(
+                f"model: '{self.model_name}' does not take inputs of shape {shape} ({words})"
+            ) from error
         if dataset.classes and outputs.shape[1:] != (dataset.classes,):
             raise InputError(
                 f"model: '{self.model_name}' has outputs of shape {tuple(outputs.shape[1:])}, "
@@ -102,7 +107,11 @@ class Trainer:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.weights = checkpoint.weights.to(self.weights)
-        self.step, self.diverged, self.diverged_at = checkpoint.step, checkpoint.diverged, checkpoint.diverged_at
+        self.step, self.diverged, self.diverged_at = (
+            checkpoint.step,
+            checkpoint.diverged,
+            checkpoint.diverged_at,
+        )
         columns = list(checkpoint.history)
         table = zip(*(checkpoint.history[c].tolist() for c in columns), strict=True)
         self.rows = [dict(zip(columns, row, strict=True)) for row in table]
@@ -163,7 +172,7 @@ class Trainer:
         if recipe.evaluate.every and t % recipe.evaluate.every == 0:
             self._evaluate(row)
         self.rows.append(row)
-        self.hooks.step(t, row)
+        self.hooks.step(t, recipe.steps)
 
     def _minibatches(self, t: int) -> tuple[Tensor, Tensor]:
         """(x (n, B, ...), y (n, B, ...)) of step ``t``, drawn with replacement (DESIGN, settings)."""
@@ -171,7 +180,8 @@ class Trainer:
         shape = (self.recipe.learners, self.recipe.local_batch)
         draw = generator(self.recipe.seed, "batch", t)
         indices = torch.randint(self.train.samples, shape, generator=draw).flatten().to(self.train.device)
-        return tuple(t.index_select(0, indices).view(*shape, *t.shape[1:]) for t in self.train.tensors)
+        x, y = (whole.index_select(0, indices).view(*shape, *whole.shape[1:]) for whole in self.train.tensors)
+        return x, y
 
     def _evaluate(self, row: dict[str, float]) -> None:
         row["test_loss"], row["test_accuracy"] = self.test.evaluate(average(self.weights))
@@ -194,7 +204,7 @@ class Trainer:
     def _verdict(self) -> str:
         what = {
             "mean": "the mean's loss left all bounds",
-            "learners": "the learners drifted apart (consensus distance without bound) while the mean still lives",
+            "learners": "the learners drifted apart without bound while the mean's loss stays within its own",
         }
         return f"diverged at step {self.diverged_at}: {what[self.diverged]}; the last finite state is kept"
 

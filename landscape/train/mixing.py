@@ -1,4 +1,4 @@
-"""Mixing matrices: who averages with whom. M is doubly stochastic; row j holds learner j's weights of others."""
+"""Mixing matrices: who averages with whom. M is doubly stochastic; row j says what learner j takes."""
 
 from __future__ import annotations
 

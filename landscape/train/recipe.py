@@ -1,4 +1,4 @@
-"""Recipes: everything that decides a run, as TOML. A built-in name, a file, and ``--set key=value`` on top."""
+"""Recipes: everything that decides a run, as TOML; a built-in name or a file, and KEY=VALUE on top."""
 
 from __future__ import annotations
 

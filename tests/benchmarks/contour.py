@@ -11,12 +11,12 @@ from tests.benchmarks.harness import compare, mnist
 
 
 def main() -> None:
-    data = mnist()
+    data = landscape.data.load(**mnist())
+    x, y = (t[:10_000] for t in data.test)
     torch.manual_seed(0)
     model = landscape.models.build("mlp", widths=[784, 50, 50, 10])
-    problem = landscape.Problem(model, data.loss, data.test)
+    problem = landscape.Problem(model, data.loss, (x, y))
     plane = landscape.random_plane(problem)
-    x, y = data.test
     moved = copy.deepcopy(model).eval()
     grid = torch.linspace(-0.1, 0.1, 50).tolist()
     found: dict[str, torch.Tensor] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 import landscape
@@ -14,11 +16,12 @@ LEARNERS, STEPS = 16, 40
 
 
 def main() -> None:
-    data = mnist()
+    table = mnist()
+    data = landscape.data.load(**table)
     settings = [
         f"learners={LEARNERS}", f"steps={STEPS}", "lr=0.2", "decompose.every=0", "evaluate.every=0",
     ]  # fmt: skip
-    chosen = recipe.read("mnist-fig2a-dpsgd", settings)
+    chosen = dataclasses.replace(recipe.read("mnist-fig2a-dpsgd", settings), data=table)
     stacked = Trainer(chosen)
     start = stacked.weights.clone()
     x, y = data.train

@@ -1,4 +1,4 @@
-"""What an update rule is. The loop calls, each step: begin, points, finish; it knows nothing else of a rule."""
+"""What an update rule is: the loop calls begin, points and finish each step, and knows no more of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Rule(ABC):
 
     @abstractmethod
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
-        """The new weights (n, P), from those at the start of the step and each learner's descent direction."""
+        """The new weights (n, P), from those at the step's start and each learner's descent direction."""
 
     def describe(self) -> str:
         """What to tell the user at the start; "" if nothing."""

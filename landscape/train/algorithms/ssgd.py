@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from landscape.vector import average
 from landscape.train.algorithms.base import Rule
+from landscape.vector import average
 
 
 class SSGD(Rule):
