@@ -224,12 +224,16 @@ def kill_and_resume(
     settings = ["--set", "steps=4000", "--set", "checkpoint.every=25", "--set", "evaluate.every=50"]
     assert command("train", tiny, *settings, "-o", tmp_path / "whole", "-q")[0] == 0
     rng, hit, folder = random.Random(0), 0, tmp_path / "killed"
+    last = folder / "last.h5"
     while hit < kills:
+        before = last.stat().st_mtime_ns if last.exists() else 0
         process = start("train", tiny, *settings, "-o", folder, "--resume")
         deadline = time.monotonic() + 60
-        while not (folder / "last.h5").exists() and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(rng.uniform(0.0, 3.0))
+        while process.poll() is None and time.monotonic() < deadline:  # until it trains, and writes
+            if last.exists() and last.stat().st_mtime_ns != before:
+                break
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0.0, 0.5))
         if process.poll() is None:
             process.kill()
             hit += 1
