@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -123,11 +124,13 @@ def result_path(output: str | None, checkpoint: Checkpoint, kind: str, picture: 
 
 
 def make_folder(folder: Path) -> None:
-    """Make ``folder``; FailedError says why where it cannot be made."""
+    """Make ``folder`` and see that files can be put in it, before work is done that would be lost."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FailedError(f"{folder}: cannot be made ({error.strerror})") from error
+    if not os.access(folder, os.W_OK):
+        raise FailedError(f"{folder}: cannot be written to (Permission denied)")
 
 
 @contextlib.contextmanager
