@@ -144,8 +144,9 @@ class About(typing.TypedDict, total=False):
 class Result:
     """A finished analysis: arrays and plain attributes that save and load themselves.
 
-    Array fields become data sets, the rest attributes. Subclasses name a ``schema`` and may check themselves
-    in ``__post_init__``, raising ValueError.
+    Array fields become data sets, the rest attributes. A field with a default may be absent from a file: it
+    came later than the file. Subclasses name a ``schema`` and may check themselves in ``__post_init__``,
+    raising ValueError.
     """
 
     schema: ClassVar[str] = ""
@@ -173,6 +174,8 @@ class Result:
             value = getattr(self, field.name)
             if isinstance(value, np.ndarray):
                 group.create_dataset(field.name, data=value)
+            elif isinstance(value, tuple):
+                group.attrs[field.name] = np.array(value, dtype=h5py.string_dtype())
             else:
                 group.attrs[field.name] = value
 
@@ -182,8 +185,13 @@ class Result:
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             kind = hints[field.name]
+            optional = (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
+            if optional and field.name not in group and field.name not in group.attrs:
+                continue
             if kind in (bool, int, float, str):
                 values[field.name] = kind(group.attrs[field.name])
+            elif kind == tuple[str, ...]:
+                values[field.name] = tuple(str(text) for text in group.attrs[field.name])
             else:
                 values[field.name] = np.asarray(group[field.name])
         return cls(**values)
