@@ -54,13 +54,13 @@ def between(
     middle = torch.from_numpy((corners.min(0) + corners.max(0)) / 2).to(rows)
     names = tuple(labels) or tuple(f"w{k}" for k in range(len(rows)))
     length = float(first.norm())
-    across = "a random direction" if drawn else f"{names[2]} across it"
+    across = "random direction" if drawn else "towards the third"
     return _plane(
         problem,
         rows[0] + middle @ directions,
         directions,
         "between",
-        (f"from {names[0]} to {names[1]}, 1 = {length:.3g}", f"towards {across}, 1 = {length:.3g}"),
+        (f"first to second, 1 = {length:.3g}", f"{across}, 1 = {length:.3g}"),
         rows,
         names,
         seed=seed if drawn else 0,
@@ -80,10 +80,7 @@ def pca_plane(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Seque
         raise InputError(f"pca: {len(thetas)} checkpoints are too few, at least 3 are needed")
     rows = _rows(problem, thetas, labels)
     directions, explained = _components(problem, rows, rows.mean(0), "checkpoints")
-    axes = tuple(
-        f"distance along component {k + 1}, {100 * share:.1f}% of variance"
-        for k, share in enumerate(explained)
-    )
+    axes = tuple(f"component {k + 1}, {100 * share:.1f}% of variance" for k, share in enumerate(explained))
     return _plane(problem, rows[-1], directions, "pca", axes, rows, labels, explained)
 
 
@@ -102,9 +99,7 @@ def learners_plane(problem: Problem, weights: Tensor) -> Plane:
     rows = _rows(problem, weights, labels)
     mean = average(rows)
     directions, explained = _components(problem, rows, mean, "learners")
-    axes = tuple(
-        f"distance along direction {k + 1}, {100 * share:.1f}% of spread" for k, share in enumerate(explained)
-    )
+    axes = tuple(f"direction {k + 1}, {100 * share:.1f}% of spread" for k, share in enumerate(explained))
     every = torch.cat((rows, mean[None]))
     return _plane(problem, mean, directions, "learners", axes, every, [*labels, "w_a"], explained)
 
@@ -127,8 +122,8 @@ def eigen_plane(
             "allow a larger tolerance or more products"
         )
     axes = (
-        f"distance along eigenvector of λ_max = {ends.max:.3g}",
-        f"distance along eigenvector of λ_min = {ends.min:.3g}",
+        f"eigenvector of λ_max = {ends.max:.3g}",
+        f"eigenvector of λ_min = {ends.min:.3g}",
     )
     return Plane(problem.theta, ends.vectors.flip(0), "eigen", "none", seed, axes=axes)
 

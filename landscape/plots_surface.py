@@ -21,6 +21,7 @@ from landscape.store import Array
 
 PAPER_SPACING = 0.005  # distance between contour lines in DPSGD-2020, Figure 3
 MAX_LEVELS = 40  # more lines than this cannot be told apart at this size (ours)
+LOG_RATIO, LOG_LEVELS = 100.0, 25  # from which ratio of highest to lowest, and how many levels then (ours)
 MAX_FACETS = 100  # along each axis of a 3-D picture: more than can be seen, and slow to draw (ours)
 _STYLE = str(Path(__file__).with_name("style.mplstyle"))
 # How markers look: what the legend calls them, then matplotlib's words. Colours from Okabe and Ito's palette.
@@ -56,7 +57,11 @@ def panels(rows: int, columns: int, width: float, height: float, **options: Any)
 
 
 def levels(losses: Sequence[Array]) -> Array:
-    """Levels for surfaces drawn together: 0.005 apart if that takes 4 to 40 lines, else at round numbers."""
+    """Levels for surfaces drawn together: 0.005 apart if that takes 4 to 40 lines, else at round numbers.
+
+    Losses that differ a hundredfold get levels at equal ratios: at equal distances all of a valley would lie
+    below the first.
+    """
     finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses])
     if finite.size == 0:
         raise InputError("loss: no value is finite, there is nothing to draw")
@@ -67,10 +72,27 @@ def levels(losses: Sequence[Array]) -> Array:
     if (high - low) / PAPER_SPACING <= MAX_LEVELS and (high - low) / PAPER_SPACING >= 4:
         start, stop = np.floor(low / PAPER_SPACING), np.ceil(high / PAPER_SPACING)
         chosen = np.arange(start, stop + 1) * PAPER_SPACING
+    elif _by_ratio(losses):
+        chosen = np.geomspace(low, high, LOG_LEVELS)
     else:
         chosen = np.asarray(ticker.MaxNLocator(24).tick_values(low, high))
     chosen[0], chosen[-1] = min(chosen[0], low), max(chosen[-1], high)  # a rounding must not leave a hole
     return chosen
+
+
+def _by_ratio(losses: Sequence[Array]) -> bool:
+    finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses])
+    return bool(finite.min() > 0 and finite.max() > max(LOG_RATIO * finite.min(), MAX_LEVELS * PAPER_SPACING))
+
+
+def _scale(results: Sequence[Surface]) -> tuple[Array, colors.Normalize, str]:
+    """Levels, colour scale and what the distance of two lines is, for surfaces drawn together."""
+    shared = levels([r.loss for r in results])
+    if _by_ratio([r.loss for r in results]):
+        step = f"each line {100 * (shared[1] / shared[0] - 1):.0f}% above the last"
+        return shared, colors.LogNorm(shared[0], shared[-1]), step
+    step = f"lines {float(shared[1] - shared[0]):.3g} apart"
+    return shared, colors.Normalize(shared[0], shared[-1]), step
 
 
 def surfaces(results: Sequence[Surface], title: str = "") -> Figure:
@@ -84,9 +106,8 @@ def surfaces(results: Sequence[Surface], title: str = "") -> Figure:
     columns = min(3, len(results))
     rows = -(-len(results) // columns)
     with style():
-        figure, axes = panels(rows, columns, 3.9, 3.9)
-        shared = levels([r.loss for r in results])
-        norm = colors.Normalize(shared[0], shared[-1])
+        figure, axes = panels(rows, columns, 5.0 if columns == 1 else 3.9, 4.7)
+        shared, norm, step = _scale(results)
         cmap = sns.color_palette("mako_r", as_cmap=True)
         for ax, r in zip(axes, results, strict=False):
             _ground(ax, r)
@@ -96,8 +117,7 @@ def surfaces(results: Sequence[Surface], title: str = "") -> Figure:
             _mark(ax, r)
             ax.set_title(_surface_title(r))
         _finish(figure, axes, results, norm, cmap, f"{results[0].split or 'mean'} loss (nat)")
-        gap = float(shared[1] - shared[0])
-        figure.suptitle(title or f"Loss, lines {gap:.3g} apart; {_made(results[0])}")
+        figure.suptitle(title or f"Loss, {step}\n{_made(results[0])}")
     return figure
 
 
@@ -124,10 +144,11 @@ def difference(results: Sequence[Surface], title: str = "") -> Figure:
         norm = colors.Normalize(-reach, reach)
         _ground(ax, a)
         ax.contourf(a.x, a.y, less, np.linspace(-reach, reach, 25), cmap="RdBu_r", norm=norm)
+        label = f"difference of {a.split or 'mean'} loss (nat)"
         if float(less.min()) < 0 < float(less.max()):
             ax.contour(a.x, a.y, less, [0.0], colors="k", linewidths=1.0)
+            label += ", line: 0"
         ax.plot(0, 0, label="centre", **_CENTER)
-        label = f"difference of {a.split or 'mean'} loss (nat); line: 0"
         _finish(figure, axes, [a], norm, "RdBu_r", label)
         names = (a.label or "first", b.label or "second")
         figure.suptitle(title or f"Loss of {names[0]}\nless that of {names[1]}")
@@ -141,9 +162,8 @@ def surfaces_3d(results: Sequence[Surface], title: str = "") -> Figure:
     columns = min(3, len(results))
     rows = -(-len(results) // columns)
     with style():
-        figure, axes = panels(rows, columns, 4.6, 4.3, subplot_kw={"projection": "3d"})
-        shared = levels([r.loss for r in results])
-        norm = colors.Normalize(shared[0], shared[-1])
+        figure, axes = panels(rows, columns, 4.8, 4.5, subplot_kw={"projection": "3d"})
+        shared, norm, _ = _scale(results)
         cmap = sns.color_palette("mako_r", as_cmap=True)
         for ax, r in zip(axes, results, strict=False):
             x, y = np.meshgrid(r.x, r.y)
@@ -156,12 +176,14 @@ def surfaces_3d(results: Sequence[Surface], title: str = "") -> Figure:
             ax.view_init(elev=32, azim=-58)
             ax.set_box_aspect(None, zoom=0.85)
             ax.tick_params(labelsize=7.5, pad=0)
+            ax.xaxis.set_major_locator(ticker.MaxNLocator(4))
+            ax.yaxis.set_major_locator(ticker.MaxNLocator(4))
             ax.set_xlabel("x", labelpad=0)
             ax.set_ylabel("y", labelpad=0)
             ax.set_title(_surface_title(r))
         _finish(figure, axes, results, norm, cmap, f"{results[0].split or 'mean'} loss (nat)")
         r = results[0]
-        figure.suptitle(title or f"Loss; {_made(r)}\nx: {r.axes[0]}; y: {r.axes[1]}")
+        figure.suptitle(title or f"Loss; {_made(r)}\nx: {r.axes[0]}\ny: {r.axes[1]}")
     return figure
 
 
@@ -208,6 +230,8 @@ def _ground(ax: Axes, r: Surface) -> None:
     ax.set_aspect("equal")
     ax.set_xlabel(f"x ({r.axes[0]})")
     ax.set_ylabel(f"y ({r.axes[1]})")
+    ax.xaxis.set_major_locator(ticker.MaxNLocator(5))
+    ax.yaxis.set_major_locator(ticker.MaxNLocator(5))
 
 
 def _mark(ax: Axes, r: Surface) -> None:
@@ -245,7 +269,7 @@ def _finish(
         for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
             entries.setdefault(name, handle)
     if entries:
-        columns = 2 if max(map(len, entries)) > 20 or len(used) == 1 else 4
+        columns = 2 if max(map(len, entries)) > 20 else 4
         figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
 
 
@@ -255,9 +279,9 @@ def _made(r: Surface) -> str:
         "random": f"random directions, normalisation: {r.norm}"
         + (", bias and norm parameters fixed" if r.ignore == "bias+norm" else ""),
         "between": "plane through checkpoints",
-        "pca": "principal components of the trajectory",
-        "learners": "plane nearest to the learners",
-        "eigen": "Hessian eigenvectors",
+        "pca": "principal components of the trajectory (distances)",
+        "learners": "plane nearest to the learners (distances)",
+        "eigen": "Hessian eigenvectors of unit length",
     }
     return kinds[r.kind] + _bn_note(r)
 
