@@ -151,7 +151,7 @@ def test_planes_that_cannot_be_are_refused() -> None:
         landscape.learners_plane(problem, a.expand(4, -1))
     with pytest.raises(InputError, match="2 learners span no plane"):
         landscape.learners_plane(problem, torch.stack((a, b)))
-    with pytest.raises(InputError, match=r"w1: shape \(3,\), needed is \(111,\)"):
+    with pytest.raises(InputError, match=r"w1: shape \(3,\), needed is \(107,\)"):
         landscape.between(problem, [a, a[:3], b])
     with pytest.raises(FailedError, match="w2: its weights are NaN or infinite"):
         landscape.between(problem, [a, b, c * torch.nan])

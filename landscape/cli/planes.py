@@ -9,7 +9,7 @@ import landscape
 from landscape import store
 from landscape.checkpoint import Checkpoint
 from landscape.cli import common
-from landscape.directions import NORMS
+from landscape.directions import IGNORES, NORMS
 from landscape.options import FailedError, InputError, choose
 from landscape.problem import Problem
 
@@ -20,6 +20,8 @@ def check(kind: str, runs: list[Checkpoint], norm: str, ignore: str | None) -> l
     """The checkpoints of each surface, its own first; all options are checked before any work."""
     choose("--plane", kind, KINDS)
     choose("--norm", norm, NORMS)
+    if ignore is not None:
+        choose("--ignore", ignore, IGNORES)
     if kind != "random" and (norm != "none" or ignore is not None):
         raise InputError(f"--norm, --ignore: they are for random planes, '--plane {kind}' has none to scale")
     if kind in ("random", "between"):
@@ -37,10 +39,10 @@ def make(
     kind: str, problem: Problem, group: list[Checkpoint], norm: str, ignore: str | None, seed: int
 ) -> landscape.Plane:
     """The plane of ``kind`` around the problem of a group's checkpoint; errors name its file."""
+    if kind == "random":
+        return landscape.random_plane(problem, norm=norm, seed=seed, ignore=ignore)
     run = group[0]
     try:
-        if kind == "random":
-            return landscape.random_plane(problem, norm=norm, seed=seed, ignore=ignore)
         if kind == "between":
             return landscape.between(problem, [r.mean for r in group], names(group), seed=seed)
         if kind == "pca":
