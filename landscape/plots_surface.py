@@ -108,16 +108,18 @@ def surfaces(results: Sequence[Surface], title: str = "") -> Figure:
     with style():
         figure, axes = panels(rows, columns, 5.0 if columns == 1 else 3.9, 4.7)
         shared, norm, step = _scale(results)
+        made, own = _common([f"\n{_made(r)}" for r in results])
+        note, statistics = _common([_bn_note(r) for r in results])
         cmap = sns.color_palette("mako_r", as_cmap=True)
-        for ax, r in zip(axes, results, strict=False):
+        for k, (ax, r) in enumerate(zip(axes, results, strict=False)):
             _ground(ax, r)
             masked = np.ma.masked_invalid(r.loss)
             ax.contourf(r.x, r.y, masked, shared, cmap=cmap, norm=norm)
             ax.contour(r.x, r.y, masked, shared, colors="k", linewidths=0.35, alpha=0.55)
             _mark(ax, r)
-            ax.set_title(_surface_title(r))
+            ax.set_title(_surface_title(r) + own[k] + statistics[k])
         _finish(figure, axes, results, norm, cmap, f"{results[0].split or 'mean'} loss (nat)")
-        figure.suptitle(title or f"Loss, {step}\n{_made(results[0])}")
+        figure.suptitle(title or f"Loss, {step}{made}{note}")
     return figure
 
 
@@ -151,7 +153,8 @@ def difference(results: Sequence[Surface], title: str = "") -> Figure:
         ax.plot(0, 0, label="centre", **_CENTER)
         _finish(figure, axes, [a], norm, "RdBu_r", label)
         names = (a.label or "first", b.label or "second")
-        figure.suptitle(title or f"Loss of {names[0]}\nless that of {names[1]}")
+        note, own = _common([_bn_note(r) for r in results])
+        figure.suptitle(title or f"Loss of {names[0]}{own[0]}\nless that of {names[1]}{own[1]}{note}")
     return figure
 
 
@@ -164,8 +167,10 @@ def surfaces_3d(results: Sequence[Surface], title: str = "") -> Figure:
     with style():
         figure, axes = panels(rows, columns, 4.8, 4.5, subplot_kw={"projection": "3d"})
         shared, norm, _ = _scale(results)
+        made, own = _common([f"\n{_made(r)}\nx: {r.axes[0]}\ny: {r.axes[1]}" for r in results])
+        note, statistics = _common([_bn_note(r) for r in results])
         cmap = sns.color_palette("mako_r", as_cmap=True)
-        for ax, r in zip(axes, results, strict=False):
+        for k, (ax, r) in enumerate(zip(axes, results, strict=False)):
             x, y = np.meshgrid(r.x, r.y)
             height = np.where(np.isfinite(r.loss), r.loss, np.nan)  # facets at a NaN are left out
             ax.plot_surface(
@@ -180,10 +185,9 @@ def surfaces_3d(results: Sequence[Surface], title: str = "") -> Figure:
             ax.yaxis.set_major_locator(ticker.MaxNLocator(4))
             ax.set_xlabel("x", labelpad=0)
             ax.set_ylabel("y", labelpad=0)
-            ax.set_title(_surface_title(r))
+            ax.set_title(_surface_title(r) + own[k] + statistics[k])
         _finish(figure, axes, results, norm, cmap, f"{results[0].split or 'mean'} loss (nat)")
-        r = results[0]
-        figure.suptitle(title or f"Loss; {_made(r)}\nx: {r.axes[0]}\ny: {r.axes[1]}")
+        figure.suptitle(title or f"Loss{made}{note}")
     return figure
 
 
@@ -196,26 +200,27 @@ def lines(results: Sequence[Line], title: str = "") -> Figure:
     accurate = any(np.isfinite(r.accuracy).any() for r in results)
     with style():
         figure, axes = panels(2 if accurate else 1, 1, 5.4, 2.6, sharex=True)
+        note, own = _common([_bn_note(r) for r in results])
         for k, r in enumerate(results):
             name = " to ".join(r.ends) or r.label or f"line {k + 1}"
             if inner:
                 name += f" (barrier {r.barrier:.3g})"
             # What is not finite leaves a gap: a curve is not drawn across it.
-            axes[0].plot(r.t, np.where(np.isfinite(r.loss), r.loss, np.nan), label=name)
+            axes[0].plot(r.t, np.where(np.isfinite(r.loss), r.loss, np.nan), label=name + own[k])
             if accurate:
                 axes[1].plot(r.t, 100 * r.accuracy)
             if inner and np.isfinite(r.barrier):
                 axes[0].plot([0, 1], r.loss[[0, -1]], color=f"C{k % 7}", lw=0.9, ls=":")
-        split = results[0].split or "mean"
-        axes[0].set_ylabel(f"{split} loss (nat)")
+        split = results[0].split
+        axes[0].set_ylabel(f"{split or 'mean'} loss (nat)")
         if accurate:
-            axes[1].set_ylabel(f"{split} accuracy (%)")
+            axes[1].set_ylabel(f"{split} accuracy (%)".strip())
         axes[-1].set_xlabel("t (0: first end, 1: second end)" if inner else "t (step along the direction)")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center")
         usual = (
             "Loss between two sets of weights; dotted: the straight line" if inner else "Loss along a line"
         )
-        figure.suptitle(title or usual + _bn_note(results[0]))
+        figure.suptitle(title or usual + note)
     return figure
 
 
@@ -238,7 +243,7 @@ def _mark(ax: Axes, r: Surface) -> None:
     """The lowest grid point, and the centre or the markers; those out of the picture are left out."""
     finite = np.where(np.isfinite(r.loss), r.loss, np.inf)
     i, j = np.unravel_index(finite.argmin(), finite.shape)
-    ax.plot(r.x[j], r.y[i], label="lowest grid point", **_LOWEST)
+    ax.plot(r.x[j], r.y[i], label="lowest grid point", clip_on=False, **_LOWEST)
     ax.set_xlim(r.x[0], r.x[-1])
     ax.set_ylim(r.y[0], r.y[-1])
     if r.kind == "pca":
@@ -274,16 +279,23 @@ def _finish(
 
 
 def _made(r: Surface) -> str:
-    """How the plane was made, and with which BatchNorm statistics."""
+    """How the plane was made."""
     kinds = {
         "random": f"random directions, normalisation: {r.norm}"
-        + (", bias and norm parameters fixed" if r.ignore == "bias+norm" else ""),
+        + ("\nbias and norm parameters fixed" if r.ignore == "bias+norm" else ""),
         "between": "plane through checkpoints",
         "pca": "principal components of the trajectory (distances)",
         "learners": "plane nearest to the learners (distances)",
         "eigen": "Hessian eigenvectors of unit length",
     }
-    return kinds[r.kind] + _bn_note(r)
+    return kinds[r.kind]
+
+
+def _common(notes: Sequence[str]) -> tuple[str, list[str]]:
+    """A note for the figure and one for each result: what all share is said once, what differs at each."""
+    if len(set(notes)) == 1:
+        return notes[0], [""] * len(notes)
+    return "", list(notes)
 
 
 def _bn_note(r: Surface | Line) -> str:
@@ -291,7 +303,7 @@ def _bn_note(r: Surface | Line) -> str:
         return ""
     notes = {
         "center": "the centre's statistics",
-        "recalibrate": f"re-estimated from {r.bn_samples:,} samples a point",
+        "recalibrate": f"from {r.bn_samples:,} samples a point",
         "train": f"statistics of batches of {r.bn_samples:,}" if r.bn_samples else "statistics of each batch",
     }
     return f"\nBatchNorm: {notes[r.bn]}"

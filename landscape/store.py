@@ -144,9 +144,9 @@ class About(typing.TypedDict, total=False):
 class Result:
     """A finished analysis: arrays and plain attributes that save and load themselves.
 
-    Array fields become data sets, the rest attributes. A field with a default may be absent from a file: it
-    came later than the file. Subclasses name a ``schema`` and may check themselves in ``__post_init__``,
-    raising ValueError.
+    Array fields become data sets, the rest attributes. A field with a default may be absent from a file,
+    which may be older than the field; an empty array is not written there. Subclasses name a ``schema`` and may
+    check themselves in ``__post_init__``, raising ValueError.
     """
 
     schema: ClassVar[str] = ""
@@ -172,6 +172,8 @@ class Result:
     def _write(self, group: h5py.Group) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if isinstance(value, np.ndarray) and value.size == 0 and _optional(field):
+                continue  # what is absent reads as empty
             if isinstance(value, np.ndarray):
                 group.create_dataset(field.name, data=value)
             elif isinstance(value, tuple):
@@ -185,8 +187,7 @@ class Result:
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             kind = hints[field.name]
-            optional = (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
-            if optional and field.name not in group and field.name not in group.attrs:
+            if _optional(field) and field.name not in group and field.name not in group.attrs:
                 continue
             if kind in (bool, int, float, str):
                 values[field.name] = kind(group.attrs[field.name])
@@ -195,6 +196,10 @@ class Result:
             else:
                 values[field.name] = np.asarray(group[field.name])
         return cls(**values)
+
+
+def _optional(field: dataclasses.Field[Any]) -> bool:
+    return (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
 
 
 def save(results: Sequence[Result], path: str | Path) -> None:

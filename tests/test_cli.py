@@ -193,7 +193,9 @@ def test_planes_that_checkpoints_do_not_make(
     one_line(command(*plane, "between", dp), 2, "--plane between: 1 checkpoints", "two or three")
     one_line(command(*plane, "between", dp, ss, dp, ss), 2, "4 checkpoints", "two or three")
     one_line(command(*plane, "between", dp, dp), 1, "equal, they must differ")
-    one_line(command(*plane, "between", dp, other), 1, "other/last.h5: its model mlp", "is not that of")
+    one_line(
+        command(*plane, "between", dp, other), 1, "other/last.h5: its layout of 83 weights", "is not that of"
+    )
     one_line(command(*plane, "random", dp, other), 1, "share no directions")
     one_line(command("line", dp, other, "-o", tmp_path / "x.h5"), 1, "is not that of")
     one_line(command(*plane, "pca", alone), 1, "alone/last.h5: 0 earlier step-*.h5", "at least 2")
@@ -208,6 +210,17 @@ def test_planes_that_checkpoints_do_not_make(
     one_line(command("line", dp, ss, dp), 2, "3 checkpoints", "one or two")
     one_line(command("line", dp, ss, "--span", "1"), 2, "--span", "one CKPT")
     one_line(command("line", dp, "--points", "1", "-o", tmp_path / "x.h5"), 2, "points", "≥ 2")
+    for key, old, new, words in (
+        ("model", '"relu"', '"tanh"', "its model mlp"),
+        ("data", '"fingerprint": "', '"fingerprint": "0', "trained on other data"),
+    ):
+        changed = tmp_path / f"{key}.h5"
+        shutil.copy(ss, changed)
+        with h5py.File(changed, "a") as file:
+            assert old in file.attrs[key]
+            file.attrs[key] = file.attrs[key].replace(old, new)
+        one_line(command(*plane, "between", dp, changed), 1, f"{key}.h5", words)
+        one_line(command("line", dp, changed, "-o", tmp_path / "x.h5"), 1, f"{key}.h5", words)
     with h5py.File(alone, "a") as file:
         file["weights"][1, 3] = np.inf
     one_line(command("line", dp, alone, "-o", tmp_path / "x.h5"), 1, "alone/last.h5", "NaN or infinite")

@@ -380,6 +380,8 @@ def test_surfaces_keep_their_markers_and_older_files_load(tmp_path: Path) -> Non
     np.testing.assert_array_equal(again.markers, plane.markers)
     np.testing.assert_array_equal(again.explained, plane.explained)
     np.testing.assert_array_equal(again.marker_loss, s.marker_loss)
+    with h5py.File(tmp_path / "s.h5") as file:
+        assert file["markers"].shape == (5, 2)
     assert (again.labels, again.axes, again.kind) == (plane.labels, plane.axes, "learners")
     with h5py.File(tmp_path / "s.h5", "a") as file:  # a file from before there were markers
         for name in ("markers", "explained", "marker_loss"):

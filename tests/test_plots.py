@@ -140,9 +140,18 @@ def test_batchnorm_statistics_are_named_where_there_are_any(surface: Surface) ->
 
     assert "BatchNorm" not in title()
     assert "BatchNorm: the centre's statistics" in title(batchnorm=True)
-    assert "re-estimated from 1,000 samples" in title(batchnorm=True, bn="recalibrate", bn_samples=1000)
+    assert "from 1,000 samples a point" in title(batchnorm=True, bn="recalibrate", bn_samples=1000)
     assert "batches of 64" in title(batchnorm=True, bn="train", bn_samples=64)
     assert "statistics of each batch" in title(batchnorm=True, bn="train")
+    two = [
+        dataclasses.replace(surface, batchnorm=True, bn=bn, bn_samples=9) for bn in ("center", "recalibrate")
+    ]
+    for style in ("contour", "surface"):
+        figure = plots.draw(two, style)
+        assert "BatchNorm" not in figure.get_suptitle()
+        assert "the centre's statistics" in figure.axes[0].get_title()
+        assert "from 9 samples" in figure.axes[1].get_title()
+    assert plots.draw(two, "difference").get_suptitle().count("BatchNorm") == 2
 
 
 def test_three_dimensions_and_holes(surface: Surface, tmp_path: Path) -> None:

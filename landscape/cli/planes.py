@@ -24,13 +24,14 @@ def check(kind: str, runs: list[Checkpoint], norm: str, ignore: str | None) -> l
         choose("--ignore", ignore, IGNORES)
     if kind != "random" and (norm != "none" or ignore is not None):
         raise InputError(f"--norm, --ignore: they are for random planes, '--plane {kind}' has none to scale")
-    if kind in ("random", "between"):
-        same_network(runs)
+    if kind == "random":
+        same_layout(runs)
     if kind == "between":
         if len(runs) not in (2, 3):
             raise InputError(
                 f"--plane between: {len(runs)} checkpoints are not allowed, it takes two or three"
             )
+        same_network(runs)
         return [runs]
     return [[run, *trajectory(run)] if kind == "pca" else [run] for run in runs]
 
@@ -55,14 +56,26 @@ def make(
         raise FailedError(f"{run.path}: {error}") from error
 
 
-def same_network(runs: list[Checkpoint]) -> None:
-    """FailedError unless all checkpoints hold weights of one network, trained on the same data."""
+def same_layout(runs: list[Checkpoint]) -> None:
+    """FailedError unless all weights have the same names and shapes, so that a direction fits them all."""
     first = runs[0]
     for run in runs[1:]:
-        if run.layout != first.layout or run.model != first.model:
+        if run.layout != first.layout:
+            raise FailedError(
+                f"{run.path}: its layout of {run.layout.size:,} weights is not that of {first.path} "
+                f"({first.layout.size:,}); they share no directions"
+            )
+
+
+def same_network(runs: list[Checkpoint]) -> None:
+    """FailedError unless all checkpoints hold weights of one network, trained on the same data."""
+    same_layout(runs)
+    first = runs[0]
+    for run in runs[1:]:
+        if run.model != first.model:
             raise FailedError(
                 f"{run.path}: its model {run.model['name']} {run.model['options']} is not that of "
-                f"{first.path}, {first.model['name']} {first.model['options']}; they share no directions"
+                f"{first.path}, {first.model['name']} {first.model['options']}"
             )
         if run.data["fingerprint"] != first.data["fingerprint"]:
             raise FailedError(f"{run.path}: trained on other data than {first.path}; both must have the same")
