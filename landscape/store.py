@@ -145,8 +145,8 @@ class Result:
     """A finished analysis: arrays and plain attributes that save and load themselves.
 
     Array fields become data sets, the rest attributes. A field with a default may be absent from a file,
-    which may be older than the field; an empty array is not written there. Subclasses name a ``schema`` and may
-    check themselves in ``__post_init__``, raising ValueError.
+    which may be older than the field; an empty array is not written there. Subclasses name a ``schema`` and
+    may check themselves in ``__post_init__``, raising ValueError.
     """
 
     schema: ClassVar[str] = ""
