@@ -177,6 +177,13 @@ def test_a_difference_is_the_first_less_the_second_on_a_scale_around_zero(surfac
         "surface"
         in plots.draw([dataclasses.replace(surface, label="surface A"), other], "difference").get_suptitle()
     )
+    higher = dataclasses.replace(surface, loss=surface.loss + 1 + more**2)
+    filled = plots.draw([higher, surface], "difference").axes[0].collections[0]
+    inside = [
+        level > 0 for level, path in zip(filled.get_array(), filled.get_paths(), strict=True) if len(path)
+    ]
+    assert inside
+    assert all(inside)  # the first is higher everywhere: only the upper half of the scale is used
     plots.draw([surface, surface], "difference")  # no difference at all is a picture, too
     with pytest.raises(InputError, match="1 surfaces are not allowed, it takes two"):
         plots.draw([surface], "difference")
