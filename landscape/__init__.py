@@ -7,10 +7,13 @@ from landscape.contour import Surface, contour
 from landscape.directions import Plane, random_plane
 from landscape.hessian import HessianOperator
 from landscape.lanczos import Ends, HessianGrid, extreme_eigenvalues, hessian_grid
+from landscape.line import Line, barrier, line
 from landscape.noise import NoiseEstimate, estimate_noise
 from landscape.options import FailedError, InputError
+from landscape.planes import between, eigen_plane, learners_plane, pca_plane
 from landscape.problem import Problem
 from landscape.store import save
+from landscape.vtk import save_vts
 
 __all__ = [
     "Checkpoint",
@@ -19,18 +22,26 @@ __all__ = [
     "HessianGrid",
     "HessianOperator",
     "InputError",
+    "Line",
     "NoiseEstimate",
     "Plane",
     "Problem",
     "Surface",
     "__version__",
+    "barrier",
+    "between",
     "contour",
     "data",
+    "eigen_plane",
     "estimate_noise",
     "extreme_eigenvalues",
     "hessian_grid",
+    "learners_plane",
+    "line",
     "load",
     "models",
+    "pca_plane",
     "random_plane",
     "save",
+    "save_vts",
 ]

@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from landscape.options import InputError, choose
 from landscape.problem import Problem, correct
 from landscape.stack import LinearStep, chain, stacked_losses
+from landscape.store import Array
 
 PATHS = ("auto", "batched", "pointwise")
 # Measured on 2 cores, 784-50-50-10: 1,000 samples a chunk with about 50 points a block is the fastest;
@@ -64,6 +66,12 @@ def evaluate_plane(
         assert steps is not None
         return _batched(problem, steps, center, directions, points, progress or (lambda done: None))
     return _pointwise(problem, center, directions, points, progress or (lambda done: None))
+
+
+def losses(problem: Problem, thetas: Tensor | None) -> Array:
+    """(M,) float64 losses at the weights ``thetas`` (M, P) themselves; (0,) for None."""
+    rows = () if thetas is None else thetas
+    return np.array([problem.loss(theta.to(problem.theta)) for theta in rows], dtype=np.float64)
 
 
 def _pointwise(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.style
 import numpy as np
 import seaborn as sns
 from matplotlib import cm, colors, ticker
@@ -18,22 +16,16 @@ from matplotlib.figure import Figure
 from landscape.checkpoint import Checkpoint
 from landscape.contour import Surface
 from landscape.lanczos import HessianGrid
+from landscape.line import Line
 from landscape.noise import NoiseEstimate
-from landscape.options import FailedError, InputError
-from landscape.store import Array
+from landscape.options import FailedError, InputError, choose
+from landscape.plots_surface import difference, lines, surfaces, surfaces_3d
+from landscape.plots_surface import panels as _panels
+from landscape.plots_surface import style as _style
 
 FORMATS = (".png", ".pdf", ".svg")
-PAPER_SPACING = 0.005  # distance between contour lines in DPSGD-2020, Figure 3
-MAX_LEVELS = 40  # more lines than this cannot be told apart at this size (ours)
 # Figure 2's colours, in a colour-blind-safe version: DPSGD green, SSGD red, SSGD* blue.
 COLORS = {"ssgd": "#D55E00", "dpsgd": "#009E73", "ssgd*": "#0072B2"}
-_STYLE = str(Path(__file__).with_name("style.mplstyle"))
-
-
-@contextlib.contextmanager
-def _style() -> Iterator[None]:
-    with matplotlib.style.context(_STYLE):
-        yield
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
@@ -55,71 +47,6 @@ def check_format(path: str | Path) -> None:
     """Raise InputError unless the suffix of ``path`` is one that figures are written in."""
     if Path(path).suffix not in FORMATS:
         raise InputError(f"{path}: a picture's name must end in {', '.join(FORMATS)}")
-
-
-def _panels(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width * columns, height * rows))
-    axes = figure.subplots(rows, columns, squeeze=False)
-    return figure, list(axes.ravel())
-
-
-def levels(losses: Sequence[Array]) -> Array:
-    """Levels for surfaces drawn together: 0.005 apart if that takes 4 to 40 lines, else at round numbers."""
-    finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses])
-    if finite.size == 0:
-        raise InputError("loss: no value is finite, there is nothing to draw")
-    low, high = float(finite.min()), float(finite.max())
-    if high - low <= 1e-12 * max(1.0, abs(high)):  # a flat surface: one level on either side
-        pad = max(abs(high), 1.0) * 1e-6
-        return np.array([low - pad, high + pad])
-    if (high - low) / PAPER_SPACING <= MAX_LEVELS and (high - low) / PAPER_SPACING >= 4:
-        start, stop = np.floor(low / PAPER_SPACING), np.ceil(high / PAPER_SPACING)
-        chosen = np.arange(start, stop + 1) * PAPER_SPACING
-    else:
-        chosen = np.asarray(ticker.MaxNLocator(24).tick_values(low, high))
-    chosen[0], chosen[-1] = min(chosen[0], low), max(chosen[-1], high)  # a rounding must not leave a hole
-    return chosen
-
-
-def surfaces(results: Sequence[Surface], title: str = "") -> Figure:
-    """Filled contours with lines, one panel a surface, at shared levels and colours; the centre is marked."""
-    columns = min(3, len(results))
-    rows = -(-len(results) // columns)
-    with _style():
-        figure, axes = _panels(rows, columns, 3.7, 3.8)
-        shared = levels([r.loss for r in results])
-        norm = colors.Normalize(shared[0], shared[-1])
-        cmap = sns.color_palette("mako_r", as_cmap=True)
-        for ax, r in zip(axes, results, strict=False):
-            ax.set_facecolor("#bbbbbb")  # shows through where a loss is not finite
-            ax.grid(False)
-            if min(r.loss.shape) >= 2:
-                masked = np.ma.masked_invalid(r.loss)
-                ax.contourf(r.x, r.y, masked, shared, cmap=cmap, norm=norm)
-                ax.contour(r.x, r.y, masked, shared, colors="k", linewidths=0.35, alpha=0.55)
-            else:
-                raise InputError(f"grid: {r.loss.shape[::-1]} points cannot be drawn as contours, 2 × 2 can")
-            ax.plot(0, 0, "+", color="#E69F00", ms=9, mew=2)
-            ax.set_aspect("equal")
-            ax.set_title(_surface_title(r))
-            ax.set_xlabel("x (step along direction 1)")
-            ax.set_ylabel("y (step along direction 2)")
-        for ax in axes[len(results) :]:
-            ax.set_visible(False)
-        used = axes[: len(results)]
-        bar = figure.colorbar(cm.ScalarMappable(norm, cmap), ax=used, shrink=0.85, pad=0.02)
-        bar.set_label(f"{results[0].split or 'mean'} loss (nat)")
-        gap = float(shared[1] - shared[0])
-        r = results[0]
-        usual = f"Loss around $w_a$, lines {gap:.3g} apart; directions: {r.kind}, normalisation: {r.norm}"
-        figure.suptitle(title or usual)
-    return figure
-
-
-def _surface_title(r: Surface) -> str:
-    center = r.loss[np.abs(r.y).argmin(), np.abs(r.x).argmin()]
-    lowest = np.nanmin(np.where(np.isfinite(r.loss), r.loss, np.nan)) if np.isfinite(r.loss).any() else np.nan
-    return f"{r.label or 'surface'}\nnear centre {center:.4g}, lowest {lowest:.4g}"
 
 
 def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
@@ -291,13 +218,32 @@ def noises(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
     return figure
 
 
-def draw(results: Sequence[Any]) -> Figure:
-    """The figure for ``results``, all of one kind. InputError for a mixture."""
-    painters = {Checkpoint: training, Surface: surfaces, HessianGrid: hessian_grids, NoiseEstimate: noises}
+STYLES = ("contour", "surface", "difference")
+
+
+def draw(results: Sequence[Any], style: str = "contour", **options: Any) -> Figure:
+    """The figure for ``results``, all of one kind. InputError for a mixture.
+
+    ``style`` is how surfaces are drawn: "contour"; "surface", in 3-D; or "difference", the first of two less
+    the second. InputError for another one, or for anything but "contour" with results that are no surfaces.
+    """
+    painters = {
+        Checkpoint: training,
+        Surface: surfaces,
+        Line: lines,
+        HessianGrid: hessian_grids,
+        NoiseEstimate: noises,
+    }
+    choose("style", style, STYLES)
     kinds = {type(r) for r in results}
     if len(kinds) != 1:
         names = ", ".join(sorted(k.__name__ for k in kinds))
         raise InputError(f"FILE: {names} cannot be drawn in one picture, all files must be of one kind")
-    painter: Any = painters[kinds.pop()]
-    figure: Figure = painter(results)
+    kind = kinds.pop()
+    painter: Any = painters[kind]
+    if style != "contour":
+        if kind is not Surface:
+            raise InputError(f"style: '{style}' is for surfaces, a {kind.__name__} is drawn one way only")
+        painter = surfaces_3d if style == "surface" else difference
+    figure: Figure = painter(results, **options)
     return figure

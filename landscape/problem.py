@@ -38,6 +38,8 @@ class Problem:
     Raises InputError for weights that are not finite, no parameters, no samples, or an exhausted iterator.
     """
 
+    bn_samples = 0  # how many samples BatchNorm's statistics come from, 0: its buffers (landscape.batchnorm)
+
     def __init__(
         self,
         model: nn.Module,

@@ -144,8 +144,9 @@ class About(typing.TypedDict, total=False):
 class Result:
     """A finished analysis: arrays and plain attributes that save and load themselves.
 
-    Array fields become data sets, the rest attributes. Subclasses name a ``schema`` and may check themselves
-    in ``__post_init__``, raising ValueError.
+    Array fields become data sets, the rest attributes. A field with a default may be absent from a file,
+    which may be older than the field; an empty array is not written there. Subclasses name a ``schema`` and
+    may check themselves in ``__post_init__``, raising ValueError.
     """
 
     schema: ClassVar[str] = ""
@@ -171,8 +172,12 @@ class Result:
     def _write(self, group: h5py.Group) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if isinstance(value, np.ndarray) and value.size == 0 and _optional(field):
+                continue  # what is absent reads as empty
             if isinstance(value, np.ndarray):
                 group.create_dataset(field.name, data=value)
+            elif isinstance(value, tuple):
+                group.attrs[field.name] = np.array(value, dtype=h5py.string_dtype())
             else:
                 group.attrs[field.name] = value
 
@@ -182,11 +187,19 @@ class Result:
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             kind = hints[field.name]
+            if _optional(field) and field.name not in group and field.name not in group.attrs:
+                continue
             if kind in (bool, int, float, str):
                 values[field.name] = kind(group.attrs[field.name])
+            elif kind == tuple[str, ...]:
+                values[field.name] = tuple(str(text) for text in group.attrs[field.name])
             else:
                 values[field.name] = np.asarray(group[field.name])
         return cls(**values)
+
+
+def _optional(field: dataclasses.Field[Any]) -> bool:
+    return (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
 
 
 def save(results: Sequence[Result], path: str | Path) -> None:

@@ -109,6 +109,125 @@ def test_hessian_grid_noise_info_and_plot(runs: Path, tmp_path: Path, command: C
     assert sorted(p.name for p in tmp_path.iterdir()) == ["h.h5", "n.h5", "p.pdf", "p.png", "p.svg"]
 
 
+@pytest.mark.parametrize("kind", ["between", "pca", "learners", "eigen"])
+def test_planes_from_checkpoints(kind: str, runs: Path, tmp_path: Path, command: Command) -> None:
+    files = [runs / name / "last.h5" for name in (("dp", "ss") if kind == "between" else ("dp",))]
+    out_file, picture = tmp_path / "c.h5", tmp_path / "c.png"
+    code, out, err = command(
+        "contour", *files, "--plane", kind, "--grid", "3x4", "-o", out_file, "--plot", picture
+    )
+    assert (code, out.split()) == (0, [str(out_file), str(picture)])
+    s = landscape.load(out_file)
+    runs_ = [landscape.load(f) for f in files]
+    problem = runs_[0].problem("test")
+    assert s.kind == kind
+    if kind == "eigen":
+        assert s.span == 0.1
+        assert "λ_max" in err
+        return
+    np.testing.assert_allclose(s.span, 1.25 * np.abs(s.markers).max())
+    if kind == "between":
+        assert s.labels == tuple(r.label for r in runs_)
+        np.testing.assert_allclose(s.marker_loss, [problem.loss(r.mean) for r in runs_], rtol=1e-6)
+        assert f"{s.labels[1]}: {s.marker_loss[1]:.4g}" in err
+    if kind == "pca":  # step-0000020.h5 holds what last.h5 does and is not taken twice
+        assert s.labels == ("step 0", "step 10", "step 20")
+        assert "3 checkpoints, components explain" in err
+        assert s.explained.sum() == pytest.approx(1)
+    if kind == "learners":
+        losses = [problem.loss(w) for w in runs_[0].weights]
+        np.testing.assert_allclose(s.marker_loss, [*losses, problem.loss()], rtol=1e-6)
+        assert f"L(w_a) = {problem.loss():.4g}, mean L(w_j) = {np.mean(losses):.4g}" in err
+
+
+def test_line_between_two_and_along_one(runs: Path, tmp_path: Path, command: Command) -> None:
+    a, b, out_file = runs / "dp" / "last.h5", runs / "ss" / "last.h5", tmp_path / "l.h5"
+    code, out, err = command("line", a, b, "--points", "5", "-o", out_file, "--plot", tmp_path / "l.png")
+    assert (code, out) == (0, f"{out_file}\n{tmp_path}/l.png\n")
+    between = landscape.load(out_file)
+    problem, other = (landscape.load(f).problem("test") for f in (a, b))
+    assert between.loss[0] == pytest.approx(problem.loss(), rel=1e-6)
+    assert between.loss[-1] == pytest.approx(other.loss(), rel=1e-5)
+    assert f"barrier {between.barrier:.4g}" in err
+    assert command("line", a, "--points", "5", "--seed", "4", "-o", out_file)[0] == 0
+    along = landscape.load(out_file)
+    np.testing.assert_array_equal(
+        along.direction, landscape.random_plane(problem, seed=4).directions[0].numpy()
+    )
+    assert along.t[0] == -0.1
+
+
+def test_plot_styles_and_export(runs: Path, tmp_path: Path, command: Command) -> None:
+    both, one = tmp_path / "both.h5", tmp_path / "one.h5"
+    files = [runs / "ss" / "last.h5", runs / "dp" / "last.h5"]
+    assert command("contour", *files, "--grid", "3", "--ignore", "bias+norm", "-o", both)[0] == 0
+    assert landscape.load(both)[0].ignore == "bias+norm"
+    assert command("contour", files[0], "--grid", "3", "-o", one)[0] == 0
+    for style in ("contour", "surface", "difference"):
+        picture = tmp_path / f"{style}.svg"
+        assert command("plot", both, "--style", style, "-o", picture)[:2] == (0, f"{picture}\n")
+    code, out, _ = command("plot", both, "-o", tmp_path / "x.vts")
+    assert (code, out) == (0, f"{tmp_path}/x-0.vts\n{tmp_path}/x-1.vts\n")
+    assert command("plot", one, "-o", tmp_path / "y.vts")[1] == f"{tmp_path}/y.vts\n"
+    before = sorted(tmp_path.iterdir())
+    one_line(command("plot", files[0], "-o", tmp_path / "z.vts"), 2, "only a surface", "Checkpoint")
+    one_line(command("plot", one, "--style", "difference", "-o", tmp_path / "z.png"), 2, "takes two")
+    one_line(command("plot", files[0], "--style", "surface", "-o", tmp_path / "z.png"), 2, "for surfaces")
+    one_line(command("plot", one, "--style", "surfac", "-o", tmp_path / "z.png"), 2, "did you mean 'surface'")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_planes_that_checkpoints_do_not_make(
+    runs: Path, tiny: Path, tmp_path: Path, command: Command
+) -> None:
+    dp, ss = runs / "dp" / "last.h5", runs / "ss" / "last.h5"
+    out = ("-o", tmp_path / "x.h5", "--grid", "2")
+    plane = ("contour", *out, "--plane")
+    assert command("train", tiny, "-o", tmp_path / "other", "-q")[0] == 0
+    other = tmp_path / "other" / "last.h5"
+    alone = tmp_path / "alone" / "last.h5"
+    alone.parent.mkdir()
+    shutil.copy(dp, alone)
+    with h5py.File(alone, "a") as file:
+        file["weights"][:] = file["weights"][0]
+    one_line(command(*plane, "between", dp), 2, "--plane between: 1 checkpoints", "two or three")
+    one_line(command(*plane, "between", dp, ss, dp, ss), 2, "4 checkpoints", "two or three")
+    one_line(command(*plane, "between", dp, dp), 1, "equal, they must differ")
+    one_line(
+        command(*plane, "between", dp, other), 1, "other/last.h5: its layout of 83 weights", "is not that of"
+    )
+    one_line(command(*plane, "random", dp, other), 1, "share no directions")
+    one_line(command("line", dp, other, "-o", tmp_path / "x.h5"), 1, "is not that of")
+    one_line(command(*plane, "pca", alone), 1, "alone/last.h5: 0 earlier step-*.h5", "at least 2")
+    one_line(command(*plane, "pca", runs / "dp" / "step-0000010.h5"), 1, "1 earlier", "at least 2")
+    one_line(command(*plane, "learners", alone), 1, "alone/last.h5", "all 5 are equal")
+    one_line(command(*plane, "learner", dp), 2, "did you mean 'learners'")
+    one_line(command(*plane, "pca", dp, "--norm", "filter"), 2, "random planes", "pca")
+    one_line(command(*plane, "eigen", dp, "--ignore", "none"), 2, "random planes", "eigen")
+    one_line(command("contour", *out, dp, "--ignore", "bias"), 2, "ignore", "bias+norm")
+    one_line(command("contour", *out, dp, "--bn", "batch"), 2, "bn", "recalibrate")
+    one_line(command("contour", *out, dp, "--bn-samples", "1"), 2, "bn_samples", "≥ 2")
+    one_line(command("line", dp, ss, dp), 2, "3 checkpoints", "one or two")
+    one_line(command("line", dp, ss, "--span", "1"), 2, "--span", "one CKPT")
+    one_line(command("line", dp, "--points", "1", "-o", tmp_path / "x.h5"), 2, "points", "≥ 2")
+    for key, old, new, words in (
+        ("model", '"relu"', '"tanh"', "its model mlp"),
+        ("data", '"fingerprint": "', '"fingerprint": "0', "trained on other data"),
+    ):
+        changed = tmp_path / f"{key}.h5"
+        shutil.copy(ss, changed)
+        with h5py.File(changed, "a") as file:
+            assert old in file.attrs[key]
+            file.attrs[key] = file.attrs[key].replace(old, new)
+        one_line(command(*plane, "between", dp, changed), 1, f"{key}.h5", words)
+        one_line(command("line", dp, changed, "-o", tmp_path / "x.h5"), 1, f"{key}.h5", words)
+    with h5py.File(alone, "a") as file:
+        file["weights"][1, 3] = np.inf
+    one_line(command("line", dp, alone, "-o", tmp_path / "x.h5"), 1, "alone/last.h5", "NaN or infinite")
+    one_line(command(*plane, "between", dp, alone), 1, "NaN or infinite")
+    assert not (tmp_path / "x.h5").exists()
+
+
 def test_results_go_beside_the_checkpoint_by_default(runs: Path, tmp_path: Path, command: Command) -> None:
     shutil.copy(runs / "dp" / "last.h5", tmp_path / "last.h5")
     code, out, _ = command("contour", tmp_path / "last.h5", "--grid", "2")

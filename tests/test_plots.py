@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import landscape
-from landscape import InputError, Surface, plots
+from landscape import FailedError, InputError, Surface, plots
+from landscape.plots_surface import LOG_LEVELS, MAX_LEVELS, levels
 from landscape.train import recipe
 from landscape.train.loop import Trainer
 from tests import problems
@@ -39,15 +41,15 @@ def test_surfaces_share_levels_and_mark_what_is_not_finite(surface: Surface) -> 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
 def test_levels_cover_the_losses_and_are_few(low: float, width: float) -> None:
-    levels = plots.levels([np.array([low, low + width, np.nan])])
-    assert levels[0] <= low
-    assert levels[-1] >= low + width
-    assert 2 <= len(levels) <= plots.MAX_LEVELS + 3
-    assert np.all(np.diff(levels) > 0)
+    chosen = levels([np.array([low, low + width, np.nan])])
+    assert chosen[0] <= low
+    assert chosen[-1] >= low + width
+    assert 2 <= len(chosen) <= MAX_LEVELS + 3
+    assert np.all(np.diff(chosen) > 0)
 
 
 def test_the_papers_spacing_where_it_fits() -> None:
-    np.testing.assert_allclose(np.diff(plots.levels([np.array([0.051, 0.149])])), 0.005)
+    np.testing.assert_allclose(np.diff(levels([np.array([0.051, 0.149])])), 0.005)
 
 
 def test_training_curves_of_several_seeds() -> None:
@@ -76,8 +78,167 @@ def test_results_plot_themselves_and_mixtures_are_refused(surface: Surface, tmp_
     with pytest.raises(InputError, match="all files must be of one kind"):
         plots.draw([surface, grid])
     with pytest.raises(InputError, match="no value is finite"):
-        plots.levels([np.array([np.nan])])
+        levels([np.array([np.nan])])
     top = {name: getattr(surface, name)[:1] for name in ("y", "loss", "accuracy", "done")}
     line = dataclasses.replace(surface, **top)
     with pytest.raises(InputError, match="2 × 2 can"):
         plots.surfaces([line])
+
+
+def test_losses_that_differ_a_hundredfold_get_levels_at_equal_ratios() -> None:
+    chosen = levels([np.array([0.1, 200.0])])
+    np.testing.assert_allclose(chosen[1:] / chosen[:-1], 2000 ** (1 / (LOG_LEVELS - 1)))
+    assert (chosen[0], chosen[-1]) == (pytest.approx(0.1), pytest.approx(200))
+
+
+def marked(surface: Surface, kind: str, count: int) -> Surface:
+    """The surface as one of a plane of ``kind`` with ``count`` markers."""
+    places = np.linspace(-0.8, 0.7, 2 * count).reshape(count, 2)
+    labels = tuple(f"m{k}" for k in range(count))
+    return dataclasses.replace(surface, kind=kind, markers=places, labels=labels, marker_loss=np.zeros(count))
+
+
+def drawn(figure: object, panel: int = 0) -> dict[str, np.ndarray]:
+    """Legend name -> coordinates (n, 2) of what is drawn on a panel."""
+    return {str(h.get_label()): h.get_xydata() for h in figure.axes[panel].lines}  # type: ignore[attr-defined]
+
+
+def test_markers_are_where_the_results_say(surface: Surface) -> None:
+    i, j = np.unravel_index(surface.loss.argmin(), surface.loss.shape)
+    lowest = [[surface.x[j], surface.y[i]]]
+    path, learners, anchors = (
+        marked(surface, k, n) for k, n in (("pca", 5), ("learners", 4), ("between", 3))
+    )
+    seen = drawn(plots.draw([path]))
+    np.testing.assert_array_equal(seen["trajectory"], path.markers)
+    np.testing.assert_array_equal(seen["last checkpoint"], path.markers[-1:])
+    np.testing.assert_array_equal(seen["lowest grid point"], lowest)
+    seen = drawn(plots.draw([learners]))
+    np.testing.assert_array_equal(seen["learners"], learners.markers[:-1])
+    np.testing.assert_array_equal(seen["their mean $w_a$"], learners.markers[-1:])
+    seen = drawn(plots.draw([anchors]))
+    np.testing.assert_array_equal(np.concatenate([seen[f"m{k}"] for k in range(3)]), anchors.markers)
+    assert "centre" not in seen
+    figure = plots.draw([surface, surface])
+    np.testing.assert_array_equal(drawn(figure, 1)["centre"], [[0, 0]])
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["lowest grid point", "centre"]  # one legend for both panels
+
+
+def test_the_lowest_point_is_the_lowest_finite_one(surface: Surface) -> None:
+    holes = surface.loss.copy()
+    i, j = np.unravel_index(holes.argmin(), holes.shape)
+    holes[i, j] = np.nan
+    m, n = np.unravel_index(np.nanargmin(holes), holes.shape)
+    seen = drawn(plots.draw([dataclasses.replace(surface, loss=holes)]))
+    np.testing.assert_array_equal(seen["lowest grid point"], [[surface.x[n], surface.y[m]]])
+
+
+def test_batchnorm_statistics_are_named_where_there_are_any(surface: Surface) -> None:
+    def title(**changes: object) -> str:
+        return plots.draw([dataclasses.replace(surface, **changes)]).get_suptitle()  # type: ignore[arg-type]
+
+    assert "BatchNorm" not in title()
+    assert "BatchNorm: the centre's statistics" in title(batchnorm=True)
+    assert "from 1,000 samples a point" in title(batchnorm=True, bn="recalibrate", bn_samples=1000)
+    assert "batches of 64" in title(batchnorm=True, bn="train", bn_samples=64)
+    assert "statistics of each batch" in title(batchnorm=True, bn="train")
+    two = [
+        dataclasses.replace(surface, batchnorm=True, bn=bn, bn_samples=9) for bn in ("center", "recalibrate")
+    ]
+    for style in ("contour", "surface"):
+        figure = plots.draw(two, style)
+        assert "BatchNorm" not in figure.get_suptitle()
+        assert "the centre's statistics" in figure.axes[0].get_title()
+        assert "from 9 samples" in figure.axes[1].get_title()
+    assert plots.draw(two, "difference").get_suptitle().count("BatchNorm") == 2
+
+
+def test_three_dimensions_and_holes(surface: Surface, tmp_path: Path) -> None:
+    holes = surface.loss.copy()
+    holes[1, 2], holes[3, 0] = np.nan, np.inf
+    figure = plots.draw([surface, dataclasses.replace(surface, loss=holes)], "surface")
+    plots.save_figure(figure, tmp_path / "s.png")
+    first, second = figure.axes[:2]
+    assert first.get_zlim() == second.get_zlim()
+    assert len(first.collections[0].get_array()) == 5 * 3
+    low, high = first.get_zlim()
+    assert low <= surface.loss.min()
+    assert high >= surface.loss.max()
+
+
+def test_a_difference_is_the_first_less_the_second_on_a_scale_around_zero(surface: Surface) -> None:
+    more = np.linspace(-1, 3, surface.loss.size).reshape(surface.loss.shape)
+    other = dataclasses.replace(surface, loss=surface.loss - more, label="other")
+    figure = plots.draw([surface, other], "difference")
+    assert figure.axes[0].collections[0].get_clim() == pytest.approx((-3, 3))
+    np.testing.assert_allclose(figure.axes[0].collections[0].get_array(), np.linspace(-2.875, 2.875, 24))
+    assert (
+        "surface"
+        in plots.draw([dataclasses.replace(surface, label="surface A"), other], "difference").get_suptitle()
+    )
+    higher = dataclasses.replace(surface, loss=surface.loss + 1 + more**2)
+    filled = plots.draw([higher, surface], "difference").axes[0].collections[0]
+    inside = [
+        level > 0 for level, path in zip(filled.get_array(), filled.get_paths(), strict=True) if len(path)
+    ]
+    assert inside
+    assert all(inside)  # the first is higher everywhere: only the upper half of the scale is used
+    plots.draw([surface, surface], "difference")  # no difference at all is a picture, too
+    with pytest.raises(InputError, match="1 surfaces are not allowed, it takes two"):
+        plots.draw([surface], "difference")
+    for changes in ({"seed": 5}, {"x": 2 * surface.x}, {"kind": "eigen"}):
+        with pytest.raises(InputError, match="must have the same grid"):
+            plots.draw([surface, dataclasses.replace(surface, **changes)], "difference")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="nothing to draw"):
+        plots.draw([surface, dataclasses.replace(surface, loss=surface.loss * np.nan)], "difference")
+
+
+def test_lines_show_loss_accuracy_and_barrier() -> None:
+    problem = problems.mlp()
+    ends = problem.theta + problem.theta.new_tensor([[1.0], [-1.0]])
+    inner = landscape.line(problem, ends, 9, ends=("a", "b"))
+    figure = plots.draw([inner])
+    np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), inner.loss)
+    np.testing.assert_array_equal(figure.axes[1].lines[0].get_ydata(), 100 * inner.accuracy)
+    assert f"a to b (barrier {inner.barrier:.3g})" in [t.get_text() for t in figure.legends[0].get_texts()]
+    quadratic = problems.quadratic([1.0, 2.0])
+    along = landscape.line(quadratic, quadratic.theta, 5)
+    assert len(plots.draw([along]).axes) == 1  # no accuracy, no panel for it
+    with pytest.raises(InputError, match="different axes"):
+        plots.draw([inner, along])
+    with pytest.raises(InputError, match="'surface' is for surfaces, a Line"):
+        plots.draw([inner], "surface")
+    with pytest.raises(InputError, match="did you mean 'difference'"):
+        plots.draw([inner], "differenc")
+
+
+def test_vts_has_every_point_in_vtks_order(surface: Surface, tmp_path: Path) -> None:
+    holes = surface.loss.copy()
+    holes[2, 3] = np.nan
+    with_hole = dataclasses.replace(surface, loss=holes)
+    landscape.save_vts(with_hole, tmp_path / "s.vts")
+    root = ET.parse(tmp_path / "s.vts").getroot()
+    assert root.attrib["type"] == "StructuredGrid"
+    grid = root.find("StructuredGrid")
+    assert grid is not None
+    piece = grid.find("Piece")
+    assert piece is not None
+    assert grid.attrib["WholeExtent"] == piece.attrib["Extent"] == "0 5 0 3 0 0"  # 6 × 4 points
+    arrays = {a.attrib["Name"]: np.array((a.text or "").split(), float) for a in piece.iter("DataArray")}
+    np.testing.assert_array_equal(arrays["loss"], holes.ravel())
+    np.testing.assert_array_equal(arrays["accuracy"], surface.accuracy.ravel())
+    hidden = np.zeros(24)
+    hidden[2 * 6 + 3] = 2
+    np.testing.assert_array_equal(arrays["vtkGhostType"], hidden)
+    points = arrays["points"].reshape(-1, 3)
+    for k, (x, y, z) in enumerate(points):  # x runs fastest
+        assert (x, y) == (surface.x[k % 6], surface.y[k // 6])
+        assert z == (holes[k // 6, k % 6] if not hidden[k] else np.nanmin(holes))
+    with pytest.raises(InputError, match="must end in .vts"):
+        landscape.save_vts(surface, tmp_path / "s.vtk")
+    with pytest.raises(InputError, match="no value is finite"):
+        landscape.save_vts(dataclasses.replace(surface, loss=holes * np.nan), tmp_path / "t.vts")
+    with pytest.raises(FailedError, match="cannot be written"):
+        landscape.save_vts(surface, tmp_path / "none" / "t.vts")
+    assert [p.name for p in tmp_path.iterdir()] == ["s.vts"]

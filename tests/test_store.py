@@ -25,10 +25,13 @@ def results() -> list[store.Result]:
         landscape.contour(problem, plane, grid=(3, 2), label="a ‖label‖", split="test"),
         landscape.hessian_grid(problem, plane, grid=(2, 1)),
         landscape.estimate_noise(problem, weights, 0.1, 4, draws=3),
+        landscape.line(problem, weights, 3, ends=("left ‖", "right")),
+        landscape.line(problem, plane.directions[0], 3),
+        landscape.contour(problem, landscape.between(problem, weights), grid=(2, 3)),
     ]
 
 
-@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("kind", range(6))
 def test_results_come_back_as_they_were_alone_and_in_groups(tmp_path: Path, kind: int) -> None:
     result = results()[kind]
     result.save(tmp_path / "one.h5")

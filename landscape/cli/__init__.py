@@ -12,6 +12,7 @@ from landscape.cli.contour import contour
 from landscape.cli.demo import demo
 from landscape.cli.hessian_grid import hessian_grid
 from landscape.cli.info import info
+from landscape.cli.line import line
 from landscape.cli.noise import noise
 from landscape.cli.plot import plot
 from landscape.cli.recipes import recipes
@@ -31,7 +32,7 @@ def group() -> None:
     """
 
 
-for command in (train, contour, hessian_grid, noise, plot, info, recipes, demo):
+for command in (train, contour, line, hessian_grid, noise, plot, info, recipes, demo):
     group.add_command(command)
 
 

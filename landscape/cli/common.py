@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from landscape import plots, store
+from landscape.batchnorm import SAMPLES
 from landscape.checkpoint import Checkpoint
 from landscape.options import FailedError, InputError
 from landscape.problem import Problem
@@ -34,8 +35,24 @@ device = click.option(
 )
 
 
-def plane_options(grid: str) -> Callable[[F], F]:
-    """The options of commands that work on a grid over a random plane."""
+def batchnorm(function: F) -> F:
+    """The options that say whose statistics BatchNorm uses."""
+    policy = click.option(
+        "--bn",
+        default="center",
+        show_default=True,
+        help="BatchNorm statistics: center (the checkpoint's), recalibrate (re-estimated at each point) or "
+        "train (the batch's own).",
+    )
+    size = click.option(
+        "--bn-samples", default=SAMPLES, show_default=True, help="Samples to re-estimate from, or in a batch."
+    )
+    return policy(size(function))
+
+
+def plane_options(grid: str, span: float | None = 0.1) -> Callable[[F], F]:
+    """The options of commands that work on a grid over a plane; ``span`` None: the plane knows."""
+    usual = "" if span else " [default: 0.1, or what shows all markers]"
 
     def decorate(function: F) -> F:
         for option in reversed(
@@ -44,7 +61,11 @@ def plane_options(grid: str) -> Callable[[F], F]:
                     "--grid", default=grid, show_default=True, help="Points: K, or KXxKY such as 51x25."
                 ),
                 click.option(
-                    "--span", default=0.1, show_default=True, help="x and y run over [−span, span]."
+                    "--span",
+                    default=span,
+                    type=float,
+                    show_default=bool(span),
+                    help=f"x and y run over [−span, span].{usual}",
                 ),
                 click.option(
                     "--norm",

@@ -6,7 +6,7 @@ import click
 
 import landscape
 from landscape import evaluate
-from landscape.cli import common
+from landscape.cli import common, planes
 from landscape.options import choose
 
 
@@ -14,7 +14,21 @@ from landscape.options import choose
     epilog="Example: landscape contour runs/ss/last.h5 runs/dp/last.h5 --norm filter --span 1 --plot both.png"
 )
 @common.checkpoints
-@common.plane_options("50")
+@click.option(
+    "--plane",
+    "kind",
+    default="random",
+    show_default=True,
+    help="random; between (through two or three CKPTs); pca (of the step-*.h5 up to the CKPT); learners "
+    "(nearest to all learners); eigen (Hessian eigenvectors of λ_max and λ_min).",
+)
+@common.plane_options("50", span=None)
+@click.option(
+    "--ignore",
+    help="Random directions leave out: none, or bias+norm (bias and norm parameters). "
+    "[default: bias+norm with --norm filter, else none]",
+)
+@common.batchnorm
 @click.option(
     "--path",
     "way",
@@ -27,44 +41,51 @@ from landscape.options import choose
 @common.quiet
 def contour(
     checkpoints: tuple[str, ...],
+    kind: str,
     grid: str,
-    span: float,
+    span: float | None,
     norm: str,
     split: str,
     seed: int,
     dtype: str,
     output: str | None,
     picture: str | None,
+    ignore: str | None,
+    bn: str,
+    bn_samples: int,
     way: str,
     device: str,
     data_dir: str | None,
     quiet: bool,
 ) -> None:
-    """Loss contours around w_a of each CKPT, over the plane of two random directions.
+    """Loss contours around w_a of each CKPT, over a plane; several CKPTs share levels and colours.
 
-    Several checkpoints share directions, levels and colours. Defaults are those of the paper's figures.
+    Random directions (the default) are the same for all CKPTs; "between" draws one surface through all. The
+    other defaults are those of the paper's figures.
     """
     shape = common.parse_grid(grid)
     choose("--path", way, evaluate.PATHS)
-    runs = common.open_checkpoints(checkpoints)
-    path = common.result_path(output, runs[0], "contour", picture)
+    groups = planes.check(kind, common.open_checkpoints(checkpoints), norm, ignore)
+    path = common.result_path(output, groups[0][0], "contour", picture)
     results = []
     with common.progress_bar("contour", quiet) as bar:
-        for i, run in enumerate(runs):
-            problem = common.open_problem(run, split, data_dir, device, dtype)
-            plane = landscape.random_plane(problem, norm=norm, seed=seed)
+        for i, group in enumerate(groups):
+            problem = common.open_problem(group[0], split, data_dir, device, dtype)
             surface = landscape.contour(
                 problem,
-                plane,
+                planes.make(kind, problem, group, norm, ignore, seed),
                 grid=shape,
                 span=span,
+                bn=bn,
+                bn_samples=bn_samples,
                 path=way,
-                progress=lambda share, i=i: bar((i + share) / len(runs)),  # type: ignore[misc]
-                **common.about(run, split),
+                progress=lambda share, i=i: bar((i + share) / len(groups)),  # type: ignore[misc]
+                **planes.about(group, kind, split),
             )
             results.append(surface)
             common.message(
-                f"{surface.label}: {split} loss from {surface.loss.min():.4g} to {surface.loss.max():.4g}",
+                f"{surface.label}: {split} loss from {surface.loss.min():.4g} to {surface.loss.max():.4g}"
+                + planes.summary(surface),
                 quiet,
             )
     landscape.save(results, path)

@@ -10,27 +10,59 @@ import click
 import landscape
 from landscape import plots
 from landscape.cli import common
+from landscape.options import InputError, choose
 
 
 @click.command(epilog="Example: landscape plot runs/ss/last.h5 runs/dp/last.h5 -o training.png")
 @click.argument("files", metavar="FILE…", nargs=-1, required=True)
-@click.option("-o", "--output", metavar="F", help="Picture, .png, .pdf or .svg. [default: FILE.png]")
+@click.option(
+    "-o",
+    "--output",
+    metavar="F",
+    help="Picture, .png, .pdf or .svg; or .vts, a surface for ParaView. [default: FILE.png]",
+)
+@click.option(
+    "--style",
+    default="contour",
+    show_default=True,
+    help="Surfaces as contour, surface (3-D), or difference (the first of two less the second).",
+)
 @click.option("--title", default="", help="Title, instead of the usual one.")
 @common.quiet
-def plot(files: tuple[str, ...], output: str | None, title: str, quiet: bool) -> None:
-    """Draw FILEs of one kind in one picture: training curves, contours, Hessian ratios or Δ(2).
+def plot(files: tuple[str, ...], output: str | None, style: str, title: str, quiet: bool) -> None:
+    """Draw FILEs of one kind in one picture: training curves, contours, lines, Hessian ratios or Δ(2).
 
-    Panels of one picture share levels and colour scale.
+    Panels of one picture share levels and colour scale. Several surfaces exported to F.vts become F-0.vts,
+    F-1.vts and so on.
     """
-    picture = output or str(Path(files[0]).with_suffix(".png"))
-    plots.check_format(picture)
+    picture = Path(output or Path(files[0]).with_suffix(".png"))
+    export = picture.suffix == ".vts"
+    choose("--style", style, plots.STYLES)
+    if not export:
+        plots.check_format(picture)
     results: list[Any] = []
     for file in files:
         loaded = landscape.load(file)
         results += loaded if isinstance(loaded, list) else [loaded]
-    common.make_folder(Path(picture).parent)
-    figure = plots.draw(results)
+    if export:
+        for path in _export(results, picture):
+            click.echo(str(path))
+        return
+    common.make_folder(picture.parent)
+    figure = plots.draw(results, style)
     if title:
         figure.suptitle(title)
     plots.save_figure(figure, picture)
-    click.echo(picture)
+    click.echo(str(picture))
+
+
+def _export(results: list[Any], path: Path) -> list[Path]:
+    for result in results:
+        if not isinstance(result, landscape.Surface):
+            raise InputError(f"{path}: only a surface becomes a .vts file, this is a {type(result).__name__}")
+    common.make_folder(path.parent)
+    many = len(results) > 1
+    paths = [path.with_stem(f"{path.stem}-{i}") if many else path for i in range(len(results))]
+    for result, target in zip(results, paths, strict=True):
+        landscape.save_vts(result, target)
+    return paths

@@ -1,0 +1,107 @@
+"""Whose statistics BatchNorm uses at weights other than those it was trained to.
+
+A BatchNorm layer in eval mode divides by the statistics in its buffers. They belong to the centre's weights:
+at displaced weights the activations have others, and part of what a surface shows is that mismatch.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from landscape.options import choose, positive
+from landscape.problem import Problem
+
+POLICIES = ("center", "recalibrate", "train")
+# Samples that statistics come from, and how many go through the network at once while they are re-estimated:
+# ours; a statistic over 1,000 samples has a standard error of 3%, in batches of a common training size.
+SAMPLES = 1000
+BATCH = 250
+
+
+def _layers(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """The BatchNorm layers of ``model`` that keep running statistics."""
+    found = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    return [m for m in found if m.running_mean is not None]
+
+
+def has_batchnorm(model: nn.Module) -> bool:
+    """Whether ``model`` has a BatchNorm layer."""
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+
+
+def with_policy(problem: Problem, bn: str, samples: int = SAMPLES) -> Problem:
+    """``problem`` with the BatchNorm statistics of policy ``bn``; its own model and buffers stay as they are.
+
+    Args:
+        bn: "center": the statistics in the model's buffers, at every point (the problem itself is returned);
+            "recalibrate": re-estimated at each point before it is evaluated, on a fixed random sample of the
+            problem's data, as the average over batches of 250 (what torch.optim.swa_utils.update_bn does);
+            "train": the statistics of the batch itself, as in training, in batches of ``samples`` (for data
+            given as batches, in those), so that a sample's loss depends on its batch.
+        samples: how many samples "recalibrate" draws (at most all; of data given as batches, the first
+            until there are so many), or "train" has in a batch. Default 1,000.
+
+    Dropout and all other layers stay in eval mode. A model without BatchNorm is returned as it is.
+    Raises InputError for an unknown policy or samples < 2.
+    """
+    choose("bn", bn, POLICIES)
+    positive("bn_samples", samples, least=2)
+    if bn == "center" or not _layers(problem.model):
+        return problem
+    if bn == "recalibrate":
+        return _Recalibrated(problem, samples)
+    own = copy.copy(problem)
+    own.model = copy.deepcopy(problem.model)
+    own._chunk = samples
+    own.bn_samples = samples if problem.tensors is not None else 0  # else the data's own batches
+    for layer in _layers(
+        own.model
+    ):  # without buffers a layer takes its batch's statistics, in eval mode, too
+        layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+    return own
+
+
+class _Recalibrated(Problem):
+    """A problem whose ``evaluate`` estimates the BatchNorm statistics anew, in a model of its own."""
+
+    def __init__(self, problem: Problem, samples: int) -> None:
+        self.__dict__.update(problem.__dict__)
+        self.model = copy.deepcopy(problem.model)
+        self._inputs = _sample(problem, samples)
+        self.bn_samples = sum(map(len, self._inputs))
+        for layer in _layers(self.model):
+            layer.momentum = None  # a plain average over the batches, in place of an exponential one
+
+    @torch.no_grad()
+    def evaluate(self, theta: Tensor | None = None) -> tuple[float, float]:
+        """(mean loss, accuracy) at ``theta`` with the statistics that the sample has at ``theta``."""
+        theta = self.theta if theta is None else theta
+        layers = _layers(self.model)
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.train()
+        for x in self._inputs:
+            functional_call(self.model, self.layout.views(theta), (x,))
+        for layer in layers:
+            layer.eval()
+        return super().evaluate(theta)
+
+
+def _sample(problem: Problem, samples: int) -> list[Any]:
+    """Inputs of ``samples`` samples: drawn, in batches of equal size ±1, or the data's own first batches."""
+    if problem.tensors is None:
+        batches, seen = [], 0
+        for x, _, count in problem.chunks():
+            batches.append(x)
+            seen += count
+            if seen >= samples:
+                break
+        return batches
+    order = torch.randperm(problem.samples, generator=torch.Generator().manual_seed(0))[:samples]
+    parts = order.tensor_split(-(-len(order) // BATCH))
+    return [problem.tensors[0][part.to(problem.device)] for part in parts]

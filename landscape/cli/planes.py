@@ -1,0 +1,138 @@
+"""From checkpoints to planes, for the commands that work on one."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+import landscape
+from landscape import store
+from landscape.checkpoint import Checkpoint
+from landscape.cli import common
+from landscape.directions import IGNORES, NORMS
+from landscape.options import FailedError, InputError, choose
+from landscape.problem import Problem
+
+KINDS = ("random", "between", "pca", "learners", "eigen")
+
+
+def check(kind: str, runs: list[Checkpoint], norm: str, ignore: str | None) -> list[list[Checkpoint]]:
+    """The checkpoints of each surface, its own first; all options are checked before any work."""
+    choose("--plane", kind, KINDS)
+    choose("--norm", norm, NORMS)
+    if ignore is not None:
+        choose("--ignore", ignore, IGNORES)
+    if kind != "random" and (norm != "none" or ignore is not None):
+        raise InputError(f"--norm, --ignore: they are for random planes, '--plane {kind}' has none to scale")
+    if kind == "random":
+        same_layout(runs)
+    if kind == "between":
+        if len(runs) not in (2, 3):
+            raise InputError(
+                f"--plane between: {len(runs)} checkpoints are not allowed, it takes two or three"
+            )
+        same_network(runs)
+        return [runs]
+    return [[run, *trajectory(run)] if kind == "pca" else [run] for run in runs]
+
+
+def make(
+    kind: str, problem: Problem, group: list[Checkpoint], norm: str, ignore: str | None, seed: int
+) -> landscape.Plane:
+    """The plane of ``kind`` around the problem of a group's checkpoint; errors name its file."""
+    if kind == "random":
+        return landscape.random_plane(problem, norm=norm, seed=seed, ignore=ignore)
+    run = group[0]
+    try:
+        if kind == "between":
+            return landscape.between(problem, [r.mean for r in group], names(group), seed=seed)
+        if kind == "pca":
+            path = [*group[1:], run]
+            return landscape.pca_plane(problem, [r.mean for r in path], [f"step {r.step:,}" for r in path])
+        if kind == "learners":
+            return landscape.learners_plane(problem, run.weights)
+        return landscape.eigen_plane(problem, seed=seed)
+    except InputError as error:
+        raise FailedError(f"{run.path}: {error}") from error
+
+
+def same_layout(runs: list[Checkpoint]) -> None:
+    """FailedError unless all weights have the same names and shapes, so that a direction fits them all."""
+    first = runs[0]
+    for run in runs[1:]:
+        if run.layout != first.layout:
+            raise FailedError(
+                f"{run.path}: its layout of {run.layout.size:,} weights is not that of {first.path} "
+                f"({first.layout.size:,}); they share no directions"
+            )
+
+
+def same_network(runs: list[Checkpoint]) -> None:
+    """FailedError unless all checkpoints hold weights of one network, trained on the same data."""
+    same_layout(runs)
+    first = runs[0]
+    for run in runs[1:]:
+        if run.model != first.model:
+            raise FailedError(
+                f"{run.path}: its model {run.model['name']} {run.model['options']} is not that of "
+                f"{first.path}, {first.model['name']} {first.model['options']}"
+            )
+        if run.data["fingerprint"] != first.data["fingerprint"]:
+            raise FailedError(f"{run.path}: trained on other data than {first.path}; both must have the same")
+
+
+def trajectory(run: Checkpoint) -> list[Checkpoint]:
+    """The checkpoints step-*.h5 before ``run`` in its folder, in order of their steps."""
+    assert run.path is not None
+    earlier = [Checkpoint.load(path) for path in sorted(run.path.parent.glob("step-*.h5"))]
+    earlier = sorted((c for c in earlier if c.step < run.step), key=lambda c: c.step)
+    if len(earlier) < 2:
+        raise FailedError(
+            f"{run.path}: {len(earlier)} earlier step-*.h5 in its folder, '--plane pca' needs at least 2 "
+            "(see checkpoint.every)"
+        )
+    same_network([run, *earlier])
+    return earlier
+
+
+def names(runs: list[Checkpoint]) -> list[str]:
+    """What to call checkpoints in one picture: their labels, or their paths where labels are equal."""
+    labels = [run.label for run in runs]
+    return labels if len(set(labels)) == len(labels) else [str(run.path) for run in runs]
+
+
+def about(group: list[Checkpoint], kind: str, split: str) -> store.About:
+    """Where a surface or line came from; all of its checkpoints where it lies between them."""
+    if kind != "between":
+        return common.about(group[0], split)
+    each = [common.about(run, split) for run in group]
+    return {
+        "split": split,
+        "label": f"{len(group)} checkpoints",
+        "source": ", ".join(str(run.path) for run in group),
+        "source_sha256": ", ".join(a["source_sha256"] for a in each),
+    }
+
+
+def summary(surface: landscape.Surface) -> str:
+    """What the plane's own weights say, as the end of a line of messages; "" where there are none."""
+    shares = " + ".join(f"{100 * share:.1f}%" for share in surface.explained)
+    if surface.kind == "pca":
+        return f"; {len(surface.labels)} checkpoints, components explain {shares} of their variance"
+    if surface.kind == "learners":
+        *own, mean = surface.marker_loss
+        return f"; plane holds {shares} of the spread; L(w_a) = {mean:.4g}, mean L(w_j) = {np.mean(own):.4g}"
+    if surface.kind == "between":
+        pairs = zip(surface.labels, surface.marker_loss, strict=True)
+        return "; " + "; ".join(f"{label}: {loss:.4g}" for label, loss in pairs)
+    if surface.kind == "eigen":
+        return f"; {surface.axes[0]}, {surface.axes[1]}"
+    return ""
+
+
+def ends(problem: Problem, runs: list[Checkpoint]) -> torch.Tensor:
+    """The means (2, P) of two checkpoints, where the problem is. FailedError for what is not finite."""
+    for run in runs:
+        if not bool(torch.isfinite(run.mean).all()):
+            raise FailedError(f"{run.path}: its weights are NaN or infinite, all must be finite")
+    return torch.stack([run.mean for run in runs]).to(problem.theta)

@@ -1,0 +1,146 @@
+"""Loss and accuracy along a line: through the centre, or between two sets of weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape import evaluate
+from landscape.batchnorm import SAMPLES, has_batchnorm, with_policy
+from landscape.directions import SPAN
+from landscape.options import InputError, positive
+from landscape.problem import Problem
+from landscape.store import About, Array, Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+POINTS = 51  # ours; Frankle et al. 2020 take 30 between two ends. Odd, so that the middle is one of them
+
+
+@dataclass(frozen=True)
+class Line(Result):
+    """``loss[k]`` and ``accuracy[k]`` (K,) float64 at start + t[k]·direction; direction and start (P,).
+
+    ``kind`` is "interpolation" (t from 0 to 1, one end to the other) or "direction" (t around 0, start the
+    centre). ``barrier`` is :func:`barrier` of an interpolation, NaN of a direction. ``bn``, ``batchnorm`` and
+    ``bn_samples`` as in :class:`landscape.Surface`.
+    """
+
+    schema: ClassVar[str] = "landscape.line"
+
+    t: Array
+    loss: Array
+    accuracy: Array
+    start: Array
+    direction: Array
+    kind: str
+    barrier: float
+    samples: int
+    dtype: str
+    bn: str
+    batchnorm: bool
+    bn_samples: int
+    path: str
+    ends: tuple[str, ...] = ()
+    split: str = ""
+    label: str = ""
+    source: str = ""
+    source_sha256: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.t.shape == self.loss.shape == self.accuracy.shape == (len(self.t),):
+            raise ValueError(f"loss {self.loss.shape} and accuracy must have the shape of t {self.t.shape}")
+
+    def plot(self, **options: Any) -> Figure:
+        """Loss and accuracy against t; see :func:`landscape.plots.draw`."""
+        from landscape import plots  # numerics import no matplotlib until a picture is asked for
+
+        return plots.draw([self], **options)
+
+
+def barrier(t: Array, loss: Array) -> float:
+    """max_t [L(t) − ((1−t)·L(0) + t·L(1))] ≥ 0 for t (K,) from 0 to 1, in the loss's unit.
+
+    0 where the loss never rises above the straight line between its ends, as in a convex valley: the two
+    ends are linearly connected (Frankle et al. 2020, who take the ends' mean for the straight line; this form
+    is Entezari et al. 2022, section 2). NaN if any loss is NaN, or an end infinite.
+    """
+    with np.errstate(invalid="ignore"):
+        return float(np.max(loss - ((1 - t) * loss[0] + t * loss[-1])))
+
+
+def line(
+    problem: Problem,
+    along: Tensor,
+    points: int = POINTS,
+    span: float | None = None,
+    *,
+    ends: tuple[str, str] | tuple[()] = (),
+    bn: str = "center",
+    bn_samples: int = SAMPLES,
+    path: str = "auto",
+    progress: evaluate.Progress | None = None,
+    **about: Unpack[About],
+) -> Line:
+    """Loss and accuracy of ``problem`` at ``points`` weights on a line.
+
+    Args:
+        along: (P,), a direction: the weights are center + t·along, t ∈ [−span, span]; or (2, P), two ends:
+            (1−t)·along[0] + t·along[1], t ∈ [0, 1], with the barrier between them.
+        span: of a direction; default 0.1, as in :func:`landscape.contour`.
+        ends: what to call the two ends in a plot.
+        bn, bn_samples: whose statistics BatchNorm uses; see :func:`landscape.batchnorm.with_policy`.
+        path, progress, about: as in :func:`landscape.contour`.
+
+    Raises InputError for fewer than 2 points, a span that is not positive or given for two ends, or an
+    ``along`` of another shape.
+    """
+    positive("points", points, least=2)
+    size = problem.layout.size
+    if along.shape not in ((size,), (2, size)):
+        raise InputError(
+            f"along: shape {tuple(along.shape)} is not allowed, it must be ({size},) or (2, {size})"
+        )
+    along = along.to(problem.theta)
+    if along.dim() == 2:
+        if span is not None:
+            raise InputError("span: a line between two ends runs from 0 to 1, it has none")
+        kind, t = "interpolation", np.linspace(0, 1, points)
+        start, direction = along[0], along[1] - along[0]
+    else:
+        span = SPAN if span is None else span
+        positive("span", span)
+        kind, t = "direction", np.linspace(-span, span, points)
+        start, direction = problem.theta, along
+    problem = with_policy(problem, bn, bn_samples)
+    values = evaluate.evaluate_plane(
+        problem,
+        start,
+        torch.stack((direction, torch.zeros_like(direction))),
+        torch.from_numpy(np.stack((t, np.zeros(points)), 1)),
+        path=path,
+        progress=progress,
+    )
+    loss = values.loss.numpy()
+    return Line(
+        t=t,
+        loss=loss,
+        accuracy=values.accuracy.numpy(),
+        start=start.cpu().numpy(),
+        direction=direction.cpu().numpy(),
+        kind=kind,
+        barrier=barrier(t, loss) if kind == "interpolation" else float("nan"),
+        samples=problem.samples,
+        dtype=str(problem.dtype).removeprefix("torch."),
+        bn=bn,
+        batchnorm=has_batchnorm(problem.model),
+        bn_samples=problem.bn_samples,
+        path=values.path,
+        ends=ends,
+        **about,
+    )

@@ -1,0 +1,399 @@
+"""Planes made from weights and curvature, lines, and BatchNorm policies, against closed forms and textbooks."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.decomposition import PCA
+from torch import Tensor, nn
+
+import landscape
+from landscape import FailedError, InputError, Problem
+from landscape.batchnorm import BATCH, with_policy
+from tests import problems
+
+
+def reached(plane: landscape.Plane) -> Tensor:
+    """The points of the plane at its markers (M, P)."""
+    return plane.center + torch.from_numpy(plane.markers).to(plane.center) @ plane.directions
+
+
+def scattered(problem: Problem, count: int, seed: int = 0) -> Tensor:
+    torch.manual_seed(seed)
+    return problem.theta + torch.randn(count, problem.layout.size, dtype=problem.dtype)
+
+
+@given(st.integers(0, 10**6), st.sampled_from([2, 3]), st.floats(1e-3, 1e3))
+def test_between_gives_its_weights_back(seed: int, count: int, scale: float) -> None:
+    problem = problems.mlp()
+    thetas = scale * scattered(problem, count, seed)
+    plane = landscape.between(problem, thetas, seed=seed)
+    torch.testing.assert_close(reached(plane), thetas, rtol=1e-11, atol=1e-11 * scale)
+    u, v = plane.directions
+    assert abs(float(u @ v)) <= 1e-12 * float(u @ u)
+    torch.testing.assert_close(u.norm(), v.norm())
+    torch.testing.assert_close(u, thetas[1] - thetas[0])
+    np.testing.assert_allclose(plane.markers.max(0) + plane.markers.min(0), 0, atol=1e-12)
+    assert plane.span > np.abs(plane.markers).max()
+
+
+def test_between_two_takes_its_second_direction_from_the_seed() -> None:
+    problem = problems.mlp()
+    a, b, c = (landscape.between(problem, scattered(problem, 2), seed=s) for s in (1, 1, 2))
+    assert torch.equal(a.directions, b.directions)
+    assert torch.equal(a.directions[0], c.directions[0])
+    assert not torch.equal(a.directions[1], c.directions[1])
+
+
+def test_a_surface_through_three_weights_matches_its_closed_form_and_is_not_transposed() -> None:
+    problem = problems.quadratic([0.5, 2.0, -1.0, 7.0])
+    thetas = scattered(problem, 3, seed=4)
+    plane = landscape.between(problem, thetas)
+    s = landscape.contour(problem, plane, grid=(6, 3))
+    h = problem.model.get_buffer("hessian")
+    for i, y in enumerate(s.y):
+        for j, x in enumerate(s.x):
+            w = plane.center + x * plane.directions[0] + y * plane.directions[1]
+            assert s.loss[i, j] == pytest.approx(float(0.5 * w @ h @ w), rel=1e-6, abs=1e-9)
+    np.testing.assert_allclose(s.marker_loss, [float(0.5 * w @ h @ w) for w in thetas], rtol=1e-6)
+    assert s.span == plane.span
+
+
+def test_pca_plane_is_scikit_learns() -> None:
+    problem = problems.mlp()
+    thetas = scattered(problem, 6).cumsum(0)
+    plane = landscape.pca_plane(problem, thetas)
+    reference = PCA(n_components=2).fit(thetas.numpy())
+    np.testing.assert_allclose(plane.explained, reference.explained_variance_ratio_, rtol=1e-10)
+    signs = np.sign((plane.directions.numpy() * reference.components_).sum(1))
+    np.testing.assert_allclose(plane.directions.numpy(), signs[:, None] * reference.components_, atol=1e-10)
+    projected = (thetas - thetas[-1]).numpy() @ reference.components_.T * signs
+    np.testing.assert_allclose(plane.markers, projected, atol=1e-10)
+    assert torch.equal(plane.center, thetas[-1])
+    assert not plane.markers[-1].any()
+
+
+@given(st.integers(3, 12), st.integers(0, 10**6))
+def test_what_the_learners_plane_leaves_is_the_tail_of_the_singular_values(n: int, seed: int) -> None:
+    problem = problems.mlp()
+    weights = scattered(problem, n, seed)
+    plane = landscape.learners_plane(problem, weights)
+    spread = weights - weights.mean(0)
+    s2 = torch.linalg.svdvals(spread) ** 2
+    left = (torch.cat((weights, weights.mean(0)[None])) - reached(plane)).square().sum()
+    torch.testing.assert_close(left, s2[2:].sum(), rtol=1e-9, atol=1e-18)
+    np.testing.assert_allclose(plane.explained, (s2[:2] / s2.sum()).numpy(), rtol=1e-9)
+    np.testing.assert_allclose(plane.markers[:-1].sum(0), 0, atol=1e-10)
+    torch.testing.assert_close(plane.directions @ plane.directions.T, torch.eye(2, dtype=torch.float64))
+
+
+def test_learners_losses_are_those_of_the_weights_themselves() -> None:
+    problem = problems.mlp()
+    weights = scattered(problem, 5)
+    s = landscape.contour(problem, landscape.learners_plane(problem, weights), grid=(2, 2))
+    expected = [problem.loss(w) for w in weights] + [problem.loss(weights.mean(0))]
+    np.testing.assert_array_equal(s.marker_loss, expected)
+    assert s.labels[-1] == "w_a"
+
+
+def test_float32_learners_close_to_each_other_keep_their_digits() -> None:
+    single = problems.mlp()
+    problem = Problem(single.model, single.criterion, single.tensors or (), dtype=torch.float32)
+    near = problem.theta + 1e-3 * torch.randn(3, problem.layout.size)
+    plane = landscape.learners_plane(problem, near)
+    exact = torch.linalg.svdvals(near.double() - near.double().mean(0)) ** 2
+    np.testing.assert_allclose(plane.explained, (exact[:2] / exact.sum()).numpy(), rtol=1e-9)
+    torch.testing.assert_close(reached(plane)[:3], near, rtol=0, atol=2e-7)
+
+
+@pytest.mark.parametrize("name", ["saddle", "mostly negative", "mlp tanh"])
+def test_eigen_plane_is_the_dense_hessians(name: str) -> None:
+    problem = problems.ALL[name]()
+    values, vectors = torch.linalg.eigh(problems.textbook_hessian(problem))
+    plane = landscape.eigen_plane(problem, tol=1e-8)
+    for direction, vector in zip(plane.directions, (vectors[:, -1], vectors[:, 0]), strict=True):
+        assert abs(float(direction @ vector)) == pytest.approx(1, abs=1e-6)
+        assert float(direction.norm()) == pytest.approx(1, abs=1e-9)
+    assert f"{float(values[-1]):.3g}" in plane.axes[0]
+    assert f"{float(values[0]):.3g}" in plane.axes[1]
+
+
+def test_along_eigenvectors_a_quadratic_bends_by_its_eigenvalues() -> None:
+    problem = problems.quadratic([-3.0, 1.0, 5.0], start=0.0)
+    s = landscape.contour(problem, landscape.eigen_plane(problem, tol=1e-10), grid=(5, 3), span=2.0)
+    x, y = np.meshgrid(s.x, s.y)
+    np.testing.assert_allclose(s.loss, 2.5 * x**2 - 1.5 * y**2, atol=1e-5)
+
+
+def test_planes_that_cannot_be_are_refused() -> None:
+    problem = problems.mlp()
+    a, b, c, d = scattered(problem, 4)
+    for few in ([a], [a, b, c, d]):
+        with pytest.raises(
+            InputError, match="between: . weight vectors are not allowed, it takes two or three"
+        ):
+            landscape.between(problem, few)
+    with pytest.raises(FailedError, match="equal"):
+        landscape.between(problem, [a, a, b])
+    with pytest.raises(FailedError, match="one line"):
+        landscape.between(problem, [a, b, a + 0.3 * (b - a)])
+    with pytest.raises(InputError, match="2 checkpoints are too few, at least 3"):
+        landscape.pca_plane(problem, [a, b])
+    with pytest.raises(FailedError, match="checkpoints: all 3 lie on one line"):
+        landscape.pca_plane(problem, [a, b, (a + b) / 2])
+    with pytest.raises(FailedError, match="learners: all 4 are equal"):
+        landscape.learners_plane(problem, a.expand(4, -1))
+    with pytest.raises(InputError, match="2 learners span no plane"):
+        landscape.learners_plane(problem, torch.stack((a, b)))
+    with pytest.raises(InputError, match=r"w1: shape \(3,\), needed is \(107,\)"):
+        landscape.between(problem, [a, a[:3], b])
+    with pytest.raises(FailedError, match="w2: its weights are NaN or infinite"):
+        landscape.between(problem, [a, b, c * torch.nan])
+    with pytest.raises(InputError, match="labels: 1 for 3"):
+        landscape.pca_plane(problem, [a, b, c], ["one"])
+    with pytest.raises(FailedError, match="did not bring the eigenvectors"):
+        landscape.eigen_plane(problem, tol=1e-12, max_products=3)
+    with pytest.raises(InputError, match="did you mean 'bias\\+norm'"):
+        landscape.random_plane(problem, ignore="bias_norm")
+
+
+@pytest.mark.parametrize("norm", ["none", "filter", "layer"])
+def test_ignoring_bias_and_norm_leaves_just_those_out(norm: str) -> None:
+    problem = problems.conv()
+    problem.layout.views(problem.theta)["conv.bias"].zero_()  # and a zero bias divides nothing by zero
+    inside, outside, usual = (
+        landscape.random_plane(problem, norm=norm, ignore=i) for i in ("none", "bias+norm", None)
+    )
+    assert usual.ignore == ("bias+norm" if norm == "filter" else "none")
+    assert torch.equal(usual.directions, (outside if norm == "filter" else inside).directions)
+    assert bool(torch.isfinite(inside.directions).all())
+    centers = problem.layout.views(problem.theta)
+    for slot in problem.layout.slots:
+        a, b = (problem.layout.views(p.directions)[slot.name] for p in (inside, outside))
+        if slot.role == "weight":
+            assert torch.equal(a, b)
+        else:
+            assert not b.any()
+            assert bool(a.any()) == (norm == "none" or bool(centers[slot.name].any()))
+
+
+@pytest.mark.parametrize("path", ["batched", "pointwise"])
+def test_a_line_between_two_weights_is_the_textbook_loop(path: str) -> None:
+    problem = problems.mlp()
+    a, b = scattered(problem, 2)
+    found = landscape.line(problem, torch.stack((a, b)), 7, path=path)
+    t = np.linspace(0, 1, 7)
+    expected = np.array([problem.evaluate((1 - s) * a + s * b) for s in t])
+    np.testing.assert_array_equal(found.t, t)
+    np.testing.assert_allclose(found.loss, expected[:, 0], rtol=1e-10)
+    np.testing.assert_array_equal(found.accuracy, expected[:, 1])
+    straight = (1 - t) * expected[0, 0] + t * expected[-1, 0]
+    assert found.barrier == pytest.approx(max(expected[:, 0] - straight), rel=1e-9)
+
+
+def test_barriers_of_quadratics_have_closed_forms() -> None:
+    valley, hill = problems.quadratic([2.0, 2.0]), problems.quadratic([-2.0, -2.0])
+    ends = torch.tensor([[1.0, 0.0], [-1.0, 2.0]], dtype=torch.float64)
+    assert landscape.line(valley, ends).barrier == 0  # convex: never above the straight line
+    # L = −‖w‖² along a line of length ℓ lies t(1−t)ℓ² above its chord, at most ℓ²/4 = 8/4
+    assert landscape.line(hill, ends).barrier == pytest.approx(2.0, rel=1e-6)
+    t = np.linspace(0, 1, 3)
+    assert np.isnan(landscape.barrier(t, np.array([0.0, np.nan, 0.0])))
+    assert landscape.barrier(t, np.array([0.0, np.inf, 0.0])) == np.inf
+
+
+def test_a_line_along_a_direction_is_a_row_of_the_surface(tmp_path: Path) -> None:
+    problem = problems.mlp()
+    plane = landscape.random_plane(problem, seed=8)
+    surface = landscape.contour(problem, plane, grid=(5, 3), span=0.7)
+    found = landscape.line(problem, plane.directions[0], 5, span=0.7, split="test", ends=())
+    np.testing.assert_allclose(found.loss, surface.loss[1], rtol=1e-12)
+    assert np.isnan(found.barrier)
+    found.save(tmp_path / "l.h5")
+    again = landscape.load(tmp_path / "l.h5")
+    assert (again.kind, again.ends, again.split) == ("direction", (), "test")
+    np.testing.assert_array_equal(again.loss, found.loss)
+    for bad, words in (
+        (lambda: landscape.line(problem, plane.directions[0], 1), "points: 1"),
+        (lambda: landscape.line(problem, plane.directions[0], span=-1.0), "span: -1.0"),
+        (lambda: landscape.line(problem, plane.directions, span=1.0), "runs from 0 to 1"),
+        (lambda: landscape.line(problem, plane.directions[:, :4]), r"along: shape \(2, 4\)"),
+    ):
+        with pytest.raises(InputError, match=words):
+            bad()
+
+
+def at(problem: Problem, theta: Tensor) -> nn.Module:
+    """A real copy of the model with the weights ``theta`` put into it."""
+    model = copy.deepcopy(problem.model)
+    views = problem.layout.views(theta)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(views[name])
+    return model
+
+
+def whole(problem: Problem, model: nn.Module) -> float:
+    assert problem.tensors is not None
+    with torch.no_grad():
+        return float(problem.criterion(model(problem.tensors[0]), problem.tensors[1]))
+
+
+def test_batchnorm_policies_are_the_textbooks() -> None:
+    problem = problems.conv(samples=2 * BATCH)
+    assert problem.tensors is not None
+    x, y = problem.tensors
+    before = copy.deepcopy(problem.model.state_dict())
+    plane = landscape.random_plane(problem, seed=1)
+    surfaces = {
+        bn: landscape.contour(problem, plane, grid=(3, 2), span=0.8, bn=bn, bn_samples=samples)
+        for bn, samples in (("center", 1000), ("recalibrate", 10**6), ("train", 150))
+    }
+    for i, b in enumerate(surfaces["center"].y):
+        for j, a in enumerate(surfaces["center"].x):
+            model = at(problem, plane.center + a * plane.directions[0] + b * plane.directions[1])
+            assert surfaces["center"].loss[i, j] == pytest.approx(whole(problem, model), rel=1e-10)
+            # Recalibrated on all samples: both batches' statistics averaged, by torch's own routine.
+            order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+            batches = [x[part] for part in order.tensor_split(2)]
+            torch.optim.swa_utils.update_bn(batches, model)
+            assert surfaces["recalibrate"].loss[i, j] == pytest.approx(
+                whole(problem, model.eval()), rel=1e-10
+            )
+            model.train()
+            total = 0.0
+            with torch.no_grad():
+                for k in range(0, len(y), 150):  # the last batch has 50 samples and counts for 50
+                    part = y[k : k + 150]
+                    total += float(problem.criterion(model(x[k : k + 150]), part)) * len(part)
+            assert surfaces["train"].loss[i, j] == pytest.approx(total / len(y), rel=1e-10)
+    assert [s.bn for s in surfaces.values()] == ["center", "recalibrate", "train"]
+    assert [s.bn_samples for s in surfaces.values()] == [0, 2 * BATCH, 150]
+    assert all(s.batchnorm for s in surfaces.values())
+    losses = [s.loss for s in surfaces.values()]
+    assert not np.allclose(losses[0], losses[1], rtol=1e-3)
+    assert not np.allclose(losses[1], losses[2], rtol=1e-6)
+    for name, value in problem.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert not any(m.training for m in problem.model.modules())
+
+
+def test_recalibration_draws_the_same_sample_at_every_point_and_call() -> None:
+    problem = problems.conv(samples=40)
+    own = with_policy(problem, "recalibrate", 11)
+    assert own.bn_samples == 11
+    first = own.evaluate()
+    own.evaluate(problem.theta + 1)
+    assert own.evaluate() == first
+    assert with_policy(problem, "recalibrate", 11).evaluate() == first
+
+
+def test_batches_given_as_such_serve_the_policies_too() -> None:
+    problem = problems.conv(samples=24)
+    assert problem.tensors is not None
+    x, y = problem.tensors
+    listed = Problem(problem.model, problem.criterion, list(zip(x.split(10), y.split(10), strict=True)))
+    again = with_policy(listed, "recalibrate", 15)
+    assert again.bn_samples == 20  # two whole batches of 10
+    model = at(problem, problem.theta)
+    torch.optim.swa_utils.update_bn([x[:10], x[10:20]], model)
+    assert again.loss() == pytest.approx(whole(problem, model.eval()), rel=1e-10)
+    train = with_policy(listed, "train")
+    assert train.bn_samples == 0
+    assert train.loss() == pytest.approx(with_policy(problem, "train", 10).loss(), rel=1e-10)
+
+
+def test_without_batchnorm_the_policy_changes_nothing() -> None:
+    problem = problems.mlp()
+    plane = landscape.random_plane(problem)
+    a, b = (landscape.contour(problem, plane, grid=(3, 2), bn=bn) for bn in ("center", "recalibrate"))
+    np.testing.assert_array_equal(a.loss, b.loss)
+    assert b.path == "batched"
+    assert (b.batchnorm, b.bn_samples) == (False, 0)
+    with pytest.raises(InputError, match="did you mean 'recalibrate'"):
+        landscape.contour(problem, plane, bn="recalibrat")
+    with pytest.raises(InputError, match="bn_samples: 1"):
+        landscape.line(problem, plane.directions[0], bn="train", bn_samples=1)
+
+
+def test_a_users_model_is_left_as_it_was() -> None:
+    torch.manual_seed(0)
+    model = problems.SmallConv().train()
+    model.conv.bias.requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    data = torch.randn(9, 1, 6, 6), torch.randint(2, (9,))
+    problem = Problem(model, nn.functional.cross_entropy, data)
+    for bn in ("center", "recalibrate", "train"):
+        landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2), span=1.0, bn=bn)
+    landscape.eigen_plane(problem, tol=0.1)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert all(m.training for m in model.modules())
+    assert [n for n, p in model.named_parameters() if not p.requires_grad] == ["conv.bias"]
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_every_point_is_taken_from_the_same_center_and_directions() -> None:
+    problem = problems.mlp()
+    plane = landscape.random_plane(problem)
+    both = {
+        p: landscape.contour(problem, plane, grid=(4, 3), span=0.9, path=p) for p in ("batched", "pointwise")
+    }
+    alone = [
+        [problem.loss(plane.center + x * plane.directions[0] + y * plane.directions[1]) for x in s.x]
+        for s in [both["batched"]]
+        for y in s.y
+    ]
+    for s in both.values():
+        np.testing.assert_allclose(s.loss, alone, rtol=1e-10)  # no row shifted, no point built on the last
+        np.testing.assert_array_equal(s.directions, plane.directions.numpy())
+    fresh = landscape.random_plane(problem)
+    assert torch.equal(fresh.directions, plane.directions)
+    assert torch.equal(fresh.center, problem.theta)
+
+
+def test_a_ragged_last_batch_counts_by_its_samples() -> None:
+    problem = problems.mlp(samples=23)
+    assert problem.tensors is not None
+    x, y = problem.tensors
+    batches = list(zip(x.split(9), y.split(9), strict=True))
+    listed = Problem(problem.model, problem.criterion, batches)
+    plane = landscape.random_plane(problem)
+    a, b = (landscape.contour(p, plane, grid=(3, 2), span=1.0) for p in (problem, listed))
+    np.testing.assert_allclose(a.loss, b.loss, rtol=1e-12)
+    np.testing.assert_allclose(a.accuracy, b.accuracy)
+    assert b.path == "pointwise"
+
+
+def test_surfaces_keep_their_markers_and_older_files_load(tmp_path: Path) -> None:
+    problem = problems.mlp()
+    plane = landscape.learners_plane(problem, scattered(problem, 4))
+    s = landscape.contour(problem, plane, grid=(3, 2))
+    s.save(tmp_path / "s.h5")
+    again = landscape.load(tmp_path / "s.h5")
+    np.testing.assert_array_equal(again.markers, plane.markers)
+    np.testing.assert_array_equal(again.explained, plane.explained)
+    np.testing.assert_array_equal(again.marker_loss, s.marker_loss)
+    with h5py.File(tmp_path / "s.h5") as file:
+        assert file["markers"].shape == (5, 2)
+    assert (again.labels, again.axes, again.kind) == (plane.labels, plane.axes, "learners")
+    with h5py.File(tmp_path / "s.h5", "a") as file:  # a file from before there were markers
+        for name in ("markers", "explained", "marker_loss"):
+            del file[name]
+        for name in ("labels", "axes", "ignore", "batchnorm", "bn_samples"):
+            del file.attrs[name]
+    old = landscape.load(tmp_path / "s.h5")
+    assert old.labels == ()
+    assert old.markers.shape == (0, 2)
+    np.testing.assert_array_equal(old.loss, s.loss)
+    with h5py.File(tmp_path / "s.h5", "a") as file:
+        file["markers"] = np.zeros((3, 2))
+    with pytest.raises(FailedError, match="must fit 0 labels"):
+        landscape.load(tmp_path / "s.h5")
