@@ -13,7 +13,13 @@ import landscape
 
 
 def compare(
-    title: str, ours: Callable[[], object], peer: Callable[[], object], *, rounds: int, need: float
+    title: str,
+    ours: Callable[[], object],
+    peer: Callable[[], object],
+    *,
+    rounds: int,
+    need: float,
+    work: float = 1.0,
 ) -> None:
     """Print how many times faster ``ours`` is than ``peer``: both once to warm up, then A, B, A, B, …
 
