@@ -13,16 +13,25 @@ import landscape
 
 
 def compare(
-    title: str, ours: Callable[[], object], peer: Callable[[], object], *, rounds: int, need: float
+    title: str,
+    ours: Callable[[], object],
+    peer: Callable[[], object],
+    *,
+    rounds: int,
+    need: float,
+    work: float = 1.0,
 ) -> None:
-    """Print how many times faster ``ours`` is than ``peer``: both once to warm up, then A, B, A, B, …"""
+    """Print how many times faster ``ours`` is than ``peer``: both once to warm up, then A, B, A, B, …
+
+    ``work`` is how many times as much of the same work ``ours`` does.
+    """
     times: tuple[list[float], list[float]] = ([], [])
     for k in range(rounds + 1):
         for which, run in enumerate((ours, peer)):
             clock = time.perf_counter()
             run()
             if k:
-                times[which].append(time.perf_counter() - clock)
+                times[which].append((time.perf_counter() - clock) / (work if which == 0 else 1.0))
     a, b = (statistics.median(t) for t in times)
     spread = sorted(y / x for x, y in zip(*times, strict=True))
     verdict = "ok" if b / a >= need else "BELOW"

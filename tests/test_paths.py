@@ -1,0 +1,147 @@
+"""The fast paths of evaluation against the plain one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import landscape
+from landscape import InputError, Problem
+from landscape.evaluate import evaluate_plane
+from landscape.fold import fold
+from tests import problems
+
+
+def both(problem: Problem, path: str, **options: str) -> tuple[Tensor, Tensor]:
+    """Losses by ``path`` and by the plain path at a few points."""
+    plane = landscape.random_plane(problem, seed=4)
+    points = 0.3 * torch.randn(7, 2, generator=torch.Generator().manual_seed(0))
+    fast = evaluate_plane(problem, plane.center, plane.directions, points, path=path, **options)
+    plain = evaluate_plane(problem, plane.center, plane.directions, points, path="pointwise")
+    assert fast.path == path
+    assert torch.equal(fast.accuracy.isnan(), plain.accuracy.isnan())
+    return fast.loss, plain.loss
+
+
+class Residual(nn.Module):
+    """Pairs that fold, one with a biased convolution, one that is used twice, and a BatchNorm that may not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.na = nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.b, self.nb = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4, affine=False)
+        self.twice, self.nt = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+        self.lone = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.na(self.a(x)).relu()
+        h = h + self.nb(self.b(h)).tanh()
+        h = self.nt(self.twice(h)) + self.twice(h)
+        out: Tensor = self.head(self.lone(h).mean((2, 3)))
+        return out
+
+
+class Branching(problems.SmallConv):
+    """Control flow on values, which torch.fx cannot trace."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if float(x.mean()) > 0 else -x)
+
+
+def residual() -> Problem:
+    torch.manual_seed(1)
+    model = Residual()
+    for _ in range(3):
+        model(torch.randn(8, 1, 5, 5))
+    model.a.weight.requires_grad_(False)  # folded all the same
+    data = torch.randn(30, 1, 5, 5, dtype=torch.float64), torch.randint(3, (30,))
+    problem = Problem(model, nn.functional.cross_entropy, data, dtype=torch.float64)
+    problem._chunk = 8
+    return problem
+
+
+@pytest.mark.parametrize("make", [problems.conv, residual, problems.linear_regression, problems.mlp])
+def test_folded_equals_plain(make: object) -> None:
+    assert callable(make)
+    fast, plain = both(make(), "folded")
+    torch.testing.assert_close(fast, plain, rtol=1e-10, atol=1e-12)
+
+
+def test_only_safe_pairs_are_folded() -> None:
+    folded = fold(residual().model, torch.float64)
+    assert folded is not None
+    assert [(p.convolution, p.norm) for p in folded._pairs] == [("a", "na"), ("b", "nb")]
+
+
+def test_batches_that_are_not_tensors_fold_too() -> None:
+    problem = residual()
+    assert problem.tensors is not None
+    x, y = problem.tensors
+    batches = Problem(problem.model, problem.criterion, [(x[:20], y[:20]), (x[20:], y[20:])])
+    fast, plain = both(batches, "folded")
+    torch.testing.assert_close(fast, plain, rtol=1e-10, atol=1e-12)
+
+
+def test_a_model_that_cannot_be_traced_goes_point_by_point_or_says_so() -> None:
+    torch.manual_seed(0)
+    data = torch.randn(10, 1, 6, 6), torch.randint(2, (10,))
+    problem = Problem(Branching(), nn.functional.cross_entropy, data)
+    plane = landscape.random_plane(problem)
+    assert landscape.contour(problem, plane, grid=(2, 2)).path == "pointwise"
+    with pytest.raises(InputError, match="needs a model that torch.fx can trace"):
+        landscape.contour(problem, plane, grid=(2, 2), path="folded")
+
+
+def test_bfloat16_is_near_and_returns_full_precision_losses() -> None:
+    fast, plain = both(residual(), "folded", precision="bfloat16")
+    assert fast.dtype == torch.float64
+    np.testing.assert_allclose(fast, plain, rtol=0.03)
+    assert not torch.equal(fast, plain)
+
+
+def test_bad_paths_and_precisions() -> None:
+    problem = problems.mlp()
+    plane = landscape.random_plane(problem)
+    points = torch.zeros(1, 2)
+    with pytest.raises(InputError, match="precision: 'half' is not known"):
+        evaluate_plane(problem, plane.center, plane.directions, points, precision="half")
+    with pytest.raises(InputError, match="'batched' needs a chain"):
+        evaluate_plane(problem, plane.center, plane.directions, points, path="batched", precision="bfloat16")
+    with pytest.raises(InputError, match="'pointwise' works in the model's own precision"):
+        evaluate_plane(
+            problem, plane.center, plane.directions, points, path="pointwise", precision="bfloat16"
+        )
+
+
+def test_a_batchnorm_policy_is_not_folded_away() -> None:
+    problem = problems.conv()
+    plane = landscape.random_plane(problem)
+    s = landscape.contour(problem, plane, grid=(2, 2), bn="recalibrate", bn_samples=10)
+    assert s.path == "pointwise"
+    with pytest.raises(InputError, match="BatchNorm statistics of the centre"):
+        landscape.contour(problem, plane, grid=(2, 2), bn="recalibrate", bn_samples=10, path="folded")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_compiled_equals_batched() -> None:
+    fast, plain = both(problems.mlp(widths=(20, 9, 7, 4), activation="relu", samples=130), "compiled")
+    torch.testing.assert_close(fast, plain, rtol=1e-11, atol=1e-12)
+
+
+def test_auto_falls_back_where_compiling_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **options: object) -> object:
+        def fail(*inputs: object) -> None:
+            raise RuntimeError("no compiler")
+
+        return fail
+
+    monkeypatch.setattr("landscape.evaluate.COMPILE_SECONDS", 0.0)
+    monkeypatch.setattr(torch, "compile", broken)
+    problem = problems.mlp()
+    s = landscape.contour(problem, landscape.random_plane(problem), grid=(4, 4))
+    assert s.path == "batched"
+    assert np.isfinite(s.loss).all()
