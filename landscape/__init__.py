@@ -6,14 +6,24 @@ from landscape.checkpoint import Checkpoint, load
 from landscape.contour import Surface, contour
 from landscape.directions import Plane, random_plane
 from landscape.hessian import HessianOperator
-from landscape.lanczos import Ends, HessianGrid, extreme_eigenvalues, hessian_grid
+from landscape.lanczos import (
+    Eigenpairs,
+    Ends,
+    HessianGrid,
+    extreme_eigenvalues,
+    hessian_grid,
+    top_eigenvalues,
+)
 from landscape.noise import NoiseEstimate, estimate_noise
 from landscape.options import FailedError, InputError
 from landscape.problem import Problem
+from landscape.spectrum import Density, Spectrum, Trace, density, spectrum, trace
 from landscape.store import save
 
 __all__ = [
     "Checkpoint",
+    "Density",
+    "Eigenpairs",
     "Ends",
     "FailedError",
     "HessianGrid",
@@ -22,10 +32,13 @@ __all__ = [
     "NoiseEstimate",
     "Plane",
     "Problem",
+    "Spectrum",
     "Surface",
+    "Trace",
     "__version__",
     "contour",
     "data",
+    "density",
     "estimate_noise",
     "extreme_eigenvalues",
     "hessian_grid",
@@ -33,4 +46,7 @@ __all__ = [
     "models",
     "random_plane",
     "save",
+    "spectrum",
+    "top_eigenvalues",
+    "trace",
 ]

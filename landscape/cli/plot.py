@@ -18,7 +18,7 @@ from landscape.cli import common
 @click.option("--title", default="", help="Title, instead of the usual one.")
 @common.quiet
 def plot(files: tuple[str, ...], output: str | None, title: str, quiet: bool) -> None:
-    """Draw FILEs of one kind in one picture: training curves, contours, Hessian ratios or Δ(2).
+    """Draw FILEs of one kind in one picture: training curves, contours, Hessian ratios, spectra or Δ(2).
 
     Panels of one picture share levels and colour scale.
     """
