@@ -6,14 +6,8 @@ from landscape.checkpoint import Checkpoint, load
 from landscape.contour import Surface, contour
 from landscape.directions import Plane, random_plane
 from landscape.hessian import HessianOperator
-from landscape.lanczos import (
-    Eigenpairs,
-    Ends,
-    HessianGrid,
-    extreme_eigenvalues,
-    hessian_grid,
-    top_eigenvalues,
-)
+from landscape.hessian_grid import HessianGrid, hessian_grid
+from landscape.lanczos import Eigenpairs, Ends, extreme_eigenvalues, top_eigenvalues
 from landscape.noise import NoiseEstimate, estimate_noise
 from landscape.options import FailedError, InputError
 from landscape.problem import Problem
