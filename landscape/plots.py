@@ -313,11 +313,11 @@ def spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
             if r.density:
                 ax.plot(at, np.maximum(r.density.broadened(at), floor), color=color, label=label)
                 label = "_"
-            height = 0.05 * (k + 1)  # rows of ticks one above the other, so that none hides another
+            row = 0.05 if dense else 0.9 / len(results)  # one above the other: none hides another
             for value in r.values:
                 ax.plot(
-                    [value, value], [height - 0.045, height], color=color, lw=1.5, label=label, clip_on=False,
-                    transform=ax.get_xaxis_transform(),
+                    [value, value], [row * k, row * (k + 0.9)], transform=ax.get_xaxis_transform(),
+                    color=color, lw=1.5, label=label, clip_on=False,
                 )  # fmt: skip
                 label = "_"
         if dense:
@@ -326,6 +326,7 @@ def spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
             ax.set_ylabel("spectral density (log scale)")
         else:
             ax.set_yticks([])
+            ax.spines["left"].set_visible(False)
             ax.margins(x=0.08)
         named = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}
         first = results[0]

@@ -151,6 +151,12 @@ def test_the_top_is_that_of_the_dense_spectrum(name: str, kind: str) -> None:
         )
 
 
+def test_both_ends_of_a_multiple_of_the_identity_are_two_values() -> None:
+    found = landscape.spectrum(problems.quadratic([2.0, 2.0, 2.0]))
+    assert found.values.tolist() == pytest.approx([2.0, 2.0])
+    assert found.lowest == 1
+
+
 def test_largest_means_algebraically_and_not_by_magnitude() -> None:
     problem = problems.quadratic([-5.0, -4.0, 0.1, 0.5, 1.0])
     found = landscape.top_eigenvalues(problem, 2)
@@ -493,10 +499,7 @@ def test_one_result_holds_what_was_asked_and_survives_a_file(tmp_path: Path) -> 
     again = landscape.load(tmp_path / "s.h5")
     for before, after in zip((everything, default, only), again, strict=True):
         np.testing.assert_equal(vars(after), vars(before))
-    figure = (
-        landscape.plots.spectra([everything, default]) if hasattr(landscape, "plots") else everything.plot()
-    )
-    assert figure.axes
+    assert everything.plot().axes
     with pytest.raises(InputError, match="nothing to draw"):
         only.plot()
 
