@@ -104,7 +104,8 @@ def lanczos(
     A basis that turns out to span an invariant subspace holds exact eigenpairs; they are set aside and the
     rest is searched from a new vector, until that adds nothing wanted: repeated eigenvalues are found as
     often as they are there. (When the wanted ones converge before the subspace is exhausted, exact copies
-    stay unseen, as in any Krylov method with one starting vector.)
+    stay unseen, as in any Krylov method with one starting vector. Where several eigenvalues of an end are
+    wanted and P is at most the basis, 128, it goes on until it is exhausted.)
 
     Raises InputError for a tol that is not positive, or more eigenvalues than P.
     """
@@ -200,7 +201,8 @@ def _lanczos_run(
         invariant = negligible(beta, radius, start.dtype) or j + 1 == left
         chosen = np.arange(j + 1) if invariant else _ends(values, low, high)
         bound = tol * np.maximum(np.abs(values[chosen]), NEAR_ZERO * radius)
-        enough = j + 1 >= min(low + high, left)
+        # A small matrix is gone through whole, which costs little and sees every copy of an eigenvalue.
+        enough = j + 1 >= min(low + high, left) and not (max(low, high) > 1 and left <= room)
         converged = invariant or (enough and bool(np.all(beta * np.abs(s[-1, chosen]) <= bound)))
         if converged or products >= budget:
             break

@@ -151,6 +151,18 @@ def test_the_top_is_that_of_the_dense_spectrum(name: str, kind: str) -> None:
         )
 
 
+def test_copies_are_found_in_any_small_matrix() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        values = rng.choice(rng.integers(-10, 10, rng.integers(1, 10)).astype(float), rng.integers(6, 41))
+        diagonal = torch.from_numpy(values)
+        found = lanczos(
+            lambda v, d=diagonal: d * v, torch.from_numpy(rng.normal(size=len(values))), low=2, high=3
+        )
+        ordered = np.sort(values)[::-1]
+        np.testing.assert_allclose(found.values, np.r_[ordered[:3], ordered[-2:]], atol=1e-9)
+
+
 def test_both_ends_of_a_multiple_of_the_identity_are_two_values() -> None:
     found = landscape.spectrum(problems.quadratic([2.0, 2.0, 2.0]))
     assert found.values.tolist() == pytest.approx([2.0, 2.0])
