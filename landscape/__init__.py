@@ -6,17 +6,21 @@ from landscape.checkpoint import Checkpoint, load
 from landscape.contour import Surface, contour
 from landscape.directions import Plane, random_plane
 from landscape.hessian import HessianOperator
-from landscape.lanczos import Ends, HessianGrid, extreme_eigenvalues, hessian_grid
+from landscape.hessian_grid import HessianGrid, hessian_grid
+from landscape.lanczos import Eigenpairs, Ends, extreme_eigenvalues, top_eigenvalues
 from landscape.line import Line, barrier, line
 from landscape.noise import NoiseEstimate, estimate_noise
 from landscape.options import FailedError, InputError
 from landscape.planes import between, eigen_plane, learners_plane, pca_plane
 from landscape.problem import Problem
+from landscape.spectrum import Density, Spectrum, Trace, density, spectrum, trace
 from landscape.store import save
 from landscape.vtk import save_vts
 
 __all__ = [
     "Checkpoint",
+    "Density",
+    "Eigenpairs",
     "Ends",
     "FailedError",
     "HessianGrid",
@@ -26,12 +30,15 @@ __all__ = [
     "NoiseEstimate",
     "Plane",
     "Problem",
+    "Spectrum",
     "Surface",
+    "Trace",
     "__version__",
     "barrier",
     "between",
     "contour",
     "data",
+    "density",
     "eigen_plane",
     "estimate_noise",
     "extreme_eigenvalues",
@@ -44,4 +51,7 @@ __all__ = [
     "random_plane",
     "save",
     "save_vts",
+    "spectrum",
+    "top_eigenvalues",
+    "trace",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,8 @@ Loss = Callable[[Any, Any], Tensor]
 MAX_CHUNK = 2000
 # What one chunk may keep for its backward pass (ours: a small share of a laptop's memory).
 ACTIVATION_BYTES = 2**29
+# What to do with a model whose forward pass is random even in eval mode.
+RANDOMNESS = ("refuse", "seed")
 
 
 class Problem:
@@ -175,6 +178,45 @@ def correct(outputs: Any, targets: Any) -> Tensor:
         return torch.tensor(torch.nan, dtype=torch.float64)
     right: Tensor = (outputs.argmax(1) == targets).sum().double()
     return right
+
+
+@contextlib.contextmanager
+def fixed_randomness(problem: Problem, seed: int | None) -> Iterator[None]:
+    """Random numbers drawn inside come from ``seed``, and PyTorch's own state is as before afterwards.
+
+    None leaves everything as it is.
+    """
+    if seed is None:
+        yield
+        return
+    devices = [problem.device] if problem.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+@torch.no_grad()
+def check_deterministic(problem: Problem, theta: Tensor | None = None) -> None:
+    """Raise InputError if two evaluations at one θ on one chunk of data differ: L is then no function of θ.
+
+    (Eval mode stops dropout modules, but not ``F.dropout`` left on, or noise that a model adds itself.)
+    Differences of rounding size, as from atomic additions on a GPU, are let through.
+    """
+    theta = problem.theta if theta is None else theta
+    x, y, _ = next(iter(problem.chunks()))
+    seen = []
+    for _ in range(2):
+        outputs = problem.outputs(theta, x)
+        seen.append((outputs if isinstance(outputs, Tensor) else None, problem.criterion(outputs, y)))
+    for first, second in zip(*seen, strict=True):
+        if first is None:
+            continue
+        rounding = 100 * torch.finfo(problem.dtype).eps * float(first.abs().max())
+        if not torch.allclose(first, second, rtol=0, atol=rounding, equal_nan=True):
+            raise InputError(
+                "model: its outputs are random even in eval mode, so that its loss has no Hessian; make it "
+                "deterministic, or use randomness='seed' for the same random numbers at each pass"
+            )
 
 
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):

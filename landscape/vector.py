@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+
+from landscape.options import InputError
 
 NORM_LAYERS: tuple[type[nn.Module], ...] = (
     nn.modules.batchnorm._NormBase,
@@ -60,6 +63,28 @@ class Layout:
     def size(self) -> int:
         """P, the number of scalars in θ."""
         return sum(slot.size for slot in self.slots)
+
+    def select(self, part: str | Sequence[str] | None) -> tuple[Slot, ...]:
+        """The slots named by ``part``, in the order of θ: a parameter's name ("1.weight"), a prefix that ends
+        before a dot ("1"), or a list of these; None for all. Raises InputError for a name that fits none.
+        """
+        if part is None:
+            return self.slots
+        chosen: set[Slot] = set()
+        for name in [part] if isinstance(part, str) else part:
+            fits = {s for s in self.slots if s.name == name or s.name.startswith(f"{name}.")}
+            if not fits:
+                near = difflib.get_close_matches(str(name), [s.name for s in self.slots], n=1, cutoff=0.5)
+                hint = f"; did you mean '{near[0]}'?" if near else ""
+                known = ", ".join(dict.fromkeys(s.name.split(".")[0] for s in self.slots))
+                raise InputError(
+                    f"part: '{name}' is no trainable parameter and no prefix of one{hint} (allowed: names "
+                    f"such as {self.slots[0].name}, prefixes such as {known})"
+                )
+            chosen |= fits
+        if not chosen:
+            raise InputError("part: an empty list is not allowed, it must name at least one parameter")
+        return tuple(s for s in self.slots if s in chosen)
 
     def views(self, theta: Tensor) -> dict[str, Tensor]:
         """Name -> view of ``theta`` (..., P) in the parameter's shape (..., *shape). No copy."""

@@ -16,6 +16,7 @@ from landscape.cli.line import line
 from landscape.cli.noise import noise
 from landscape.cli.plot import plot
 from landscape.cli.recipes import recipes
+from landscape.cli.spectrum import spectrum
 from landscape.cli.train import train
 from landscape.options import InputError
 
@@ -32,7 +33,7 @@ def group() -> None:
     """
 
 
-for command in (train, contour, line, hessian_grid, noise, plot, info, recipes, demo):
+for command in (train, contour, line, hessian_grid, spectrum, noise, plot, info, recipes, demo):
     group.add_command(command)
 
 

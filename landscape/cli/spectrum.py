@@ -1,0 +1,129 @@
+"""landscape spectrum"""
+
+from __future__ import annotations
+
+import click
+
+import landscape
+from landscape.cli import common
+from landscape.options import InputError
+from landscape.spectrum import PROBES, STEPS, TRACE_PRODUCTS
+
+
+@click.command(epilog="Example: landscape spectrum runs/dp/last.h5 --top-k 5 --trace --density --plot f.png")
+@common.checkpoints
+@click.option("--top-k", default=0, metavar="K", help="The K largest eigenvalues.")
+@click.option("--ends", is_flag=True, help="Both ends. [default where nothing else is asked]")
+@click.option("--trace", "with_trace", is_flag=True, help="The trace, by Hutch++, with its standard error.")
+@click.option(
+    "--density", "with_density", is_flag=True, help="The density, by stochastic Lanczos quadrature."
+)
+@click.option("--kind", default="hessian", show_default=True, help="hessian or gauss-newton.")
+@click.option(
+    "--part",
+    "parts",
+    metavar="NAME",
+    multiple=True,
+    help="Only the block of these parameters: a name (1.weight) or a prefix (1); may be repeated.",
+)
+@click.option(
+    "--engine",
+    default="landscape",
+    show_default=True,
+    help="landscape, or pyhessian: the eigenvalue of largest magnitude, and the trace.",
+)
+@click.option("--tol", default=0.01, show_default=True, help="Residual of each eigenvalue, relative to it.")
+@click.option(
+    "--max-products", default=1000, show_default=True, help="Products for the eigenvalues, at most."
+)
+@click.option("--products", default=TRACE_PRODUCTS, show_default=True, help="Products for the trace.")
+@click.option("--probes", default=PROBES, show_default=True, help="Random vectors for the density.")
+@click.option("--steps", default=STEPS, show_default=True, help="Lanczos steps a random vector.")
+@click.option(
+    "--randomness", default="refuse", show_default=True, help="A model random in eval mode: refuse or seed."
+)
+@click.option("--split", default="test", show_default=True, help="Data: test or train.")
+@click.option("--seed", default=0, show_default=True, help="Draws the random vectors.")
+@click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
+@click.option("-o", "--output", metavar="OUT.h5", help="Result file. [default: beside the checkpoint]")
+@click.option("--plot", "picture", metavar="F.png", help="Draw it, too: .png, .pdf or .svg.")
+@common.device
+@common.data_dir
+@common.quiet
+def spectrum(
+    checkpoints: tuple[str, ...],
+    top_k: int,
+    ends: bool,
+    with_trace: bool,
+    with_density: bool,
+    kind: str,
+    parts: tuple[str, ...],
+    engine: str,
+    tol: float,
+    max_products: int,
+    products: int,
+    probes: int,
+    steps: int,
+    randomness: str,
+    split: str,
+    seed: int,
+    dtype: str,
+    output: str | None,
+    picture: str | None,
+    device: str,
+    data_dir: str | None,
+    quiet: bool,
+) -> None:
+    """Eigenvalues, trace and density of the Hessian at w_a of each CKPT, over all samples of the split.
+
+    Prints each eigenvalue with its residual, and the trace with its standard error.
+    """
+    if picture and with_trace and not (top_k or ends or with_density):
+        raise InputError("--plot: a trace alone is not drawn, add --ends, --top-k or --density")
+    runs = common.open_checkpoints(checkpoints)
+    path = common.result_path(output, runs[0], "spectrum", picture)
+    results = []
+    with common.progress_bar("spectrum", quiet) as bar:
+        for i, run in enumerate(runs):
+            result = landscape.spectrum(
+                common.open_problem(run, split, data_dir, device, dtype),
+                top_k,
+                ends=ends,
+                with_trace=with_trace,
+                with_density=with_density,
+                kind=kind,
+                part=list(parts) or None,
+                randomness=randomness,
+                engine=engine,
+                tol=tol,
+                max_products=max_products,
+                products=products,
+                probes=probes,
+                steps=steps,
+                seed=seed,
+                progress=lambda share, i=i: bar((i + share) / len(runs)),  # type: ignore[misc]
+                **common.about(run, split),
+            )
+            results.append(result)
+            common.message(table(result), quiet)
+    landscape.save(results, path)
+    click.echo(str(path))
+    common.write_picture(results, picture)
+
+
+def table(result: landscape.Spectrum) -> str:
+    """The numbers of one spectrum, a line each."""
+    what = f"{result.kind}, {result.parameters:,} parameters{f' ({result.part})' if result.part else ''}"
+    missed = "" if result.converged else "; NOT CONVERGED: raise --max-products"
+    lines = [f"{result.label}: {what}, {result.hvps} products{missed}"]
+    for i, (value, residual) in enumerate(zip(result.values, result.residuals, strict=True)):
+        name = f"λ_{i + 1}" if i < len(result.values) - result.lowest else "λ_min"
+        if result.engine == "pyhessian":
+            name = "largest |λ|"
+        lines.append(f"  {name:12} {value: .6e}  residual {residual:.1e}")
+    if result.trace == result.trace:
+        lines.append(f"  {'trace':12} {result.trace: .6e}  ± {result.trace_error:.1e}")
+    if result.density:
+        mean, error = result.density.moment(1)
+        lines.append(f"  {'mean λ':12} {mean: .6e}  ± {error:.1e}, from the density")
+    return "\n".join(lines)

@@ -1,0 +1,623 @@
+"""Top eigenvalues, trace and density against dense matrices, for the Hessian, its blocks and Gauss-Newton."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import landscape
+from landscape import HessianOperator, InputError, Problem
+from landscape.data.synthetic import mean_output
+from landscape.hessian import KINDS, dense_hessian
+from landscape.lanczos import lanczos
+from landscape.spectrum import hutchpp, quadrature
+from tests import problems
+from tests.conftest import Command
+
+TINY = 1e-10
+
+
+def dense_gauss_newton(problem: Problem) -> Tensor:
+    """JᵀH_L J (P, P) over all data as one batch, from the full Jacobian and the full Hessian in the outputs."""
+    assert problem.tensors is not None
+    x, y = problem.tensors
+    z = problem.outputs(problem.theta, x).detach()
+    jacobian = torch.autograd.functional.jacobian(lambda t: problem.outputs(t, x), problem.theta)
+    curvature = torch.autograd.functional.hessian(lambda o: problem.criterion(o, y), z)
+    j, h = jacobian.reshape(z.numel(), -1), curvature.reshape(z.numel(), z.numel())
+    return j.T @ h @ j
+
+
+def dense(problem: Problem, kind: str = "hessian") -> Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return problems.textbook_hessian(problem) if kind == "hessian" else dense_gauss_newton(problem)
+
+
+class Attention(nn.Module):
+    """Token embeddings, attention and a linear head: attention's fused kernels have no double backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, 4)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        h = self.attention(h, h, h, need_weights=False)[0]
+        h = F.scaled_dot_product_attention(h, h, h)
+        out: Tensor = self.head(h.mean(1))
+        return out
+
+
+def attention() -> Problem:
+    torch.manual_seed(0)
+    data = torch.randn(10, 5, 3, dtype=torch.float64), torch.randint(2, (10,))
+    return Problem(Attention(), F.cross_entropy, data, dtype=torch.float64)
+
+
+ALL = {**problems.ALL, "attention": attention}
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("graph_bytes", [0, 2**30])
+def test_products_of_both_kinds_are_those_of_the_averaged_matrix(
+    name: str, kind: str, graph_bytes: int
+) -> None:
+    problem = ALL[name]()
+    problem._chunk = 7  # ragged chunks: sums that are not averages, or one batch for the data set, would show
+    matrix = dense(problem, kind)
+    torch.testing.assert_close(dense_hessian(problem, kind=kind), matrix, rtol=1e-7, atol=1e-9)
+    operator = HessianOperator(problem, kind=kind, graph_bytes=graph_bytes)
+    v = torch.randn_like(problem.theta)
+    for _ in range(2):
+        torch.testing.assert_close(operator(v), matrix @ v, rtol=1e-7, atol=1e-9)
+
+
+def test_gauss_newton_leaves_out_what_the_hessian_has() -> None:
+    problem = problems.mlp()
+    hessian, gauss_newton = dense(problem), dense(problem, "gauss-newton")
+    assert float((hessian - gauss_newton).norm()) > 0.05 * float(hessian.norm())
+    assert landscape.extreme_eigenvalues(problem).min < -1e-3
+    assert landscape.extreme_eigenvalues(problem, kind="gauss-newton").min > -1e-9
+    linear = problems.linear_regression()  # a linear model: both are the same
+    torch.testing.assert_close(dense(linear), dense(linear, "gauss-newton"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("part", "names"),
+    [
+        ("3", ["3.weight", "3.bias"]),
+        ("1.weight", ["1.weight"]),
+        (["5.bias", "1"], ["1.weight", "1.bias", "5.bias"]),
+        (["1", "1.bias"], ["1.weight", "1.bias"]),
+    ],
+)
+def test_a_part_is_a_diagonal_block(kind: str, part: str | list[str], names: list[str]) -> None:
+    problem = problems.mlp(widths=(4, 5, 4, 3), samples=20)
+    rows = torch.cat(
+        [torch.arange(s.offset, s.offset + s.size) for s in problem.layout.slots if s.name in names]
+    )
+    block = dense(problem, kind)[rows][:, rows]
+    torch.testing.assert_close(dense_hessian(problem, kind=kind, part=part), block, rtol=1e-8, atol=TINY)
+    exact = torch.linalg.eigvalsh(block).flip(0)
+    found = landscape.top_eigenvalues(problem, 3, tol=1e-6, kind=kind, part=part)
+    torch.testing.assert_close(found.values, exact[:3], rtol=1e-6, atol=1e-8)
+    assert found.vectors.shape == (3, len(rows))
+    ends = landscape.extreme_eigenvalues(problem, tol=1e-6, kind=kind, part=part)
+    assert (ends.min, ends.max) == pytest.approx((float(exact[-1]), float(exact[0])), abs=1e-7)
+    many = landscape.trace(problem, 3 * len(rows), kind=kind, part=part)
+    assert many.value == pytest.approx(float(block.trace()))
+    whole = landscape.density(problem, 2, len(rows), kind=kind, part=part)
+    assert whole.size == len(rows)
+
+
+def test_a_prefix_ends_before_a_dot() -> None:
+    problem = Problem(
+        nn.Sequential(*[nn.Linear(2, 2) for _ in range(11)]), F.mse_loss, (torch.ones(3, 2), torch.ones(3, 2))
+    )
+    assert [s.name for s in problem.layout.select("1")] == ["1.weight", "1.bias"]
+    assert problem.layout.select(None) == problem.layout.slots
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_top_is_that_of_the_dense_spectrum(name: str, kind: str) -> None:
+    problem = ALL[name]()
+    matrix = dense(problem, kind)
+    k = min(3, problem.layout.size)
+    found = landscape.top_eigenvalues(problem, k, tol=1e-6, kind=kind)
+    assert found.converged
+    assert found.hvps >= k + 1
+    expected = torch.linalg.eigvalsh(matrix).flip(0)[:k]
+    torch.testing.assert_close(found.values, expected, rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(
+        found.vectors @ found.vectors.T, torch.eye(k, dtype=torch.float64), rtol=0, atol=1e-8
+    )
+    for value, vector, residual in zip(found.values, found.vectors, found.residuals, strict=True):
+        assert float((matrix @ vector - value * vector).norm()) == pytest.approx(
+            float(residual), rel=1e-5, abs=1e-11
+        )
+
+
+def test_copies_are_found_in_any_small_matrix() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        values = rng.choice(rng.integers(-10, 10, rng.integers(1, 10)).astype(float), rng.integers(6, 41))
+        diagonal = torch.from_numpy(values)
+        found = lanczos(
+            lambda v, d=diagonal: d * v, torch.from_numpy(rng.normal(size=len(values))), low=2, high=3
+        )
+        ordered = np.sort(values)[::-1]
+        np.testing.assert_allclose(found.values, np.r_[ordered[:3], ordered[-2:]], atol=1e-9)
+
+
+def test_both_ends_of_a_multiple_of_the_identity_are_two_values() -> None:
+    found = landscape.spectrum(problems.quadratic([2.0, 2.0, 2.0]))
+    assert found.values.tolist() == pytest.approx([2.0, 2.0])
+    assert found.lowest == 1
+
+
+def test_largest_means_algebraically_and_not_by_magnitude() -> None:
+    problem = problems.quadratic([-5.0, -4.0, 0.1, 0.5, 1.0])
+    found = landscape.top_eigenvalues(problem, 2)
+    assert found.values.tolist() == pytest.approx([1.0, 0.5])
+    assert landscape.top_eigenvalues(
+        problem, 1, engine="pyhessian", tol=1e-4
+    ).values.tolist() == pytest.approx([-5.0], rel=1e-4)  # power iteration, and said so
+
+
+@pytest.mark.parametrize(
+    ("spectrum", "k"),
+    [([3.0, 3.0, 1.0], 2), ([3.0, 3.0, 3.0, 0.0], 3), ([0.0] * 5, 2), ([3.0, 0.0, 0.0, 0.0, 0.0], 3),
+     ([0.1, 1.0], 2), ([-0.98, 1.0], 2), ([4.0], 1), ([-1.0, -1.0, -2.0, 5.0], 4)],
+)  # fmt: skip
+def test_repeated_eigenvalues_are_found_as_often_as_they_are_there(spectrum: list[float], k: int) -> None:
+    found = landscape.top_eigenvalues(problems.quadratic(spectrum), k)
+    assert found.converged
+    assert found.values.tolist() == pytest.approx(sorted(spectrum, reverse=True)[:k], abs=1e-9)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=6, max_size=40), st.integers(0, 3), st.integers(1, 5))
+def test_low_and_high_from_one_run(values: list[float], low: int, high: int) -> None:
+    diagonal = torch.tensor(values, dtype=torch.float64)
+    start = torch.randn(len(values), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = lanczos(lambda v: diagonal * v, start, low=low, high=high, tol=1e-8)
+    ordered = np.sort(values)[::-1]
+    expected = ordered if low + high >= len(values) else np.r_[ordered[:high], ordered[len(ordered) - low :]]
+    scale = float(diagonal.abs().max())
+    np.testing.assert_allclose(found.values, expected, atol=1e-5 * scale + 1e-9)
+
+
+def test_the_top_of_a_large_matrix_through_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("landscape.lanczos.MAX_BASIS", 20)
+    diagonal = torch.linspace(-9, 1, 500, dtype=torch.float64)
+    diagonal[:4] = torch.tensor([3.0, 2.6, 2.2, 1.9])
+    start = torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = lanczos(lambda v: diagonal * v, start, high=4, tol=1e-4)
+    assert found.converged
+    assert found.hvps > 24
+    assert found.values.tolist() == pytest.approx([3.0, 2.6, 2.2, 1.9], abs=1e-5)
+    cut = lanczos(lambda v: diagonal * v, start, high=4, tol=1e-4, max_products=10)
+    assert not cut.converged
+    assert cut.hvps == 14
+
+
+def test_a_warm_start_saves_products_and_misses_nothing() -> None:
+    diagonal = torch.linspace(-1, 1, 300, dtype=torch.float64)
+    diagonal[0] = 5.0
+    unit = torch.eye(300, dtype=torch.float64)
+    # Starting at an eigenvector that is not the top's, the top is found all the same.
+    model = landscape.models.build("quadratic", eigenvalues=diagonal.tolist(), rotate=False, start=1.0)
+    data = landscape.data.load("quadratic", dimension=300, samples=10)
+    problem = Problem(model, mean_output, data.train, dtype=torch.float64)
+    astray = landscape.top_eigenvalues(problem, 1, tol=1e-6, start=unit[150])
+    cold = landscape.top_eigenvalues(problem, 1, tol=1e-6)
+    near = landscape.top_eigenvalues(problem, 1, tol=1e-6, start=unit[0])
+    assert float(astray.values) == pytest.approx(5.0)
+    assert near.hvps <= cold.hvps
+    assert float(near.values) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_trace_is_within_its_own_error(name: str) -> None:
+    problem = ALL[name]()
+    exact = float(dense(problem).trace())
+    found = [landscape.trace(problem, 12, seed=seed) for seed in range(12)]
+    for estimate in found:
+        assert abs(estimate.value - exact) <= 8 * estimate.standard_error + 1e-9 * (1 + abs(exact))
+        assert estimate.hvps <= 12
+
+
+def test_the_trace_is_unbiased_and_its_error_bar_honest() -> None:
+    torch.manual_seed(0)
+    a = torch.randn(60, 60, dtype=torch.float64)
+    a = a + a.T + torch.diag(torch.linspace(0, 30, 60, dtype=torch.float64))
+    exact = float(a.trace())
+    found = [hutchpp(lambda v: a @ v, a[0], products=45, seed=seed) for seed in range(300)]
+    errors = np.array([t.value - exact for t in found])
+    bars = np.array([t.standard_error for t in found])
+    assert abs(errors.mean()) <= 4 * errors.std(ddof=1) / np.sqrt(len(errors))
+    assert np.mean(np.abs(errors) <= 2 * bars) >= 0.9  # about 94% for 15 samples
+    assert np.sqrt(np.mean(bars**2)) == pytest.approx(errors.std(ddof=1), rel=0.15)
+    assert all(t.hvps == 45 for t in found)
+    again = hutchpp(lambda v: a @ v, a[0], products=45, seed=3)
+    assert again == found[3]
+
+
+def test_the_trace_of_a_low_rank_matrix_is_exact_where_plain_sampling_is_not() -> None:
+    torch.manual_seed(0)
+    u = torch.randn(200, 5, dtype=torch.float64)
+    a = u @ u.T
+    found = hutchpp(lambda v: a @ v, a[0], products=30)
+    assert found.value == pytest.approx(float(a.trace()), rel=1e-12)
+    assert found.standard_error < 1e-10 * found.value
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_moments_of_the_density(name: str) -> None:
+    problem = ALL[name]()
+    matrix = dense(problem)
+    size = len(matrix)
+    d = landscape.density(problem, probes=60, steps=6)
+    np.testing.assert_allclose(d.weights.sum(1), 1, rtol=1e-10)
+    power = torch.eye(size, dtype=torch.float64)
+    for order in (1, 2, 3):
+        power = power @ matrix
+        value, error = d.moment(order)
+        exact = float(power.trace()) / size
+        assert abs(value - exact) <= 4.5 * error + 1e-9 * float(power.abs().max())
+
+
+def test_each_probe_is_exact_in_its_full_krylov_space() -> None:
+    problem = problems.mlp(widths=(3, 3, 2), samples=15)
+    matrix = dense(problem)
+    size = len(matrix)
+    d = landscape.density(problem, probes=3, steps=size)
+    generator = torch.Generator().manual_seed(0)
+    for nodes, weights in zip(d.nodes, d.weights, strict=True):
+        z = 2.0 * torch.randint(2, (1, size), dtype=torch.int8, generator=generator)[0].double() - 1
+        for function in (torch.exp, torch.sin, torch.square):
+            values, vectors = torch.linalg.eigh(matrix)
+            exact = float(((vectors.T @ z) ** 2 * function(values)).sum()) / size
+            assert float(weights @ function(torch.from_numpy(nodes)).numpy()) == pytest.approx(
+                exact, abs=1e-10
+            )
+
+
+def test_the_broadened_density_integrates_to_one_and_shows_the_spectrum() -> None:
+    eigenvalues = [0.0] * 6 + [4.0] * 2
+    d = landscape.density(problems.quadratic(eigenvalues), probes=40)
+    assert d.hvps <= 40 * 3  # two eigenvalues: Krylov spaces of dimension 2 at most, the rest filled up
+    at = np.linspace(-2, 6, 4001)
+    curve = d.broadened(at, 0.1)
+    assert np.trapezoid(curve, at) == pytest.approx(1, abs=1e-9)
+    top = np.trapezoid(curve[at > 2], at[at > 2])
+    assert top == pytest.approx(0.25, abs=0.1)
+    assert d.width() == pytest.approx(0.04)
+    assert landscape.density(problems.quadratic([2.0, 2.0])).width() == pytest.approx(0.02)
+
+
+def test_probes_that_end_early_do_not_move_the_moments() -> None:
+    diagonal = torch.tensor([1.0, 1.0, 1.0, 2.0], dtype=torch.float64)
+    d = quadrature(lambda v: diagonal * v, diagonal, probes=5, steps=4)
+    assert d.nodes.shape == (5, 4)
+    np.testing.assert_allclose(d.weights.sum(1), 1)
+    assert d.moment(1)[0] == pytest.approx(1.25)  # random signs weigh every coordinate alike
+
+
+@pytest.mark.parametrize("name", ["mlp tanh", "mlp relu", "conv", "attention", "saddle"])
+def test_pyhessian_agrees_on_the_largest_magnitude_and_the_trace(name: str) -> None:
+    problem = ALL[name]()
+    problem._chunk = 7
+    values = torch.linalg.eigvalsh(dense(problem))
+    largest = float(values[values.abs().argmax()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        theirs = landscape.top_eigenvalues(problem, engine="pyhessian", tol=1e-3, max_products=2000)
+        trace = landscape.trace(problem, 200, engine="pyhessian")
+    assert float(theirs.values) == pytest.approx(largest, rel=2e-3)
+    assert theirs.converged
+    assert abs(trace.value - float(values.sum())) <= 4.5 * trace.standard_error + TINY
+    assert trace.hvps == 200
+    if largest == float(values[-1]):
+        ours = landscape.top_eigenvalues(problem, tol=1e-4)
+        assert float(ours.values) == pytest.approx(float(theirs.values), rel=2e-3)
+
+
+def test_a_negative_trace_does_not_stop_pyhessian_early() -> None:
+    problem = problems.mlp()
+    problem.criterion = lambda outputs, targets: -F.cross_entropy(outputs, targets)
+    exact = float(dense(problem).trace())
+    assert exact < 0
+    found = landscape.trace(problem, 150, engine="pyhessian")
+    assert abs(found.value - exact) <= 4.5 * found.standard_error
+
+
+def test_pyhessian_and_what_it_cannot_do() -> None:
+    problem = problems.mlp()
+    with pytest.raises(InputError, match="k: 2 is not allowed with engine 'pyhessian', it must be 1"):
+        landscape.top_eigenvalues(problem, 2, engine="pyhessian")
+    with pytest.raises(InputError, match="part: '1' is not allowed with engine 'pyhessian'"):
+        landscape.trace(problem, engine="pyhessian", part="1")
+    with pytest.raises(InputError, match="kind: 'gauss-newton' is not allowed with engine 'pyhessian'"):
+        landscape.trace(problem, engine="pyhessian", kind="gauss-newton")
+    with pytest.raises(InputError, match="engine: 'pyhessian' is not allowed with density"):
+        landscape.spectrum(problem, with_density=True, engine="pyhessian")
+    with pytest.raises(InputError, match="engine: 'pyhessian' cannot take this model"):  # an unused parameter
+        landscape.trace(problems.linear_regression(), engine="pyhessian")
+    assert all(p.grad is None for p in problem.model.parameters())
+
+
+class Shaky(nn.Module):
+    """Dropout that eval mode does not stop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.linear(x).tanh(), 0.5, training=True)
+
+
+def shaky(model: nn.Module) -> Problem:
+    torch.manual_seed(0)
+    data = torch.randn(12, 4, dtype=torch.float64), torch.randint(3, (12,))
+    return Problem(model, F.cross_entropy, data, dtype=torch.float64)
+
+
+def test_a_model_random_in_eval_mode_is_refused_or_seeded() -> None:
+    problem = shaky(Shaky())
+    plane = landscape.random_plane(problem)
+    for call in (
+        lambda: landscape.extreme_eigenvalues(problem),
+        lambda: landscape.top_eigenvalues(problem),
+        lambda: landscape.trace(problem),
+        lambda: landscape.density(problem),
+        lambda: landscape.spectrum(problem),
+        lambda: landscape.hessian_grid(problem, plane, grid=(1, 1)),
+    ):
+        with pytest.raises(InputError, match="model: its outputs are random even in eval mode"):
+            call()
+    problem._chunk = 5
+    state = torch.random.get_rng_state()
+    operator = HessianOperator(problem, randomness="seed", graph_bytes=0)
+    columns = torch.stack([operator(e) for e in torch.eye(operator.size, dtype=torch.float64)], 1)
+    torch.testing.assert_close(columns, columns.T)  # the same masks at each product
+    assert torch.equal(torch.random.get_rng_state(), state)
+    ends = landscape.extreme_eigenvalues(problem, randomness="seed", tol=1e-8)
+    assert ends.max == pytest.approx(float(torch.linalg.eigvalsh(columns)[-1]))
+    quiet = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))  # eval mode stops this one
+    assert landscape.extreme_eigenvalues(shaky(quiet)).converged
+
+
+def test_randomness_in_the_loss_is_seen_too() -> None:
+    problem = shaky(nn.Linear(4, 3))
+    problem.criterion = lambda outputs, targets: F.cross_entropy(outputs + torch.randn(3), targets)
+    with pytest.raises(InputError, match="random even in eval mode"):
+        landscape.trace(problem)
+
+
+def test_batches_that_come_in_another_order_each_time() -> None:
+    problem = problems.mlp(samples=40)
+    x, y = problem.tensors or ()
+
+    class Shuffled:
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            return ((x[i], y[i]) for i in torch.randperm(40).split(9))
+
+    shuffled = Problem(problem.model, problem.criterion, Shuffled())
+    v = torch.randn_like(problem.theta)
+    for graph_bytes in (0, 50_000, 2**30):
+        operator = HessianOperator(shuffled, graph_bytes=graph_bytes)
+        for _ in range(3):
+            torch.testing.assert_close(operator(v), dense(problem) @ v, rtol=1e-8, atol=TINY)
+
+
+def test_gauss_newton_needs_one_tensor() -> None:
+    class Pair(nn.Linear):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            return super().forward(x), x
+
+    problem = Problem(
+        Pair(2, 2), lambda z, y: (z[0] - y).square().mean(), (torch.ones(3, 2), torch.ones(3, 2))
+    )
+    assert landscape.extreme_eigenvalues(problem).converged
+    with pytest.raises(InputError, match="kind: 'gauss-newton' needs a model whose output is one tensor"):
+        landscape.extreme_eigenvalues(problem, kind="gauss-newton")
+
+
+def test_frozen_and_unused_parameters() -> None:
+    problem = problems.linear_regression()
+    exact = dense(problem)
+    for kind in KINDS:
+        assert landscape.top_eigenvalues(problem, 5, kind=kind).values.tolist() == pytest.approx(
+            torch.linalg.eigvalsh(exact).flip(0).tolist(), abs=1e-9
+        )
+        assert landscape.extreme_eigenvalues(problem, part="unused", kind=kind).max == 0.0
+        assert landscape.trace(problem, 15, kind=kind).value == pytest.approx(float(exact.trace()))
+    with pytest.raises(InputError, match="part: 'frozen' is no trainable parameter"):
+        landscape.trace(problem, part="frozen")
+
+
+def test_float32_and_float64_agree() -> None:
+    double = problems.mlp(samples=200)
+    single = Problem(double.model, double.criterion, double.tensors or (), dtype=torch.float32)
+    a, b = (landscape.top_eigenvalues(p, 4, tol=1e-3) for p in (double, single))
+    assert a.values.dtype == b.values.dtype == torch.float64
+    torch.testing.assert_close(a.values, b.values, rtol=1e-3, atol=0)
+    ta, tb = (landscape.trace(p) for p in (double, single))
+    assert ta.value == pytest.approx(tb.value, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda p: landscape.top_eigenvalues(p, 0), "k: 0 is not allowed, it must be a finite number ≥ 1"),
+        (lambda p: landscape.top_eigenvalues(p, 10**6), "k: 1000000 is not allowed, it must be at most 107"),
+        (lambda p: landscape.top_eigenvalues(p, tol=-1), "tol: -1 is not allowed"),
+        (lambda p: landscape.top_eigenvalues(p, start=torch.ones(2)), r"start: shape \(2,\), it must be \(107,\)"),
+        (lambda p: landscape.top_eigenvalues(p, start=torch.zeros(107)), "start: norm: 0.0 is not"),
+        (lambda p: landscape.top_eigenvalues(p, max_products=0), "max_products: 0"),
+        (lambda p: landscape.top_eigenvalues(p, seed=-1), "seed: -1"),
+        (lambda p: landscape.top_eigenvalues(p, engine="arpack"), "engine: 'arpack' is not known.*landscape, pyhessian"),
+        (lambda p: landscape.trace(p, 5), "products: 5 is not allowed, it must be a finite number ≥ 6"),
+        (lambda p: landscape.trace(p, kind="fisher"), "kind: 'fisher' is not known.*gauss-newton, hessian"),
+        (lambda p: landscape.density(p, probes=0), "probes: 0"),
+        (lambda p: landscape.density(p, steps=0), "steps: 0"),
+        (lambda p: landscape.density(p).broadened(np.zeros(1), 0.0), "width: 0.0"),
+        (lambda p: landscape.density(p, randomness="no"), "randomness: 'no' is not known.*refuse, seed"),
+        (lambda p: landscape.trace(p, part="1.wieght"), "part: '1.wieght' .*did you mean '1.weight'.*allowed"),
+        (lambda p: landscape.trace(p, part=[]), "part: an empty list"),
+        (lambda p: landscape.spectrum(p, -1), "top_k: -1"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_name_themselves(call, words: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InputError, match=words) as caught:
+        call(problems.mlp())
+    assert "\n" not in str(caught.value)
+
+
+def test_one_result_holds_what_was_asked_and_survives_a_file(tmp_path: Path) -> None:
+    problem = problems.mlp()
+    exact = torch.linalg.eigvalsh(dense(problem)).flip(0)
+    everything = landscape.spectrum(
+        problem, 2, ends=True, with_trace=True, with_density=True, tol=1e-6, label="a", part=["1", "3", "5"]
+    )
+    np.testing.assert_allclose(everything.values, exact[[0, 1, -1]], rtol=1e-5)
+    assert (everything.lowest, everything.converged, everything.parameters) == (1, True, 107)
+    assert abs(everything.trace - float(exact.sum())) <= 5 * everything.trace_error
+    assert everything.density is not None
+    np.testing.assert_allclose(everything.density.weights.sum(1), 1)
+    assert everything.part == "1,3,5"
+    default = landscape.spectrum(problem)
+    assert (len(default.values), default.lowest, default.density) == (2, 1, None)
+    assert np.isnan(default.trace)
+    only = landscape.spectrum(problem, with_trace=True)
+    assert len(only.values) == 0
+    assert only.hvps == 60
+    landscape.save([everything, default, only], tmp_path / "s.h5")
+    again = landscape.load(tmp_path / "s.h5")
+    for before, after in zip((everything, default, only), again, strict=True):
+        np.testing.assert_equal(vars(after), vars(before))
+    assert everything.plot().axes
+    with pytest.raises(InputError, match="nothing to draw"):
+        only.plot()
+
+
+def test_the_figure_shows_the_density_and_every_eigenvalue() -> None:
+    from landscape import plots
+
+    problem = problems.mlp()
+    both = [landscape.spectrum(problem, 3, with_density=True, label=name) for name in ("a", "b")]
+    figure = plots.draw(both)
+    (ax,) = figure.axes
+    assert ax.get_yscale() == "log"
+    assert "eigenvalue λ" in ax.get_xlabel()
+    ticks = [line.get_xdata()[0] for line in ax.lines if len(line.get_xdata()) == 2]
+    np.testing.assert_allclose(ticks, [*both[0].values, *both[1].values])
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["a", "b"]
+    colors = {line.get_color() for line in ax.lines}
+    assert len(colors) == 2
+    assert landscape.spectrum(problem).plot().axes[0].get_yticks().size == 0
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from landscape.train import launch, recipe
+
+    folder = tmp_path_factory.mktemp("run")
+    launch.launch(recipe.read("digits-ssgd", ["steps=10", "model.widths=[64, 6, 10]"]), folder, device="cpu")
+    return folder / "last.h5"
+
+
+def test_the_command_prints_numbers_with_their_errors(
+    checkpoint: Path, tmp_path: Path, command: Command
+) -> None:
+    out_file, picture = tmp_path / "s.h5", tmp_path / "s.png"
+    flags = [
+        "--top-k",
+        2,
+        "--trace",
+        "--density",
+        "--steps",
+        20,
+        "--probes",
+        3,
+        "--part",
+        "1",
+        "--part",
+        "3.bias",
+    ]
+    code, out, err = command("spectrum", checkpoint, *flags, "-o", out_file, "--plot", picture)
+    assert code == 0, err
+    assert out.split() == [str(out_file), str(picture)]
+    result = landscape.load(out_file)
+    problem = landscape.load(checkpoint).problem("test")
+    expected = landscape.top_eigenvalues(problem, 2, part=["1", "3.bias"])
+    np.testing.assert_array_equal(result.values, expected.values.numpy())
+    assert (result.split, result.part, result.parameters) == ("test", "1,3.bias", 64 * 6 + 6 + 10)
+    assert result.source_sha256 == landscape.store.sha256(checkpoint)
+    for words in ("λ_1", "λ_2", "residual", "trace", "±", f"{result.values[0]:.6e}", f"{result.trace:.6e}"):
+        assert words in err
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert command("plot", out_file, "-o", tmp_path / "again.svg")[0] == 0
+    assert "eigen" not in command("info", out_file)[2]
+
+
+def test_the_command_defaults_to_both_ends_beside_the_checkpoint(checkpoint: Path, command: Command) -> None:
+    code, out, err = command("spectrum", checkpoint, "--dtype", "float64")
+    path = checkpoint.with_name("last-spectrum.h5")
+    assert (code, out) == (0, f"{path}\n")
+    ends = landscape.extreme_eigenvalues(landscape.load(checkpoint).problem("test", dtype=torch.float64))
+    assert landscape.load(path).values.tolist() == pytest.approx([ends.max, ends.min])
+    assert "λ_min" in err
+    code, _, err = command("spectrum", checkpoint, "--engine", "pyhessian", "--trace", "--top-k", 1)
+    assert code == 0
+    assert "largest |λ|" in err
+    assert "NOT CONVERGED" in command("spectrum", checkpoint, "--max-products", 2)[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--top-k", "-1"], ["top_k: -1", "≥ 0"]),
+        (["--top-k", "many"], ["--top-k", "'many'"]),
+        (["--top-k", "99999"], ["k: 99999", "at most"]),
+        (["--kind", "fischer"], ["kind: 'fischer'", "gauss-newton, hessian"]),
+        (["--part", "layer1"], ["part: 'layer1'", "1.weight"]),
+        (["--engine", "scipy"], ["engine: 'scipy'", "landscape, pyhessian"]),
+        (["--engine", "pyhessian", "--top-k", "3"], ["k: 3", "must be 1"]),
+        (["--tol", "0"], ["tol: 0", "> 0"]),
+        (["--max-products", "0"], ["max_products: 0", "≥ 1"]),
+        (["--trace", "--products", "2"], ["products: 2", "≥ 6"]),
+        (["--density", "--probes", "0"], ["probes: 0", "≥ 1"]),
+        (["--density", "--steps", "0"], ["steps: 0", "≥ 1"]),
+        (["--randomness", "maybe"], ["randomness: 'maybe'", "refuse, seed"]),
+        (["--seed", "-1"], ["seed: -1", "≥ 0"]),
+        (["--split", "tset"], ["did you mean 'test'"]),
+        (["--dtype", "half"], ["--dtype: 'half'", "float64"]),
+        (["--trace", "--plot", "x.png"], ["--plot", "--density"]),
+    ],
+)
+def test_bad_values_on_the_command_line(
+    checkpoint: Path, tmp_path: Path, command: Command, flags: list[str], words: list[str]
+) -> None:
+    code, out, err = command("spectrum", checkpoint, *flags, "-o", tmp_path / "x.h5")
+    assert (code, out) == (2, "")
+    assert err.startswith("landscape: ")
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+    assert list(tmp_path.iterdir()) == []
