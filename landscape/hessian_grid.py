@@ -85,7 +85,7 @@ def hessian_grid(
     points = grid_points(x, y).tolist()
     operator(problem, randomness=randomness)  # refuses a random model
     # Every point starts from the same random vector. Starting from the neighbour's eigenvectors plus a random
-    # part took 15% fewer products on MNIST's MLP, but settled on an eigenvalue near the lowest, up to 1.9% off.
+    # part took 15% fewer products on MNIST's MLP, but settled on eigenvalues near the lowest, up to 1.9% off.
     start, ends = start_vector(problem, plane.seed), []
     for k, (a, b) in enumerate(points):
         theta = torch.add(plane.center, plane.directions[0], alpha=a).add_(plane.directions[1], alpha=b)
