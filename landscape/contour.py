@@ -112,7 +112,7 @@ def contour(
         grid, span: 50 × 50 points over x, y ∈ [−0.1, 0.1] by default (DPSGD-2020, section 4.1), over more
             where the plane has markers further out (``plane.span``).
         bn, bn_samples: whose statistics BatchNorm uses; see :func:`landscape.batchnorm.with_policy`.
-        path: "auto", "batched" or "pointwise"; see :mod:`landscape.evaluate`.
+        path: "auto", "batched", "compiled", "folded" or "pointwise"; see :mod:`landscape.evaluate`.
         progress: called with the share of the work done.
         about: see :class:`landscape.store.About`; kept with the result.
 

@@ -34,7 +34,7 @@ from landscape.options import choose
     "way",
     default="auto",
     show_default=True,
-    help="How points are evaluated: auto, batched or pointwise.",
+    help="How points are evaluated: auto, batched, compiled, folded or pointwise.",
 )
 @common.device
 @common.data_dir
