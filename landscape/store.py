@@ -53,7 +53,7 @@ def writing(path: str | Path, schema: str, version: int = 1) -> Iterator[h5py.Fi
 
 
 class _CalmFile(io.FileIO):
-    """A file whose first failed write is kept in ``error`` instead of raised.
+    """A file whose first failed write or change of size is kept in ``error`` instead of raised.
 
     HDF5 reports a full disk once for every object that is open, as tracebacks from its destructors; told
     that all is well, it closes quietly, and the caller raises the one error that counts.
@@ -69,6 +69,13 @@ class _CalmFile(io.FileIO):
             except OSError as error:
                 self.error = error
         return len(view)
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.error = self.error or error
+        return size or 0
 
 
 def _stamp(file: h5py.File, schema: str, version: int) -> None:

@@ -19,8 +19,12 @@ def info(file: str) -> None:
     """What is in FILE: a checkpoint (validated) or a result."""
     loaded = landscape.load(file)
     with store.reading(file) as raw:
-        for key in ("schema", "version", "created", "landscape_version", "torch_version"):
-            click.echo(f"{key}: {raw.attrs[key]}")
+        stamps = {
+            key: raw.attrs[key]
+            for key in ("schema", "version", "created", "landscape_version", "torch_version")
+        }
+    for key, value in stamps.items():
+        click.echo(f"{key}: {value}")
     if isinstance(loaded, Checkpoint):
         _checkpoint(loaded)
         return
