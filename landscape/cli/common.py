@@ -166,14 +166,26 @@ def progress_bar(title: str, quiet: bool) -> Iterator[Callable[[float], None]]:
         yield lambda share: bar.update(task, completed=share)
 
 
+T = TypeVar("T")
+
+
+def each(title: str, items: Sequence[T], quiet: bool) -> Iterator[tuple[T, Callable[[float], None]]]:
+    """The items under one bar, each with what takes the share of its own work that is done."""
+    with progress_bar(title, quiet) as bar:
+        for i, item in enumerate(items):
+            yield item, lambda share, i=i: bar((i + share) / len(items))  # type: ignore[misc]
+
+
 def message(text: str, quiet: bool) -> None:
     """A line for the user, on stderr."""
     if not quiet:
         click.echo(text, err=True)
 
 
-def write_picture(results: Sequence[Any], path: str | None) -> None:
-    """Draw ``results`` to ``path``, if one is given, and name it on stdout."""
-    if path:
-        plots.save_figure(plots.draw(results), path)
-        click.echo(path)
+def write(results: Sequence[store.Result], path: Path, picture: str | None) -> None:
+    """Save ``results``, draw them if a picture is asked for, and name the files on stdout."""
+    store.save(results, path)
+    click.echo(str(path))
+    if picture:
+        plots.save_figure(plots.draw(results), picture)
+        click.echo(picture)

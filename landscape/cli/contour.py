@@ -68,26 +68,23 @@ def contour(
     groups = planes.check(kind, common.open_checkpoints(checkpoints), norm, ignore)
     path = common.result_path(output, groups[0][0], "contour", picture)
     results = []
-    with common.progress_bar("contour", quiet) as bar:
-        for i, group in enumerate(groups):
-            problem = common.open_problem(group[0], split, data_dir, device, dtype)
-            surface = landscape.contour(
-                problem,
-                planes.make(kind, problem, group, norm, ignore, seed),
-                grid=shape,
-                span=span,
-                bn=bn,
-                bn_samples=bn_samples,
-                path=way,
-                progress=lambda share, i=i: bar((i + share) / len(groups)),  # type: ignore[misc]
-                **planes.about(group, kind, split),
-            )
-            results.append(surface)
-            common.message(
-                f"{surface.label}: {split} loss from {surface.loss.min():.4g} to {surface.loss.max():.4g}"
-                + planes.summary(surface),
-                quiet,
-            )
-    landscape.save(results, path)
-    click.echo(str(path))
-    common.write_picture(results, picture)
+    for group, progress in common.each("contour", groups, quiet):
+        problem = common.open_problem(group[0], split, data_dir, device, dtype)
+        surface = landscape.contour(
+            problem,
+            planes.make(kind, problem, group, norm, ignore, seed),
+            grid=shape,
+            span=span,
+            bn=bn,
+            bn_samples=bn_samples,
+            path=way,
+            progress=progress,
+            **planes.about(group, kind, split),
+        )
+        results.append(surface)
+        common.message(
+            f"{surface.label}: {split} loss from {surface.loss.min():.4g} to {surface.loss.max():.4g}"
+            + planes.summary(surface),
+            quiet,
+        )
+    common.write(results, path, picture)

@@ -42,28 +42,25 @@ def hessian_grid(
     runs = common.open_checkpoints(checkpoints)
     path = common.result_path(output, runs[0], "hessian", picture)
     results = []
-    with common.progress_bar("hessian-grid", quiet) as bar:
-        for i, run in enumerate(runs):
-            problem = common.open_problem(run, split, data_dir, device, dtype)
-            result = landscape.hessian_grid(
-                problem,
-                landscape.random_plane(problem, norm=norm, seed=seed),
-                grid=shape,
-                span=span,
-                tol=tol,
-                max_products=max_products,
-                progress=lambda share, i=i: bar((i + share) / len(runs)),  # type: ignore[misc]
-                **common.about(run, split),
-            )
-            results.append(result)
-            missed = int((~result.converged).sum())
-            worst = f"; {missed} of {result.ratio.size} points did not converge" if missed else ""
-            common.message(
-                f"{result.label}: median |λ_min|/|λ_max| {np.median(result.ratio):.4g}, "
-                f"λ_max {result.lambda_max.min():.4g}…{result.lambda_max.max():.4g}, "
-                f"{int(result.hvps.sum())} products{worst}",
-                quiet,
-            )
-    landscape.save(results, path)
-    click.echo(str(path))
-    common.write_picture(results, picture)
+    for run, progress in common.each("hessian-grid", runs, quiet):
+        problem = common.open_problem(run, split, data_dir, device, dtype)
+        result = landscape.hessian_grid(
+            problem,
+            landscape.random_plane(problem, norm=norm, seed=seed),
+            grid=shape,
+            span=span,
+            tol=tol,
+            max_products=max_products,
+            progress=progress,
+            **common.about(run, split),
+        )
+        results.append(result)
+        missed = int((~result.converged).sum())
+        worst = f"; {missed} of {result.ratio.size} points did not converge" if missed else ""
+        common.message(
+            f"{result.label}: median |λ_min|/|λ_max| {np.median(result.ratio):.4g}, "
+            f"λ_max {result.lambda_max.min():.4g}…{result.lambda_max.max():.4g}, "
+            f"{int(result.hvps.sum())} products{worst}",
+            quiet,
+        )
+    common.write(results, path, picture)

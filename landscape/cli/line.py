@@ -82,6 +82,4 @@ def line(
         f"highest {np.max(result.loss):.4g}, {rise}",
         quiet,
     )
-    landscape.save([result], path)
-    click.echo(str(path))
-    common.write_picture([result], picture)
+    common.write([result], path, picture)

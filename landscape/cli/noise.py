@@ -37,23 +37,20 @@ def noise(
     runs = common.open_checkpoints(checkpoints)
     path = common.result_path(output, runs[0], "noise", picture)
     results = []
-    with common.progress_bar("noise", quiet) as bar:
-        for i, run in enumerate(runs):
-            result = landscape.estimate_noise(
-                common.open_problem(run, "train", data_dir, device, dtype),
-                run.weights,
-                run.lr,
-                run.local_batch,
-                draws=draws,
-                seed=seed,
-                progress=lambda share, i=i: bar((i + share) / len(runs)),  # type: ignore[misc]
-                **common.about(run, "train"),
-            )
-            results.append(result)
-            common.message(table(result), quiet)
-    landscape.save(results, path)
-    click.echo(str(path))
-    common.write_picture(results, picture)
+    for run, progress in common.each("noise", runs, quiet):
+        result = landscape.estimate_noise(
+            common.open_problem(run, "train", data_dir, device, dtype),
+            run.weights,
+            run.lr,
+            run.local_batch,
+            draws=draws,
+            seed=seed,
+            progress=progress,
+            **common.about(run, "train"),
+        )
+        results.append(result)
+        common.message(table(result), quiet)
+    common.write(results, path, picture)
 
 
 def table(result: landscape.NoiseEstimate) -> str:

@@ -83,32 +83,29 @@ def spectrum(
     runs = common.open_checkpoints(checkpoints)
     path = common.result_path(output, runs[0], "spectrum", picture)
     results = []
-    with common.progress_bar("spectrum", quiet) as bar:
-        for i, run in enumerate(runs):
-            result = landscape.spectrum(
-                common.open_problem(run, split, data_dir, device, dtype),
-                top_k,
-                ends=ends,
-                with_trace=with_trace,
-                with_density=with_density,
-                kind=kind,
-                part=list(parts) or None,
-                randomness=randomness,
-                engine=engine,
-                tol=tol,
-                max_products=max_products,
-                products=products,
-                probes=probes,
-                steps=steps,
-                seed=seed,
-                progress=lambda share, i=i: bar((i + share) / len(runs)),  # type: ignore[misc]
-                **common.about(run, split),
-            )
-            results.append(result)
-            common.message(table(result), quiet)
-    landscape.save(results, path)
-    click.echo(str(path))
-    common.write_picture(results, picture)
+    for run, progress in common.each("spectrum", runs, quiet):
+        result = landscape.spectrum(
+            common.open_problem(run, split, data_dir, device, dtype),
+            top_k,
+            ends=ends,
+            with_trace=with_trace,
+            with_density=with_density,
+            kind=kind,
+            part=list(parts) or None,
+            randomness=randomness,
+            engine=engine,
+            tol=tol,
+            max_products=max_products,
+            products=products,
+            probes=probes,
+            steps=steps,
+            seed=seed,
+            progress=progress,
+            **common.about(run, split),
+        )
+        results.append(result)
+        common.message(table(result), quiet)
+    common.write(results, path, picture)
 
 
 def table(result: landscape.Spectrum) -> str:
