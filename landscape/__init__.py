@@ -5,9 +5,10 @@ from landscape._version import __version__
 from landscape.checkpoint import Checkpoint, load
 from landscape.contour import Surface, contour
 from landscape.directions import Plane, random_plane
+from landscape.eigenvalues import extreme_eigenvalues, top_eigenvalues
 from landscape.hessian import HessianOperator
 from landscape.hessian_grid import HessianGrid, hessian_grid
-from landscape.lanczos import Eigenpairs, Ends, extreme_eigenvalues, top_eigenvalues
+from landscape.lanczos import Eigenpairs, Ends
 from landscape.line import Line, barrier, line
 from landscape.noise import NoiseEstimate, estimate_noise
 from landscape.options import FailedError, InputError

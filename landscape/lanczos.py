@@ -1,8 +1,8 @@
-"""Ends and top of the Hessian's spectrum from one Lanczos routine, each with its residual."""
+"""Eigenvalues of symmetric operators by Lanczos, each with its residual."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,10 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape import second_opinion
-from landscape.hessian import Part, operator
-from landscape.options import InputError, choose, positive
-from landscape.problem import Problem
+from landscape.options import InputError, positive
 from landscape.store import Array
 
 Product = Callable[[Tensor], Tensor]
@@ -24,6 +21,8 @@ BASIS_BYTES = 2**30
 # ARPACK and its peers stop at a residual relative to the eigenvalue; 1% is what a heatmap can show (DESIGN).
 TOL = 1e-2
 MAX_PRODUCTS = 1000
+# Corrections of an approximate pair before it is searched for anew; 3 were the most that MNIST's MLPs took.
+CORRECTIONS = 8
 # An end smaller than this share of the spectral radius is zero to any eye, and may be zero exactly (ours).
 NEAR_ZERO = 1e-3
 
@@ -34,7 +33,7 @@ class Ends:
 
     ``residual_*`` is ‖Hv − λv‖, from a product of its own, so that rounding is in it: an eigenvalue of H
     lies within that distance of λ. ``converged`` says whether both met the tolerance. ``hvps`` counts the
-    Hessian-vector products, the two for the residuals included.
+    Hessian-vector products, the two for the residuals included; ``precision`` is that of the others.
     """
 
     min: float
@@ -44,6 +43,7 @@ class Ends:
     hvps: int
     converged: bool
     vectors: Tensor
+    precision: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Eigenpairs:
 
     ``residuals`` (k,) are ‖Hv − λv‖, each from a product of its own, so that rounding is in it: an eigenvalue
     of H lies within that distance of λ. values and residuals are float64 on the CPU. ``converged`` says
-    whether all met the tolerance; ``hvps`` counts the products, the k for the residuals included.
+    whether all met the tolerance; ``hvps`` counts the products, the k for the residuals included;
+    ``precision`` is that of the others, where it was chosen (:mod:`landscape.eigenvalues`).
     """
 
     values: Tensor
@@ -60,22 +61,31 @@ class Eigenpairs:
     residuals: Tensor
     hvps: int
     converged: bool
+    precision: str = ""
 
 
-def extend(product: Product, vectors: Tensor, t: Array, j: int) -> tuple[Tensor, float]:
-    """One Lanczos step with full reorthogonalisation on the orthonormal rows ``vectors[: j + 1]``.
+def orthogonalise(w: Tensor, vectors: Tensor, t: Array, j: int) -> tuple[Tensor, float]:
+    """What the product ``w`` of an operator with vectors[j] has outside of the basis, and its norm β.
 
-    Fills row and column j of ``t``, the operator in that basis. Returns what product(vectors[j]) has outside
-    of the basis, and its norm β; their quotient is to be the next row.
+    The basis is the orthonormal rows ``vectors[: j + 1]``; w/β is to be the next. Row and column j of ``t``,
+    the operator in that basis, are filled in.
     """
-    w = product(vectors[j])
     coefficients = torch.zeros(j + 1, dtype=w.dtype, device=w.device)
     for _ in range(2):  # twice is enough (Kahan and Parlett) for orthogonality to rounding
         c = vectors[: j + 1] @ w
-        w = w - vectors[: j + 1].T @ c
+        w = torch.addmv(w, vectors[: j + 1].T, c, alpha=-1)
         coefficients += c
     t[: j + 1, j] = t[j, : j + 1] = coefficients.double().cpu().numpy()
     return w, float(w.norm())
+
+
+def small_eigh(t: Array) -> tuple[Array, Array]:
+    """Eigenvalues, ascending, and eigenvectors of a small symmetric matrix.
+
+    By PyTorch: the threads of NumPy's library, spinning on for a while, slow the products that come next.
+    """
+    values, s = torch.linalg.eigh(torch.from_numpy(t))
+    return values.numpy(), s.numpy()
 
 
 def negligible(beta: float, radius: float, dtype: torch.dtype) -> bool:
@@ -86,20 +96,34 @@ def negligible(beta: float, radius: float, dtype: torch.dtype) -> bool:
     return beta <= 100 * torch.finfo(dtype).eps * max(radius, float(np.finfo(float).tiny))
 
 
-def lanczos(
-    product: Product,
-    start: Tensor,
-    *,
-    low: int = 0,
-    high: int = 1,
-    tol: float = TOL,
-    max_products: int = MAX_PRODUCTS,
-) -> Eigenpairs:
+class Found(NamedTuple):
+    """What a search ends with: the wanted Ritz pairs, (k,) descending and (k, P) of norm 1 each; the largest
+    magnitude seen; the last basis (j, P) and the operator in it (j, j); how many of each end."""
+
+    values: Array
+    vectors: Tensor
+    products: int
+    converged: bool
+    radius: float
+    basis: Tensor
+    t: Array
+    low: int
+    high: int
+
+
+Search = Generator[Tensor, Tensor, Found]
+
+
+def search(
+    start: Tensor, *, low: int = 0, high: int = 1, tol: float = TOL, max_products: int = MAX_PRODUCTS
+) -> Search:
     """The ``low`` smallest and ``high`` largest eigenvalues (algebraically) of a symmetric operator.
 
-    ``product`` maps vectors like ``start`` (P,) to such; ``start`` must have a component along every
-    eigenvector. It stops when each wanted Ritz residual is at most tol·|λ|, or tol·max|λ|/1000 for a λ
-    nearer to zero than that. (Power iteration, by contrast, returns the largest *magnitude*.)
+    A generator: it yields the vectors like ``start`` (P,) that it needs the operator's products with, and is
+    sent these products, so that many searches can share one pass over the data. ``start`` must have a
+    component along every eigenvector. It stops when each wanted Ritz residual is at most tol·|λ|, or
+    tol·max|λ|/1000 for a λ nearer to zero than that. (Power iteration, by contrast, returns the largest
+    *magnitude*.)
 
     A basis that turns out to span an invariant subspace holds exact eigenpairs; they are set aside and the
     rest is searched from a new vector, until that adds nothing wanted: repeated eigenvalues are found as
@@ -120,7 +144,7 @@ def lanczos(
     values, vectors = np.zeros(0), start.new_zeros(0, size)
     wanted, products, radius = np.zeros(0), 0, 0.0
     while True:
-        run = _lanczos_run(product, start, vectors, radius, low, high, tol, max_products - products)
+        run = yield from _krylov(start, vectors, radius, low, high, tol, max_products - products)
         values, vectors = np.concatenate((values, run.values)), torch.cat((vectors, run.vectors))
         products += run.products
         radius = run.radius
@@ -136,14 +160,92 @@ def lanczos(
         start = torch.randn(size, dtype=torch.float64, generator=generator).to(start)
     pairs = vectors[torch.from_numpy(chosen).to(start.device)]
     pairs = pairs / pairs.norm(dim=1, keepdim=True)
-    residuals = [float((product(v) - x * v).norm()) for v, x in zip(pairs, wanted.tolist(), strict=True)]
-    return Eigenpairs(
-        values=torch.from_numpy(wanted),
-        vectors=pairs,
-        residuals=torch.tensor(residuals, dtype=torch.float64),
-        hvps=products + len(pairs),
-        converged=(enough or settled) and run.converged,
-    )
+    good = (enough or settled) and run.converged
+    return Found(wanted, pairs, products, good, radius, run.basis, run.t, low, high)
+
+
+def follow(
+    searches: list[Search], products: Callable[[Tensor, list[int]], Tensor], done: Callable[[], None]
+) -> list[Found]:
+    """Runs ``searches`` in step to their ends.
+
+    ``products`` maps a vector each (k, P), for the searches whose numbers it is told, to the products.
+    ``done`` is called as each search ends.
+    """
+    found: dict[int, Found] = {}
+    running = list(range(len(searches)))
+    asked = [next(one) for one in searches]
+    while running:
+        answers = products(torch.stack(asked), running)
+        still, asked = [], []
+        for number, answer in zip(running, answers, strict=True):
+            try:
+                asked.append(searches[number].send(answer))
+                still.append(number)
+            except StopIteration as end:
+                found[number] = end.value
+                done()
+        running = still
+    return [found[number] for number in range(len(searches))]
+
+
+def certified(found: Found, products: Callable[[Tensor], Tensor], tol: float) -> Eigenpairs:
+    """The pairs ``found``, checked with ``products`` (k, P) -> (k, P) of the true operator.
+
+    The values are the operator's own in the span of the vectors (Rayleigh–Ritz). Where a residual r misses
+    the tolerance because the search's operator was an approximation, the span is widened by (A − λ)⁻¹r
+    (Davidson 1975), A being what the search knows: its operator in its last basis and zero outside. Two or
+    three of these usually do. ``converged`` says whether the search ended well and each residual meets the
+    tolerance, up to rounding.
+    """
+    vectors, images = found.vectors, products(found.vectors)
+    rounding = torch.finfo(vectors.dtype).eps * found.radius
+    for step in range(CORRECTIONS + 1):
+        t = (vectors @ images.T).double().cpu().numpy()
+        values, turn = small_eigh((t + t.T) / 2)
+        chosen = _ends(values, found.low, found.high)
+        at, rows = values[chosen], torch.from_numpy(turn[:, chosen].T.copy()).to(vectors)
+        pairs = rows @ vectors
+        gaps = rows @ images - torch.from_numpy(at).to(vectors)[:, None] * pairs
+        residuals = gaps.norm(dim=1).double().cpu()
+        met = residuals.numpy() <= tol * np.maximum(np.abs(at), NEAR_ZERO * found.radius) + rounding
+        if met.all() or not found.converged or step == CORRECTIONS:
+            break
+        new = torch.stack(
+            [_davidson(found, gaps[i], at[i], float(residuals[i])) for i in np.flatnonzero(~met)]
+        )
+        for _ in range(2):
+            new = new - new @ vectors.T @ vectors
+        new = torch.linalg.qr(new.T).Q.T
+        vectors, images = torch.cat((vectors, new)), torch.cat((images, products(new)))
+    good = found.converged and bool(met.all())
+    return Eigenpairs(torch.from_numpy(at), pairs, residuals, found.products + len(vectors), good)
+
+
+def _davidson(found: Found, gap: Tensor, at: float, residual: float) -> Tensor:
+    """(A − λ)⁻¹r with A the operator of the search in its last basis, zero outside of it."""
+    values, turn = small_eigh(found.t)
+    away = values - at
+    away = np.where(np.abs(away) < residual, residual, away)  # smaller differences are not resolved
+    inside = found.basis @ gap
+    weights = torch.from_numpy(turn @ np.diag(1 / away) @ turn.T).to(gap) @ inside
+    outside = gap - found.basis.T @ inside
+    return found.basis.T @ weights - outside / (at if abs(at) > residual else residual)
+
+
+def lanczos(
+    product: Product,
+    start: Tensor,
+    *,
+    low: int = 0,
+    high: int = 1,
+    tol: float = TOL,
+    max_products: int = MAX_PRODUCTS,
+) -> Eigenpairs:
+    """:func:`search` for one operator, ``product`` (P,) -> (P,), with the residuals of what it found."""
+    one = search(start, low=low, high=high, tol=tol, max_products=max_products)
+    found = follow([one], lambda v, _: product(v[0])[None], lambda: None)[0]
+    return certified(found, lambda vectors: torch.stack([product(v) for v in vectors]), tol)
 
 
 def _ends(values: Array, low: int, high: int) -> Array:
@@ -155,24 +257,21 @@ def _ends(values: Array, low: int, high: int) -> Array:
 
 
 class _Run(NamedTuple):
+    """What one Krylov space gave."""
+
     values: Array
     vectors: Tensor
     products: int
     converged: bool
     invariant: bool
     radius: float
+    basis: Tensor
+    t: Array
 
 
-def _lanczos_run(
-    product: Product,
-    start: Tensor,
-    aside: Tensor,
-    radius: float,
-    low: int,
-    high: int,
-    tol: float,
-    budget: int,
-) -> _Run:
+def _krylov(
+    start: Tensor, aside: Tensor, radius: float, low: int, high: int, tol: float, budget: int
+) -> Generator[Tensor, Tensor, _Run]:
     """One Krylov space orthogonal to ``aside`` (m, P), restarted thickly (Wu and Simon 2000) when it is full.
 
     Returns the wanted Ritz pairs; all of them where the space turned out invariant. ``radius`` is the largest
@@ -191,12 +290,13 @@ def _lanczos_run(
     t = np.zeros((len(vectors), len(vectors)))
     j, products = 0, 0
     while True:
-        w, beta = extend(lambda v: outside(product(v)), vectors, t, j)
+        w = yield vectors[j]
+        w, beta = orthogonalise(outside(w) if len(aside) else w, vectors, t, j)
         if len(aside):  # once more, now that w is small: what rounding left of them would be scaled up
             w = outside(w)
             beta = float(w.norm())
         products += 1
-        values, s = np.linalg.eigh(t[: j + 1, : j + 1])
+        values, s = small_eigh(t[: j + 1, : j + 1])
         radius = max(radius, float(np.abs(values).max()))
         invariant = negligible(beta, radius, start.dtype) or j + 1 == left
         chosen = np.arange(j + 1) if invariant else _ends(values, low, high)
@@ -218,95 +318,29 @@ def _lanczos_run(
         vectors[j + 1] = w / beta
         j += 1
     ritz = torch.from_numpy(s[:, chosen]).to(start).T @ vectors[: j + 1]
-    return _Run(values[chosen], ritz, products, converged, invariant, radius)
-
-
-def start_vector(problem: Problem, seed: int, size: int | None = None) -> Tensor:
-    """A normal vector (size,), by default (P,), from ``seed``: the same draw on every device.
-
-    Lanczos needs one with components along all eigenvectors. InputError for a seed below 0.
-    """
-    if seed < 0:
-        raise InputError(f"seed: {seed} is not allowed, it must be an integer ≥ 0")
-    generator = torch.Generator().manual_seed(seed)
-    length = problem.layout.size if size is None else size
-    return torch.randn(length, dtype=torch.float64, generator=generator).to(problem.theta)
+    k = j + 1
+    return _Run(values[chosen], ritz, products, converged, invariant, radius, vectors[:k], t[:k, :k])
 
 
 def lanczos_ends(
     product: Product, start: Tensor, *, tol: float = TOL, max_products: int = MAX_PRODUCTS
 ) -> Ends:
     """Both ends of the spectrum of ``product``; see :func:`lanczos`."""
-    found = lanczos(product, start, low=1, high=1, tol=tol, max_products=max_products)
+    return ends_of(lanczos(product, start, low=1, high=1, tol=tol, max_products=max_products))
+
+
+def ends_of(pairs: Eigenpairs) -> Ends:
+    """The last and the first of ``pairs``."""
     order = [-1, 0]
-    low, high = found.values[order].tolist()
-    residual_low, residual_high = found.residuals[order].tolist()
-    return Ends(low, high, residual_low, residual_high, found.hvps, found.converged, found.vectors[order])
-
-
-def extreme_eigenvalues(
-    problem: Problem,
-    tol: float = TOL,
-    *,
-    theta: Tensor | None = None,
-    kind: str = "hessian",
-    part: Part = None,
-    randomness: str = "refuse",
-    max_products: int = MAX_PRODUCTS,
-    seed: int = 0,
-) -> Ends:
-    """λ_min and λ_max of ∇²L(θ) over all of the problem's data, θ (P,) by default the centre.
-
-    ``tol`` bounds each residual relative to its eigenvalue; see :func:`lanczos`. ``kind``, ``part`` and
-    ``randomness`` as in :class:`landscape.HessianOperator`. ``seed`` draws the starting vector. Where
-    ``max_products`` run out first, ``converged`` is False and the residuals say how far it got.
-    """
-    h = operator(problem, theta, kind=kind, part=part, randomness=randomness)
-    return lanczos_ends(h, start_vector(problem, seed, h.size), tol=tol, max_products=max_products)
-
-
-def top_eigenvalues(
-    problem: Problem,
-    k: int = 1,
-    tol: float = TOL,
-    *,
-    theta: Tensor | None = None,
-    kind: str = "hessian",
-    part: Part = None,
-    randomness: str = "refuse",
-    engine: str = "landscape",
-    start: Tensor | None = None,
-    max_products: int = MAX_PRODUCTS,
-    seed: int = 0,
-) -> Eigenpairs:
-    """The ``k`` algebraically largest eigenvalues of ∇²L(θ), descending, with vectors and residuals.
-
-    Options as in :func:`extreme_eigenvalues`, and:
-
-    - ``start`` (P,), such as the sum of eigenvectors found nearby, is where the search begins. As much of the
-      random vector is added, so that an eigenvector orthogonal to it is not missed.
-    - ``engine`` "pyhessian" asks that package instead, for one eigenvalue: that of largest *magnitude*. Its
-      residual is still from our product.
-
-    Raises InputError for a k below 1 or above P, a start of another shape, and what pyhessian cannot do.
-    """
-    positive("k", k, least=1)
-    h = operator(problem, theta, kind=kind, part=part, randomness=randomness)
-    if choose("engine", engine, second_opinion.ENGINES) == "pyhessian":
-        second_opinion.check(kind, part)
-        if k != 1:
-            raise InputError(f"k: {k} is not allowed with engine 'pyhessian', it must be 1")
-        value, v, hvps = second_opinion.largest_magnitude(
-            problem, theta, tol=tol, max_products=max_products, seed=seed
-        )
-        residual = float((h(v) - value * v).norm())
-        pair = torch.tensor([[value], [residual]], dtype=torch.float64)
-        return Eigenpairs(pair[0], v[None], pair[1], hvps + 1, residual <= tol * abs(value))
-    first = start_vector(problem, seed, h.size)
-    if start is not None:
-        if start.shape != first.shape:
-            raise InputError(f"start: shape {tuple(start.shape)}, it must be {tuple(first.shape)}")
-        positive("start: norm", float(start.norm()))
-        near = start.to(first)
-        first = near / near.norm() + first / first.norm()
-    return lanczos(h, first, high=k, tol=tol, max_products=max_products)
+    low, high = pairs.values[order].tolist()
+    residual_low, residual_high = pairs.residuals[order].tolist()
+    return Ends(
+        low,
+        high,
+        residual_low,
+        residual_high,
+        pairs.hvps,
+        pairs.converged,
+        pairs.vectors[order],
+        pairs.precision,
+    )

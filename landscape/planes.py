@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from landscape.directions import Plane, random_plane
-from landscape.lanczos import MAX_PRODUCTS, TOL, extreme_eigenvalues
+from landscape.eigenvalues import extreme_eigenvalues
+from landscape.lanczos import MAX_PRODUCTS, TOL
 from landscape.options import FailedError, InputError
 from landscape.problem import Problem
 from landscape.store import Array

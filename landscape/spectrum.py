@@ -10,18 +10,10 @@ import torch
 from torch import Tensor
 
 from landscape import second_opinion
+from landscape.eigenvalues import eigenpairs, start_vector, top_eigenvalues
 from landscape.evaluate import Progress
 from landscape.hessian import Part, operator
-from landscape.lanczos import (
-    MAX_PRODUCTS,
-    TOL,
-    Product,
-    extend,
-    lanczos,
-    negligible,
-    start_vector,
-    top_eigenvalues,
-)
+from landscape.lanczos import MAX_PRODUCTS, TOL, Product, negligible, orthogonalise, small_eigh
 from landscape.options import InputError, choose, positive
 from landscape.problem import Problem
 from landscape.store import About, Array, Result
@@ -163,14 +155,14 @@ def quadrature(
         vectors[0] = signs(size, 1, generator, like)[0] / size**0.5
         t = np.zeros((steps, steps))
         for j in range(steps):
-            w, beta = extend(product, vectors, t, j)
+            w, beta = orthogonalise(product(vectors[j]), vectors, t, j)
             hvps += 1
             if progress:
                 progress((i + (j + 1) / steps) / probes)
             if j + 1 == steps or negligible(beta, float(np.abs(t).max()), like.dtype):
                 break
             vectors[j + 1] = w / beta
-        values, s = np.linalg.eigh(t[: j + 1, : j + 1])
+        values, s = small_eigh(t[: j + 1, : j + 1])
         nodes[i] = values[0]
         nodes[i, : j + 1], weights[i, : j + 1] = values, s[0] ** 2
     return Density(nodes, weights, size, hvps)
@@ -257,6 +249,7 @@ class Spectrum(Result):
     label: str = ""
     source: str = ""
     source_sha256: str = ""
+    precision: str = ""  # of the search for eigenvectors; values and residuals are always in dtype
 
     def __post_init__(self) -> None:
         if self.values.ndim != 1 or self.residuals.shape != self.values.shape:
@@ -287,6 +280,7 @@ def spectrum(
     part: Part = None,
     randomness: str = "refuse",
     engine: str = "landscape",
+    precision: str = "auto",
     tol: float = TOL,
     max_products: int = MAX_PRODUCTS,
     products: int = TRACE_PRODUCTS,
@@ -304,7 +298,8 @@ def spectrum(
         with_trace, with_density: see :func:`trace` (``products``), :func:`density` (``probes``, ``steps``).
         kind, part, randomness: see :class:`landscape.HessianOperator`.
         engine: "pyhessian" gives one eigenvalue, that of largest magnitude, and the trace; no more.
-        tol, max_products, seed: see :func:`extreme_eigenvalues`.
+        tol, max_products, seed, precision: see :func:`extreme_eigenvalues`; precision is that of the search
+            for eigenvectors, trace and density are always in the model's.
         about: see :class:`landscape.store.About`; kept with the result.
 
     Raises InputError as these do.
@@ -339,7 +334,10 @@ def spectrum(
                 max_products=max_products, seed=seed,
             )  # fmt: skip
         else:
-            pairs = lanczos(h, start, low=low, high=high, tol=tol, max_products=max_products)
+            pairs = eigenpairs(
+                problem, problem.theta[None], start, low=low, high=high, tol=tol, max_products=max_products,
+                kind=kind, part=part, randomness=randomness, precision=precision,
+            )[0]  # fmt: skip
         hvps += pairs.hvps
         stage("pairs")(1.0)
     if with_trace:
@@ -368,6 +366,7 @@ def spectrum(
         kind=kind,
         part=",".join(names),
         engine=engine,
+        precision=pairs.precision if pairs else "",
         tol=tol,
         seed=seed,
         samples=problem.samples,

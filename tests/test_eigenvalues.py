@@ -1,0 +1,169 @@
+"""Products of chains written out, searches in step, and bfloat16 searches, against dense matrices."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import landscape
+from landscape import InputError, Problem, eigenvalues
+from landscape.chain_hessian import ChainHessian
+from landscape.hessian import HessianOperator, dense_hessian
+from landscape.lanczos import certified, follow, search
+from tests import problems
+
+
+def chain(
+    activation: str = "tanh",
+    loss: nn.Module | None = None,
+    targets: Tensor | None = None,
+) -> Problem:
+    base = problems.mlp(activation=activation)
+    assert base.tensors is not None
+    x, y = base.tensors
+    model = nn.Sequential(*copy.deepcopy(base.model))
+    return Problem(model, loss or nn.CrossEntropyLoss(), (x, y if targets is None else targets))
+
+
+CHAINS = {
+    "tanh": chain,
+    "relu": lambda: chain("relu"),
+    "gelu": lambda: chain("gelu"),
+    "smoothed": lambda: chain(loss=nn.CrossEntropyLoss(label_smoothing=0.1)),
+    "weighted": lambda: chain(loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5]).double())),
+    "squares": lambda: chain(loss=nn.MSELoss(), targets=torch.randn(53, 3, dtype=torch.float64)),
+    "linear in the outputs": lambda: chain(loss=Picked()),
+}
+
+
+class Picked(nn.Module):
+    """The mean of the outputs at the targets: no curvature of its own."""
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return -outputs.gather(1, targets[:, None]).mean()
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("kind", ["hessian", "gauss-newton"])
+def test_products_of_a_chain_are_those_of_the_dense_matrix(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("landscape.chain_hessian.CHUNK", 20)  # 53 samples: the last chunk is ragged
+    problem = CHAINS[name]()
+    if name == "weighted":  # a weighted mean is no mean over chunks: one chunk for both
+        monkeypatch.setattr("landscape.chain_hessian.CHUNK", 53)
+    torch.manual_seed(1)
+    thetas = problem.theta + 0.3 * torch.randn(3, problem.layout.size, dtype=torch.float64)
+    vectors = torch.randn_like(thetas)
+    dense = [dense_hessian(problem, theta, kind=kind) for theta in thetas]
+    assert ChainHessian.kept_bytes(problem)
+    h = ChainHessian(problem, thetas, kind=kind)
+    expected = torch.stack([d @ v for d, v in zip(dense, vectors, strict=True)])
+    torch.testing.assert_close(h(vectors), expected, rtol=1e-9, atol=1e-11)
+    h.keep([2, 0])
+    torch.testing.assert_close(h(vectors[[2, 0]]), expected[[2, 0]], rtol=1e-9, atol=1e-11)
+    many = ChainHessian(problem, thetas[1:2], kind=kind)
+    torch.testing.assert_close(many(vectors), vectors @ dense[1], rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(many(vectors[:1]), vectors[:1] @ dense[1], rtol=1e-9, atol=1e-11)
+
+
+def test_what_is_no_chain_is_left_to_the_general_operator() -> None:
+    assert ChainHessian.kept_bytes(problems.conv()) is None
+    behind = problems.mlp()  # Gauss-Newton means the outputs, here those of the function
+    behind.model.append(nn.Softplus())
+    assert ChainHessian.kept_bytes(behind) is None
+    assert eigenvalues.points_at_once(problems.conv()) == 1
+    with pytest.raises(InputError, match="precision: 'bfloat16' needs a chain of linear layers"):
+        landscape.extreme_eigenvalues(problems.conv(), precision="bfloat16")
+    with pytest.raises(InputError, match="precision: 'half' is not known"):
+        landscape.extreme_eigenvalues(problems.mlp(), precision="half")
+
+
+@pytest.fixture(scope="module")
+def single() -> Problem:
+    """A float32 chain of 1,423 parameters after some training, so that λ_min is far below λ_max."""
+    torch.manual_seed(0)
+    x = torch.rand(400, 40)
+    y = (x[:, :4].sum(1) * 5).long() % 3
+    model = landscape.models.build("mlp", widths=[40, 30, 6, 3])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(200):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return Problem(model, nn.functional.cross_entropy, (x, y))
+
+
+def test_a_search_in_bfloat16_ends_with_exact_residuals(single: Problem) -> None:
+    double = Problem(single.model, single.criterion, single.tensors, dtype=torch.float64)
+    dense = torch.linalg.eigvalsh(dense_hessian(double))
+    h = HessianOperator(double)
+    ends = landscape.extreme_eigenvalues(single, precision="bfloat16")
+    top = landscape.top_eigenvalues(single, 4, precision="bfloat16")
+    assert ends.converged
+    assert top.converged
+    assert ends.precision == top.precision == "bfloat16"
+    found = torch.cat((torch.tensor([ends.min, ends.max]), top.values)).double()
+    stated = torch.cat((torch.tensor([ends.residual_min, ends.residual_max]), top.residuals)).double()
+    truth = torch.stack((dense[0], dense[-1], *dense.flip(0)[:4]))
+    vectors = torch.cat((ends.vectors, top.vectors)).double()
+    residuals = torch.stack([(h(v) - x * v).norm() for x, v in zip(found, vectors, strict=True)])
+    torch.testing.assert_close(residuals, stated, rtol=1e-2, atol=1e-6)
+    assert bool((stated <= 1e-2 * found.abs() + 1e-6).all())
+    assert bool(((found - truth).abs() <= stated + 1e-6).all())
+
+
+def test_bfloat16_is_tried_only_where_it_can_help(single: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("landscape.eigenvalues.PAYS", 0.0)  # faster on any machine
+    assert landscape.extreme_eigenvalues(single).precision == "bfloat16"
+    assert landscape.extreme_eigenvalues(single, part="1").precision == "float32"
+    assert landscape.extreme_eigenvalues(problems.mlp()).precision == "float64"
+    monkeypatch.setattr("landscape.eigenvalues.LEAST_PARAMETERS", 10**6)
+    assert landscape.extreme_eigenvalues(single).precision == "float32"
+
+
+def test_what_corrections_do_not_mend_is_searched_on_exactly(
+    single: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("landscape.lanczos.CORRECTIONS", 0)
+    ends = landscape.extreme_eigenvalues(single, precision="bfloat16", tol=1e-4)
+    exact = landscape.extreme_eigenvalues(single, precision="model", tol=1e-4)
+    assert ends.precision == "float32"
+    assert ends.converged
+    assert (ends.min, ends.max) == pytest.approx((exact.min, exact.max), abs=2e-4 * abs(exact.max))
+    assert ends.hvps > exact.hvps  # what the first search took is counted
+
+
+def test_corrections_lead_from_a_nearby_operator_to_the_true_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    diagonal = torch.cat((torch.linspace(-0.05, 0.1, 500), torch.tensor([-0.3, 2.0, 5.0]))).double()
+    noise = torch.randn(503, 503, dtype=torch.float64, generator=generator)
+    near = torch.diag(diagonal) + 1e-4 * (noise + noise.T)
+    start = torch.randn(503, dtype=torch.float64, generator=generator)
+    found = follow([search(start, low=1, high=1, tol=1e-3)], lambda v, _: v @ near, lambda: None)[0]
+    raw = certified(found, lambda v: v * diagonal, tol=1.0)
+    assert raw.residuals[-1] > 1e-3 * 0.3
+    pairs = certified(found, lambda v: v * diagonal, tol=1e-3)
+    assert pairs.converged
+    assert bool((pairs.residuals <= 1e-3 * pairs.values.abs()).all())
+    assert pairs.values.tolist() == pytest.approx([5.0, -0.3], abs=1e-4)
+    assert found.products + 2 < pairs.hvps <= found.products + 8
+    # An operator that is quite another is said to be so.
+    assert not certified(found, lambda v: v.roll(7, 1) + v.roll(-7, 1) + v.flip(1), tol=1e-3).converged
+
+
+def test_points_in_step_are_the_points_one_by_one(single: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    plane = landscape.random_plane(single, seed=3)
+    together = landscape.hessian_grid(single, plane, grid=(3, 2), precision="model")
+    monkeypatch.setattr("landscape.eigenvalues.MAX_POINTS", 1)
+    shares: list[float] = []
+    apart = landscape.hessian_grid(single, plane, grid=(3, 2), precision="model", progress=shares.append)
+    assert shares == pytest.approx([k / 6 for k in range(1, 7)])
+    assert len(set(together.hvps.ravel())) > 1  # they end at different times
+    for name in ("lambda_min", "lambda_max"):
+        a, b = (torch.from_numpy(getattr(g, name)) for g in (together, apart))
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert abs(together.hvps - apart.hvps).max() <= 2
