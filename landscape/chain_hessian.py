@@ -126,9 +126,7 @@ class ChainHessian:
         """∂L/∂z, (K, classes, samples), differentiable where ``z`` is."""
         with torch.enable_grad():
             z = z if z.requires_grad else z.requires_grad_()
-            losses = stacked_losses(
-                self.problem.criterion, self.layers[-1].act(z), y.expand(len(z), *y.shape)
-            )
+            losses = stacked_losses(self.problem.criterion, z, y.expand(len(z), *y.shape))
             share = y.shape[0] / self.problem.samples
             return torch.autograd.grad(losses.sum() * share, z, create_graph=True)[0]
 
