@@ -11,7 +11,7 @@ import re
 import tomllib
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,24 @@ def parse(where: str, text: str) -> Spec:
     return Spec(match[1], options, match[2] is not None)
 
 
+def model_spec(where: str, text: str) -> Spec:
+    """:func:`parse` of a model; the options of a built-in one are checked, and its defaults filled in."""
+    spec = parse(where, text)
+    if spec.own:
+        return spec
+    choose(where, spec.name, [*models.names(), "MODULE:NAME"])
+    return replace(spec, options=models.options(spec.name, spec.options))
+
+
+def data_spec(where: str, text: str) -> Spec:
+    """As :func:`model_spec`, of a data set."""
+    spec = parse(where, text)
+    if spec.own:
+        return spec
+    choose(where, spec.name, [*datasets.names(), "MODULE:NAME"])
+    return replace(spec, options=datasets.options(spec.name, spec.options))
+
+
 def find(where: str, name: str) -> Any:
     """The object MODULE:NAME, its module imported. One line of InputError for what is not there or fails."""
     module_name, _, path = name.partition(":")
@@ -101,9 +119,8 @@ def _make(where: str, spec: Spec) -> Any:
 
 def _failed(where: str, what: str, error: Exception) -> FailedError:
     """One line with the place in the user's code that raised ``error``."""
-    frames = traceback.extract_tb(error.__traceback__)
-    last = frames[-1] if frames else None
-    at = f" ({Path(last.filename).name}, line {last.lineno})" if last else ""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     words = " ".join(str(error).split())[:200]
     return FailedError(f"{where}: {what} failed: {type(error).__name__}: {words}{at}")
 

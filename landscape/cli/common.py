@@ -78,21 +78,24 @@ def source(function: F) -> F:
         data_dir: str | None,
         **options: Any,
     ) -> Any:
-        if (
-            os.getcwd() not in sys.path
-        ):  # where a user's own modules are; with python -m they are found anyway
+        if os.getcwd() not in sys.path:  # a user's modules are there; with python -m they are found anyway
             sys.path.insert(0, os.getcwd())
-        specs = (factories.parse(f"--{k}", v) if v else None for k, v in (("model", model), ("data", data)))
-        return function(*args, source=Source(*specs, loss, data_dir), **options)
+        from_where = Source(
+            factories.model_spec("--model", model) if model else None,
+            factories.data_spec("--data", data) if data else None,
+            loss,
+            data_dir,
+        )
+        return function(*args, source=from_where, **options)
 
     own = "MODULE:NAME, called to make it, or a built-in name; options follow in brackets"
     for option in (
         data_dir,
         click.option(
             "--loss",
-            help="MODULE:NAME of loss(outputs, targets), a mean (a class, or a name with brackets, is called to "
-            "make it); or output: the model's output carries it. [default: the data's, else cross-entropy, or "
-            "output where batches are single dicts]",
+            help="MODULE:NAME of loss(outputs, targets), a mean (a class, or a name with brackets, is called "
+            "to make it); or output: the model's output carries it. [default: the data's, else "
+            "cross-entropy, or output where batches are single dicts]",
         ),
         click.option(
             "--data", help=f"{own}: (x, y), batches, or splits of them. [default: the checkpoint's]"
