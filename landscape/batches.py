@@ -77,11 +77,7 @@ def split(batch: Any, own_loss: bool) -> tuple[Any, Any]:
         return {key: value for key, value in batch.items() if key != "labels"}, labels
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
-    what = (
-        f"{type(batch).__name__} of {len(batch)}"
-        if isinstance(batch, (tuple, list))
-        else type(batch).__name__
-    )
+    what = type(batch).__name__ + (f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "")
     raise InputError(
         f"data: a batch is a {what}, it must be (inputs, targets) or a dict; several inputs go into one "
         "tuple, ((a, b), targets)"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 import tomllib
 import traceback
@@ -52,14 +53,15 @@ def parse(where: str, text: str) -> Spec:
 
     InputError, naming ``where``, for anything else.
     """
-    match = re.fullmatch(r"([\w.-]+(?::[\w.]+)?)(?:\((.*)\))?", text.strip(), re.DOTALL)
+    match = re.fullmatch(r"([\w.-]+(?::[\w.]+)?)(?:\((.*)\))?", text.strip())
     if not match:
         raise InputError(
             f"{where}: '{text}' is not allowed, it must be NAME, MODULE:NAME or either with (KEY=VALUE, …)"
         )
     try:
         options = tomllib.loads(f"options = {{{match[2] or ''}}}")["options"]
-    except tomllib.TOMLDecodeError as error:
+        json.dumps(options)  # a checkpoint keeps them so; TOML's dates and times cannot be
+    except (tomllib.TOMLDecodeError, TypeError) as error:
         raise InputError(
             f"{where}: '({match[2]})' is not allowed, it must be KEY=VALUE, … in TOML ({error})"
         ) from error

@@ -149,7 +149,7 @@ class Problem:
         if self._terms_of is not None:
             found: Tensor | None = self._terms_of(y)
         elif self.criterion is output_loss:
-            found = label_terms(y, self._shifted) if isinstance(x, Mapping) and "labels" in x else None
+            found = label_terms(x.get("labels"), self._shifted) if isinstance(x, Mapping) else None
         else:
             found = loss_terms(self.criterion, y)
         samples = count_samples(x, y, alike=False)

@@ -370,6 +370,7 @@ def test_bad_names_and_factories_are_one_line(folder: Path, command: Command) ->
         ("mine:number", 2, ("gives a int, it must give an nn.Module",)),
         ("mine:images", 2, ("gives a dict",)),
         ("mine:net(depth=2)", 1, ("mine:net failed: TypeError", "depth")),
+        ("mine:net(depth=2026-01-01)", 2, ("'(depth=2026-01-01)' is not allowed",)),
         ("mine:net(depth=)", 2, ("'(depth=)' is not allowed",)),
         ("mlq", 2, ("--model: 'mlq' is not known; did you mean 'mlp'?", "MODULE:NAME")),
         ("mlp(width=[3])", 2, ("did you mean 'widths'",)),

@@ -93,14 +93,17 @@ def source(function: F) -> F:
         data_dir,
         click.option(
             "--loss",
+            metavar="NAME",
             help="MODULE:NAME of loss(outputs, targets), a mean (a class, or a name with brackets, is called "
             "to make it); or output: the model's output carries it. [default: the data's, else "
             "cross-entropy, or output where batches are single dicts]",
         ),
         click.option(
-            "--data", help=f"{own}: (x, y), batches, or splits of them. [default: the checkpoint's]"
+            "--data",
+            metavar="NAME",
+            help=f"{own}: (x, y), batches, or splits of them. [default: the checkpoint's]",
         ),
-        click.option("--model", help=f"{own}. [default: the checkpoint's, if built in]"),
+        click.option("--model", metavar="NAME", help=f"{own}. [default: the checkpoint's, if built in]"),
     ):
         command = option(command)
     return cast(F, command)

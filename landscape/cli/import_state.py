@@ -24,12 +24,16 @@ def import_state(states: tuple[str, ...], output: str | None, source: common.Sou
     """Weights from STATE (.pt, .pth, .bin or .safetensors) as a checkpoint that the analyses take.
 
     Several STATEs of one model become its learners. Only weights are read, never code: a file of more than a
-    state is refused. The model, and the data if it is not built in, is named again at each analysis:
+    state is refused. With --data, loss and accuracy on each split are printed.
+
+    MODULE:NAME is found in the current folder or among the installed packages, and called with the options
+    in brackets, if any: nets:resnet(depth=20). A model must be an nn.Module. Data is a dict of splits such as
+    {"train": …, "test": …, "loss": …}, an object with such attributes, or one split for both; a split is
+    (x, y), one dict of tensors, or batches of these. Checkpoints name such code but never run it: name it
+    again at each analysis:
 
     \b
       landscape contour net.h5 --model nets:resnet20 --data nets:cifar
-
-    With --data, loss and accuracy on each split are printed.
     """
     if source.model is None:
         raise InputError("--model: missing; give MODULE:NAME, called to make the model, or a built-in name")
