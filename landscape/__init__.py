@@ -15,6 +15,7 @@ from landscape.options import FailedError, InputError
 from landscape.planes import between, eigen_plane, learners_plane, pca_plane
 from landscape.problem import Problem
 from landscape.spectrum import Density, Spectrum, Trace, density, spectrum, trace
+from landscape.state import import_state
 from landscape.store import save
 from landscape.vtk import save_vts
 
@@ -44,6 +45,7 @@ __all__ = [
     "estimate_noise",
     "extreme_eigenvalues",
     "hessian_grid",
+    "import_state",
     "learners_plane",
     "line",
     "load",

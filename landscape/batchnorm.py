@@ -7,12 +7,13 @@ at displaced weights the activations have others, and part of what a surface sho
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from landscape.batches import count_samples, take
 from landscape.options import choose, positive
 from landscape.problem import Problem
 
@@ -58,7 +59,7 @@ def with_policy(problem: Problem, bn: str, samples: int = SAMPLES) -> Problem:
     own = copy.copy(problem)
     own.model = copy.deepcopy(problem.model)
     own._chunk = samples
-    own.bn_samples = samples if problem.tensors is not None else 0  # else the data's own batches
+    own.bn_samples = samples if problem.resident is not None else 0  # else the data's own batches
     for layer in _layers(
         own.model
     ):  # without buffers a layer takes its batch's statistics, in eval mode, too
@@ -72,36 +73,60 @@ class _Recalibrated(Problem):
     def __init__(self, problem: Problem, samples: int) -> None:
         self.__dict__.update(problem.__dict__)
         self.model = copy.deepcopy(problem.model)
-        self._inputs = _sample(problem, samples)
-        self.bn_samples = sum(map(len, self._inputs))
-        for layer in _layers(self.model):
-            layer.momentum = None  # a plain average over the batches, in place of an exponential one
+        self._inputs = list(_sample(problem, samples))
+        self.bn_samples = sum(count_samples(x, None, alike=False) for x in self._inputs)
 
-    @torch.no_grad()
     def evaluate(self, theta: Tensor | None = None) -> tuple[float, float]:
         """(mean loss, accuracy) at ``theta`` with the statistics that the sample has at ``theta``."""
         theta = self.theta if theta is None else theta
-        layers = _layers(self.model)
-        for layer in layers:
-            layer.reset_running_stats()
-            layer.train()
-        for x in self._inputs:
-            functional_call(self.model, self.layout.views(theta), (x,))
-        for layer in layers:
-            layer.eval()
+        _estimate(self, theta, self._inputs)
         return super().evaluate(theta)
 
 
-def _sample(problem: Problem, samples: int) -> list[Any]:
+@torch.no_grad()
+def _estimate(problem: Problem, theta: Tensor, inputs: Iterable[Any]) -> None:
+    """Set the statistics in the problem's own model to those of ``inputs``, batch by batch, at ``theta``."""
+    layers = _layers(problem.model)
+    for layer in layers:
+        layer.momentum = None  # a plain average over the batches, in place of an exponential one
+        layer.reset_running_stats()
+        layer.train()
+    for x in inputs:
+        problem.outputs(theta, x)
+    for layer in layers:
+        layer.eval()
+
+
+def reestimated(problem: Problem) -> dict[str, Tensor]:
+    """Buffer name -> statistics that all data of ``problem`` has at its centre; empty without BatchNorm.
+
+    As torch.optim.swa_utils.update_bn: an average over batches, of 250 samples or as the data comes; but
+    layers other than BatchNorm stay in eval mode.
+    """
+    if not _layers(problem.model):
+        return {}
+    own = copy.copy(problem)
+    own.model = copy.deepcopy(problem.model)
+    _estimate(own, own.theta, _sample(own, own.samples))
+    names = {
+        f"{name}.{key}" if name else key
+        for name, layer in own.model.named_modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        for key in dict(layer.named_buffers(recurse=False))
+    }
+    return {name: value for name, value in own.model.named_buffers() if name in names}
+
+
+def _sample(problem: Problem, samples: int) -> Iterator[Any]:
     """Inputs of ``samples`` samples: drawn, in batches of equal size ±1, or the data's own first batches."""
-    if problem.tensors is None:
-        batches, seen = [], 0
-        for x, _, count in problem.chunks():
-            batches.append(x)
-            seen += count
+    if problem.resident is None:
+        seen = 0
+        for x, y, _ in problem.chunks():
+            yield x
+            seen += count_samples(x, y, alike=False)
             if seen >= samples:
-                break
-        return batches
+                return
+        return
     order = torch.randperm(problem.samples, generator=torch.Generator().manual_seed(0))[:samples]
-    parts = order.tensor_split(-(-len(order) // BATCH))
-    return [problem.tensors[0][part.to(problem.device)] for part in parts]
+    for part in order.tensor_split(-(-len(order) // BATCH)):
+        yield take(problem.resident[0], part.to(problem.device))

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import h5py
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from landscape import data as datasets
 from landscape import models, store
+from landscape.batchnorm import has_batchnorm, reestimated
 from landscape.data import Dataset
+from landscape.factories import as_data, is_own
 from landscape.options import FailedError, InputError
-from landscape.problem import Problem
+from landscape.problem import Loss, Problem
 from landscape.vector import Layout, Slot, average
 
 SCHEMA = "landscape.checkpoint"
+IMPORTED = "import"  # the algorithm of weights that others trained (landscape.state)
 _SLOT = np.dtype(
     [
         ("name", h5py.string_dtype()),
@@ -66,6 +71,10 @@ class Checkpoint:
     ``model`` {"name", "options"}; ``data`` {"name", "options", "train", "test", "fingerprint"}; ``lr`` and
     ``local_batch`` those of the next step; ``diverged_at`` the step at which the run diverged or −1, and
     ``diverged`` what did: "", "mean" or "learners".
+
+    Of imported weights ``buffers`` holds the frozen parameters, too; there is no step, no learning rate (NaN)
+    and no local batch (0), and ``recipe`` names the files. Names "module:factory" of model and data are the
+    user's own code: they are shown, never imported (see :meth:`problem`).
     """
 
     weights: Tensor
@@ -98,7 +107,9 @@ class Checkpoint:
 
     @property
     def label(self) -> str:
-        """What to call this run: algorithm, seed and step."""
+        """What to call this run: algorithm, seed and step; of imported weights the file and the model."""
+        if self.algorithm == IMPORTED:
+            return f"{self.path.stem if self.path else IMPORTED} ({self.model['name']})"
         return f"{self.algorithm}, seed {self.seed}, step {self.step:,}"
 
     def problem(
@@ -106,30 +117,75 @@ class Checkpoint:
         split: str = "test",
         learner: str | int = "mean",
         *,
+        model: nn.Module | Callable[[], nn.Module] | None = None,
+        data: Any = None,
+        loss: Loss | Literal["data"] | None = "data",
         data_dir: str | Path | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> Problem:
         """The run's model and data as a :class:`landscape.Problem`, centred on w_a or on one learner.
 
-        Raises FailedError where the data is not there or is not what the run was trained on, or where the
-        weights are not finite; InputError for a split or learner that does not exist.
+        Args:
+            model: in place of the built-in one; needed where the checkpoint's is the user's own code. Its
+                weights and buffers are replaced by the checkpoint's.
+            data: in place of the built-in set; see :func:`landscape.factories.as_data` for what it may be.
+            loss: in place of the data's own ("data"); as in :class:`landscape.Problem`.
+
+        One learner is evaluated with its own buffers. The mean of several has the mean of theirs (those of
+        integers: learner 0's), and BatchNorm statistics re-estimated on the training set: those of any
+        learner, or their mean, belong to other weights.
+
+        Raises FailedError where the data is not there or is not what the run was trained on, where the
+        weights are not finite or do not fit the model; InputError for a split or learner that does not exist.
         """
         if learner != "mean" and (not isinstance(learner, int) or not 0 <= learner < self.learners):
             raise InputError(
                 f"learner: {learner!r} is not allowed, it must be 'mean' or 0…{self.learners - 1}"
             )
+        where = self.path or "checkpoint"
         theta = self.mean if isinstance(learner, str) else self.weights[learner]
         if not bool(torch.isfinite(theta).all()):
+            raise FailedError(f"{where}: its weights are NaN or infinite, all must be finite")
+        name = self.data["name"]
+        if data is None and (is_own(name) or not name):
+            of = f"data is '{name}', which a file cannot bring along" if name else "data is not known"
+            raise FailedError(f"{where}: its {of}; give --data {name or 'MODULE:NAME'} (from Python, data=…)")
+        dataset = as_data(data) if data is not None else self.load_data(data_dir)
+        network = self._network(model, None if isinstance(learner, str) else learner)
+        criterion = dataset.loss if isinstance(loss, str) else loss
+
+        def on(split: str) -> Problem:
+            return Problem(network, criterion, dataset.split(split), theta=theta, device=device, dtype=dtype)
+
+        if learner == "mean" and self.learners > 1 and has_batchnorm(network):
+            _fill(network, reestimated(on("train")))
+        return on(split)
+
+    def _network(self, own: nn.Module | Callable[[], nn.Module] | None, learner: int | None) -> nn.Module:
+        """The built-in model, or a copy of the user's ``own``, with one learner's buffers or their mean."""
+        where, name = self.path or "checkpoint", self.model["name"]
+        if own is None and is_own(name):
             raise FailedError(
-                f"{self.path or 'checkpoint'}: its weights are NaN or infinite, all must be finite"
+                f"{where}: its model is '{name}', code that a file cannot bring along; give --model {name} "
+                "(from Python, model=…)"
             )
-        dataset = self.load_data(data_dir)
-        model = models.build(self.model["name"], **self.model["options"])
-        if Layout.of(model) != self.layout:
-            name = self.model["name"]
-            raise FailedError(f"{self.path}: its weights do not fit this version's model '{name}'")
-        return Problem(model, dataset.loss, dataset.split(split), theta=theta, device=device, dtype=dtype)
+        if own is None:
+            network = models.build(name, **self.model["options"])
+        else:
+            network = copy.deepcopy(own) if isinstance(own, nn.Module) else own()
+        if Layout.of(network) != self.layout:
+            misfit = _misfit(self.layout, Layout.of(network))
+            raise FailedError(f"{where}: its weights do not fit the model: {misfit}")
+        rows = {
+            key: _mean(value) if learner is None else value[learner] for key, value in self.buffers.items()
+        }
+        known = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+        for key, value in rows.items():
+            if key not in known or known[key].shape != value.shape:
+                raise FailedError(f"{where}: its buffer '{key}' {tuple(value.shape)} does not fit the model")
+        _fill(network, rows)
+        return network
 
     def load_data(self, data_dir: str | Path | None = None) -> Dataset:
         """The data set the run was trained on, its fingerprint checked (FailedError if it differs)."""
@@ -230,6 +286,30 @@ class Checkpoint:
         lengths = {len(column) for column in self.history.values()}
         if len(lengths) > 1 or not set(HISTORY_UNITS) <= set(self.history):
             raise ValueError("history columns missing or of unequal length")
+
+
+def _misfit(file: Layout, model: Layout) -> str:
+    """Where two layouts first differ."""
+    shapes, needed = ({slot.name: slot.shape for slot in layout.slots} for layout in (file, model))
+    for name in {**shapes, **needed}:
+        if shapes.get(name) != needed.get(name):
+            here, there = shapes.get(name, "missing"), needed.get(name, "missing or frozen")
+            return f"'{name}' is {here} in the file, {there} in the model"
+    return "the order of the parameters differs"
+
+
+def _mean(rows: Tensor) -> Tensor:
+    """The mean of a buffer over the learners (n, …); row 0 where all are equal, or counts."""
+    equal = bool((rows == rows[0]).all())
+    return rows[0] if equal or not rows.is_floating_point() else rows.mean(0)
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Set parameters and buffers of ``model`` by name."""
+    known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, value in values.items():
+        known[name].copy_(value)
 
 
 def _tensors(group: Any) -> dict[str, Tensor]:

@@ -8,12 +8,14 @@ from point to point, so the folding is done anew for each θ; it costs one pass 
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.func import functional_call
+
+from landscape.batches import call, tree_map
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -40,8 +42,11 @@ class FoldedForward:
         self._own = {**dict(graph.named_parameters()), **dict(graph.named_buffers())}
         self._norms: dict[str, Any] = {pair.norm: graph.get_submodule(pair.norm) for pair in pairs}
 
-    def inputs(self, x: Tensor) -> Tensor:
+    def inputs(self, x: Any) -> Any:
         """``x`` as this forward wants it: to be called once, not once a point."""
+        return tree_map(self._lay_out, x)
+
+    def _lay_out(self, x: Tensor) -> Tensor:
         x = x.to(self._dtype) if x.is_floating_point() else x
         return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
@@ -58,11 +63,11 @@ class FoldedForward:
             tensors[f"{pair.convolution}.weight"] = weight * scale.view(-1, *[1] * (weight.dim() - 1))
             bias = tensors[f"{pair.convolution}.bias"]
             tensors[f"{pair.convolution}.bias"] = (bias - norm.running_mean) * scale + shift
-        return {name: self.inputs(value) for name, value in tensors.items()}
+        return {name: self._lay_out(value) for name, value in tensors.items()}
 
-    def __call__(self, weights: dict[str, Tensor], x: Tensor) -> Any:
+    def __call__(self, weights: dict[str, Tensor], x: Any) -> Any:
         """The outputs at :meth:`weights` for :meth:`inputs`."""
-        out = functional_call(self._graph, weights, (x,))
+        out = call(self._graph, weights, x)
         return out.float() if isinstance(out, Tensor) and out.itemsize < 4 else out
 
 
@@ -72,6 +77,9 @@ def fold(model: nn.Module, dtype: torch.dtype) -> FoldedForward | None:
     Only pairs whose BatchNorm tracks statistics and whose modules are used once are folded; there may be
     none, and then only the memory layout and ``dtype`` differ from the model itself.
     """
+    # fx takes an optional argument as one that is given: "if mask is not None" would always hold.
+    if any(p.default is not p.empty for p in inspect.signature(model.forward).parameters.values()):
+        return None
     try:
         graph = fx.symbolic_trace(copy.deepcopy(model))
     except Exception:  # control flow on values, or code that fx does not know: fx raises what it likes

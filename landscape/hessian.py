@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.options import InputError, choose
@@ -25,7 +24,7 @@ class HessianChunk:
     """The products of one chunk of data with ∇²L, from the graph of its gradient (Pearlmutter 1994)."""
 
     def __init__(self, problem: Problem, leaves: dict[str, Tensor], active: list[Tensor], x: Any, y: Any):
-        loss = problem.criterion(functional_call(problem.model, leaves, (x,)), y)
+        loss = problem.criterion(problem.call(leaves, x), y)
         self.active = active
         self.live: list[int] = []
         if not loss.requires_grad:  # no parameter in question reaches it
@@ -56,7 +55,7 @@ class GaussNewtonChunk:
 
     def __init__(self, problem: Problem, leaves: dict[str, Tensor], active: list[Tensor], x: Any, y: Any):
         self.active = active
-        self.outputs = functional_call(problem.model, leaves, (x,))
+        self.outputs = problem.call(leaves, x)
         if not isinstance(self.outputs, Tensor):
             raise InputError(
                 f"kind: 'gauss-newton' needs a model whose output is one tensor, this one gives a "
@@ -165,7 +164,7 @@ class HessianOperator:
                 self._kept.append((chunk, share))
             yield chunk, share, not self._full
         self._complete = not self._full
-        if self._full and self.problem.tensors is None:
+        if self._full and self.problem.resident is None:
             # An iterable may give its batches in another order each time: which of them a kept graph stands
             # for could not be told, so it is all or none.
             self._kept = []

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.batches import take
 from landscape.evaluate import Progress
 from landscape.hessian import HessianOperator
-from landscape.options import InputError, positive
-from landscape.problem import Problem
+from landscape.options import InputError, choose, positive
+from landscape.problem import RANDOMNESS, Problem, check_deterministic
 from landscape.stack import Stack
 from landscape.store import About, Array, Result
 from landscape.vector import average
@@ -87,50 +88,64 @@ def estimate_noise(
     local_batch: int,
     *,
     draws: int = DRAWS,
+    randomness: str = "refuse",
     seed: int = 0,
     progress: Progress | None = None,
     **about: Unpack[About],
 ) -> NoiseEstimate:
     """The four Δ(2) numbers of learners at ``weights`` (n, P) on the data of ``problem`` (the training set).
 
-    ``about`` as in :func:`landscape.contour`. Raises InputError for fewer than 2 learners or draws, a batch
-    below 1, or data that cannot be indexed.
+    ``randomness`` as in :class:`landscape.HessianOperator`: with "seed" a model that is random in eval mode
+    draws the same numbers for all learners and for their mean, so that δ is of the weights alone. ``about``
+    as in :func:`landscape.contour`. Raises InputError for fewer than 2 learners or draws, a batch below 1,
+    data that cannot be indexed, or a model that is random in eval mode.
     """
+    choose("randomness", randomness, RANDOMNESS)
     positive("learners", len(weights), least=2)
     positive("draws", draws, least=2)
     positive("local_batch", local_batch, least=1)
     positive("lr", lr)
-    if problem.tensors is None:
+    if problem.resident is None:
         raise InputError("data: drawing minibatches needs (x, y) tensors, not an iterable of batches")
     weights = weights.to(problem.device, problem.dtype)
     n = len(weights)
     mean = average(weights)
     spread = weights - mean
     at_mean = mean.expand_as(weights)
-    x, y = problem.tensors
+    if randomness == "refuse":
+        check_deterministic(problem, mean)
+    seeded = randomness == "seed"
     generator = torch.Generator().manual_seed(seed)
-    gradient = problem.gradient(mean).double()
+    gradient = problem.gradient(mean, seeded=seeded).double()
 
     def perpendicular(v: Tensor) -> Tensor:
         return v - (v @ gradient) / (gradient @ gradient) * gradient
 
     rows = []
-    stack, own, shared = Stack(problem), torch.empty_like(weights), torch.empty_like(weights)
+    stack, own, shared = (
+        Stack(problem, 0 if seeded else None),
+        torch.empty_like(weights),
+        torch.empty_like(weights),
+    )
     for k in range(draws):
         indices = torch.randint(problem.samples, (n, local_batch), generator=generator).to(problem.device)
-        batch = x[indices], y[indices]
-        stack.gradients(weights, *batch, out=own)
-        stack.gradients(at_mean, *batch, out=shared)
+        x, y = take(problem.resident, indices)
+        stack.gradients(weights, x, y, out=own)
+        stack.gradients(at_mean, x, y, out=shared)
         delta = (own - shared).mean(0, dtype=torch.float64)
-        products = [HessianOperator(problem.subset(i), mean)(d) for i, d in zip(indices, spread, strict=True)]
+        products = [
+            HessianOperator(problem.subset(i), mean, randomness=randomness)(d)
+            for i, d in zip(indices, spread, strict=True)
+        ]
         first = torch.stack(products).mean(0, dtype=torch.float64)
         p_delta, p_s = perpendicular(delta), perpendicular(shared.mean(0, dtype=torch.float64))
         rows.append([delta @ delta, first @ first, p_s @ p_s, p_delta @ p_delta, 2 * p_s @ p_delta])
         if progress:
             progress((k + 1) / draws)
     table = lr**2 * torch.tensor(rows, dtype=torch.float64).numpy()
-    full = torch.stack([problem.gradient(w) for w in weights]).mean(0, dtype=torch.float64) - gradient
-    operator = HessianOperator(problem, mean)
+    each = torch.stack([problem.gradient(w, seeded=seeded) for w in weights])
+    full = each.mean(0, dtype=torch.float64) - gradient
+    operator = HessianOperator(problem, mean, randomness=randomness)
     eq4 = sum(float(operator(d).double().square().sum()) for d in spread) / n**2
     return NoiseEstimate(
         direct=table[:, 0],

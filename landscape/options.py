@@ -30,9 +30,13 @@ def choose(where: str, name: str, allowed: Iterable[str]) -> str:
     known = sorted(allowed)
     if name in known:
         return name
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    raise InputError(f"{where}: '{name}' is not known{hint} (allowed: {', '.join(known)})")
+    raise InputError(f"{where}: '{name}' is not known{near(name, known)} (allowed: {', '.join(known)})")
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """ "; did you mean '…'?" with the one of ``known`` that looks most like ``name``, or ""."""
+    found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{found[0]}'?" if found else ""
 
 
 def positive(where: str, value: float, *, least: float | None = None) -> None:

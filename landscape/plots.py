@@ -13,7 +13,7 @@ from matplotlib import cm, colors, ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from landscape.checkpoint import Checkpoint
+from landscape.checkpoint import IMPORTED, Checkpoint
 from landscape.contour import Surface
 from landscape.hessian_grid import HessianGrid
 from landscape.line import Line
@@ -99,8 +99,12 @@ def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
 def training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     """Loss, test error, α_e, Δ, Δ(2) and spread by step; thin lines are seeds, thick ones their median.
 
-    Spread and noise are in squared weights. A dashed line marks where a run diverged.
+    Spread and noise are in squared weights. A dashed line marks where a run diverged. InputError for weights
+    that were imported: they have no history.
     """
+    for run in runs:
+        if run.algorithm == IMPORTED:
+            raise InputError(f"{run.path}: imported weights have no training to draw")
     with _style():
         figure, axes = _panels(2, 3, 3.9, 2.75)
         panels = [

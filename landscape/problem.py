@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from landscape.batches import (
+    call,
+    count_samples,
+    is_resident,
+    label_terms,
+    loss_terms,
+    named_tensors,
+    output_loss,
+    split,
+    take,
+    tree_map,
+)
 from landscape.options import InputError
 from landscape.vector import Layout
 
@@ -31,15 +41,27 @@ class Problem:
     """L(θ) = mean over the data of loss(model_θ(x), y), for any ``nn.Module``.
 
     Args:
-        model: any module; it is copied, put in eval mode, and never changed.
-        loss: ``loss(outputs, targets)``, the *mean* over the samples it is given.
-        data: ``(x, y)`` tensors with the samples first, or an iterable (not an iterator) of such batches.
-            Tensors are moved to the device once; batches of unequal size are weighted by their samples.
+        model: any module; it is copied, put in eval mode, and never changed. A dict x is passed to it as
+            ``model(**x)``, a tuple or list as ``model(*x)``, anything else as ``model(x)``.
+        loss: ``loss(outputs, targets)``, the *mean* over the samples it is given; None where the model's
+            output carries it, as ``.loss`` or ["loss"] (Hugging Face models).
+        data: ``(x, y)``, or an iterable (not an iterator) of such batches. x and y are tensors with the
+            samples first, or tuples, lists and dicts of these, nested at will; what is no tensor is passed on
+            as it is. In place of a pair, one dict: its "labels" are the targets (the whole dict where it has
+            none), and the model is given them only where ``loss`` is None. Data that is a dict, a tuple of
+            two or a list of two tensors is moved to the device once; of anything else each batch in turn.
         theta: weights (P,) to centre on; default: the model's own.
         device, dtype: default: those of the model's first parameter.
+        terms: ``terms(targets)`` gives (B,) how many terms of the mean each sample brings. Default: one each;
+            for cross-entropy and negative log-likelihood of PyTorch, as many as it has targets other than
+            ``ignore_index``, or the sum of their class weights; for a loss of the model's own with integer
+            "labels", as many as these are not −100, the first of each sequence left out if the loss does not
+            depend on it (causal language models; two passes over the first samples tell).
 
-    θ is the flat vector of the model's trainable parameters (``layout`` says which slice is which).
-    Raises InputError for weights that are not finite, no parameters, no samples, or an exhausted iterator.
+    θ is the flat vector of the model's trainable parameters (``layout`` says which slice is which). Chunks
+    and batches weigh by their terms, so that a short last one counts for as much as it holds.
+    Raises InputError for weights that are not finite, no parameters, no samples, tensors of unequal length,
+    or an exhausted iterator.
     """
 
     bn_samples = 0  # how many samples BatchNorm's statistics come from, 0: its buffers (landscape.batchnorm)
@@ -47,12 +69,13 @@ class Problem:
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
-        data: tuple[Tensor, Tensor] | Iterable[tuple[Any, Any]],
+        loss: Loss | None,
+        data: Any,
         *,
         theta: Tensor | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        terms: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self.layout = Layout.of(model)
         if self.layout.size == 0:
@@ -61,7 +84,7 @@ class Problem:
         self.device = torch.device(device) if device is not None else first.device
         self.dtype = dtype or first.dtype
         self.model = copy.deepcopy(model).to(self.device, self.dtype).eval()
-        self.criterion = loss
+        self.criterion = output_loss if loss is None else loss
         named = dict(self.model.named_parameters())
         own = self.layout.flatten({s.name: named[s.name].detach() for s in self.layout.slots})
         self.theta = own if theta is None else theta.detach().to(self.device, self.dtype)
@@ -70,73 +93,188 @@ class Problem:
         if not bool(torch.isfinite(self.theta).all()):
             bad = int((~torch.isfinite(self.theta)).sum())
             raise InputError(f"weights: {bad} of {self.layout.size} are NaN or infinite, all must be finite")
-        self.tensors: tuple[Tensor, Tensor] | None = None
-        self._batches: Iterable[tuple[Any, Any]] = ()
-        if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(d, Tensor) for d in data):
-            x, y = typing.cast(tuple[Tensor, Tensor], data)
-            if len(x) != len(y):
-                raise InputError(f"data: {len(x)} inputs but {len(y)} targets, there must be one for each")
-            self.tensors = (self._place(x), self._place(y))
-            self.samples = len(y)
+        self._chunk: int | None = None
+        self._terms_of, self._shifted = terms, False
+        # (x, y) on the device, and how many terms of the loss each sample brings (None: all the same number).
+        self.resident: tuple[Any, Any] | None = None
+        self._terms: Tensor | None = None
+        self._batches: Iterable[Any] = ()
+        self.samples, self._total = 0, 0.0
+        if is_resident(data):
+            x, y = self._split(data)
+            self.samples = count_samples(x, y, alike=True)
+            self.resident = self._place(x), self._place(y)
+            if self.samples > 0:
+                self._shifted = self._is_shifted(*self._first())
+                each = self._terms_in(x, y)
+                self._total = float(each.sum())
+                self._terms = each if bool((each != each[0]).any()) else None
+        elif isinstance(data, Iterator) or not isinstance(data, Iterable):
+            raise InputError(
+                f"data: a {type(data).__name__} is no iterable, or an iterator, which can be read only once; "
+                "give (x, y), a dict, a list of batches or a DataLoader"
+            )
         else:
-            if isinstance(data, Iterator):
-                raise InputError(
-                    "data: an iterator can be read only once; give tensors, a list or a DataLoader"
-                )
-            self._batches = typing.cast(Iterable[tuple[Any, Any]], data)
-            self.samples = sum(len(y) for _, y in self._batches)
+            self._batches = data
+            for batch in data:
+                x, y = self._split(batch)
+                if self.samples == 0:
+                    self._shifted = self._is_shifted(self._place(x), self._place(y))
+                self.samples += count_samples(x, y, alike=False)
+                self._total += float(self._terms_in(x, y).sum())
         if self.samples == 0:
             raise InputError("data: it holds no samples, at least one is needed")
-        self._chunk: int | None = None
+        if not self._total > 0:
+            raise InputError("data: all its targets are left out of the loss, at least one must count")
 
-    def _place(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor] | None:
+        """(x, y) where each is one tensor and all samples weigh the same: what batched paths work on."""
+        if self.resident is None or self._terms is not None:
+            return None
+        x, y = self.resident
+        return (x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else None
+
+    def _split(self, batch: Any) -> tuple[Any, Any]:
+        return split(batch, self.criterion is output_loss)
+
+    def _place(self, tree: Any) -> Any:
+        def place(tensor: Tensor) -> Tensor:
+            return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+
+        return tree_map(place, tree)
+
+    def _terms_in(self, x: Any, y: Any) -> Tensor:
+        """(B,) float64 on the CPU: how many terms of the loss's mean each sample of a batch brings."""
+        if self._terms_of is not None:
+            found: Tensor | None = self._terms_of(y)
+        elif self.criterion is output_loss:
+            found = label_terms(x.get("labels"), self._shifted) if isinstance(x, Mapping) else None
+        else:
+            found = loss_terms(self.criterion, y)
+        samples = count_samples(x, y, alike=False)
+        if found is None:
+            return torch.ones(samples, dtype=torch.float64)
+        if found.shape != (samples,):
+            raise InputError(
+                f"terms: shape {tuple(found.shape)}, it must give one number a sample, ({samples},)"
+            )
+        return found.detach().to("cpu", torch.float64)
+
+    @torch.no_grad()
+    def _is_shifted(self, x: Any, y: Any) -> bool:
+        """Whether the model's own loss leaves out each sequence's first label, which nothing comes before.
+
+        Nothing in a model's interface says so, hence the model is asked: does another first label change it?
+        """
+        labels = x.get("labels") if isinstance(x, Mapping) else None
+        if self.criterion is not output_loss or self._terms_of is not None or not isinstance(labels, Tensor):
+            return False
+        if labels.is_floating_point() or labels.dim() < 2:
+            return False
+        self._try(x, y)
+        other = labels.clone()
+        other[:, 0] = (labels[:, 0] == 0).to(labels)
+        seen = []
+        for given in (labels, other):
+            with fixed_randomness(self, 0):
+                seen.append(self.criterion(self.outputs(self.theta, {**x, "labels": given}), given))
+        return torch.allclose(seen[0], seen[1], rtol=0, atol=0, equal_nan=True)
+
+    def _first(self) -> tuple[Any, Any]:
+        """The first two samples, or the first batch, on the device."""
+        if self.resident is not None:
+            return take(self.resident[0], slice(2)), take(self.resident[1], slice(2))
+        x, y = self._split(next(iter(self._batches)))
+        return self._place(x), self._place(y)
+
+    def check_fit(self) -> None:
+        """Raise InputError, in one line, unless model, loss and the first samples fit together."""
+        self._try(*self._first())
+
+    @torch.no_grad()
+    def _try(self, x: Any, y: Any) -> None:
+        try:
+            value = self.criterion(self.outputs(self.theta, x), y)
+        except InputError:
+            raise
+        except Exception as error:  # the model and the loss are the user's, they raise what they like
+            shapes = ", ".join(
+                f"{name} {tuple(t.shape)}"
+                for name, t in [*named_tensors(x, "inputs"), *named_tensors(y, "targets")]
+            )
+            words = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"model and data do not fit: {type(error).__name__}: {words} ({shapes})"
+            ) from error
+        if not isinstance(value, Tensor) or value.dim() > 0:
+            what = (
+                f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(type(value))
+            )
+            raise InputError(f"loss: it gives {what}, it must give one number, the mean over the samples")
+
+    def call(self, weights: dict[str, Tensor], x: Any) -> Any:
+        """The model's outputs with the parameters ``weights`` (name -> tensor), differentiable in them."""
+        return call(self.model, weights, x)
 
     def outputs(self, theta: Tensor, x: Any) -> Any:
         """The model's outputs at weights ``theta`` (P,), differentiable in both."""
-        return functional_call(self.model, self.layout.views(theta), (x,))
+        return self.call(self.layout.views(theta), x)
 
     @property
     def chunk(self) -> int:
         """Samples evaluated at once, from the bytes one sample keeps for its backward pass."""
         if self._chunk is None:
-            assert self.tensors is not None
-            x, y = self.tensors
+            assert self.resident is not None
+            x, y = self._first()
             leaves = {k: v.clone().requires_grad_() for k, v in self.layout.views(self.theta).items()}
             saved = SavedBytes(besides=leaves.values())
             with torch.enable_grad(), saved:
-                self.criterion(functional_call(self.model, leaves, (x[:2],)), y[:2])
-            per_sample = max(1, saved.bytes_ // min(2, len(y)))
+                self.criterion(self.call(leaves, x), y)
+            per_sample = max(1, saved.bytes_ // min(2, self.samples))
             self._chunk = max(1, min(MAX_CHUNK, ACTIVATION_BYTES // per_sample))
         return self._chunk
 
-    def chunks(self) -> Iterator[tuple[Any, Any, int]]:
-        """The data as (x, y, number of samples), on the device; every sample once."""
-        if self.tensors is not None:
-            x, y = self.tensors
+    def chunks(self) -> Iterator[tuple[Any, Any, float]]:
+        """The data as (x, y, count), on the device; every sample once.
+
+        The counts are what the chunks weigh in the mean, and add up to ``samples``: numbers of samples, but
+        where these bring unequal numbers of terms to the loss. A chunk with no term is left out.
+        """
+        if self.resident is not None:
             for i in range(0, self.samples, self.chunk):
-                yc = y[i : i + self.chunk]
-                yield x[i : i + self.chunk], yc, len(yc)
+                part = slice(i, min(i + self.chunk, self.samples))
+                count: float = part.stop - i
+                if self._terms is not None:
+                    count = float(self._terms[part].sum()) * self.samples / self._total
+                if count > 0:
+                    yield take(self.resident[0], part), take(self.resident[1], part), count
         else:
-            for xb, yb in self._batches:
-                yield self._place(xb), self._place(yb), len(yb)
+            for batch in self._batches:
+                x, y = self._split(batch)
+                count = float(self._terms_in(x, y).sum()) * self.samples / self._total
+                if count > 0:
+                    yield self._place(x), self._place(y), count
 
     def subset(self, indices: Tensor) -> Problem:
-        """The same model and loss on the samples ``indices`` (repeats allowed). Needs tensor data."""
-        if self.tensors is None:
+        """The same model and loss on the samples ``indices`` (repeats allowed). Not of batches."""
+        if self.resident is None:
             raise InputError("data: drawing minibatches needs (x, y) tensors, not an iterable of batches")
         part = copy.copy(self)
-        part.tensors = (self.tensors[0][indices], self.tensors[1][indices])
+        part.resident = take(self.resident[0], indices), take(self.resident[1], indices)
         part.samples = len(indices)
         part._chunk = self.chunk
+        if self._terms is not None:
+            part._terms = self._terms[indices.cpu()]
+            part._total = float(part._terms.sum())
         return part
 
     @torch.no_grad()
     def evaluate(self, theta: Tensor | None = None) -> tuple[float, float]:
         """(mean loss, accuracy) at ``theta``, default the centre; sums in float64.
 
-        Accuracy is the share of samples whose largest output is the target; NaN where the outputs are not
-        (B, classes) with integer targets (B,).
+        Accuracy is the share of samples whose largest output is the target; NaN where the outputs, or their
+        ``logits``, are not (B, classes) with integer targets (B,).
         """
         theta = self.theta if theta is None else theta
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -155,30 +293,40 @@ class Problem:
         """Share of samples classified right at ``theta``; see :meth:`evaluate`."""
         return self.evaluate(theta)[1]
 
-    def loss_and_gradient(self, theta: Tensor | None = None) -> tuple[float, Tensor]:
-        """(L, ∇L (P,)) at ``theta``, over the whole data."""
+    def loss_and_gradient(self, theta: Tensor | None = None, *, seeded: bool = False) -> tuple[float, Tensor]:
+        """(L, ∇L (P,)) at ``theta``, over the whole data.
+
+        ``seeded``: a random model draws the numbers that a Hessian with randomness "seed" belongs to.
+        """
         theta = self.theta if theta is None else theta
         leaves = {k: v.detach().requires_grad_() for k, v in self.layout.views(theta).items()}
         total, gradient = 0.0, torch.zeros_like(theta)
-        for x, y, count in self.chunks():
-            value = self.criterion(functional_call(self.model, leaves, (x,)), y) * (count / self.samples)
+        for i, (x, y, count) in enumerate(self.chunks()):
+            with fixed_randomness(self, i if seeded else None):
+                value = self.criterion(self.call(leaves, x), y) * (count / self.samples)
             parts = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
             gradient += self.layout.flatten(dict(zip(leaves, parts, strict=True)))
             total += float(value.detach())
         return total, gradient
 
-    def gradient(self, theta: Tensor | None = None) -> Tensor:
-        """∇L (P,) at ``theta``, default the centre, over the whole data."""
-        return self.loss_and_gradient(theta)[1]
+    def gradient(self, theta: Tensor | None = None, *, seeded: bool = False) -> Tensor:
+        """∇L (P,) at ``theta``, default the centre, over the whole data; as :meth:`loss_and_gradient`."""
+        return self.loss_and_gradient(theta, seeded=seeded)[1]
 
 
 def correct(outputs: Any, targets: Any) -> Tensor:
-    """How many of (B, classes) ``outputs`` have their largest entry at the target; NaN if not such a task."""
-    classes = isinstance(outputs, Tensor) and outputs.dim() == 2 and isinstance(targets, Tensor)
-    if not classes or targets.dim() != 1 or targets.is_floating_point():
+    """How many of (B, classes) ``outputs`` have their largest entry at the target.
+
+    Of an output that carries ``logits``, of these. NaN if it is not such a task, or some targets are masked
+    by a negative number.
+    """
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
+    if not isinstance(logits, Tensor) or not isinstance(targets, Tensor):
         return torch.tensor(torch.nan, dtype=torch.float64)
-    right: Tensor = (outputs.argmax(1) == targets).sum().double()
-    return right
+    if logits.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
+        return torch.tensor(torch.nan, dtype=torch.float64)
+    right = (logits.argmax(1) == targets).sum().double()
+    return right.where(targets.min() >= 0, torch.nan)
 
 
 @contextlib.contextmanager

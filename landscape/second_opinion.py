@@ -45,7 +45,13 @@ def _asked(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple[
         for name, parameter in model.named_parameters():
             if name in views:
                 parameter.copy_(views[name])
-    batches = _Passes((x, y) for x, y, _ in problem.chunks())
+    chunks = list(problem.chunks())
+    if not all(isinstance(x, Tensor) and isinstance(y, Tensor) and count == len(x) for x, y, count in chunks):
+        raise InputError(
+            "engine: 'pyhessian' takes inputs and targets of one tensor each, whose samples weigh the same; "
+            "use 'landscape'"
+        )
+    batches = _Passes((x, y) for x, y, _ in chunks)
     cuda = problem.device.type == "cuda"
     # Its backward(create_graph=True) makes PyTorch warn of a reference cycle; the copy goes away with it.
     with (

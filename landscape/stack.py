@@ -7,13 +7,14 @@ a layer; any other network runs once for each set of weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from landscape.problem import Loss, Problem
+from landscape.batches import take
+from landscape.problem import Loss, Problem, fixed_randomness
 
 # Modules that act on each number by itself, so that any leading or trailing dimensions may be added.
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
@@ -92,19 +93,24 @@ def stacked_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class Stack:
-    """Minibatch gradients of n learners of one problem's model, written to one (n, P) buffer."""
+    """Minibatch gradients of n learners of one problem's model, written to one (n, P) buffer.
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.steps = chain(problem.model)
+    ``seed``: a random model draws the same numbers for each learner's gradient, from it; None: as they come.
+    """
 
-    def gradients(self, weights: Tensor, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
+    def __init__(self, problem: Problem, seed: int | None = None) -> None:
+        self.problem, self.seed = problem, seed
+        self.steps = chain(problem.model) if problem.tensors is not None else None
+
+    def gradients(self, weights: Tensor, x: Any, y: Any, out: Tensor) -> Tensor:
         """Learner j's gradient at ``weights[j]`` on its minibatch (x[j], y[j]), written to ``out[j]``.
 
-        Shapes: weights and out (n, P), x (n, B, ...), y (n, B, ...). Returns the mean losses (n,).
+        Shapes: weights and out (n, P), x (n, B, ...), y (n, B, ...), or every tensor of what x and y are made
+        of. Returns the mean losses (n,).
         """
         if self.steps is None:
-            return torch.stack([self._one(*args) for args in zip(weights, x, y, out, strict=True)])
+            rows = [self._one(w, take(x, j), take(y, j), out[j]) for j, w in enumerate(weights)]
+            return torch.stack(rows)
         leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(weights).items()}
         h = x.flatten(2).transpose(1, 2)  # features before samples: gradients come out as the weights lie
         for step in self.steps:
@@ -116,9 +122,10 @@ class Stack:
         losses = stacked_losses(self.problem.criterion, h, y)
         return self._write(leaves, losses, out)
 
-    def _one(self, theta: Tensor, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
+    def _one(self, theta: Tensor, x: Any, y: Any, out: Tensor) -> Tensor:
         leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(theta).items()}
-        loss = self.problem.criterion(functional_call(self.problem.model, leaves, (x,)), y)
+        with fixed_randomness(self.problem, self.seed):
+            loss = self.problem.criterion(self.problem.call(leaves, x), y)
         return self._write(leaves, loss, out)
 
     def _write(self, leaves: dict[str, Tensor], losses: Tensor, out: Tensor) -> Tensor:

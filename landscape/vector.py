@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from landscape.options import InputError
+from landscape.options import InputError, near
 
 NORM_LAYERS: tuple[type[nn.Module], ...] = (
     nn.modules.batchnorm._NormBase,
@@ -74,8 +73,7 @@ class Layout:
         for name in [part] if isinstance(part, str) else part:
             fits = {s for s in self.slots if s.name == name or s.name.startswith(f"{name}.")}
             if not fits:
-                near = difflib.get_close_matches(str(name), [s.name for s in self.slots], n=1, cutoff=0.5)
-                hint = f"; did you mean '{near[0]}'?" if near else ""
+                hint = near(name, [s.name for s in self.slots])
                 known = ", ".join(dict.fromkeys(s.name.split(".")[0] for s in self.slots))
                 raise InputError(
                     f"part: '{name}' is no trainable parameter and no prefix of one{hint} (allowed: names "

@@ -100,7 +100,7 @@ def test_bad_problems_are_refused() -> None:
         Problem(model, loss, iter([(x, y)]))
     with pytest.raises(InputError, match="no samples"):
         Problem(model, loss, (x[:0], y[:0]))
-    with pytest.raises(InputError, match="3 targets"):
+    with pytest.raises(InputError, match="inputs: 4 samples, but targets: 3"):
         Problem(model, loss, (x, y[:3]))
     with pytest.raises(InputError, match="no trainable parameters"):
         Problem(nn.ReLU(), loss, (x, y))

@@ -11,6 +11,7 @@ from landscape._version import __version__
 from landscape.cli.contour import contour
 from landscape.cli.demo import demo
 from landscape.cli.hessian_grid import hessian_grid
+from landscape.cli.import_state import import_state
 from landscape.cli.info import info
 from landscape.cli.line import line
 from landscape.cli.noise import noise
@@ -33,7 +34,7 @@ def group() -> None:
     """
 
 
-for command in (train, contour, line, hessian_grid, spectrum, noise, plot, info, recipes, demo):
+for command in (train, contour, line, hessian_grid, spectrum, noise, plot, import_state, info, recipes, demo):
     group.add_command(command)
 
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import click
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from torch import nn
 
-from landscape import plots, store
+from landscape import factories, plots, store
 from landscape.batchnorm import SAMPLES
 from landscape.checkpoint import Checkpoint
+from landscape.data import Dataset
 from landscape.options import FailedError, InputError
-from landscape.problem import Problem
+from landscape.problem import Loss, Problem
 from landscape.train.launch import pick_device
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,6 +39,74 @@ data_dir = click.option(
 device = click.option(
     "--device", default="auto", show_default=True, help="auto (CUDA where there is a GPU), cpu or cuda."
 )
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an analysis takes model, data and loss from; None: from the checkpoint, or the data."""
+
+    model: factories.Spec | None
+    data: factories.Spec | None
+    loss: str | None
+    data_dir: str | None
+
+    def build_model(self) -> nn.Module:
+        """The user's model, new at each call."""
+        assert self.model is not None
+        return factories.build_model("--model", self.model)
+
+    @cached_property
+    def own_data(self) -> factories.UserData | Dataset | None:
+        """The user's data, made once."""
+        return factories.load_data("--data", self.data, self.data_dir) if self.data else None
+
+    @cached_property
+    def own_loss(self) -> Loss | Literal["data"] | None:
+        """The user's loss, or "data", as Checkpoint.problem takes it."""
+        return factories.load_loss("--loss", self.loss) if self.loss else "data"
+
+
+def source(function: F) -> F:
+    """The options that say where model, data and loss come from; the command is given them as one Source."""
+
+    @functools.wraps(function)
+    def command(
+        *args: Any,
+        model: str | None,
+        data: str | None,
+        loss: str | None,
+        data_dir: str | None,
+        **options: Any,
+    ) -> Any:
+        if os.getcwd() not in sys.path:  # a user's modules are there; with python -m they are found anyway
+            sys.path.insert(0, os.getcwd())
+        from_where = Source(
+            factories.model_spec("--model", model) if model else None,
+            factories.data_spec("--data", data) if data else None,
+            loss,
+            data_dir,
+        )
+        return function(*args, source=from_where, **options)
+
+    own = "MODULE:NAME, called to make it, or a built-in name; options follow in brackets"
+    for option in (
+        data_dir,
+        click.option(
+            "--loss",
+            metavar="NAME",
+            help="MODULE:NAME of loss(outputs, targets), a mean (a class, or a name with brackets, is called "
+            "to make it); or output: the model's output carries it. [default: the data's, else "
+            "cross-entropy, or output where batches are single dicts]",
+        ),
+        click.option(
+            "--data",
+            metavar="NAME",
+            help=f"{own}: (x, y), batches, or splits of them. [default: the checkpoint's]",
+        ),
+        click.option("--model", metavar="NAME", help=f"{own}. [default: the checkpoint's, if built in]"),
+    ):
+        command = option(command)
+    return cast(F, command)
 
 
 def batchnorm(function: F) -> F:
@@ -104,16 +178,39 @@ def open_checkpoints(paths: Sequence[str]) -> list[Checkpoint]:
 
 
 def open_problem(
-    checkpoint: Checkpoint, split: str, data_folder: str | None, device_name: str, dtype: str = "float32"
+    checkpoint: Checkpoint, split: str, source: Source, device_name: str, dtype: str = "float32"
 ) -> Problem:
     """The checkpoint's problem, centred on w_a, in the precision and on the device asked for."""
-    import torch
-
     if dtype not in ("float32", "float64"):
         raise InputError(f"--dtype: '{dtype}' is not allowed, it must be float32 or float64")
-    return checkpoint.problem(
-        split, data_dir=data_folder, device=pick_device(device_name), dtype=getattr(torch, dtype)
+    if source.data:
+        check_same_data(checkpoint, source.data, source.own_data)
+    problem = checkpoint.problem(
+        split,
+        model=source.build_model if source.model else None,
+        data=source.own_data,
+        loss=source.own_loss,
+        data_dir=source.data_dir,
+        device=pick_device(device_name),
+        dtype=getattr(torch, dtype),
     )
+    if source.model or source.data or source.loss:
+        problem.check_fit()
+    return problem
+
+
+def check_same_data(checkpoint: Checkpoint, spec: factories.Spec, data: Any) -> None:
+    """FailedError if ``data`` has the name of the checkpoint's, but holds something else.
+
+    Data of another name is the user's choice.
+    """
+    known = checkpoint.data
+    same = (known["name"], known["options"]) == (spec.name, spec.options)
+    if same and known["fingerprint"] and data.fingerprint != known["fingerprint"]:
+        raise FailedError(
+            f"--data: {spec.name} gives other data than {checkpoint.path} was made with: fingerprint "
+            f"{data.fingerprint[:12]}…, not {known['fingerprint'][:12]}… (does it draw without a seed?)"
+        )
 
 
 def about(checkpoint: Checkpoint, split: str) -> store.About:

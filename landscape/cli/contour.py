@@ -37,7 +37,7 @@ from landscape.options import choose
     help="How points are evaluated: auto, batched, compiled, folded or pointwise.",
 )
 @common.device
-@common.data_dir
+@common.source
 @common.quiet
 def contour(
     checkpoints: tuple[str, ...],
@@ -55,7 +55,7 @@ def contour(
     bn_samples: int,
     way: str,
     device: str,
-    data_dir: str | None,
+    source: common.Source,
     quiet: bool,
 ) -> None:
     """Loss contours around w_a of each CKPT, over a plane; several CKPTs share levels and colours.
@@ -69,7 +69,7 @@ def contour(
     path = common.result_path(output, groups[0][0], "contour", picture)
     results = []
     for group, progress in common.each("contour", groups, quiet):
-        problem = common.open_problem(group[0], split, data_dir, device, dtype)
+        problem = common.open_problem(group[0], split, source, device, dtype)
         surface = landscape.contour(
             problem,
             planes.make(kind, problem, group, norm, ignore, seed),

@@ -18,8 +18,11 @@ from landscape.cli import common
 @click.option(
     "--max-products", default=1000, show_default=True, help="Hessian-vector products a point, at most."
 )
+@click.option(
+    "--randomness", default="refuse", show_default=True, help="A model random in eval mode: refuse or seed."
+)
 @common.device
-@common.data_dir
+@common.source
 @common.quiet
 def hessian_grid(
     checkpoints: tuple[str, ...],
@@ -33,8 +36,9 @@ def hessian_grid(
     picture: str | None,
     tol: float,
     max_products: int,
+    randomness: str,
     device: str,
-    data_dir: str | None,
+    source: common.Source,
     quiet: bool,
 ) -> None:
     """Both ends of the Hessian's spectrum, and |λ_min|/|λ_max|, on a grid around w_a of each CKPT."""
@@ -43,7 +47,7 @@ def hessian_grid(
     path = common.result_path(output, runs[0], "hessian", picture)
     results = []
     for run, progress in common.each("hessian-grid", runs, quiet):
-        problem = common.open_problem(run, split, data_dir, device, dtype)
+        problem = common.open_problem(run, split, source, device, dtype)
         result = landscape.hessian_grid(
             problem,
             landscape.random_plane(problem, norm=norm, seed=seed),
@@ -51,6 +55,7 @@ def hessian_grid(
             span=span,
             tol=tol,
             max_products=max_products,
+            randomness=randomness,
             progress=progress,
             **common.about(run, split),
         )

@@ -9,7 +9,7 @@ import numpy as np
 
 import landscape
 from landscape import store
-from landscape.checkpoint import Checkpoint
+from landscape.checkpoint import IMPORTED, Checkpoint
 from landscape.cli import train
 
 
@@ -50,8 +50,16 @@ def _checkpoint(c: Checkpoint) -> None:
         f"weights: {n} learners × {size:,} {c.weights.numpy().dtype}, {'finite' if finite else 'NOT FINITE'}"
     )
     click.echo(f"model: {c.model['name']} {c.model['options']}")
-    sizes = f"{c.data['train']:,} train, {c.data['test']:,} test, fingerprint {c.data['fingerprint'][:12]}…"
-    click.echo(f"data: {c.data['name']} {c.data['options']}, {sizes}")
+    if c.buffers:
+        click.echo(f"buffers and frozen parameters: {', '.join(c.buffers)}")
+    mark = f", fingerprint {c.data['fingerprint'][:12]}…" if c.data["fingerprint"] else ""
+    sizes = f"{c.data['train']:,} train, {c.data['test']:,} test{mark}"
+    click.echo(
+        f"data: {c.data['name']} {c.data['options']}, {sizes}" if c.data["name"] else "data: not known"
+    )
+    if c.algorithm == IMPORTED:
+        click.echo(f"imported from:\n{c.recipe}", nl=False)
+        return
     click.echo(f"algorithm: {c.algorithm}, seed {c.seed}, step {c.step:,} (epoch {c.epoch:.3g})")
     click.echo(train.closing(c))
     for name, column in c.history.items():

@@ -24,7 +24,7 @@ from landscape.options import InputError
 @click.option("--plot", "picture", metavar="F.png", help="Draw it, too: .png, .pdf or .svg.")
 @common.batchnorm
 @common.device
-@common.data_dir
+@common.source
 @common.quiet
 def line(
     checkpoints: tuple[str, ...],
@@ -40,7 +40,7 @@ def line(
     bn: str,
     bn_samples: int,
     device: str,
-    data_dir: str | None,
+    source: common.Source,
     quiet: bool,
 ) -> None:
     """Loss and accuracy on the line between w_a of two CKPTs, with the barrier between them.
@@ -56,7 +56,7 @@ def line(
     runs = common.open_checkpoints(checkpoints)
     planes.same_network(runs)
     path = common.result_path(output, runs[0], "line", picture)
-    problem = common.open_problem(runs[0], split, data_dir, device, dtype)
+    problem = common.open_problem(runs[0], split, source, device, dtype)
     two = len(runs) == 2
     if two:
         along = planes.ends(problem, runs)

@@ -5,45 +5,60 @@ from __future__ import annotations
 import click
 
 import landscape
+from landscape.checkpoint import IMPORTED
 from landscape.cli import common
 from landscape.noise import DRAWS
+from landscape.options import InputError
 
 
 @click.command(epilog="Example: landscape noise runs/dp/step-0000500.h5 --draws 64 --plot noise.png")
 @common.checkpoints
+@click.option("--lr", type=float, help="Learning rate α. [default: the run's]")
+@click.option("--local-batch", type=int, help="Samples in a minibatch of a learner. [default: the run's]")
 @click.option("--draws", default=DRAWS, show_default=True, help="Draws of n minibatches.")
 @click.option("--seed", default=0, show_default=True, help="Draws the minibatches.")
+@click.option(
+    "--randomness", default="refuse", show_default=True, help="A model random in eval mode: refuse or seed."
+)
 @click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
 @click.option("-o", "--output", metavar="OUT.h5", help="Result file. [default: beside the checkpoint]")
 @click.option("--plot", "picture", metavar="F.png", help="Draw it, too: .png, .pdf or .svg.")
 @common.device
-@common.data_dir
+@common.source
 @common.quiet
 def noise(
     checkpoints: tuple[str, ...],
+    lr: float | None,
+    local_batch: int | None,
     draws: int,
     seed: int,
+    randomness: str,
     dtype: str,
     output: str | None,
     picture: str | None,
     device: str,
-    data_dir: str | None,
+    source: common.Source,
     quiet: bool,
 ) -> None:
     """Δ(2) of each CKPT four ways: by definition, on the full batch, by Eq. 4, and to first order.
 
-    On the training set, with the run's own learning rate and local batch. Prints mean ± standard error.
+    On the training set, with the run's own learning rate and local batch; imported weights have none, and
+    must be of two learners at least. Prints mean ± standard error.
     """
     runs = common.open_checkpoints(checkpoints)
+    for run in runs:
+        if run.algorithm == IMPORTED and (lr is None or local_batch is None):
+            raise InputError(f"--lr, --local-batch: {run.path} was imported and has none, give both")
     path = common.result_path(output, runs[0], "noise", picture)
     results = []
     for run, progress in common.each("noise", runs, quiet):
         result = landscape.estimate_noise(
-            common.open_problem(run, "train", data_dir, device, dtype),
+            common.open_problem(run, "train", source, device, dtype),
             run.weights,
-            run.lr,
-            run.local_batch,
+            run.lr if lr is None else lr,
+            run.local_batch if local_batch is None else local_batch,
             draws=draws,
+            randomness=randomness,
             seed=seed,
             progress=progress,
             **common.about(run, "train"),

@@ -48,7 +48,7 @@ from landscape.spectrum import PROBES, STEPS, TRACE_PRODUCTS
 @click.option("-o", "--output", metavar="OUT.h5", help="Result file. [default: beside the checkpoint]")
 @click.option("--plot", "picture", metavar="F.png", help="Draw it, too: .png, .pdf or .svg.")
 @common.device
-@common.data_dir
+@common.source
 @common.quiet
 def spectrum(
     checkpoints: tuple[str, ...],
@@ -71,7 +71,7 @@ def spectrum(
     output: str | None,
     picture: str | None,
     device: str,
-    data_dir: str | None,
+    source: common.Source,
     quiet: bool,
 ) -> None:
     """Eigenvalues, trace and density of the Hessian at w_a of each CKPT, over all samples of the split.
@@ -85,7 +85,7 @@ def spectrum(
     results = []
     for run, progress in common.each("spectrum", runs, quiet):
         result = landscape.spectrum(
-            common.open_problem(run, split, data_dir, device, dtype),
+            common.open_problem(run, split, source, device, dtype),
             top_k,
             ends=ends,
             with_trace=with_trace,

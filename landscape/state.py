@@ -1,0 +1,177 @@
+"""Weights that others trained: a state file and the model it belongs to become a checkpoint.
+
+Only weights are read, by torch.load(weights_only=True) or safetensors: no code that a file might hold is run.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from landscape import store
+from landscape.checkpoint import HISTORY_UNITS, IMPORTED, Checkpoint
+from landscape.options import FailedError, InputError, near
+from landscape.vector import Layout
+
+SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
+# Keys under which training scripts save the state beside optimiser and epoch, and prefixes that wrappers give
+# to every name: DataParallel and its kin; Lightning. torch.compile's stands wherever a module was compiled.
+KEYS = ("state_dict", "model_state_dict", "model")
+PREFIXES = ("module.", "model.")
+COMPILED = "_orig_mod."
+
+
+def read_state(path: str | Path) -> tuple[dict[str, Any], list[str]]:
+    """(name -> tensor, what was unwrapped to get there) of a .pt, .pth, .bin or .safetensors file.
+
+    Raises FailedError for a file that is missing, damaged, holds no state, or could only be read by running
+    code from it; InputError for another suffix.
+    """
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise InputError(f"STATE: '{path}' is not allowed, its name must end in {', '.join(SUFFIXES)}")
+    if not path.is_file():
+        raise FailedError(f"{path}: no such file; a state that torch.save or safetensors wrote is needed")
+    try:
+        if path.suffix == ".safetensors":
+            return dict(safetensors.torch.load_file(path)), []
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise FailedError(
+            f"{path}: not a file of weights alone, and code from a file is never run; write one by "
+            "torch.save(model.state_dict(), …) or safetensors"
+        ) from error
+    except Exception as error:  # what zip, pickle and safetensors raise for a damaged file is not documented
+        words = " ".join(str(error).split())[:120]
+        raise FailedError(f"{path}: not a readable state file ({type(error).__name__}: {words})") from error
+    said = []
+    for key in KEYS:
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            said.append(f"took the state under '{key}'")
+            loaded = loaded[key]
+    state = loaded if isinstance(loaded, Mapping) else {}
+    if not any(isinstance(value, Tensor) for value in state.values()):
+        raise FailedError(f"{path}: holds no tensors by name, a model's state_dict() is needed")
+    return {str(name): value for name, value in state.items()}, said
+
+
+def unwrap(state: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], list[str]]:
+    """``state`` without the prefixes that wrappers gave to names that the model has as ``names``, and a word
+    for each."""
+    said = []
+    if any(COMPILED in name for name in state) and not any(COMPILED in name for name in names):
+        state = {name.replace(COMPILED, ""): value for name, value in state.items()}
+        said.append(f"dropped '{COMPILED}'")
+    for prefix in PREFIXES:
+        if all(name.startswith(prefix) for name in state) and not any(n.startswith(prefix) for n in names):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+            said.append(f"dropped '{prefix}'")
+    return state, said
+
+
+def _fitted(path: Path, state: dict[str, Any], model: nn.Module, name: str) -> dict[str, Tensor]:
+    """The model's own names -> the state's tensors; FailedError that names the first one that does not fit.
+
+    One of several tied names is enough, and BatchNorm's counts may be missing (files older than PyTorch 0.4.1
+    have none).
+    """
+    known = model.state_dict(keep_vars=True)
+    own = {key: value for key, value in known.items() if isinstance(value, Tensor)}
+    for key in state:
+        if key not in known:
+            raise FailedError(f"{path}: '{key}' is not in the model {name}{near(key, known)}")
+    groups: dict[int, list[str]] = {}
+    for key, value in own.items():
+        groups.setdefault(id(value), []).append(key)
+    fitted = {}
+    for keys in groups.values():
+        found = [key for key in keys if key in state]
+        if not found and keys[0].endswith("num_batches_tracked"):
+            continue
+        if not found:
+            raise FailedError(f"{path}: it lacks '{keys[0]}' of the model {name}{near(keys[0], state)}")
+        for key in found:
+            value, shape = state[key], tuple(own[key].shape)
+            if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+                what = f"has shape {tuple(value.shape)}" if isinstance(value, Tensor) else "is no tensor"
+                raise FailedError(f"{path}: '{key}' {what}, the model {name} needs shape {shape}")
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise FailedError(f"{path}: '{key}' holds NaN or infinite numbers, all must be finite")
+            if key != found[0] and not torch.equal(value, state[found[0]]):
+                raise FailedError(
+                    f"{path}: '{found[0]}' and '{key}' differ, but are one tensor in the model {name}"
+                )
+        fitted[keys[0]] = state[found[0]]
+    return fitted
+
+
+def import_state(
+    paths: str | Path | Sequence[str | Path],
+    model: nn.Module,
+    *,
+    name: str = "",
+    options: dict[str, Any] | None = None,
+    data: dict[str, Any] | None = None,
+    message: Callable[[str], None] = lambda line: None,
+) -> Checkpoint:
+    """A checkpoint with one learner for each state file.
+
+    Args:
+        paths: .pt, .pth, .bin or .safetensors files, all of one model.
+        model: that model, of any weights; left as it is.
+        name, options: what the checkpoint calls it: a built-in name and its options, or "module:factory".
+            Default: where the model's class was defined, in the form of the latter.
+        data: what the checkpoint says about its data (see :class:`landscape.Checkpoint`); default: nothing.
+        message: told what was unwrapped to find the weights, a line each.
+
+    θ holds the trainable parameters; frozen ones go with the buffers. Numbers narrower than float32 become
+    float32. Raises FailedError for a file that cannot be read or does not fit, naming the parameter.
+    """
+    files = [Path(p) for p in ([paths] if isinstance(paths, (str, Path)) else paths)]
+    name = name or f"{type(model).__module__}:{type(model).__qualname__}"
+    layout = Layout.of(model)
+    if layout.size == 0:
+        raise InputError(f"model: {name} has no trainable parameters, at least one is needed")
+    trained = {slot.name for slot in layout.slots}
+    rows, kept = [], []
+    for path in files:
+        state, taken = read_state(path)
+        state, dropped = unwrap(state, set(model.state_dict()))
+        for said in taken + dropped:
+            message(f"{path}: {said}")
+        fitted = _fitted(path, state, model, name)
+        rows.append(layout.flatten({key: _wide(value) for key, value in fitted.items() if key in trained}))
+        kept.append({key: _wide(value) for key, value in fitted.items() if key not in trained})
+    origin = "".join(
+        f'[[import]]\nfile = {json.dumps(path.name)}\nsha256 = "{store.sha256(path)}"\n' for path in files
+    )
+    return Checkpoint(
+        weights=torch.stack(rows),
+        layout=layout,
+        step=0,
+        epoch=0.0,
+        algorithm=IMPORTED,
+        recipe=origin,
+        model={"name": name, "options": options or {}},
+        data=data or {"name": "", "options": {}, "train": 0, "test": 0, "fingerprint": ""},
+        lr=float("nan"),
+        local_batch=0,
+        seed=0,
+        history={column: np.zeros(0) for column in HISTORY_UNITS},
+        buffers={
+            key: torch.stack([row[key] for row in kept]) for key in kept[0] if all(key in row for row in kept)
+        },
+    )
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor

@@ -1,0 +1,465 @@
+"""Weights that others trained, as checkpoints: only weights are read, and only a user's own words import code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import landscape
+from landscape import FailedError, InputError, Problem
+from landscape.factories import as_data, load_loss, parse
+from tests import problems
+from tests.conftest import Command
+from tests.test_cli import one_line
+
+MODULE = """
+import pathlib
+import torch
+from torch import nn
+from tests import problems
+
+pathlib.Path(__file__).with_name("imported").touch()  # running this code leaves a trace
+
+def net(extra=0):
+    model = problems.SmallConv()
+    model.conv.bias.requires_grad_(False)
+    if extra:
+        model.more = nn.Linear(extra, 1)
+    return model
+
+def images(seed=3, both=True):
+    generator = torch.Generator().manual_seed(seed)
+    def split(n):
+        return torch.randn(n, 1, 6, 6, generator=generator), torch.randint(2, (n,), generator=generator)
+    made = {"train": split(30), "test": split(12)}
+    return made if both else {"test": made["test"]}
+
+def loader():
+    x, y = images()["test"]
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=5)
+
+def unseeded():
+    return torch.randn(9, 1, 6, 6), torch.zeros(9, dtype=torch.long)
+
+def smooth():
+    return nn.CrossEntropyLoss(label_smoothing=0.1)
+
+def broken():
+    raise ValueError("first line\\nsecond")
+
+def language():
+    return problems.LanguageModel(causal=True)
+
+def text():
+    return {"train": problems.tokens(), "test": [problems.tokens(4)]}
+
+number = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's folder, the current one, with a module ``mine``."""
+    (tmp_path / "mine.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    path = list(sys.path)
+    yield tmp_path
+    sys.path[:] = path
+    sys.modules.pop("mine", None)
+
+
+def trained(seed: int = 0, steps: int = 20) -> problems.SmallConv:
+    """A network whose BatchNorm has seen data like that of ``mine.images``."""
+    torch.manual_seed(seed)
+    model = problems.SmallConv()
+    for _ in range(steps):
+        model(torch.randn(8, 1, 6, 6))
+    return model
+
+
+def unseen() -> tuple[Tensor, Tensor]:
+    """The test split of ``mine.images``."""
+    generator = torch.Generator().manual_seed(3)
+    for size in (30, 12):
+        x, y = torch.randn(size, 1, 6, 6, generator=generator), torch.randint(2, (size,), generator=generator)
+    return x, y
+
+
+@torch.no_grad()
+def true_loss(model: nn.Module) -> float:
+    """The model's own loss on that split."""
+    x, y = unseen()
+    return float(F.cross_entropy(model.eval()(x), y))
+
+
+def wrapped(state: dict[str, Tensor], how: str) -> Any:
+    return {
+        "plain": lambda: state,
+        "state_dict": lambda: {"state_dict": state, "epoch": 3},
+        "model": lambda: {"model": state, "optimizer": {"lr": 0.1}},
+        "model_state_dict": lambda: {"model_state_dict": state, "loss": 0.3},
+        "DataParallel": lambda: {f"module.{k}": v for k, v in state.items()},
+        "compiled": lambda: {f"_orig_mod.{k}": v for k, v in state.items()},
+        "compiled inside": lambda: {k.replace(".", "._orig_mod.", 1): v for k, v in state.items()},
+        "all": lambda: {"state_dict": {f"module._orig_mod.{k}": v for k, v in state.items()}},
+        "half": lambda: {k: v.half() if v.is_floating_point() else v for k, v in state.items()},
+    }[how]()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "plain",
+        "state_dict",
+        "model",
+        "model_state_dict",
+        "DataParallel",
+        "compiled",
+        "compiled inside",
+        "all",
+        "half",
+    ],
+)
+def test_common_wrappings_are_taken_off_and_told(how: str, folder: Path, command: Command) -> None:
+    model = trained()
+    torch.save(wrapped(model.state_dict(), how), "net.pt")
+    code, out, err = command("import", "net.pt", "--model", "mine:net", "--data", "mine:images")
+    assert (code, out) == (0, "net.h5\n")
+    for word in ("state_dict", "model", "model_state_dict"):
+        assert (f"net.pt: took the state under '{word}'" in err) == (
+            word == how or (how, word) == ("all", "state_dict")
+        )
+    assert ("dropped 'module.'" in err) == (how in ("DataParallel", "all"))
+    assert ("dropped '_orig_mod.'" in err) == (how in ("compiled", "compiled inside", "all"))
+    run = landscape.load("net.h5")
+    assert run.weights.dtype == torch.float32
+    model.conv.bias.requires_grad_(False)
+    problem = run.problem(model=model, data=unseen())
+    assert problem.loss() == pytest.approx(true_loss(model), rel=1e-2 if how == "half" else 1e-6)
+    assert f"test: loss {problem.loss():.4g}"[:16] in err
+    assert "accuracy" in err
+
+
+def test_safetensors_give_the_same_checkpoint(folder: Path, command: Command) -> None:
+    model = trained()
+    torch.save(model.state_dict(), "a.pth")
+    safetensors.torch.save_file(model.state_dict(), "b.safetensors")
+    for name in ("a.pth", "b.safetensors"):
+        assert command("import", name, "--model", "mine:net", "-q")[::2] == (0, "")
+    a, b = landscape.load("a.h5"), landscape.load("b.h5")
+    assert torch.equal(a.weights, b.weights)
+    assert set(a.buffers) == {
+        "conv.bias",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+    }
+    for name, value in a.buffers.items():
+        assert torch.equal(value[0], model.state_dict()[name])
+        assert torch.equal(value, b.buffers[name])
+    assert a.label == "a (mine:net)"
+
+
+def test_every_analysis_takes_an_import(folder: Path, command: Command) -> None:
+    model = trained()
+    torch.save(model.state_dict(), "net.pt")
+    own = ("--model", "mine:net", "--data", "mine:images")
+    assert command("import", "net.pt", *own)[0] == 0
+    for args in (
+        ("contour", "--grid", "3"),
+        ("contour", "--grid", "2", "--bn", "recalibrate", "-o", "bn.h5"),
+        ("hessian-grid", "--grid", "1", "--loss", "mine:smooth()", "--randomness", "seed"),
+        ("spectrum", "--top-k", "2"),
+        ("line", "--points", "3"),
+    ):
+        code, out, err = command(args[0], "net.h5", *args[1:], *own)
+        assert code == 0, err
+    surface = landscape.load("net-contour.h5")
+    assert surface.loss[1, 1] == pytest.approx(true_loss(model), rel=1e-5)
+    code, out, _ = command("info", "net.h5")
+    assert code == 0
+    for words in ("model: mine:net {}", "30 train, 12 test", "norm.running_var", 'file = "net.pt"', "sha256"):
+        assert words in out
+    one_line(command("plot", "net.h5"), 2, "net.h5", "no training to draw")
+    one_line(command("noise", "net.h5", *own), 2, "--lr, --local-batch", "give both")
+    one_line(command("noise", "net.h5", *own, "--lr", "1", "--local-batch", "4"), 2, "learners: 1", "≥ 2")
+
+
+def test_several_states_are_learners_and_their_mean_has_statistics_of_its_own(
+    folder: Path, command: Command
+) -> None:
+    models = [trained(seed) for seed in range(3)]
+    with torch.no_grad():
+        for model in models:
+            model.conv.bias.copy_(models[0].conv.bias)
+    for j, model in enumerate(models):
+        torch.save(model.state_dict(), f"w{j}.pt")
+    own = ("--model", "mine:net", "--data", "mine:images")
+    assert command("import", "w0.pt", "w1.pt", "w2.pt", *own, "-o", "all.h5")[0] == 0
+    code, _, err = command("noise", "all.h5", *own, "--lr", "0.1", "--local-batch", "5", "--draws", "2")
+    assert (code, "Eq. 4" in err) == (0, True)
+    assert command("contour", "all.h5", *own, "--plane", "learners", "--grid", "2")[0] == 0
+    run = landscape.load("all.h5")
+    import mine  # type: ignore[import-not-found]  # now the command has imported it
+
+    data = mine.images()
+    for j, model in enumerate(models):  # each learner with its own statistics
+        problem = run.problem(learner=j, model=mine.net, data=data)
+        assert problem.loss() == pytest.approx(true_loss(model), rel=1e-5)
+    # The mean: averaged weights, statistics of one pass over the training set in train mode (30 samples are
+    # one batch), as torch.optim.swa_utils.update_bn gives them.
+    mean = mine.net()
+    with torch.no_grad():
+        for name, parameter in mean.named_parameters():
+            parameter.copy_(sum(dict(m.named_parameters())[name] for m in models) / 3)
+    torch.optim.swa_utils.update_bn([data["train"][0]], mean)
+    problem = run.problem(model=mine.net, data=data)
+    for name, buffer in mean.named_buffers():
+        torch.testing.assert_close(problem.model.get_buffer(name), buffer)
+    assert problem.loss() == pytest.approx(true_loss(mean), rel=1e-5)
+    one_line(
+        command("contour", "all.h5", "--model", "mine:net", "--data", "mine:images(both=false)", "--grid", "2"),
+        2, "split: 'train'", "test",
+    )  # fmt: skip
+
+
+def test_a_language_model_with_tied_frozen_and_unused_parameters(folder: Path, command: Command) -> None:
+    torch.manual_seed(1)
+    model = problems.LanguageModel(causal=True)
+    state = model.state_dict()
+    torch.save(state, "whole.pt")
+    lean = {k: v for k, v in state.items() if k != "head.weight"}  # as safetensors leaves out what is tied
+    safetensors.torch.save_file(lean, "lean.safetensors")
+    own = ("--model", "mine:language", "--data", "mine:text")
+    for name in ("whole.pt", "lean.safetensors"):
+        code, _, err = command("import", name, *own)
+        assert code == 0, err
+    a, b = landscape.load("whole.h5"), landscape.load("lean.h5")
+    assert torch.equal(a.weights, b.weights)
+    assert set(a.buffers) == {"position"}
+    assert a.weights.shape[1] == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    fresh = problems.LanguageModel(causal=True)  # its frozen positions are other ones
+    problem = a.problem("train", model=fresh, data={"train": problems.tokens()})
+    assert problem.loss() == pytest.approx(Problem(model, None, problems.tokens()).loss(), rel=1e-6)
+    assert f"train: loss {problem.loss():.6g} (11 samples)" in err
+    assert command("contour", "whole.h5", *own, "--grid", "2")[0] == 0
+    assert command("spectrum", "whole.h5", *own, "--split", "train", "--tol", "0.1")[0] == 0
+    state["head.weight"] = state["head.weight"] + 1
+    torch.save(state, "untied.pt")
+    one_line(command("import", "untied.pt", *own), 1, "'embedding.weight' and 'head.weight' differ")
+
+
+def test_a_built_in_model_needs_no_option_later(folder: Path, command: Command) -> None:
+    model = landscape.models.build("mlp", widths=[64, 5, 10])
+    torch.save(model.state_dict(), "mlp.pt")
+    code, _, err = command("import", "mlp.pt", "--model", "mlp(widths=[64, 5, 10])", "--data", "digits")
+    assert (code, "accuracy" in err) == (0, True)
+    assert command("contour", "mlp.h5", "--grid", "2")[0] == 0
+    run = landscape.load("mlp.h5")
+    assert run.model == {"name": "mlp", "options": {"widths": [64, 5, 10], "activation": "relu"}}
+    assert run.data["fingerprint"] == landscape.data.load("digits").fingerprint
+    assert landscape.load("mlp-contour.h5").path == "batched"
+
+
+class Danger:
+    """Unpickling it would write a file."""
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("pickle-ran"),)
+
+
+def test_code_is_neither_unpickled_nor_imported_by_reading(folder: Path, command: Command) -> None:
+    torch.save(trained(), "whole.pt")
+    torch.save({"state_dict": trained().state_dict(), "danger": Danger()}, "danger.pt")
+    for name in ("whole.pt", "danger.pt"):
+        one_line(
+            command("import", name, "--model", "mine:net"),
+            1,
+            f"{name}: not a file of weights alone",
+            "never run",
+        )
+    assert not (folder / "pickle-ran").exists()
+    torch.save(trained().state_dict(), "net.pt")
+    assert command("import", "net.pt", "--model", "mine:net", "--data", "mine:images")[0] == 0
+    (folder / "imported").unlink()
+    sys.modules.pop("mine")
+    run = landscape.load("net.h5")
+    assert command("info", "net.h5")[0] == 0
+    for call in (run.problem, lambda: run.problem(data=(torch.zeros(2, 1, 6, 6), torch.zeros(2)))):
+        with pytest.raises(FailedError, match="give --"):
+            call()
+    one_line(command("contour", "net.h5"), 1, "net.h5: its data is 'mine:images'", "give --data mine:images")
+    one_line(
+        command("contour", "net.h5", "--data", "digits"),
+        1,
+        "its model is 'mine:net'",
+        "give --model mine:net",
+    )
+    one_line(
+        command("line", "net.h5", "--model", "mlp(widths=[4, 2])", "--data", "digits"),
+        1,
+        "do not fit the model",
+        "'conv.weight'",
+    )
+    assert not (folder / "imported").exists()
+    assert "mine" not in sys.modules
+
+
+def test_states_that_do_not_fit_name_the_parameter(folder: Path, command: Command) -> None:
+    state = trained().state_dict()
+    bad: dict[str, tuple[Any, str, tuple[str, ...]]] = {
+        "shape": (
+            {**state, "head.weight": torch.zeros(2, 4)},
+            "mine:net",
+            ("'head.weight' has shape (2, 4)", "(2, 3)"),
+        ),
+        "missing": ({k: v for k, v in state.items() if k != "head.bias"}, "mine:net", ("lacks 'head.bias'",)),
+        "extra": (
+            {**state, "heat.bias": torch.zeros(2)},
+            "mine:net",
+            ("'heat.bias' is not in the model", "did you mean 'head.bias'"),
+        ),
+        "other": (state, "mine:net(extra=2)", ("lacks 'more.weight' of the model mine:net",)),
+        "buffer": (
+            {**state, "norm.running_var": torch.ones(4)},
+            "mine:net",
+            ("'norm.running_var' has shape (4,)",),
+        ),
+        "nan": (
+            {**state, "conv.weight": state["conv.weight"] * torch.nan},
+            "mine:net",
+            ("'conv.weight' holds NaN",),
+        ),
+        "text": ({**state, "conv.bias": "x"}, "mine:net", ("'conv.bias' is no tensor",)),
+        "list": ([1, 2], "mine:net", ("holds no tensors by name",)),
+    }
+    for name, (content, model, words) in bad.items():
+        torch.save(content, f"{name}.pt")
+        one_line(command("import", f"{name}.pt", "--model", model), 1, f"{name}.pt: ", *words)
+    del state["norm.num_batches_tracked"]  # as before PyTorch 0.4.1
+    torch.save(state, "old.pt")
+    assert command("import", "old.pt", "--model", "mine:net")[0] == 0
+    Path("junk.pt").write_bytes(b"junk")
+    Path("junk.safetensors").write_bytes(b"junk")
+    Path("cut.pt").write_bytes(Path("old.pt").read_bytes()[:500])
+    for name in ("junk.pt", "junk.safetensors", "cut.pt", "none.pt"):
+        one_line(command("import", name, "--model", "mine:net", "-o", "x.h5"), 1, f"{name}: ")
+    one_line(command("import", "net.onnx", "--model", "mine:net"), 2, "net.onnx", ".safetensors")
+    one_line(command("import", "old.pt"), 2, "--model: missing", "MODULE:NAME")
+    one_line(command("import", "old.pt", "--model", "mine:net"), 1, "old.h5 is there already")
+    one_line(command("import", "old.pt", "--model", "mine:net", "-o", "x.pt"), 2, "x.pt", ".h5")
+    assert sorted(p.name for p in folder.glob("*.h5")) == ["old.h5"]
+
+
+def test_bad_names_and_factories_are_one_line(folder: Path, command: Command) -> None:
+    torch.save(trained().state_dict(), "net.pt")
+    for model, code, words in (
+        ("mien:net", 2, ("--model: there is no module 'mien'",)),
+        ("mine:nte", 2, ("--model: mine has no 'nte'; did you mean 'net'?",)),
+        ("mine:broken", 1, ("mine:broken failed: ValueError: first line second (mine.py, line ",)),
+        ("mine:number", 2, ("gives a int, it must give an nn.Module",)),
+        ("mine:images", 2, ("gives a dict",)),
+        ("mine:net(depth=2)", 1, ("mine:net failed: TypeError", "depth")),
+        ("mine:net(depth=2026-01-01)", 2, ("'(depth=2026-01-01)' is not allowed",)),
+        ("mine:net(depth=)", 2, ("'(depth=)' is not allowed",)),
+        ("mlq", 2, ("--model: 'mlq' is not known; did you mean 'mlp'?", "MODULE:NAME")),
+        ("mlp(width=[3])", 2, ("did you mean 'widths'",)),
+        ("a b", 2, ("--model: 'a b' is not allowed",)),
+    ):
+        one_line(command("import", "net.pt", "--model", model), code, *words)
+    own = ("import", "net.pt", "--model", "mine:net")
+    one_line(command(*own, "--data", "mine:broken"), 1, "--data: mine:broken failed")
+    one_line(command(*own, "--data", "digits"), 2, "model and data do not fit", "inputs (2, 64)")
+    one_line(
+        command(*own, "--data", "mine:images", "--loss", "cross_entropy"),
+        2,
+        "--loss",
+        "MODULE:NAME or output",
+    )
+    one_line(command(*own, "--data", "mine:images", "--loss", "mine:number"), 2, "--loss", "gives a int")
+    one_line(command(*own, "--data", "mine:images", "--loss", "output"), 2, "loss: None", "Tensor")
+    assert list(folder.glob("*.h5")) == []
+    (folder / "wrong.py").write_text("import nowhere_at_all\n")
+    one_line(
+        command("import", "net.pt", "--model", "wrong:net"), 1, "importing wrong failed", "wrong.py, line 1"
+    )
+    assert command(*own, "--data", "mine:unseeded")[0] == 0
+    one_line(
+        command("contour", "net.h5", "--model", "mine:net", "--data", "mine:unseeded"), 1,
+        "mine:unseeded gives other data", "without a seed",
+    )  # fmt: skip
+    assert command("contour", "net.h5", "--model", "mine:net", "--data", "mine:loader", "--grid", "2")[0] == 0
+    sys.modules.pop("wrong", None)
+
+
+def test_what_data_may_be() -> None:
+    x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
+    for made in ((x, y), [(x, y)], {"train": (x, y), "test": (x, y)}, as_data((x, y))):
+        data = as_data(made)
+        assert data.loss is F.cross_entropy
+        assert data.split("test") is not None
+    assert as_data({"input_ids": x, "labels": y}).loss is None
+    assert as_data([{"input_ids": x}]).loss is None
+    assert as_data({"test": (x, y), "loss": F.mse_loss}).loss is F.mse_loss
+    assert as_data({"test": (x, y), "loss": None}).loss is None
+    with pytest.raises(InputError, match="split: 'validation' is not known"):
+        as_data({"train": (x, y), "valid": (x, y)}).split("validation")
+    digits = landscape.data.load("digits")
+    assert as_data(digits) is digits
+    assert (
+        as_data((x, y)).fingerprint == as_data((x.clone(), y)).fingerprint != as_data((x + 1, y)).fingerprint
+    )
+    assert as_data((x.bfloat16(), y)).fingerprint != as_data((x, y)).fingerprint
+    assert as_data([(x, y)]).fingerprint == ""
+
+
+def test_specs_and_losses() -> None:
+    spec = parse("--model", "my.nets:Net.small(depth=2, widths=[1, 2])")
+    assert (spec.name, spec.options, spec.called, spec.own) == (
+        "my.nets:Net.small", {"depth": 2, "widths": [1, 2]}, True, True,
+    )  # fmt: skip
+    assert parse("--model", "digits").called is parse("--model", "digits").own is False
+    for text in ("", "a:", ":b", "a:b:c", "a(", "a(b", "a b", "a(b=1)c"):
+        with pytest.raises(InputError, match="--model"):
+            parse("--model", text)
+    assert load_loss("--loss", "output") is None
+    assert load_loss("--loss", "torch.nn.functional:mse_loss") is F.mse_loss
+    assert isinstance(load_loss("--loss", "torch.nn:MSELoss"), nn.MSELoss)
+    made = load_loss("--loss", "torch.nn:CrossEntropyLoss(label_smoothing=0.1)")
+    assert isinstance(made, nn.CrossEntropyLoss)
+    assert made.label_smoothing == 0.1
+
+
+def test_from_python_the_model_names_itself(tmp_path: Path) -> None:
+    model = trained()
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "net.pt")
+    said: list[str] = []
+    run = landscape.import_state(tmp_path / "net.pt", problems.SmallConv(), message=said.append)
+    assert said == [f"{tmp_path}/net.pt: took the state under 'state_dict'"]
+    assert run.model["name"] == "tests.problems:SmallConv"
+    run.save(tmp_path / "net.h5")
+    back = landscape.load(tmp_path / "net.h5")
+    assert torch.equal(back.weights, run.weights)
+    assert np.isnan(back.lr)
+    with h5py.File(tmp_path / "net.h5") as file:
+        assert file.attrs["schema"] == "landscape.checkpoint"
+    with pytest.raises(FailedError, match="its data is not known; give --data MODULE:NAME"):
+        back.problem(model=model)
+    with pytest.raises(
+        FailedError, match=r"do not fit the model: 'conv.weight' is \(3, 1, 3, 3\) in the file, missing"
+    ):
+        back.problem(model=nn.Linear(3, 2), data=unseen())
+    wider = problems.SmallConv()
+    wider.norm = nn.BatchNorm2d(3, track_running_stats=False)
+    with pytest.raises(FailedError, match="its buffer 'norm.running_mean'|its buffer 'norm.num_batches"):
+        back.problem(model=wider, data=unseen())
