@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+PEERS := .venv-bench
 
 .PHONY: demo test test-all bench lint clean
 
@@ -15,8 +16,8 @@ test: $(READY)  ## the tests that CI runs
 test-all: $(READY)  ## the slow ones, too
 	$(BIN)/python -m pytest -m ""
 
-bench: $(READY)  ## side-by-side timings, as ratios
-	$(BIN)/python -m tests.benchmarks
+bench: $(PEERS)/ready  ## side-by-side timings, as ratios, in an environment with the peers
+	$(PEERS)/bin/python -m tests.benchmarks
 
 lint: $(READY)  ## style and types
 	$(BIN)/ruff format --check landscape tests
@@ -31,5 +32,11 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $(READY)
 
+$(PEERS)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet -c constraints.txt torch
+	$(PEERS)/bin/python -m pip install --quiet -c constraints.txt -e ".[bench]"
+	touch $(PEERS)/ready
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info demo
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info demo

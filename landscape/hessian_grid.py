@@ -50,7 +50,7 @@ class HessianGrid(Result):
     label: str = ""
     source: str = ""
     source_sha256: str = ""
-    precision: str = ""  # of the search for eigenvectors; values and residuals are always in dtype
+    search: str = ""  # what the search multiplied with; values and residuals are exact
 
     def __post_init__(self) -> None:
         shape = (len(self.y), len(self.x))
@@ -73,14 +73,14 @@ def hessian_grid(
     tol: float = TOL,
     max_products: int = MAX_PRODUCTS,
     randomness: str = "refuse",
-    precision: str = "auto",
+    search: str = "auto",
     progress: Progress | None = None,
     **about: Unpack[About],
 ) -> HessianGrid:
     """Both ends of the spectrum at each point of an (nx, ny) grid over ``plane``.
 
     4 × 4 points over [−0.1, 0.1] by default (DPSGD-2020, section 4.1). ``randomness`` as in
-    :class:`landscape.HessianOperator`, ``precision`` as in :func:`landscape.extreme_eigenvalues`, ``about``
+    :class:`landscape.HessianOperator`, ``search`` as in :func:`landscape.extreme_eigenvalues`, ``about``
     as in :func:`landscape.contour`. Raises InputError for a grid below 1, a span, tol or max_products that
     is not positive, or a model that is random in eval mode.
     """
@@ -103,7 +103,7 @@ def hessian_grid(
         thetas = plane.center + points[i : i + at_once].to(plane.directions) @ plane.directions
         pairs += eigenpairs(
             problem, thetas, start, low=1, high=1, tol=tol, max_products=max_products,
-            randomness=randomness, precision=precision, done=done,
+            randomness=randomness, how=search, done=done,
         )  # fmt: skip
     ends = [ends_of(p) for p in pairs]
     shape = (len(y), len(x))
@@ -127,6 +127,6 @@ def hessian_grid(
         tol=tol,
         samples=problem.samples,
         dtype=str(problem.dtype).removeprefix("torch."),
-        precision=", ".join(sorted({e.precision for e in ends})),
+        search="; ".join(sorted({e.search for e in ends})),
         **about,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ class Ends:
 
     ``residual_*`` is ‖Hv − λv‖, from a product of its own, so that rounding is in it: an eigenvalue of H
     lies within that distance of λ. ``converged`` says whether both met the tolerance. ``hvps`` counts the
-    Hessian-vector products, the two for the residuals included; ``precision`` is that of the others.
+    Hessian-vector products, those with the true operator included. ``search`` says what the others were with.
     """
 
     min: float
@@ -43,7 +43,7 @@ class Ends:
     hvps: int
     converged: bool
     vectors: Tensor
-    precision: str = ""
+    search: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Eigenpairs:
 
     ``residuals`` (k,) are ‖Hv − λv‖, each from a product of its own, so that rounding is in it: an eigenvalue
     of H lies within that distance of λ. values and residuals are float64 on the CPU. ``converged`` says
-    whether all met the tolerance; ``hvps`` counts the products, the k for the residuals included;
-    ``precision`` is that of the others, where it was chosen (:mod:`landscape.eigenvalues`).
+    whether all met the tolerance; ``hvps`` counts the products, those with the true operator
+    included; ``search`` says what the others were with (:mod:`landscape.eigenvalues`).
     """
 
     values: Tensor
@@ -61,7 +61,7 @@ class Eigenpairs:
     residuals: Tensor
     hvps: int
     converged: bool
-    precision: str = ""
+    search: str = ""
 
 
 def orthogonalise(w: Tensor, vectors: Tensor, t: Array, j: int) -> tuple[Tensor, float]:
@@ -111,6 +111,7 @@ class Found(NamedTuple):
     high: int
 
 
+T = TypeVar("T")
 Search = Generator[Tensor, Tensor, Found]
 
 
@@ -165,14 +166,16 @@ def search(
 
 
 def follow(
-    searches: list[Search], products: Callable[[Tensor, list[int]], Tensor], done: Callable[[], None]
-) -> list[Found]:
-    """Runs ``searches`` in step to their ends.
+    searches: list[Generator[Tensor, Tensor, T]],
+    products: Callable[[Tensor, list[int]], Tensor],
+    done: Callable[[], None],
+) -> list[T]:
+    """What ``searches`` end with; they run in step.
 
     ``products`` maps a vector each (k, P), for the searches whose numbers it is told, to the products.
     ``done`` is called as each search ends.
     """
-    found: dict[int, Found] = {}
+    found: dict[int, T] = {}
     running = list(range(len(searches)))
     asked = [next(one) for one in searches]
     while running:
@@ -342,5 +345,5 @@ def ends_of(pairs: Eigenpairs) -> Ends:
         pairs.hvps,
         pairs.converged,
         pairs.vectors[order],
-        pairs.precision,
+        pairs.search,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -10,10 +11,10 @@ import torch
 from torch import Tensor
 
 from landscape import second_opinion
-from landscape.eigenvalues import eigenpairs, start_vector, top_eigenvalues
+from landscape.eigenvalues import Products, eigenpairs, exact_products, start_vector, top_eigenvalues
 from landscape.evaluate import Progress
-from landscape.hessian import Part, operator
-from landscape.lanczos import MAX_PRODUCTS, TOL, Product, negligible, orthogonalise, small_eigh
+from landscape.hessian import Part
+from landscape.lanczos import BASIS_BYTES, MAX_PRODUCTS, TOL, follow, negligible, orthogonalise, small_eigh
 from landscape.options import InputError, choose, positive
 from landscape.problem import Problem
 from landscape.store import About, Array, Result
@@ -26,6 +27,8 @@ TRACE_PRODUCTS = 60
 # Ghorbani, Krishnan and Xiao 2019 use 10 probes of 80 to 90 steps for networks of all sizes.
 PROBES = 10
 STEPS = 80
+# Vectors of a trace's products at once: on 2 cores more are no faster.
+BLOCK = 8
 # Width of a drawn density's Gaussians, as a share of the range of the nodes (ours; as fine as a plot shows).
 BROADENING = 0.01
 
@@ -46,7 +49,7 @@ def signs(size: int, count: int, generator: torch.Generator, like: Tensor) -> Te
 
 
 def hutchpp(
-    product: Product,
+    operator: Products,
     like: Tensor,
     *,
     products: int = TRACE_PRODUCTS,
@@ -58,7 +61,7 @@ def hutchpp(
     A third of the products finds an orthonormal basis Q of the range of AS, S random signs; a third gives
     tr(QᵀAQ) exactly; the rest samples g ↦ gᵀ(I − QQᵀ)A(I − QQᵀ)g, whose mean is what is left of the trace.
     The estimate is unbiased, and its standard error is that of the mean of these samples. InputError for
-    fewer than 6 products, which would leave less than 2 samples.
+    fewer than 6 products, which would leave less than 2 samples. ``operator`` takes (k, P), k at most 8.
     """
     positive("products", products, least=6)
     generator = torch.Generator().manual_seed(seed)
@@ -69,12 +72,12 @@ def hutchpp(
 
     def each(rows: Tensor) -> Tensor:
         nonlocal done
-        images = torch.empty_like(rows)
-        for row, image in zip(rows, images, strict=True):
-            image.copy_(product(row))
-            done += 1
+        images = []
+        for block in torch.split(rows, BLOCK):
+            images.append(operator(block))
+            done += len(block)
             report(min(1.0, done / products))
-        return images
+        return torch.cat(images)
 
     q = torch.linalg.qr(each(signs(size, rank, generator, like)).T)[0].T.contiguous()  # (rank, P), rows
     exact = float((q.double() * each(q).double()).sum())
@@ -129,7 +132,7 @@ class Density:
 
 
 def quadrature(
-    product: Product,
+    products: Products,
     like: Tensor,
     *,
     probes: int = PROBES,
@@ -141,31 +144,47 @@ def quadrature(
 
     Ubaru, Chen and Saad 2017, section 3. From each probe z of random signs, ``steps`` Lanczos steps with full
     reorthogonalisation give the Ritz values as nodes, and the squared first components of T's eigenvectors as
-    weights: exact for zᵀp(A)z/P, p any polynomial of degree below 2·steps. InputError for a count below 1.
+    weights: exact for zᵀp(A)z/P, p any polynomial of degree below 2·steps. ``products`` takes (k, P), the
+    vectors of as many probes as fit in memory. InputError for a count below 1.
     """
     positive("probes", probes, least=1)
     positive("steps", steps, least=1)
     generator = torch.Generator().manual_seed(seed)
     size = len(like)
     steps = min(steps, size)
-    nodes, weights = np.zeros((probes, steps)), np.zeros((probes, steps))
-    vectors = torch.zeros(steps, size, dtype=like.dtype, device=like.device)
+    at_once = max(1, min(probes, BASIS_BYTES // (steps * like.nbytes)))
     hvps = 0
-    for i in range(probes):
-        vectors[0] = signs(size, 1, generator, like)[0] / size**0.5
-        t = np.zeros((steps, steps))
-        for j in range(steps):
-            w, beta = orthogonalise(product(vectors[j]), vectors, t, j)
-            hvps += 1
-            if progress:
-                progress((i + (j + 1) / steps) / probes)
-            if j + 1 == steps or negligible(beta, float(np.abs(t).max()), like.dtype):
-                break
-            vectors[j + 1] = w / beta
-        values, s = small_eigh(t[: j + 1, : j + 1])
-        nodes[i] = values[0]
-        nodes[i, : j + 1], weights[i, : j + 1] = values, s[0] ** 2
+
+    def counted(vectors: Tensor, running: list[int]) -> Tensor:
+        nonlocal hvps
+        hvps += len(vectors)
+        if progress:
+            progress(min(1.0, hvps / (probes * steps)))
+        return products(vectors)
+
+    found: list[tuple[Array, Array]] = []
+    for i in range(0, probes, at_once):
+        starts = [signs(size, 1, generator, like)[0] / size**0.5 for _ in range(min(at_once, probes - i))]
+        found += follow([_probe(start, steps) for start in starts], counted, lambda: None)
+    nodes, weights = (np.stack(part) for part in zip(*found, strict=True))
     return Density(nodes, weights, size, hvps)
+
+
+def _probe(start: Tensor, steps: int) -> Generator[Tensor, Tensor, tuple[Array, Array]]:
+    """Nodes and weights (steps,) of one probe; see :func:`landscape.lanczos.search` for what it yields."""
+    vectors = start.new_zeros(steps, len(start))
+    vectors[0] = start
+    t = np.zeros((steps, steps))
+    for j in range(steps):
+        w = yield vectors[j]
+        w, beta = orthogonalise(w, vectors, t, j)
+        if j + 1 == steps or negligible(beta, float(np.abs(t).max()), start.dtype):
+            break
+        vectors[j + 1] = w / beta
+    values, s = small_eigh(t[: j + 1, : j + 1])
+    nodes, weights = np.full(steps, values[0]), np.zeros(steps)
+    nodes[: j + 1], weights[: j + 1] = values, s[0] ** 2
+    return nodes, weights
 
 
 def trace(
@@ -186,8 +205,8 @@ def trace(
     asks that package instead: plain Hutchinson samples, one a product.
     """
     positive("products", products, least=6)
-    h = operator(problem, theta, kind=kind, part=part, randomness=randomness)
-    like = start_vector(problem, seed, h.size)
+    h, size = exact_products(problem, theta, kind=kind, part=part, randomness=randomness)
+    like = start_vector(problem, seed, size)
     if choose("engine", engine, second_opinion.ENGINES) == "pyhessian":
         second_opinion.check(kind, part)
         samples = second_opinion.trace_samples(problem, theta, products=products, seed=seed)
@@ -211,8 +230,8 @@ def density(
 
     ``kind``, ``part`` and ``randomness`` as in :class:`landscape.HessianOperator`.
     """
-    h = operator(problem, theta, kind=kind, part=part, randomness=randomness)
-    like = start_vector(problem, seed, h.size)
+    h, size = exact_products(problem, theta, kind=kind, part=part, randomness=randomness)
+    like = start_vector(problem, seed, size)
     return quadrature(h, like, probes=probes, steps=steps, seed=seed, progress=progress)
 
 
@@ -249,7 +268,7 @@ class Spectrum(Result):
     label: str = ""
     source: str = ""
     source_sha256: str = ""
-    precision: str = ""  # of the search for eigenvectors; values and residuals are always in dtype
+    search: str = ""  # what the search multiplied with; values and residuals are exact
 
     def __post_init__(self) -> None:
         if self.values.ndim != 1 or self.residuals.shape != self.values.shape:
@@ -280,7 +299,7 @@ def spectrum(
     part: Part = None,
     randomness: str = "refuse",
     engine: str = "landscape",
-    precision: str = "auto",
+    search: str = "auto",
     tol: float = TOL,
     max_products: int = MAX_PRODUCTS,
     products: int = TRACE_PRODUCTS,
@@ -298,8 +317,7 @@ def spectrum(
         with_trace, with_density: see :func:`trace` (``products``), :func:`density` (``probes``, ``steps``).
         kind, part, randomness: see :class:`landscape.HessianOperator`.
         engine: "pyhessian" gives one eigenvalue, that of largest magnitude, and the trace; no more.
-        tol, max_products, seed, precision: see :func:`extreme_eigenvalues`; precision is that of the search
-            for eigenvectors, trace and density are always in the model's.
+        tol, max_products, seed, search: see :func:`extreme_eigenvalues`. Trace and density are always exact.
         about: see :class:`landscape.store.About`; kept with the result.
 
     Raises InputError as these do.
@@ -315,8 +333,8 @@ def spectrum(
             "the eigenvalue of largest magnitude (top_k=1) and the trace"
         )
     positive("tol", tol)
-    h = operator(problem, kind=kind, part=part, randomness=randomness)
-    start = start_vector(problem, seed, h.size)
+    h, size = exact_products(problem, kind=kind, part=part, randomness=randomness)
+    start = start_vector(problem, seed, size)
     low, high = int(ends), max(top_k, int(ends))
     stages = [
         name for name, asked in (("pairs", high), ("trace", with_trace), ("density", with_density)) if asked
@@ -336,7 +354,7 @@ def spectrum(
         else:
             pairs = eigenpairs(
                 problem, problem.theta[None], start, low=low, high=high, tol=tol, max_products=max_products,
-                kind=kind, part=part, randomness=randomness, precision=precision,
+                kind=kind, part=part, randomness=randomness, how=search,
             )[0]  # fmt: skip
         hvps += pairs.hvps
         stage("pairs")(1.0)
@@ -361,12 +379,12 @@ def spectrum(
         trace_error=traced.standard_error,
         nodes=dense.nodes if dense else np.zeros((0, 0)),
         weights=dense.weights if dense else np.zeros((0, 0)),
-        parameters=h.size,
+        parameters=size,
         hvps=hvps,
         kind=kind,
         part=",".join(names),
         engine=engine,
-        precision=pairs.precision if pairs else "",
+        search=pairs.search if pairs else "",
         tol=tol,
         seed=seed,
         samples=problem.samples,

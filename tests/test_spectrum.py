@@ -245,14 +245,14 @@ def test_the_trace_is_unbiased_and_its_error_bar_honest() -> None:
     a = torch.randn(60, 60, dtype=torch.float64)
     a = a + a.T + torch.diag(torch.linspace(0, 30, 60, dtype=torch.float64))
     exact = float(a.trace())
-    found = [hutchpp(lambda v: a @ v, a[0], products=45, seed=seed) for seed in range(300)]
+    found = [hutchpp(lambda v: v @ a, a[0], products=45, seed=seed) for seed in range(300)]
     errors = np.array([t.value - exact for t in found])
     bars = np.array([t.standard_error for t in found])
     assert abs(errors.mean()) <= 4 * errors.std(ddof=1) / np.sqrt(len(errors))
     assert np.mean(np.abs(errors) <= 2 * bars) >= 0.9  # about 94% for 15 samples
     assert np.sqrt(np.mean(bars**2)) == pytest.approx(errors.std(ddof=1), rel=0.15)
     assert all(t.hvps == 45 for t in found)
-    again = hutchpp(lambda v: a @ v, a[0], products=45, seed=3)
+    again = hutchpp(lambda v: v @ a, a[0], products=45, seed=3)
     assert again == found[3]
 
 
@@ -260,7 +260,7 @@ def test_the_trace_of_a_low_rank_matrix_is_exact_where_plain_sampling_is_not() -
     torch.manual_seed(0)
     u = torch.randn(200, 5, dtype=torch.float64)
     a = u @ u.T
-    found = hutchpp(lambda v: a @ v, a[0], products=30)
+    found = hutchpp(lambda v: v @ a, a[0], products=30)
     assert found.value == pytest.approx(float(a.trace()), rel=1e-12)
     assert found.standard_error < 1e-10 * found.value
 

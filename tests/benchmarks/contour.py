@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import landscape
 from landscape.evaluate import evaluate_plane
-from tests.benchmarks.harness import compare, mnist
+from tests.benchmarks.harness import compare, installed, mnist
 
 
 def main() -> None:
@@ -65,6 +65,14 @@ def small() -> None:
     for path in ("compiled", "batched"):
         worst = float((found[path].flatten() - found["full batch"]).abs().max())
         print(f"  largest difference in loss, {path}: {worst:.1e} (allowed 1e-5)", flush=True)
+    if (peer := installed("loss_landscapes")) is not None:
+        metric = peer.metrics.Loss(data.loss, x, y)
+        compare(
+            f"{title}, without a compiler, against loss-landscapes",
+            lambda: ours("batched"),
+            lambda: peer.random_plane(moved, metric, distance=1, steps=20, deepcopy_model=True),
+            rounds=3, need=5.5, work=2500 / 400,
+        )  # fmt: skip
     compare(
         f"{title}, compiled, against a loader pass a point",
         lambda: ours("compiled"), loader_pass, rounds=3, need=50.0, work=2500 / 25,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import time
 from collections.abc import Callable
@@ -40,6 +41,15 @@ def compare(
         f"{torch.get_num_threads()} threads)",
         flush=True,
     )
+
+
+def installed(name: str) -> Any:
+    """The peer's package; None, and a line that says so, where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        print(f"against {name}: skipped, it is not installed (pip install -e '.[bench]')", flush=True)
+        return None
 
 
 MADE = {"name": "synthetic", "samples": 60_000, "dimension": 784, "classes": 10}
