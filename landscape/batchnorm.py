@@ -67,7 +67,7 @@ def with_policy(problem: Problem, bn: str, samples: int = SAMPLES) -> Problem:
 
 
 class _Recalibrated(Problem):
-    """A problem whose ``evaluate`` estimates the BatchNorm statistics anew, in a model of its own."""
+    """A problem whose ``totals`` estimates the BatchNorm statistics anew, in a model of its own."""
 
     def __init__(self, problem: Problem, samples: int) -> None:
         self.__dict__.update(problem.__dict__)
@@ -78,8 +78,8 @@ class _Recalibrated(Problem):
             layer.momentum = None  # a plain average over the batches, in place of an exponential one
 
     @torch.no_grad()
-    def evaluate(self, theta: Tensor | None = None) -> tuple[float, float]:
-        """(mean loss, accuracy) at ``theta`` with the statistics that the sample has at ``theta``."""
+    def totals(self, theta: Tensor | None = None) -> Tensor:
+        """The sums at ``theta`` with the statistics that the sample has at ``theta``."""
         theta = self.theta if theta is None else theta
         layers = _layers(self.model)
         for layer in layers:
@@ -89,7 +89,7 @@ class _Recalibrated(Problem):
             functional_call(self.model, self.layout.views(theta), (x,))
         for layer in layers:
             layer.eval()
-        return super().evaluate(theta)
+        return super().totals(theta)
 
 
 def _sample(problem: Problem, samples: int) -> list[Any]:

@@ -72,8 +72,11 @@ def fold(model: nn.Module, dtype: torch.dtype) -> FoldedForward | None:
     Only pairs whose BatchNorm tracks statistics and whose modules are used once are folded; there may be
     none, and then only the memory layout and ``dtype`` differ from the model itself.
     """
+    shared = {
+        id(t): t for t in (*model.parameters(), *model.buffers())
+    }  # modules are copied, tensors are not
     try:
-        graph = fx.symbolic_trace(copy.deepcopy(model))
+        graph = fx.symbolic_trace(copy.deepcopy(model, shared))
     except Exception:  # control flow on values, or code that fx does not know: fx raises what it likes
         return None
     modules = dict(graph.named_modules())
