@@ -152,8 +152,9 @@ def evaluator(
         assert steps is not None
         size = _block_size(problem, steps, count, room, forced=path != "auto")
         if size is not None:
+            way = "batched" if path == "auto" and max_memory else path  # a compiler's memory has no bound
             with _arithmetic(precision):
-                totals, taken = _batched(problem, steps, center, directions, count, size, path)
+                totals, taken = _batched(problem, steps, center, directions, count, size, way)
             return made(taken, totals, size[1])
     # A problem whose totals are its own (a BatchNorm policy) is evaluated by them.
     usual = type(problem).totals is Problem.totals

@@ -13,6 +13,9 @@ import torch
 from landscape.options import InputError
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+# Kept free for what libraries load and keep when they are first used: code, thread stacks, scratch space.
+# Seen on a CPU with small networks: up to 21 MiB (ours).
+RESERVE = 32 * 2**20
 
 
 def parse_size(where: str, text: str) -> int:
@@ -24,11 +27,6 @@ def parse_size(where: str, text: str) -> int:
             "or GiB, such as 2.5GiB"
         )
     return int(float(match[1]) * UNITS[match[2]])
-
-
-def spell_size(size: float) -> str:
-    """``size`` bytes in MiB, rounded up, as :func:`parse_size` reads it."""
-    return f"{math.ceil(size / 2**20)}MiB"
 
 
 def held(device: torch.device) -> int:
@@ -53,7 +51,7 @@ def held(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Room:
-    """What is left of ``limit`` bytes (None: no bound) beside the ``held`` ones."""
+    """What is left of ``limit`` bytes (None: no bound) beside the ``held`` ones, a reserve included."""
 
     limit: int | None
     held: int = 0
@@ -61,7 +59,7 @@ class Room:
     @classmethod
     def under(cls, limit: int | None, device: torch.device) -> Room:
         """The room that is left on ``device`` now."""
-        return cls(limit, 0 if limit is None else held(device))
+        return cls(limit, 0 if limit is None else held(device) + RESERVE)
 
     @property
     def left(self) -> float:
@@ -72,8 +70,8 @@ class Room:
         """Raise InputError, with the least that would do, unless ``size`` bytes are left."""
         if size > self.left:
             assert self.limit is not None
-            limit, least, now = (spell_size(n) for n in (self.limit, self.held + size, self.held))
+            least, now = (f"{math.ceil(n / 2**20)}MiB" for n in (self.held + size, self.held))
             raise InputError(
-                f"max_memory: {limit} is not enough, at least {least} is needed ({now} is held before the "
-                "grid starts: program, weights, directions, data)"
+                f"max_memory: {self.limit / 2**20:.6g}MiB is not enough, at least {least} is needed ({now} "
+                "before the grid starts: program, weights, directions, data)"
             )

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 import click
 import torch
@@ -28,6 +27,8 @@ option = click.option(
     help="Processes (and GPUs) that share the points; under torchrun, which starts them, leave it out.",
 )
 
+HOST = "127.0.0.1"
+PORT = "LANDSCAPE_PORT"  # tells a process that --nproc started where the first one listens
 JOIN = datetime.timedelta(minutes=5)  # for all processes to start; importing torch takes most of it
 # One that ends is noticed at once; one that is slow may take its time over a portion.
 WAIT = datetime.timedelta(days=7)
@@ -55,35 +56,40 @@ def team(nproc: int) -> Iterator[Team]:
     inside the block. One that fails there ends all, with an error that names its rank.
     """
     positive("--nproc", nproc, least=1)
-    size = int(os.environ.get("WORLD_SIZE", 0) if "RANK" in os.environ else 0)
-    if size and nproc not in (1, size):
+    size = int(os.environ.get("WORLD_SIZE", 1) if "RANK" in os.environ else 1)
+    if size > 1 and nproc not in (1, size):
         raise InputError(f"--nproc: {nproc} is not allowed here, torchrun has started {size} processes")
     if max(size, nproc) == 1:
         yield Team()
-        return
-    if not dist.is_available():
+    elif not dist.is_available():
         raise InputError("--nproc: this build of PyTorch has no torch.distributed; use 1")
-    if size:
-        with _joined() as joined:
+    elif PORT in os.environ:
+        store = dist.TCPStore(HOST, int(os.environ[PORT]), is_master=False, timeout=JOIN)  # type: ignore[attr-defined]
+        store.set(str(rank()), "here")
+        with _joined(store, rank(), size) as joined:
             yield joined
-        return
+    elif size > 1:
+        with _joined(None, rank(), size) as joined:
+            yield joined
+    else:
+        with _workers(nproc) as joined:
+            yield joined
+
+
+@contextlib.contextmanager
+def _workers(nproc: int) -> Iterator[Team]:
+    """Start the others, be the first of them, and end those that are left."""
     threads = torch.get_num_threads()
     part = max(1, threads // nproc)
-    shared = {
-        "WORLD_SIZE": str(nproc),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
-    }
-    before = {name: os.environ.get(name) for name in (*shared, "RANK", "LOCAL_RANK")}
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=JOIN)  # type: ignore[attr-defined]
     workers: list[Worker] = []
     try:
         torch.set_num_threads(part)
-        os.environ.update(shared)
         for r in range(1, nproc):
-            workers.append(_start(r, part))
-        os.environ.update({"RANK": "0", "LOCAL_RANK": "0"})
-        with _joined() as joined:
+            workers.append(_start(r, nproc, store.port, part))
+        _wait(store, workers)
+        with _joined(store, 0, nproc) as joined:
             yield joined
     except LostError as error:
         raise _culprit(workers) or error from error
@@ -91,10 +97,6 @@ def team(nproc: int) -> Iterator[Team]:
         for worker in workers:
             worker.stop()
         torch.set_num_threads(threads)
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 @dataclass(frozen=True)
@@ -117,26 +119,38 @@ class Worker:
 
     def stop(self) -> None:
         """End it, if it has not ended."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(0 if sys.exc_info()[0] else NOTICE)
+        self.process.kill()
+        self.process.wait()
         self.errors.close()
 
 
-def _start(rank: int, threads: int) -> Worker:
+def _start(rank: int, size: int, port: int, threads: int) -> Worker:
     errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by Worker.stop)
-    environment = {
-        **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank),
-        "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads),
-    }  # fmt: skip
+    settings = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, PORT: port}
+    settings |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     process = subprocess.Popen(
         [sys.executable, "-m", "landscape", *sys.argv[1:]],
-        env=environment,
+        env={**os.environ, **{name: str(value) for name, value in settings.items()}},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=errors,
     )
     return Worker(rank, process, errors)
+
+
+def _wait(store: Any, workers: list[Worker]) -> None:
+    """Until all workers are here, or one has failed, or JOIN is over."""
+    until = time.monotonic() + JOIN.total_seconds()
+    while not store.check([str(worker.rank) for worker in workers]):
+        for worker in workers:
+            failure = worker.failure()
+            if failure:
+                raise FailedError(f"rank {worker.rank} failed ({failure})")
+        if time.monotonic() > until:
+            raise FailedError(f"--nproc: the processes did not all start within {JOIN}")
+        time.sleep(0.02)
 
 
 def _culprit(workers: list[Worker]) -> FailedError | None:
@@ -147,29 +161,22 @@ def _culprit(workers: list[Worker]) -> FailedError | None:
             failure = worker.failure()
             if failure and LostError.words not in failure:
                 return FailedError(f"rank {worker.rank} failed ({failure}); {KEPT}")
-        time.sleep(0.05)
+        time.sleep(0.02)
     return None
 
 
 @contextlib.contextmanager
-def _joined() -> Iterator[Team]:
-    """The group of all processes; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are in the environment."""
+def _joined(store: Any, rank: int, size: int) -> Iterator[Team]:
+    """The group of all processes; without ``store``, by torchrun's environment variables."""
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     try:
-        dist.init_process_group("gloo", timeout=JOIN)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=JOIN)
     except (RuntimeError, ValueError) as error:
         raise FailedError(f"--nproc: the processes cannot join ({str(error).splitlines()[0]})") from error
     try:
         group = dist.new_group(timeout=WAIT, backend="gloo")
-        yield Team(group, dist.get_rank())
+        yield Team(group, rank)
         dist.barrier(group)  # or the first to end would look lost to the others
     finally:
         dist.destroy_process_group()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
