@@ -30,7 +30,7 @@ from torch import Tensor
 
 from landscape.fold import FoldedForward, fold
 from landscape.memory import Room
-from landscape.options import InputError, choose
+from landscape.options import FailedError, InputError, choose
 from landscape.problem import Problem, correct
 from landscape.stack import LinearStep, Step, chain, stacked_losses
 from landscape.store import Array
@@ -315,18 +315,20 @@ def _batched(
         return _block(problem, steps, views, c, products, targets)
 
     run, taken = eager, "batched"
-    if path == "compiled":
-        run, taken = torch.compile(eager, dynamic=False), "compiled"
-    elif path == "auto":
+    if path != "batched":
         trial = problem.theta.new_tensor([[1.0, 0.0, 0.0]] * block), *products(0)
         clock = time.perf_counter()
         float(eager(*trial)[0][0])  # waits for the device
         elapsed = time.perf_counter() - clock
-        if elapsed * (count / block) * (problem.samples / chunk) > COMPILE_SECONDS:
+        if path == "compiled" or elapsed * (count / block) * (problem.samples / chunk) > COMPILE_SECONDS:
             compiled = torch.compile(eager, dynamic=False)
-            with contextlib.suppress(Exception):  # no compiler, or one that fails: this path goes on
+            try:
                 compiled(*trial)
                 run, taken = compiled, "compiled"
+            except Exception as error:  # no compiler, or one that fails: it raises what it likes
+                if path == "compiled":
+                    reason = str(error).strip().split("\n")[0]
+                    raise FailedError(f"path: 'compiled' fails here ({reason}); use 'batched'") from error
 
     def totals(points: Tensor, progress: Progress) -> Tensor:
         rest = -len(points) % block  # the last point again, so that all blocks have one shape
