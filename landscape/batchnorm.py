@@ -68,7 +68,7 @@ def with_policy(problem: Problem, bn: str, samples: int = SAMPLES) -> Problem:
 
 
 class _Recalibrated(Problem):
-    """A problem whose ``evaluate`` estimates the BatchNorm statistics anew, in a model of its own."""
+    """A problem whose ``totals`` estimates the BatchNorm statistics anew, in a model of its own."""
 
     def __init__(self, problem: Problem, samples: int) -> None:
         self.__dict__.update(problem.__dict__)
@@ -76,11 +76,11 @@ class _Recalibrated(Problem):
         self._inputs = list(_sample(problem, samples))
         self.bn_samples = sum(count_samples(x, None, alike=False) for x in self._inputs)
 
-    def evaluate(self, theta: Tensor | None = None) -> tuple[float, float]:
-        """(mean loss, accuracy) at ``theta`` with the statistics that the sample has at ``theta``."""
+    def totals(self, theta: Tensor | None = None) -> Tensor:
+        """The sums at ``theta`` with the statistics that the sample has at ``theta``."""
         theta = self.theta if theta is None else theta
         _estimate(self, theta, self._inputs)
-        return super().evaluate(theta)
+        return super().totals(theta)
 
 
 @torch.no_grad()

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from landscape import evaluate
 from landscape.batchnorm import SAMPLES, has_batchnorm, with_policy
 from landscape.directions import Plane
+from landscape.grid import MismatchError, coincide, difference, fill
 from landscape.options import positive
 from landscape.problem import Problem
 from landscape.store import About, Array, Result
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
     from matplotlib.figure import Figure
 
 
@@ -26,7 +31,9 @@ class Surface(Result):
     x (nx,), y (ny,), loss and accuracy (ny, nx) float64, done (ny, nx) bool; directions (2, P), center (P,).
     Losses that came out infinite or NaN are kept as such. ``label`` and ``source`` say whose surface it is.
     ``batchnorm`` says whether the model has BatchNorm, ``bn`` whose statistics it used, from ``bn_samples``
-    samples a point where they were re-estimated (a batch where they were the batch's).
+    samples a point where they were re-estimated (a batch where they were the batch's). ``path`` and
+    ``precision`` as in :func:`contour`; ``precision_error`` is the largest difference in loss to the model's
+    own precision, seen at the centre and a corner (0 where that was used).
 
     The weights that the plane was made from, if any: their coordinates ``markers`` (M, 2), ``labels``, the
     loss at each itself, not at its place in the plane, ``marker_loss`` (M,); ``explained`` and ``axes`` as
@@ -57,6 +64,8 @@ class Surface(Result):
     ignore: str = ""  # "": a file older than the option
     batchnorm: bool = False
     bn_samples: int = 0
+    precision: str = "model"
+    precision_error: float = 0.0
     axes: tuple[str, ...] = ("step along direction 1", "step along direction 2")
     markers: Array = field(default_factory=lambda: np.zeros((0, 2)))
     labels: tuple[str, ...] = ()
@@ -71,6 +80,21 @@ class Surface(Result):
             raise ValueError(
                 f"markers {self.markers.shape} and marker_loss must fit {len(self.labels)} labels"
             )
+
+    def plane(self, like: Tensor) -> Plane:
+        """The plane, with its markers, on the device and in the precision of ``like``."""
+        return Plane(
+            torch.from_numpy(self.center).to(like),
+            torch.from_numpy(self.directions).to(like),
+            self.kind,
+            self.norm,
+            self.seed,
+            self.ignore,
+            self.axes,
+            self.markers,
+            self.labels,
+            self.explained,
+        )
 
     def plot(self, style: str = "contour", **options: Any) -> Figure:
         """A picture of ``style`` "contour" or "surface" (3-D); see :func:`landscape.plots.draw`."""
@@ -88,7 +112,7 @@ def axes(grid: tuple[int, int], span: float) -> tuple[Array, Array]:
     return x, y
 
 
-def grid_points(x: Array, y: Array) -> torch.Tensor:
+def grid_points(x: Array, y: Array) -> Tensor:
     """(ny·nx, 2) points (x[j], y[i]), row by row: reshape(ny, nx) puts them back in a surface's order."""
     gx, gy = np.meshgrid(x, y)
     return torch.from_numpy(np.stack((gx.ravel(), gy.ravel()), 1))
@@ -103,6 +127,11 @@ def contour(
     bn: str = "center",
     bn_samples: int = SAMPLES,
     path: str = "auto",
+    precision: str = "model",
+    max_memory: int | None = None,
+    previous: Surface | None = None,
+    save: Callable[[Surface], None] | None = None,
+    group: dist.ProcessGroup | None = None,
     progress: evaluate.Progress | None = None,
     **about: Unpack[About],
 ) -> Surface:
@@ -113,43 +142,137 @@ def contour(
             where the plane has markers further out (``plane.span``).
         bn, bn_samples: whose statistics BatchNorm uses; see :func:`landscape.batchnorm.with_policy`.
         path: "auto", "batched", "compiled", "folded" or "pointwise"; see :mod:`landscape.evaluate`.
+        precision: "model", "tf32" or "bfloat16"; see :func:`landscape.evaluate.evaluator`.
+        max_memory: bytes that the process may hold, at most; see :func:`landscape.evaluate.evaluator`.
+        previous: a surface of the same problem and plane, unfinished or on another grid: its points that lie
+            on this grid are kept. Where that is all of this grid, it is returned itself. Over one span, K
+            and 2K − 1 points share every other one. "auto" keeps the path of an unfinished one.
+        save: called with the unfinished surface about every ten seconds.
+        group: a torch.distributed group whose processes all make this call, each for its part of the points;
+            all return the whole surface, and its first one saves.
         progress: called with the share of the work done.
         about: see :class:`landscape.store.About`; kept with the result.
 
-    The model is evaluated in eval mode. Raises InputError for a grid below 1, a span that is not positive or
-    an unknown policy.
+    The model is evaluated in eval mode. Raises InputError for a grid below 1, a span that is not positive, an
+    unknown policy or a bound on memory that cannot be kept; MismatchError, an InputError, for a ``previous``
+    of something else.
     """
     span = plane.span if span is None else span
-    problem = with_policy(problem, bn, bn_samples)
     x, y = axes(grid, span)
-    points = grid_points(x, y)
-    values = evaluate.evaluate_plane(
-        problem, plane.center, plane.directions, points, path=path, progress=progress
-    )
     shape = (len(y), len(x))
-    return Surface(
-        x=x,
-        y=y,
-        loss=values.loss.numpy().reshape(shape),
-        accuracy=values.accuracy.numpy().reshape(shape),
-        done=np.ones(shape, bool),
-        directions=plane.directions.cpu().numpy(),
-        center=plane.center.cpu().numpy(),
-        kind=plane.kind,
-        norm=plane.norm,
-        seed=plane.seed,
-        span=span,
-        samples=problem.samples,
-        dtype=str(problem.dtype).removeprefix("torch."),
-        bn=bn,
-        path=values.path,
-        ignore=plane.ignore,
-        batchnorm=has_batchnorm(problem.model),
-        bn_samples=problem.bn_samples,
-        axes=plane.axes,
-        markers=plane.markers,
-        labels=plane.labels,
-        marker_loss=evaluate.losses(problem, plane.thetas),
-        explained=plane.explained,
-        **about,
+    problem = with_policy(problem, bn, bn_samples)
+    fields: dict[str, Any] = {
+        "kind": plane.kind,
+        "norm": plane.norm,
+        "ignore": plane.ignore,
+        "seed": plane.seed,
+        "samples": problem.samples,
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "bn": bn,
+        "bn_samples": problem.bn_samples,
+        "precision": precision,
+    }
+    loss, accuracy, done = np.full(shape, np.nan), np.full(shape, np.nan), np.zeros(shape, bool)
+    error = 0.0 if precision == "model" else math.nan
+    if previous is not None:
+        wanted = {k: v for k, v in about.items() if k in ("source_sha256", "split")} | fields
+        wanted |= {"center": plane.center, "directions": plane.directions}
+        if path not in ("auto", previous.path):
+            wanted["path"] = path
+        reason = difference(previous, wanted) or _another_loss(problem, previous)
+        if reason:
+            raise MismatchError(reason)
+        same = np.array_equal(x, previous.x) and np.array_equal(y, previous.y)
+        if same and previous.done.all():
+            return previous
+        plane = previous.plane(problem.theta)  # the very same, where the one given differs by a rounding
+        path = previous.path if same else path
+        (columns, old_columns), (rows, old_rows) = coincide(x, previous.x), coincide(y, previous.y)
+        for new, old in ((loss, previous.loss), (accuracy, previous.accuracy), (done, previous.done)):
+            new[np.ix_(rows, columns)] = old[np.ix_(old_rows, old_columns)]
+    run = evaluate.evaluator(
+        problem,
+        plane.center,
+        plane.directions,
+        loss.size,
+        path=path,
+        precision=precision,
+        max_memory=max_memory,
     )
+    fields |= {
+        "x": x,
+        "y": y,
+        "directions": plane.directions.cpu().numpy(),
+        "center": plane.center.cpu().numpy(),
+        "span": span,
+        "path": run.path,
+        "batchnorm": has_batchnorm(problem.model),
+        "axes": plane.axes,
+        "markers": plane.markers,
+        "labels": plane.labels,
+        "marker_loss": previous.marker_loss if previous else evaluate.losses(problem, plane.thetas),
+        "explained": plane.explained,
+    }
+
+    def surface() -> Surface:
+        return Surface(
+            loss=loss.copy(),
+            accuracy=accuracy.copy(),
+            done=done.copy(),
+            precision_error=error,
+            **fields,
+            **about,
+        )
+
+    def values(points: Tensor, progress: evaluate.Progress) -> dict[str, Tensor]:
+        found = run(points, progress)
+        return {"loss": found.loss, "accuracy": found.accuracy}
+
+    fill(
+        grid_points(x, y),
+        done.reshape(-1),
+        {"loss": loss.reshape(-1), "accuracy": accuracy.reshape(-1)},
+        values,
+        least=run.block,
+        save=(lambda: save(surface())) if save else None,
+        group=group,
+        progress=progress,
+    )
+    if precision != "model":
+        error = _precision_error(problem, plane, x, y, loss)
+    return surface()
+
+
+def kept(previous: Surface, surface: Surface) -> int:
+    """How many points of ``surface`` :func:`contour` took from ``previous``."""
+    columns, rows = coincide(surface.x, previous.x)[1], coincide(surface.y, previous.y)[1]
+    return int(previous.done[np.ix_(rows, columns)].sum())
+
+
+def _another_loss(problem: Problem, previous: Surface) -> str:
+    """Evaluate the first finite point of ``previous`` again: "", or how it differs by more than rounding.
+
+    It does where model, loss or data are others, which the plane alone does not show.
+    """
+    finite = np.argwhere(previous.done & np.isfinite(previous.loss))
+    if not len(finite):
+        return ""
+    i, j = finite[0]
+    plane = previous.plane(problem.theta)
+    theta = torch.add(plane.center, plane.directions[0], alpha=float(previous.x[j]))
+    theta.add_(plane.directions[1], alpha=float(previous.y[i]))
+    before, now = float(previous.loss[i, j]), problem.loss(theta)
+    low = torch.bfloat16 if previous.precision != "model" else problem.dtype
+    eps = torch.finfo(low).eps
+    if abs(now - before) <= math.sqrt(eps) * abs(before) + 100 * eps:
+        return ""
+    return f"its loss at one point is {before:.6g}, not {now:.6g}: it is of another model, loss or data"
+
+
+def _precision_error(problem: Problem, plane: Plane, x: Array, y: Array, loss: Array) -> float:
+    """The largest |difference| of ``loss`` to the model's own precision, at the centre and a corner."""
+    i, j = np.abs(y).argmin(), np.abs(x).argmin()
+    points = torch.tensor([[x[j], y[i]], [x[0], y[0]]])
+    own = evaluate.evaluate_plane(problem, plane.center, plane.directions, points).loss.numpy()
+    with np.errstate(invalid="ignore"):
+        return float(np.abs(own - [loss[i, j], loss[0, 0]]).max())

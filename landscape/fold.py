@@ -80,8 +80,10 @@ def fold(model: nn.Module, dtype: torch.dtype) -> FoldedForward | None:
     # fx takes an optional argument as one that is given: "if mask is not None" would always hold.
     if any(p.default is not p.empty for p in inspect.signature(model.forward).parameters.values()):
         return None
+    # The modules are copied, the tensors are not.
+    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
     try:
-        graph = fx.symbolic_trace(copy.deepcopy(model))
+        graph = fx.symbolic_trace(copy.deepcopy(model, shared))
     except Exception:  # control flow on values, or code that fx does not know: fx raises what it likes
         return None
     modules = dict(graph.named_modules())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -221,18 +222,22 @@ class Problem:
         """The model's outputs at weights ``theta`` (P,), differentiable in both."""
         return self.call(self.layout.views(theta), x)
 
+    @functools.cached_property
+    def sample_bytes(self) -> int:
+        """Bytes that one sample keeps for its backward pass; a forward pass alone holds less at a time."""
+        assert self.resident is not None
+        x, y = self._first()
+        leaves = {k: v.detach().requires_grad_() for k, v in self.layout.views(self.theta).items()}
+        saved = SavedBytes(besides=leaves.values())
+        with torch.enable_grad(), saved:
+            self.criterion(self.call(leaves, x), y)
+        return max(1, saved.bytes_ // min(2, self.samples))
+
     @property
     def chunk(self) -> int:
         """Samples evaluated at once, from the bytes one sample keeps for its backward pass."""
         if self._chunk is None:
-            assert self.resident is not None
-            x, y = self._first()
-            leaves = {k: v.clone().requires_grad_() for k, v in self.layout.views(self.theta).items()}
-            saved = SavedBytes(besides=leaves.values())
-            with torch.enable_grad(), saved:
-                self.criterion(self.call(leaves, x), y)
-            per_sample = max(1, saved.bytes_ // min(2, self.samples))
-            self._chunk = max(1, min(MAX_CHUNK, ACTIVATION_BYTES // per_sample))
+            self._chunk = max(1, min(MAX_CHUNK, ACTIVATION_BYTES // self.sample_bytes))
         return self._chunk
 
     def chunks(self) -> Iterator[tuple[Any, Any, float]]:
@@ -270,20 +275,27 @@ class Problem:
         return part
 
     @torch.no_grad()
+    def totals(self, theta: Tensor | None = None) -> Tensor:
+        """(2,) float64, on the device: the sums that :meth:`evaluate` divides by the number of samples.
+
+        Nothing here waits for the device.
+        """
+        theta = self.theta if theta is None else theta
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for x, y, count in self.chunks():
+            outputs = self.outputs(theta, x)
+            total[0] += self.criterion(outputs, y).double() * count
+            total[1] += correct(outputs, y)
+        return total
+
     def evaluate(self, theta: Tensor | None = None) -> tuple[float, float]:
         """(mean loss, accuracy) at ``theta``, default the centre; sums in float64.
 
         Accuracy is the share of samples whose largest output is the target; NaN where the outputs, or their
         ``logits``, are not (B, classes) with integer targets (B,).
         """
-        theta = self.theta if theta is None else theta
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        right = torch.zeros((), dtype=torch.float64, device=self.device)
-        for x, y, count in self.chunks():
-            outputs = self.outputs(theta, x)
-            loss += self.criterion(outputs, y).double() * count
-            right += correct(outputs, y)
-        return float(loss) / self.samples, float(right) / self.samples
+        loss, right = self.totals(theta).tolist()
+        return loss / self.samples, right / self.samples
 
     def loss(self, theta: Tensor | None = None) -> float:
         """Mean loss at ``theta`` (P,), default the centre."""

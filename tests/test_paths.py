@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import landscape
-from landscape import InputError, Problem
+from landscape import FailedError, InputError, Problem
 from landscape.evaluate import evaluate_plane
 from landscape.fold import fold
 from tests import problems
@@ -145,3 +145,5 @@ def test_auto_falls_back_where_compiling_fails(monkeypatch: pytest.MonkeyPatch) 
     s = landscape.contour(problem, landscape.random_plane(problem), grid=(4, 4))
     assert s.path == "batched"
     assert np.isfinite(s.loss).all()
+    with pytest.raises(FailedError, match=r"path: 'compiled' fails here \(no compiler\); use 'batched'"):
+        landscape.contour(problem, landscape.random_plane(problem), grid=(4, 4), path="compiled")

@@ -282,6 +282,11 @@ def message(text: str, quiet: bool) -> None:
 def write(results: Sequence[store.Result], path: Path, picture: str | None) -> None:
     """Save ``results``, draw them if a picture is asked for, and name the files on stdout."""
     store.save(results, path)
+    show(results, path, picture)
+
+
+def show(results: Sequence[store.Result], path: Path, picture: str | None) -> None:
+    """Draw ``results`` if a picture is asked for, and name the files on stdout."""
     click.echo(str(path))
     if picture:
         plots.save_figure(plots.draw(results), picture)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import click
 
 import landscape
 from landscape import evaluate
-from landscape.cli import common, planes
+from landscape.cli import common, planes, processes
+from landscape.cli.gridfile import GridFile
+from landscape.contour import kept
+from landscape.memory import parse_size
 from landscape.options import choose
 
 
@@ -36,6 +41,20 @@ from landscape.options import choose
     show_default=True,
     help="How points are evaluated: auto, batched, compiled, folded or pointwise.",
 )
+@click.option(
+    "--precision",
+    default="model",
+    show_default=True,
+    help="Arithmetic: model (that of --dtype), bfloat16 (networks that torch.fx can trace), tf32 (CUDA).",
+)
+@click.option(
+    "--max-memory",
+    "memory",
+    metavar="SIZE",
+    help="What a process may hold, such as 2.5GiB (on CUDA: of the GPU's memory). [default: a chunk of data, "
+    "at most 256MiB, beside weights, directions and data]",
+)
+@processes.option
 @common.device
 @common.source
 @common.quiet
@@ -54,6 +73,9 @@ def contour(
     bn: str,
     bn_samples: int,
     way: str,
+    precision: str,
+    memory: str | None,
+    nproc: int,
     device: str,
     source: common.Source,
     quiet: bool,
@@ -62,29 +84,57 @@ def contour(
 
     Random directions (the default) are the same for all CKPTs; "between" draws one surface through all. The
     other defaults are those of the paper's figures.
+
+    The result file is written while the work goes on, and the same command goes on where it stopped. Points
+    that it holds already are not computed again: a grid of 49 has every point of one of 25, one of 50 only
+    the corners. What it holds of other checkpoints or by other options is replaced, and a message says so.
     """
     shape = common.parse_grid(grid)
     choose("--path", way, evaluate.PATHS)
+    choose("--precision", precision, evaluate.PRECISIONS)
+    max_memory = parse_size("--max-memory", memory) if memory else None
     groups = planes.check(kind, common.open_checkpoints(checkpoints), norm, ignore)
     path = common.result_path(output, groups[0][0], "contour", picture)
-    results = []
-    for group, progress in common.each("contour", groups, quiet):
-        problem = common.open_problem(group[0], split, source, device, dtype)
-        surface = landscape.contour(
-            problem,
-            planes.make(kind, problem, group, norm, ignore, seed),
-            grid=shape,
-            span=span,
-            bn=bn,
-            bn_samples=bn_samples,
-            path=way,
-            progress=progress,
-            **planes.about(group, kind, split),
-        )
-        results.append(surface)
-        common.message(
-            f"{surface.label}: {split} loss from {surface.loss.min():.4g} to {surface.loss.max():.4g}"
-            + planes.summary(surface),
-            quiet,
-        )
-    common.write(results, path, picture)
+    origins = [planes.about(group, kind, split) for group in groups]
+    wanted = {"split": split, "kind": kind, "norm": norm, "dtype": dtype, "bn": bn, "precision": precision}
+    drawn = {"seed": seed} if kind in ("random", "eigen") else {}
+    quiet = quiet or processes.rank() > 0
+    file = GridFile(path, landscape.Surface, origins, wanted | drawn, quiet)
+    with processes.team(nproc) as team:
+        for i, (group, progress) in enumerate(common.each("contour", groups, quiet)):
+            problem = common.open_problem(group[0], split, source, device, dtype)
+            if file.previous and kind == "eigen":  # costly to find, and the same but for rounding
+                plane = file.previous.plane(problem.theta)
+            else:
+                plane = planes.make(kind, problem, group, norm, ignore, seed)
+            surface, previous = file.add(
+                functools.partial(
+                    landscape.contour,
+                    problem,
+                    plane,
+                    grid=shape,
+                    span=span,
+                    bn=bn,
+                    bn_samples=bn_samples,
+                    path=way,
+                    precision=precision,
+                    max_memory=max_memory,
+                    progress=progress,
+                    **origins[i],
+                ),
+                team,
+            )
+            common.message(summary(surface, previous, split), quiet)
+    if team.rank == 0:
+        file.finish(picture)
+
+
+def summary(surface: landscape.Surface, previous: landscape.Surface | None, split: str) -> str:
+    """One line about a surface, and what of it was there before."""
+    text = f"{surface.label}: {split} loss from {surface.loss.min():.4g} to {surface.loss.max():.4g}"
+    text += planes.summary(surface)
+    if surface.precision != "model":
+        text += f"; {surface.precision}: within {surface.precision_error:.2g} of {surface.dtype} at 2 points"
+    if previous:
+        text += f"; {kept(previous, surface):,} of {surface.loss.size:,} points were there already"
+    return text

@@ -38,6 +38,8 @@ def info(file: str) -> None:
 def _short(value: object) -> str:
     if not isinstance(value, np.ndarray):
         return str(value)
+    if value.dtype == bool:
+        return f"{value.dtype} {value.shape}, {value.sum():,} of {value.size:,} true"
     finite = value[np.isfinite(value)] if value.dtype.kind == "f" else value
     span = f", {finite.min():.6g} to {finite.max():.6g}" if finite.size and value.dtype.kind in "fi" else ""
     return f"{value.dtype} {value.shape}{span}"

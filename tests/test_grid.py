@@ -1,0 +1,389 @@
+"""Grids that are saved as they go, gone on with, refined, and split over processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import landscape
+from landscape import InputError, Problem, Surface, evaluate, grid
+from landscape.contour import kept
+from landscape.grid import MismatchError, coincide, fill
+from tests import problems
+from tests.conftest import Command
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.mark.parametrize("name", problems.ALL)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_surface_gone_on_with_has_the_bits_of_an_unbroken_one(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid, "PORTION_SECONDS", 0.0)
+    monkeypatch.setattr(grid, "SAVE_SHARE", 0.0)
+    monkeypatch.setattr(evaluate, "MAX_BLOCK", 4)
+    own = problems.ALL[name]()
+    problem = Problem(own.model, own.criterion, own.tensors or (), dtype=dtype)
+    plane = landscape.random_plane(problem)
+    saved: list[Surface] = []
+    whole = landscape.contour(problem, plane, (5, 3), save=saved.append)
+    assert len(saved) >= 3
+    counts = [int(s.done.sum()) for s in saved]
+    assert counts == sorted(set(counts))
+    for s in saved:
+        assert np.array_equal(np.isnan(s.loss), ~s.done)
+        again = landscape.contour(problem, plane, (5, 3), previous=s)
+        np.testing.assert_array_equal(again.loss, whole.loss)
+        np.testing.assert_array_equal(again.accuracy, whole.accuracy)
+        assert again.done.all()
+        assert again.path == whole.path
+
+
+def test_a_finished_surface_is_returned_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problems.mlp()
+    plane = landscape.random_plane(problem)
+    whole = landscape.contour(problem, plane, (3, 2))
+    monkeypatch.setattr(evaluate, "evaluator", None)  # would fail if it were called
+    assert landscape.contour(problem, plane, (3, 2), previous=whole) is whole
+
+
+def test_refining_computes_only_new_points() -> None:
+    problem = problems.mlp()
+    plane = landscape.random_plane(problem)
+    coarse = landscape.contour(problem, plane, (5, 4))
+    coarse.loss[0, 0] += 1e-9  # too little to be taken for another loss, and seen if it is computed again
+    fine = landscape.contour(problem, plane, (9, 7), previous=coarse)
+    np.testing.assert_array_equal(fine.loss[::2, ::2], coarse.loss)
+    assert kept(coarse, fine) == 20
+    np.testing.assert_allclose(fine.loss, landscape.contour(problem, plane, (9, 7)).loss, atol=1e-8)
+    double = landscape.contour(problem, plane, (10, 8), previous=coarse)
+    assert kept(coarse, double) == 4
+    back = landscape.contour(problem, plane, (5, 4), previous=fine)  # coarser: nothing is computed
+    np.testing.assert_array_equal(back.loss, coarse.loss)
+    wider = landscape.contour(problem, plane, (9, 13), span=0.2, previous=coarse)
+    assert kept(coarse, wider) == 20
+    np.testing.assert_allclose(wider.loss, landscape.contour(problem, plane, (9, 13), 0.2).loss, atol=1e-8)
+
+
+@given(st.integers(2, 40), st.integers(2, 40), st.floats(1e-6, 1e6))
+def test_coordinates_coincide_where_fractions_do(k: int, m: int, span: float) -> None:
+    a, b = np.linspace(-span, span, k), np.linspace(-span, span, m)
+    mine, theirs = coincide(a, b)
+    expected = [(i, j) for i in range(k) for j in range(m) if i * (m - 1) == j * (k - 1)]
+    assert list(zip(mine.tolist(), theirs.tolist(), strict=True)) == expected
+
+
+def test_what_is_of_something_else_is_refused_with_the_reason() -> None:
+    problem = problems.conv()
+    assert problem.tensors is not None
+    x, y = problem.tensors
+    plane = landscape.random_plane(problem)
+    before = landscape.contour(problem, plane, (2, 2), split="test", source_sha256="a")
+
+    def other(words: str, problem: Problem = problem, plane: landscape.Plane = plane, **options: Any) -> None:
+        options = {"split": "test", "source_sha256": "a", **options}
+        with pytest.raises(MismatchError, match=words):
+            landscape.contour(problem, plane, (2, 2), previous=before, **options)
+
+    other("seed is 0 and not 1", plane=landscape.random_plane(problem, seed=1))
+    other("norm is 'none' and not 'layer'", plane=landscape.random_plane(problem, norm="layer"))
+    other("split is 'test' and not 'train'", split="train")
+    other("source_sha256", source_sha256="b")
+    other("bn is 'center' and not 'train'", bn="train", bn_samples=5)
+    other("precision is 'model' and not 'bfloat16'", precision="bfloat16")
+    other("path is", path="pointwise" if before.path == "folded" else "folded")
+    moved = Problem(problem.model, problem.criterion, (x, y), theta=problem.theta + 1e-6)
+    other("center is another", moved, landscape.Plane(moved.theta, plane.directions, "random", "none", 0))
+    turned = landscape.Plane(plane.center, plane.directions.flip(0), "random", "none", 0)
+    other("directions is another", plane=turned)
+    single = Problem(problem.model, problem.criterion, (x, y), dtype=torch.float32)
+    other("dtype is", single, landscape.random_plane(single))
+    other("samples is", Problem(problem.model, problem.criterion, (x[1:], y[1:])))
+    other("another model, loss or data", Problem(problem.model, problem.criterion, (x, 1 - y)))
+    other("another model", Problem(problem.model, nn.CrossEntropyLoss(label_smoothing=0.1), (x, y)))
+
+
+def test_bfloat16_states_its_error() -> None:
+    problem = problems.conv()
+    plane = landscape.random_plane(problem)
+    own = landscape.contour(problem, plane, (3, 3))
+    low = landscape.contour(problem, plane, (3, 3), precision="bfloat16")
+    assert (own.precision, own.precision_error) == ("model", 0.0)
+    expected = max(abs(low.loss[1, 1] - own.loss[1, 1]), abs(low.loss[0, 0] - own.loss[0, 0]))
+    assert low.precision == "bfloat16"
+    assert 0 < low.precision_error == pytest.approx(expected)
+    with pytest.raises(InputError, match="'tf32' is not allowed here, it needs a float32 model on a CUDA"):
+        landscape.contour(problem, plane, (3, 3), precision="tf32")
+
+
+def test_portions_take_ten_seconds_and_saving_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, calls, saves = [0.0], [], []
+    monkeypatch.setattr(grid.time, "perf_counter", lambda: now[0])
+
+    def compute(points: torch.Tensor, progress: object) -> dict[str, torch.Tensor]:
+        calls.append(len(points))
+        now[0] += 0.1 * len(points)
+        return {"v": points[:, 0]}
+
+    def save() -> None:
+        saves.append(now[0])
+        now[0] += 3.0
+
+    points = torch.arange(2000.0, dtype=torch.float64).view(1000, 2)
+    done, v = np.zeros(1000, bool), np.zeros(1000)
+    fill(points, done, {"v": v}, compute, least=8, save=save)
+    assert calls == [8, 100, 300, 300, 292]  # 10 s; then 30 s, ten times what a save takes
+    assert len(saves) == 4  # the whole result is the caller's to save
+    np.testing.assert_array_equal(v, points[:, 0])
+    assert done.all()
+
+
+def test_what_was_done_is_kept_when_a_portion_fails() -> None:
+    done, v = np.zeros(10, bool), np.full(10, np.nan)
+    saved: list[int] = []
+
+    def compute(points: torch.Tensor, progress: object) -> dict[str, torch.Tensor]:
+        if points[0, 0] > 0:
+            raise MemoryError
+        return {"v": points[:, 1]}
+
+    points = torch.tensor([[0.0, 1.0]] * 4 + [[1.0, 1.0]] * 6)
+    with pytest.raises(MemoryError):
+        fill(points, done, {"v": v}, compute, least=4, save=lambda: saved.append(int(done.sum())))
+    assert saved == [4]
+    assert np.flatnonzero(done).tolist() == [0, 1, 2, 3]
+
+
+def member(rank: int, folder: str, ending: str) -> None:
+    """One of two processes that fill one grid; the second may fail, in words or without."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    done, v = np.zeros(20, bool), np.full(20, np.nan)
+    if rank == 0:
+        done[3], v[3] = True, 7.0
+    saved: list[int] = []
+
+    def compute(points: torch.Tensor, progress: object) -> dict[str, torch.Tensor]:
+        assert len(points) in (2, 1)
+        if rank == 1 and float(points.max()) > 5 and ending == "words":
+            raise ValueError("too hot")
+        if rank == 1 and float(points.max()) > 5 and ending == "silence":
+            os._exit(3)
+        return {"v": 2 * points[:, 0]}
+
+    said = ""
+    grid.PORTION_SECONDS = 0.0
+    grid.SAVE_SHARE = 0.0
+    points = torch.arange(20.0).view(20, 1)
+    try:
+        group = dist.group.WORLD
+        fill(
+            points, done, {"v": v}, compute, least=2, save=lambda: saved.append(int(done.sum())), group=group
+        )
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    np.savez(Path(folder) / f"{rank}.npz", done=done, v=v, saved=saved, said=said)
+
+
+@pytest.mark.parametrize("ending", [pytest.param("whole", marks=pytest.mark.slow), "words", "silence"])
+def test_processes_share_a_grid_and_a_failure_names_its_rank(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    context = mp.start_processes(member, (str(tmp_path), ending), nprocs=2, join=False, start_method="spawn")
+    for process in context.processes:
+        process.join(60)
+    found = [np.load(tmp_path / f"{r}.npz") for r in range(1 if ending == "silence" else 2)]
+    expected = 2 * np.arange(20.0)
+    expected[3] = 7.0  # the first process had it
+    said = [str(f["said"]) for f in found]
+    if ending == "whole":
+        for f in found:
+            np.testing.assert_array_equal(f["v"], expected)
+        assert [len(f["saved"]) for f in found] == [4, 0]  # 19 points, 4 at a time; the first one saves
+        assert said == ["", ""]
+        return
+    done = found[0]["done"]
+    np.testing.assert_array_equal(found[0]["v"][done], expected[done])
+    assert not done.all()
+    if ending == "words":
+        assert said[0] == f"FailedError: rank 1 failed (ValueError: too hot); {grid.KEPT}"
+        assert said[1] == "ValueError: too hot"
+        assert found[0]["saved"][-1] == done.sum() == 7  # of the second portion, what the first one found
+    else:
+        assert said == [f"LostError: {grid.LostError.words}; {grid.KEPT}"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two checkpoints of a short run on the bundled digits."""
+    folder = tmp_path_factory.mktemp("run")
+    small = ["--set", "steps=20", "--set", "checkpoint.every=10", "--set", "model.widths=[64, 16, 10]"]
+    argv = ["-m", "landscape", "train", "digits-dpsgd", *small, "-o", str(folder), "-q"]
+    subprocess.run([sys.executable, *argv], check=True)
+    return folder
+
+
+def appears(path: Path, process: subprocess.Popen[bytes]) -> None:
+    """Wait until ``path`` is there; fail if the process ends first."""
+    for _ in range(6000):
+        if path.exists():
+            return
+        assert process.poll() is None, "it ended before it saved anything"
+        time.sleep(0.01)
+    raise AssertionError(f"{path} never came")
+
+
+def test_a_killed_contour_goes_on(run: Path, tmp_path: Path, start: Start, command: Command) -> None:
+    out, whole = tmp_path / "c.h5", tmp_path / "whole.h5"
+    wanted = ("contour", run / "last.h5", "--grid", "150", "--path", "batched")
+    process = start(*wanted, "-o", out)
+    appears(out, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    held = int(landscape.load(out).done.sum())
+    assert 0 < held < 150 * 150
+    code, printed, err = command(*wanted, "-o", out)
+    assert (code, printed) == (0, f"{out}\n")
+    assert f"{held:,} of 22,500 points were there already" in err
+    assert command(*wanted, "-o", whole)[0] == 0
+    a, b = landscape.load(out), landscape.load(whole)
+    np.testing.assert_array_equal(a.loss, b.loss)
+    np.testing.assert_array_equal(a.accuracy, b.accuracy)
+    assert a.done.all()
+
+
+def test_a_finished_file_is_left_alone_and_drawn(run: Path, tmp_path: Path, command: Command) -> None:
+    out, picture = tmp_path / "c.h5", tmp_path / "c.png"
+    for kind, files in (("random", ("last", "step-0000010")), ("eigen", ("last",))):
+        wanted = ("contour", *(run / f"{f}.h5" for f in files), "--plane", kind, "--grid", "3", "-o", out)
+        assert command(*wanted)[0] == 0
+        before = (out.read_bytes(), out.stat().st_mtime_ns)
+        code, printed, err = command(*wanted, "--plot", picture)
+        assert (code, printed) == (0, f"{out}\n{picture}\n")
+        assert f"{out}: finished already, nothing is computed" in err
+        assert (out.read_bytes(), out.stat().st_mtime_ns) == before
+        assert picture.exists()
+    assert "not gone on with" not in err
+
+
+def test_a_file_of_something_else_is_replaced_and_says_why(
+    run: Path, tmp_path: Path, command: Command
+) -> None:
+    out = tmp_path / "c.h5"
+    last, early = run / "last.h5", run / "step-0000010.h5"
+
+    def says(*words: str, contour: tuple[object, ...]) -> list[Any]:
+        code, printed, err = command("contour", *contour, "--grid", "3", "-o", out)
+        assert (code, printed) == (0, f"{out}\n")
+        assert [word for word in words if word not in err] == []
+        assert ("not gone on with" in err) == any("not gone on with" in word for word in words)
+        loaded = landscape.load(out)
+        return loaded if isinstance(loaded, list) else [loaded]
+
+    says(contour=(last,))
+    assert says("not gone on with, its seed is 0 and not 1", contour=(last, "--seed", "1"))[0].seed == 1
+    says("not gone on with, its dtype is 'float32'", contour=(last, "--seed", "1", "--dtype", "float64"))
+    says("not gone on with, it is of other checkpoints", contour=(early,))
+    two = says("9 of 9 points were there already", contour=(last, early))
+    assert [s.label[-1] for s in two] == ["0", "0"]
+    assert [s.label for s in says("9 of 9 points", contour=(early, last))] == [s.label for s in two[::-1]]
+    assert len(says("9 of 9 points were there already", contour=(last,))) == 1
+    assert command("noise", last, "--draws", "2", "-o", out)[0] == 0
+    says("not gone on with, it holds a landscape.noise", contour=(last,))
+    says("not gone on with, its bn is 'center' and not 'train'", contour=(last, "--bn", "train"))
+
+
+def test_a_later_surface_is_kept_while_an_earlier_one_is_computed(
+    run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "c.h5"
+    files = (run / "step-0000010.h5", run / "last.h5")
+    assert command("contour", files[1], "--grid", "4", "-o", out)[0] == 0
+    monkeypatch.setattr(grid, "PORTION_SECONDS", 0.0)
+    monkeypatch.setattr(grid, "SAVE_SHARE", 0.0)
+    monkeypatch.setattr(evaluate, "MAX_BLOCK", 4)
+    seen = []
+    real = landscape.store.save
+    monkeypatch.setattr(
+        landscape.store, "save", lambda results, path: (seen.append(results), real(results, path))
+    )
+    assert command("contour", *files, "--grid", "4", "-o", out)[0] == 0
+    assert [[int(s.done.sum()) for s in results] for results in seen] == [
+        [4, 16], [8, 16], [12, 16], [16, 16], [16, 16],
+    ]  # fmt: skip
+
+
+def test_two_processes_write_one_file(run: Path, tmp_path: Path, command: Command) -> None:
+    one, two = tmp_path / "1.h5", tmp_path / "2.h5"
+    wanted = ("contour", run / "last.h5", run / "step-0000010.h5", "--grid", "12")
+    assert command(*wanted, "-o", one)[0] == 0
+    threads = torch.get_num_threads()
+    code, printed, err = command(*wanted, "-o", two, "--nproc", "2")
+    assert (code, printed) == (0, f"{two}\n")
+    assert err.count("test loss from") == 2
+    assert torch.get_num_threads() == threads
+    for a, b in zip(landscape.load(one), landscape.load(two), strict=True):
+        np.testing.assert_allclose(a.loss, b.loss, rtol=1e-6)
+        np.testing.assert_array_equal(a.accuracy, b.accuracy)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["1.h5", "2.h5"]
+
+
+def test_a_worker_that_fails_is_named(
+    run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from landscape.cli import processes
+
+    real = processes._start
+
+    def misled(*args: Any) -> processes.Worker:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["landscape", "contour", str(tmp_path / "none.h5"), "--nproc", "2"])
+            return real(*args)
+
+    monkeypatch.setattr(processes, "_start", misled)
+    code, printed, err = command("contour", run / "last.h5", "-o", tmp_path / "c.h5", "--nproc", "2")
+    assert (code, printed) == (1, "")
+    assert err.startswith(f"landscape: rank 1 failed (exit code 1: {tmp_path}/none.h5: no such file")
+    assert err.count("\n") == 1
+    assert command("contour", run / "last.h5", "--nproc", "0")[2].startswith("landscape: --nproc: 0 is not")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    code, _, err = command("contour", run / "last.h5", "-o", tmp_path / "c.h5", "--nproc", "2")
+    assert (code, err) == (2, "landscape: --nproc: 2 is not allowed here, torchrun has started 4 processes\n")
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_named_and_what_is_done_is_kept(
+    run: Path, tmp_path: Path, command: Command
+) -> None:
+    if not Path("/proc/self/task").exists():
+        pytest.skip("finds the worker in /proc, which only Linux has")
+    out = tmp_path / "c.h5"
+    wanted = ("contour", run / "last.h5", "--grid", "400", "--path", "batched", "-o", out)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "landscape", *map(str, wanted), "--nproc", "3"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    appears(out, process)  # type: ignore[arg-type]
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    printed, err = process.communicate(timeout=120)
+    assert (process.returncode, printed) == (1, "")
+    assert err == f"landscape: rank 2 failed (killed by signal 9); {grid.KEPT}\n"
+    assert 0 < landscape.load(out).done.sum() < 400 * 400

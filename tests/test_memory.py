@@ -1,0 +1,187 @@
+"""What a grid costs in memory, and a bound on it, measured as the peak of a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import landscape
+from landscape import InputError
+from landscape.memory import held, parse_size
+from tests import problems
+from tests.conftest import Command
+
+MIB = 2**20
+LINUX = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc/self/statm")
+START = """
+import pathlib, re, resource, sys
+import torch, landscape
+from torch import nn
+from landscape.memory import held
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+def peak():
+    status = pathlib.Path("/proc/self/status")
+    if status.exists():  # ru_maxrss of a Linux process begins at that of the one that started it
+        return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", status.read_text())[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+"""
+
+
+def run(code: str) -> list[float]:
+    """The numbers that START and ``code`` print, in a process of their own."""
+    done = subprocess.run([sys.executable, "-c", START + code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [float(word) for word in done.stdout.split()]
+
+
+SMALL = """
+model = landscape.models.build("mlp", widths=[50, 40, 10])
+problem = landscape.Problem(model, nn.functional.cross_entropy, (torch.randn(300, 50), torch.arange(300) % 10))
+plane = landscape.random_plane(problem)
+landscape.contour(problem, plane, grid=(10, 10), path={path!r})
+first = peak()
+landscape.contour(problem, plane, grid=(200, {rows}), path={path!r})
+print(peak() - first)
+"""
+
+
+@pytest.mark.parametrize(("path", "rows"), [("batched", 200), ("pointwise", 5), ("folded", 5)])
+def test_more_points_cost_no_more_memory(path: str, rows: int) -> None:
+    """40,000 points in place of 100: their coordinates and values take 5 MiB, all weights would take 400."""
+    more = run(SMALL.format(path=path, rows=rows))[0]
+    assert more < 16 * MIB
+
+
+BOUND = """
+if {kind!r} == "mlp":
+    model = landscape.models.build("mlp", widths=[300, 1500, 1500, 10])
+    x = torch.randn(5000, 300)
+else:
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1),
+        nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
+    )
+    x = torch.randn(300, 3, 32, 32)
+problem = landscape.Problem(model, nn.functional.cross_entropy, (x, torch.arange(len(x)) % 10))
+plane = landscape.random_plane(problem)
+limit = held(problem.device) + {room} * 2**20
+surface = landscape.contour(problem, plane, grid=(2, 2), path={path!r}, max_memory=limit)
+free = landscape.contour(problem, plane, grid=(2, 2), path={path!r}) if {check} else surface
+print(peak(), limit, abs(surface.loss / free.loss - 1).max())
+"""
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("kind", "path", "room"),
+    [("mlp", "batched", 110), ("mlp", "auto", 50), ("conv", "pointwise", 45), ("conv", "folded", 45)],
+)
+def test_a_bound_is_kept(kind: str, path: str, room: int) -> None:
+    peak, limit, _ = run(BOUND.format(kind=kind, path=path, room=room, check=False))
+    assert peak <= limit
+
+
+@LINUX
+def test_a_bound_changes_nothing_but_rounding_and_is_needed() -> None:
+    peak, limit, error = run(BOUND.format(kind="conv", path="pointwise", room=45, check=True))
+    assert peak > limit + 32 * MIB  # without it much more is taken
+    assert error < 1e-5
+
+
+@LINUX
+@pytest.mark.parametrize("make", [problems.conv, problems.mlp])
+@pytest.mark.parametrize("bn", ["center", "recalibrate", "train"])
+def test_a_bound_that_cannot_be_kept_names_the_least_that_can(make: object, bn: str) -> None:
+    assert callable(make)
+    problem = make()
+    plane = landscape.random_plane(problem)
+    with pytest.raises(
+        InputError, match=r"^max_memory: 1MiB is not enough, at least \d+MiB is needed"
+    ) as caught:
+        landscape.contour(problem, plane, (2, 2), bn=bn, bn_samples=10, max_memory=MIB)
+    least = int(str(caught.value).split("at least ")[1].split("MiB")[0])
+    s = landscape.contour(problem, plane, (2, 2), bn=bn, bn_samples=10, max_memory=(least + 8) * MIB)
+    free = landscape.contour(problem, plane, (2, 2), bn=bn, bn_samples=10)
+    assert abs(s.loss / free.loss - 1).max() < 1e-12
+
+
+def test_max_memory_on_the_command_line(tiny: Path, tmp_path: Path, command: Command) -> None:
+    assert command("train", tiny, "-o", tmp_path, "-q")[0] == 0
+    last, out = tmp_path / "last.h5", tmp_path / "c.h5"
+    bounded = ("contour", last, "--grid", "3", "-o", out, "--max-memory")
+    code, _, err = command(*bounded, "10MB")
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith("landscape: max_memory: 9.53674MiB is not enough, at least ")
+    assert command(*bounded, "lots")[2].startswith("landscape: --max-memory: 'lots' is not allowed")
+    assert not out.exists()
+    assert command(*bounded, "64GiB")[0] == 0
+
+
+@given(
+    st.floats(0.001, 9999), st.sampled_from(["", "B", "KB", "MB", "GB", "KiB", "MiB", "GiB"]), st.booleans()
+)
+def test_sizes_are_read(number: float, unit: str, space: bool) -> None:
+    factor = {"": 1, "B": 1, "K": 1, "M": 2, "G": 3}[unit[:1]]
+    base = 1 if len(unit) < 2 else 1024 if unit[1] == "i" else 1000
+    text = f"{number:.3f}{' ' * space}{unit}"
+    assert parse_size("--max-memory", text) == int(float(f"{number:.3f}") * base**factor)
+    assert parse_size("--max-memory", text.lower()) == parse_size("--max-memory", text)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1GiB", "1e9", "2.5XiB", "GiB", "nan", "1 2", "0.0MB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"--max-memory: '.*' is not allowed, .* such as 2.5GiB"):
+        parse_size("--max-memory", text)
+
+
+def test_held_is_what_the_process_holds() -> None:
+    before = held(torch.device("cpu"))
+    ballast = torch.ones(2**23)
+    assert 28 * MIB < held(torch.device("cpu")) - before < 64 * MIB or not Path("/proc/self/statm").exists()
+    assert ballast[0] == 1
+
+
+LSTM = """
+class Speech(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(260, 512, 6, batch_first=True, bidirectional=True)
+        self.bottleneck = nn.Linear(1024, 256)
+        self.out = nn.Linear(256, 32000)
+
+    def forward(self, x):
+        return self.out(self.bottleneck(self.lstm(x)[0][:, x.shape[1] // 2]))
+
+data = torch.randn(4, 21, 260), torch.randint(32000, (4,))
+problem = landscape.Problem(Speech(), nn.functional.cross_entropy, data)
+plane = landscape.random_plane(problem, norm="filter")
+file = {file!r}
+surface = landscape.contour(
+    problem, plane, grid=(5, 5), span=1.0, save=lambda s: s.save(file), max_memory={bound}
+)
+surface.save(file)
+saved = peak()
+loaded = landscape.load(file)
+assert landscape.contour(problem, plane, grid=(5, 5), span=1.0, previous=loaded) is loaded
+fine = landscape.contour(problem, plane, grid=(3, 3), span=1.0, previous=loaded)
+assert (fine.loss == loaded.loss[::2, ::2]).all()
+print(problem.layout.size, saved, peak())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bound", ["None", "1500 * 2**20"])
+def test_a_43_million_parameter_lstm_stays_far_below_its_bound(tmp_path: Path, bound: str) -> None:
+    """The network for speech of DESIGN's settings: 165 MiB of weights, under 2.5 GiB as promised."""
+    size, saved, whole = run(LSTM.format(file=str(tmp_path / "s.h5"), bound=bound))
+    assert size == 43_154_944
+    assert saved < 1500 * MIB
+    assert whole < 2.5 * 2**30
