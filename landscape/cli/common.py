@@ -109,6 +109,14 @@ def source(function: F) -> F:
     return cast(F, command)
 
 
+search = click.option(
+    "--search",
+    default="auto",
+    show_default=True,
+    help="auto: cheaper products find eigenvectors, exact ones check and mend them; exact: no cheaper ones.",
+)
+
+
 def batchnorm(function: F) -> F:
     """The options that say whose statistics BatchNorm uses."""
     policy = click.option(

@@ -31,6 +31,7 @@ class GridFile(Generic[R]):
         quiet: bool,
     ) -> None:
         self._path, self._quiet = path, quiet
+        self._reasons: list[str] = []  # told when work starts: the command may still end with an error
         self._results: list[R] = []
         self._held = self._read(kind)
         self._past: list[R | None] = [None] * len(origins)
@@ -59,7 +60,12 @@ class GridFile(Generic[R]):
         return same
 
     def _anew(self, reason: str) -> None:
-        common.message(f"{self._path}: not gone on with, {reason}; computed from nothing", self._quiet)
+        self._reasons.append(reason)
+
+    def _tell(self) -> None:
+        for reason in self._reasons:
+            common.message(f"{self._path}: not gone on with, {reason}; computed from nothing", self._quiet)
+        self._reasons = []
 
     @property
     def previous(self) -> R | None:
@@ -69,10 +75,12 @@ class GridFile(Generic[R]):
     def add(self, compute: Callable[..., R], team: Team) -> tuple[R, R | None]:
         """The next result, by ``compute(previous=…, save=…, group=…)``, and the previous one it used."""
         previous = self.previous
+        self._tell()
         try:
             result = compute(previous=previous, save=self._save, group=team.group)
         except MismatchError as error:
             self._anew(str(error))
+            self._tell()
             previous = None
             result = compute(save=self._save, group=team.group)
         if result is not previous and len(self._results) + 1 < len(self._past) and team.rank == 0:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import click
 import numpy as np
 
 import landscape
-from landscape.cli import common
+from landscape.cli import common, processes
+from landscape.cli.gridfile import GridFile
 
 
 @click.command(
@@ -18,9 +21,11 @@ from landscape.cli import common
 @click.option(
     "--max-products", default=1000, show_default=True, help="Hessian-vector products a point, at most."
 )
+@common.search
 @click.option(
     "--randomness", default="refuse", show_default=True, help="A model random in eval mode: refuse or seed."
 )
+@processes.option
 @common.device
 @common.source
 @common.quiet
@@ -36,7 +41,9 @@ def hessian_grid(
     picture: str | None,
     tol: float,
     max_products: int,
+    search: str,
     randomness: str,
+    nproc: int,
     device: str,
     source: common.Source,
     quiet: bool,
@@ -45,27 +52,36 @@ def hessian_grid(
     shape = common.parse_grid(grid)
     runs = common.open_checkpoints(checkpoints)
     path = common.result_path(output, runs[0], "hessian", picture)
-    results = []
-    for run, progress in common.each("hessian-grid", runs, quiet):
-        problem = common.open_problem(run, split, source, device, dtype)
-        result = landscape.hessian_grid(
-            problem,
-            landscape.random_plane(problem, norm=norm, seed=seed),
-            grid=shape,
-            span=span,
-            tol=tol,
-            max_products=max_products,
-            randomness=randomness,
-            progress=progress,
-            **common.about(run, split),
-        )
-        results.append(result)
-        missed = int((~result.converged).sum())
-        worst = f"; {missed} of {result.ratio.size} points did not converge" if missed else ""
-        common.message(
-            f"{result.label}: median |λ_min|/|λ_max| {np.median(result.ratio):.4g}, "
-            f"λ_max {result.lambda_max.min():.4g}…{result.lambda_max.max():.4g}, "
-            f"{int(result.hvps.sum())} products{worst}",
-            quiet,
-        )
-    common.write(results, path, picture)
+    origins = [common.about(run, split) for run in runs]
+    wanted = {"norm": norm, "seed": seed, "tol": tol, "dtype": dtype, "split": split, "search": search}
+    quiet = quiet or processes.rank() > 0
+    file = GridFile(path, landscape.HessianGrid, origins, wanted, quiet)
+    with processes.team(nproc) as team:
+        for i, (run, progress) in enumerate(common.each("hessian-grid", runs, quiet)):
+            problem = common.open_problem(run, split, source, device, dtype)
+            result, _ = file.add(
+                functools.partial(
+                    landscape.hessian_grid,
+                    problem,
+                    landscape.random_plane(problem, norm=norm, seed=seed),
+                    grid=shape,
+                    span=span,
+                    tol=tol,
+                    max_products=max_products,
+                    randomness=randomness,
+                    search=search,
+                    progress=progress,
+                    **origins[i],
+                ),
+                team,
+            )
+            missed = int((~result.converged).sum())
+            worst = f"; {missed} of {result.ratio.size} points did not converge" if missed else ""
+            common.message(
+                f"{result.label}: median |λ_min|/|λ_max| {np.median(result.ratio):.4g}, "
+                f"λ_max {result.lambda_max.min():.4g}…{result.lambda_max.max():.4g}, "
+                f"{int(result.hvps.sum())} products{worst}",
+                quiet,
+            )
+    if team.rank == 0:
+        file.finish(picture)

@@ -36,6 +36,7 @@ from landscape.spectrum import PROBES, STEPS, TRACE_PRODUCTS
 @click.option(
     "--max-products", default=1000, show_default=True, help="Products for the eigenvalues, at most."
 )
+@common.search
 @click.option("--products", default=TRACE_PRODUCTS, show_default=True, help="Products for the trace.")
 @click.option("--probes", default=PROBES, show_default=True, help="Random vectors for the density.")
 @click.option("--steps", default=STEPS, show_default=True, help="Lanczos steps a random vector.")
@@ -61,6 +62,7 @@ def spectrum(
     engine: str,
     tol: float,
     max_products: int,
+    search: str,
     products: int,
     probes: int,
     steps: int,
@@ -96,6 +98,7 @@ def spectrum(
             engine=engine,
             tol=tol,
             max_products=max_products,
+            search=search,
             products=products,
             probes=probes,
             steps=steps,
