@@ -26,7 +26,10 @@ def both(problem: Problem, path: str, **options: str) -> tuple[Tensor, Tensor]:
 
 
 class Residual(nn.Module):
-    """Pairs that fold, one with a biased convolution, one that is used twice, and a BatchNorm that may not."""
+    """Pairs that fold, one with a biased convolution, one that is used twice, and a BatchNorm that may not.
+
+    ReLUs of values that nothing else needs, and of one that is needed as it was.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,11 +37,14 @@ class Residual(nn.Module):
         self.b, self.nb = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4, affine=False)
         self.twice, self.nt = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
         self.lone = nn.BatchNorm2d(4)
+        self.kept, self.relu = nn.Conv2d(4, 4, 1), nn.ReLU()
         self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.na(self.a(x)).relu()
-        h = h + self.nb(self.b(h)).tanh()
+        h = self.relu(self.na(self.a(x)))
+        h = nn.functional.relu(h + self.nb(self.b(h)).tanh())
+        kept = self.kept(h)
+        h = h + self.relu(kept) * kept
         h = self.nt(self.twice(h)) + self.twice(h)
         out: Tensor = self.head(self.lone(h).mean((2, 3)))
         return out

@@ -108,13 +108,13 @@ def resnet18() -> nn.Module:
 
 
 def large() -> None:
-    """ResNet-18 of CIFAR's size, 400 images, two points; filter-normalised directions."""
+    """ResNet-18 of CIFAR's size, 800 images, two points; filter-normalised directions."""
     torch.manual_seed(0)
     model = resnet18()
     with torch.no_grad():
         for _ in range(3):  # statistics that are not the initial ones
             model(torch.randn(64, 3, 32, 32))
-    x, y = torch.randn(400, 3, 32, 32), torch.randint(10, (400,))
+    x, y = torch.randn(800, 3, 32, 32), torch.randint(10, (800,))
     model.eval()
     problem = landscape.Problem(model, F.cross_entropy, (x, y))
     plane = landscape.random_plane(problem, norm="filter")
