@@ -162,13 +162,12 @@ class ChainHessian:
         last = len(self.layers) - 1
         for c in self.chunks:
             x = c.data(dtype)
-            hs = [h.expand(count, -1, -1) for h in c.h]
             # Forward: the derivatives along v of the layers' outputs (rz) and inputs (rh).
             rzs: list[Tensor] = []
             rhs: list[Tensor] = []
             for k, layer in enumerate(self.layers):
                 if k:
-                    rz = _product(moved[layer.step.weight], hs[k - 1], _product(weights[k], rhs[-1]))
+                    rz = _product(moved[layer.step.weight], c.h[k - 1], _product(weights[k], rhs[-1]))
                 else:
                     rz = (first @ x.T).to(own).view(count, -1, len(x))
                 if layer.step.bias:
@@ -185,11 +184,11 @@ class ChainHessian:
                 if k == 0:
                     sums[step.weight].add_((r.flatten(0, 1).to(dtype) @ x).view_as(sums[step.weight]))
                     break
-                sums[step.weight].add_(_product(r, hs[k - 1].mT))
+                sums[step.weight].add_(_product(r, c.h[k - 1].mT))
                 r = _product(weights[k].mT, r)
                 if self.full:
-                    delta = c.delta[k - 1].expand(count, -1, -1)
-                    sums[step.weight].add_(_product(delta, rhs[k - 1].mT))
+                    delta = c.delta[k - 1]
+                    sums[step.weight].add_(_product(rhs[k - 1], delta.mT).mT)
                     r = _product(moved[step.weight].mT, delta, r)
                 r = r * c.slope[k - 1]
                 bend = c.bend[k - 1]
@@ -199,9 +198,14 @@ class ChainHessian:
 
 
 def _product(a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
-    """a @ b (+ plus), (K, n, m). A batch of one goes without: bmm copies what is transposed, mm does not."""
-    if len(a) == 1:
-        return (a[0] @ b[0] if plus is None else torch.addmm(plus[0], a[0], b[0])).unsqueeze(0)
+    """a @ b (+ plus), (K, n, m) times (K, m, p) or (1, m, p).
+
+    One b for all is one product of matrices. (bmm copies what is transposed or expanded, mm does not.)
+    """
+    if len(b) == 1:
+        rows = a.flatten(0, 1)
+        out = rows @ b[0] if plus is None else torch.addmm(plus.flatten(0, 1), rows, b[0])
+        return out.view(len(a), -1, b.shape[2])
     return torch.bmm(a, b) if plus is None else torch.baddbmm(plus, a, b)
 
 

@@ -97,18 +97,18 @@ def eigenpairs(
     fits = kept is not None and kept * len(thetas) <= GRAPH_BYTES
     whole = _Way(problem, problem.dtype)
     rough = problem.layout.size < LEAST_PARAMETERS or tol < LEAST_TOL or randomness == "seed"
-    way = whole if how == "exact" or rough else _cheapest(problem, thetas, fits)
+    one = ChainHessian(problem, thetas, kind=kind) if fits and len(thetas) == 1 else None
+    way = whole if how == "exact" or rough else _cheapest(problem, thetas, fits, one)
 
     def searched(at: Tensor, starts: list[Tensor], way: _Way) -> list[Eigenpairs]:
         searches = [search(s, low=low, high=high, tol=tol, max_products=max_products) for s in starts]
         share = way.problem.samples / problem.samples
         exact: Iterable[Products]
         if fits:
-            h = ChainHessian(way.problem, at, kind=kind)
+            h = one if one and way.problem is problem else ChainHessian(way.problem, at, kind=kind)
             found = follow(searches, _in_step(h, share, way.dtype), done)
             # Else one at a time, as zip below asks for them.
-            same = way.problem is problem and len(at) == 1
-            exact = [h] if same else (ChainHessian(problem, t[None], kind=kind) for t in at)
+            exact = [one] if one else (ChainHessian(problem, t[None], kind=kind) for t in at)
         else:
             general = functools.partial(HessianOperator, kind=kind, part=part, randomness=randomness)
             each = [general(way.problem, t) for t in at]
@@ -147,18 +147,20 @@ class _Way:
 
 
 @torch.no_grad()
-def _cheapest(problem: Problem, thetas: Tensor, is_chain: bool) -> _Way:
-    """The samples that matter at ``thetas``, and the precision that is faster."""
+def _cheapest(problem: Problem, thetas: Tensor, is_chain: bool, one: ChainHessian | None) -> _Way:
+    """The samples that matter at ``thetas``, and the precision that is faster; ``one``: if it is there."""
     dtype = torch.bfloat16 if is_chain and _bfloat16_pays(problem) else problem.dtype
     known = plain_cross_entropy(problem.criterion) and problem.tensors is not None and not problem.bn_samples
     if not known or problem.tensors is None or problem.tensors[1].dim() != 1:
         return _Way(problem, dtype)
     missing = torch.zeros(problem.samples, device=problem.device)
     for theta in thetas:
-        parts = [
-            1 - problem.outputs(theta, x).softmax(1).gather(1, y[:, None]).squeeze(1)
-            for x, y, _ in problem.chunks()
-        ]
+        outputs = (
+            [(c.z[0].T, c.y) for c in one.chunks]
+            if one
+            else ((problem.outputs(theta, x), y) for x, y, _ in problem.chunks())
+        )
+        parts = [1 - z.detach().softmax(1).gather(1, y[:, None]).squeeze(1) for z, y in outputs]
         missing += torch.cat(parts).float()
     most, order = missing.sort(descending=True)
     count = int((most.cumsum(0) < MASS * most.sum()).sum()) + 1

@@ -112,7 +112,7 @@ def fold(model: nn.Module, dtype: torch.dtype) -> FoldedForward | None:
 
 
 def _rectify_in_place(graph: fx.GraphModule, modules: dict[str, nn.Module]) -> None:
-    """ReLU writes over what a convolution or a sum has made for it alone: 5% of ResNet-18's time on 2 cores."""
+    """ReLU writes over what a convolution or a sum made for it alone: 5% of ResNet-18's time on 2 cores."""
     for node in list(graph.graph.nodes):
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node) or len(source.users) != 1:

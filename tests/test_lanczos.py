@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import landscape
 from landscape import HessianOperator, InputError, Problem
 from landscape.hessian import dense_hessian
-from landscape.lanczos import lanczos_ends
+from landscape.lanczos import lanczos, lanczos_ends
 from tests import problems
 
 
@@ -73,6 +73,17 @@ def test_a_full_basis_is_restarted_not_given_up(monkeypatch: pytest.MonkeyPatch)
     cut = lanczos_ends(lambda v: diagonal * v, start, tol=1e-4, max_products=20)
     assert not cut.converged
     assert cut.residual_min > 1e-4
+
+
+def test_a_start_with_little_of_the_top_eigenvector_does_not_end_at_the_second() -> None:
+    top = torch.tensor([8.904, 8.587, 7.572, 6.14, 5.36, 4.0, 3.0, 2.0, 1.5], dtype=torch.float64)
+    diagonal = torch.cat((torch.linspace(-0.07, 0.5, 2000, dtype=torch.float64), top))
+    for seed in range(20):
+        start = torch.randn(len(diagonal), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        start[2000] *= 0.03
+        found = lanczos(lambda v: diagonal * v, start, high=1, tol=1e-2)
+        assert found.converged
+        assert float(found.values[0]) == pytest.approx(8.904, rel=1e-2)
 
 
 def test_residuals_are_those_of_the_returned_vectors() -> None:
