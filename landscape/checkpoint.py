@@ -33,6 +33,7 @@ _SLOT = np.dtype(
 # Columns of /history and their units. A row describes one step, from w(t−1) to w(t), t its number: loss,
 # train_loss, alpha_e … delta_cross belong to the step's start, consensus and the test columns to its end.
 # delta = delta_s + delta_2 + delta_cross for SSGD and DPSGD; the noise that SSGD* injects is in delta alone.
+# delta_s … delta_cross are NaN with momentum, weight decay, LARS or LAMB: Eq. 4 splits steps −α × gradient.
 # NaN where a column was not evaluated. Losses are in nats; weights, and so their squares, have no unit.
 HISTORY_UNITS = {
     "step": "steps",
@@ -60,12 +61,12 @@ HISTORY_UNITS = {
 class Checkpoint:
     """State of a run after ``step`` steps.
 
-    ``weights`` (n, P), one row a learner; ``buffers`` name -> (n, …); ``optimizer`` name -> array, the
-    update rule's own state; ``seed`` fixes all randomness together with the step (see
-    :mod:`landscape.train.randomness`); ``history`` column -> (T,) float64; ``recipe`` the TOML text;
-    ``model`` {"name", "options"}; ``data`` {"name", "options", "train", "test", "fingerprint"}; ``lr`` and
-    ``local_batch`` those of the next step; ``diverged_at`` the step at which the run diverged or −1, and
-    ``diverged`` what did: "", "mean" or "learners".
+    ``weights`` (n, P), one row a learner; ``buffers`` name -> (n, …); ``optimizer`` name -> array: the
+    optimizer's state, (n, P) each, and the update rule's own; ``seed`` fixes all randomness together with the
+    step (see :mod:`landscape.train.randomness`); ``history`` column -> (T,) float64; ``recipe`` the TOML
+    text; ``model`` {"name", "options"}; ``data`` {"name", "options", "train", "test", "fingerprint"}; ``lr``
+    and ``local_batch`` those of the next step (at the end of a run, of the last); ``diverged_at`` the step at
+    which the run diverged or −1, and ``diverged`` what did: "", "mean" or "learners".
     """
 
     weights: Tensor

@@ -6,7 +6,9 @@ a layer; any other network runs once for each set of weights.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +29,8 @@ ELEMENTWISE: tuple[type[nn.Module], ...] = (
     nn.LeakyReLU,
     nn.Identity,
 )
+
+Precision = Literal["full", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -92,33 +96,57 @@ def stacked_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class Stack:
-    """Minibatch gradients of n learners of one problem's model, written to one (n, P) buffer."""
+    """Minibatch gradients of n learners of one problem's model, written to one (n, P) buffer.
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    ``accumulate`` microbatches make a minibatch, one after the other: less memory, the same mean but for
+    rounding. ``precision`` "bfloat16" runs the network under PyTorch's autocast, the loss not; the gradients
+    come out in the weights' precision.
+    """
+
+    def __init__(self, problem: Problem, accumulate: int = 1, precision: Precision = "full") -> None:
+        self.problem, self.accumulate = problem, accumulate
         self.steps = chain(problem.model)
+        self._autocast = functools.partial(
+            torch.autocast, problem.device.type, torch.bfloat16, enabled=precision == "bfloat16"
+        )
 
     def gradients(self, weights: Tensor, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
         """Learner j's gradient at ``weights[j]`` on its minibatch (x[j], y[j]), written to ``out[j]``.
 
-        Shapes: weights and out (n, P), x (n, B, ...), y (n, B, ...). Returns the mean losses (n,).
+        Shapes: weights and out (n, P), x (n, B, ...), y (n, B, ...), B a multiple of ``accumulate``. Returns
+        the mean losses (n,).
         """
+        if self.accumulate == 1:
+            return self._minibatch(weights, x, y, out)
+        losses, part = weights.new_zeros(len(weights)), torch.empty_like(out)
+        out.zero_()
+        for xs, ys in zip(x.chunk(self.accumulate, 1), y.chunk(self.accumulate, 1), strict=True):
+            losses += self._minibatch(weights, xs, ys, part) / self.accumulate
+            out.add_(part, alpha=1 / self.accumulate)
+        return losses
+
+    def _minibatch(self, weights: Tensor, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
         if self.steps is None:
             return torch.stack([self._one(*args) for args in zip(weights, x, y, out, strict=True)])
         leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(weights).items()}
         h = x.flatten(2).transpose(1, 2)  # features before samples: gradients come out as the weights lie
-        for step in self.steps:
-            if isinstance(step, LinearStep):
-                w = leaves[step.weight]
-                h = torch.baddbmm(leaves[step.bias].unsqueeze(2), w, h) if step.bias else torch.bmm(w, h)
-            else:
-                h = step(h)
-        losses = stacked_losses(self.problem.criterion, h, y)
+        with self._autocast():
+            for step in self.steps:
+                if isinstance(step, LinearStep):
+                    w = leaves[step.weight]
+                    h = torch.baddbmm(leaves[step.bias].unsqueeze(2), w, h) if step.bias else torch.bmm(w, h)
+                else:
+                    h = step(h)
+        losses = stacked_losses(self.problem.criterion, h.to(weights.dtype), y)
         return self._write(leaves, losses, out)
 
     def _one(self, theta: Tensor, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
         leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(theta).items()}
-        loss = self.problem.criterion(functional_call(self.problem.model, leaves, (x,)), y)
+        with self._autocast():
+            outputs = functional_call(self.problem.model, leaves, (x,))
+        if isinstance(outputs, Tensor):
+            outputs = outputs.to(theta.dtype)
+        loss = self.problem.criterion(outputs, y)
         return self._write(leaves, loss, out)
 
     def _write(self, leaves: dict[str, Tensor], losses: Tensor, out: Tensor) -> Tensor:

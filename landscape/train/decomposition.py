@@ -86,7 +86,9 @@ class StepDecomposition:
     """What is known before a step is finished: g, g_S and δ at w_a; :meth:`columns` adds the displacement.
 
     ``weights`` (n, P) are those at the start of the step, ``own`` (n, P) the learners' minibatch gradients
-    where the rule took them; those at the mean, on the same minibatches (x, y), are computed here.
+    where the rule took them; those at the mean, on the same minibatches (x, y), are computed here. Eq. 4
+    splits the noise of steps −α × gradient, so that its terms are NaN if the steps are not ``plain`` (with
+    momentum, weight decay, LARS or LAMB); α_e and Δ come from the displacement and hold for all.
     """
 
     def __init__(
@@ -99,14 +101,16 @@ class StepDecomposition:
         samples: int,
         seed: int,
         step: int,
+        plain: bool = True,
     ) -> None:
         theta = average(weights)
-        at_mean = torch.empty_like(own)
-        stack.gradients(theta.expand_as(own), x, y, out=at_mean)
         self._mean = weights.mean(0, dtype=torch.float64)  # a difference of two is not to be lost in rounding
         self._gradient = estimate_gradient(stack.problem, theta, samples, seed, step)
-        self._synchronous = at_mean.mean(0, dtype=torch.float64)
-        self._delta = (own.double() - at_mean.double()).mean(0)
+        self._parts: tuple[Tensor, Tensor] | None = None
+        if plain:
+            at_mean = torch.empty_like(own)
+            stack.gradients(theta.expand_as(own), x, y, out=at_mean)
+            self._parts = at_mean.mean(0, dtype=torch.float64), (own.double() - at_mean.double()).mean(0)
 
     def columns(self, new: Tensor, lr: float) -> dict[str, float]:
         """The history's columns for the step that led to the weights ``new`` (n, P) with learning rate α."""
@@ -115,9 +119,8 @@ class StepDecomposition:
         norm2, norm2_se = g.norm2()
         displacement2 = float(d @ d)
         alpha_e = -dot / norm2
-        s, delta, scale = self._synchronous, self._delta, lr**2
         eta = d + alpha_e * g.rows[0] if g.exact else None
-        return {
+        columns = {
             "train_loss": g.loss,
             "alpha_e": alpha_e,
             "alpha_e_se": (dot_se**2 + (alpha_e * norm2_se) ** 2) ** 0.5 / abs(norm2),
@@ -125,6 +128,11 @@ class StepDecomposition:
             "grad_norm2_se": norm2_se,
             "displacement2": displacement2,
             "delta": float(eta @ eta) if eta is not None else displacement2 - alpha_e**2 * norm2,
+        }
+        if self._parts is None:
+            return columns
+        (s, delta), scale = self._parts, lr**2
+        return columns | {
             "delta_s": scale * g.perpendicular(s, s),
             "delta_2": scale * g.perpendicular(delta, delta),
             "delta_2_full": scale * float(delta @ delta),

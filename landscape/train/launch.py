@@ -63,9 +63,10 @@ def launch(
         _write_text(folder / "recipe.toml", recipe.to_toml())
     except OSError as error:
         raise FailedError(f"{folder}: cannot be written ({error.strerror})") from error
+    n, lr = recipe.learners, recipe.schedule.peak(recipe.lr, recipe.batch)
     hooks.message(
-        f"{recipe.name}: {trainer.algorithm}, {recipe.learners} learners × {recipe.local_batch} samples, "
-        f"lr {recipe.lr:g}, step {trainer.step} to {recipe.steps}, seed {recipe.seed}"
+        f"{recipe.name}: {trainer.algorithm}, {n} learner{'s' * (n > 1)} × {recipe.local_batch} samples, "
+        f"{recipe.part('optimizer')[0]}, lr {lr:g}, step {trainer.step} to {recipe.steps}, seed {recipe.seed}"
     )
     return trainer.run()
 

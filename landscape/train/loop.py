@@ -17,7 +17,7 @@ from landscape.checkpoint import HISTORY_UNITS, Checkpoint
 from landscape.options import InputError
 from landscape.problem import Problem
 from landscape.stack import Stack
-from landscape.train import algorithms
+from landscape.train import algorithms, optimizer
 from landscape.train.decomposition import GROUPS, StepDecomposition
 from landscape.train.randomness import generator
 from landscape.train.recipe import Recipe, from_values, parse
@@ -74,10 +74,12 @@ class Trainer:
             "test": len(dataset.test[1]),
             "fingerprint": dataset.fingerprint,
         }
-        self.stack = Stack(self.train)
+        self.stack = Stack(self.train, recipe.accumulate, recipe.precision)
         self.algorithm, given = recipe.part("algorithm")
         self.rule = algorithms.make(self.algorithm, given, learners=recipe.learners, seed=recipe.seed)
         self.weights = self.train.theta.repeat(recipe.learners, 1)
+        self.optimizer = optimizer.make(*recipe.part("optimizer"))
+        self.optimizer.start(self.train.layout, self.weights)
         self.step, self.rows, self.diverged, self.diverged_at = 0, list[dict[str, float]](), "", -1
         if checkpoint:
             self._restore(checkpoint)
@@ -107,6 +109,7 @@ class Trainer:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.weights = checkpoint.weights.to(self.weights)
+        self.optimizer.restore(checkpoint.optimizer)
         self.step, self.diverged, self.diverged_at = (
             checkpoint.step,
             checkpoint.diverged,
@@ -144,7 +147,7 @@ class Trainer:
         """Step ``t``, counted from 1: w(t−1) -> w(t)."""
         clock = time.perf_counter()
         recipe, weights = self.recipe, self.weights
-        lr = recipe.schedule.at(recipe.lr, t)
+        lr = recipe.rate(t, self.train.samples)
         self.rule.begin(weights, t)
         points = self.rule.points(weights)
         x, y = self._minibatches(t)
@@ -155,9 +158,21 @@ class Trainer:
         part = None
         if recipe.decompose.every and t % recipe.decompose.every == 0:
             part = StepDecomposition(
-                self.stack, weights, x, y, gradients, recipe.decompose.samples, recipe.seed, t
+                self.stack,
+                weights,
+                x,
+                y,
+                gradients,
+                recipe.decompose.samples,
+                recipe.seed,
+                t,
+                plain=self.optimizer.plain,
             )
-        new = self.rule.finish(weights, gradients, lr, t)
+        if self.rule.synchronous and not self.optimizer.linear:
+            gradients = average(gradients).expand_as(gradients)
+        state = self.optimizer.state
+        directions = self.optimizer.directions(gradients, points, t)
+        new = self.rule.finish(weights, directions, lr, t)
         new_mean = average(new)
         spread = (new - new_mean).flatten()
         row["consensus"] = float(spread @ spread) / len(new)
@@ -165,6 +180,7 @@ class Trainer:
             row |= part.columns(new, lr)
         self._judge(t, row, new_mean)
         if self.diverged and not math.isfinite(row["consensus"] + row["loss"]):
+            self.optimizer.state = state
             return  # this step has no finite state to end in: the last one that has stays
         self.weights, self.step = new, t
         before = self.rows[-1]["wall_s"] if self.rows else 0.0
@@ -221,10 +237,11 @@ class Trainer:
             recipe=recipe.to_toml(),
             model={"name": self.model_name, "options": self.model_options},
             data=self.data,
-            lr=recipe.schedule.at(recipe.lr, self.step + 1),
+            lr=recipe.rate(min(self.step + 1, max(1, recipe.steps)), self.train.samples),
             local_batch=recipe.local_batch,
             seed=recipe.seed,
             history=columns,
+            optimizer=self.optimizer.state,
             diverged_at=self.diverged_at,
             diverged=self.diverged,
         )

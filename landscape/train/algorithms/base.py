@@ -10,6 +10,10 @@ from torch import Tensor
 class Rule(ABC):
     """One step w(t) -> w(t+1) of n learners; weights are (n, P), one row a learner."""
 
+    #: Whether all gradients are taken at one point and only their mean matters: an optimizer whose direction
+    #: is not linear in the gradient is then given that mean (see landscape.train.optimizer).
+    synchronous = False
+
     def __init__(self, learners: int, seed: int) -> None:
         self.learners, self.seed = learners, seed
 

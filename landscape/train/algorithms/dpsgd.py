@@ -39,4 +39,4 @@ class DPSGD(Rule):
         return self.mixing.apply(torch.sub(weights, directions, alpha=lr), step)
 
     def describe(self) -> str:
-        return self.mixing.describe()
+        return self.mixing.describe(self.order)

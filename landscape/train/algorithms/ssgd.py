@@ -10,7 +10,12 @@ from landscape.vector import average
 
 
 class SSGD(Rule):
-    """w_j ← w_a − α ∇L^{μ_j}(w_a) (DPSGD-2020, Eq. 1): every learner starts each step from the mean."""
+    """w_j ← w_a − α ∇L^{μ_j}(w_a) (DPSGD-2020, Eq. 1): every learner starts each step from the mean.
+
+    With one learner it is plain SGD.
+    """
+
+    synchronous = True
 
     def points(self, weights: Tensor) -> Tensor:
         return average(weights).expand_as(weights)
