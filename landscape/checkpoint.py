@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,19 +53,23 @@ HISTORY_UNITS = {
     "grad_norm2_se": "nat^2",
     "consensus": "1",
     "wall_s": "s",
+    "samples_per_s": "1/s",  # of this step, all learners together, without evaluation and checkpoints
+    "wait_s": "s",  # of this step, what rank 0 spent waiting for other processes; 0 in one process
     "test_loss": "nat",
     "test_accuracy": "1",
 }
+# Columns that files written before they existed lack; NaN when those are read.
+_LATER = ("samples_per_s", "wait_s")
 
 
 @dataclass
 class Checkpoint:
-    """State of a run after ``step`` steps.
+    """State of a run after ``step`` steps; in a run over several processes, one process's part of it.
 
-    ``weights`` (n, P), one row a learner; ``buffers`` name -> (n, …); ``optimizer`` name -> array: the
-    optimizer's state, (n, P) each, and the update rule's own; ``seed`` fixes all randomness together with the
-    step (see :mod:`landscape.train.randomness`); ``history`` column -> (T,) float64; ``recipe`` the TOML
-    text; ``model`` {"name", "options"}; ``data`` {"name", "options", "train", "test", "fingerprint"}; ``lr``
+    ``weights`` (n, P), one row a learner (that this process holds); ``buffers`` name -> (n, …); ``optimizer``
+    name -> (n, …): the optimizer's state and the update rule's own; ``seed`` fixes all randomness together
+    with the step (see :mod:`landscape.train.randomness`); ``history`` column -> (T,) float64; ``recipe`` the
+    TOML text; ``model`` {"name", "options"}; ``data`` {"name", "options", "train", "test", "fingerprint"}; ``lr``
     and ``local_batch`` those of the next step (at the end of a run, of the last); ``diverged_at`` the step at
     which the run diverged or −1, and ``diverged`` what did: "", "mean" or "learners".
     """
@@ -142,23 +147,35 @@ class Checkpoint:
             )
         return dataset
 
-    def save(self, path: str | Path) -> None:
-        """Write to ``path``, atomically. Raises FailedError where it cannot be written."""
-        n, size = self.weights.shape
+    def stacked(self) -> dict[str, Tensor]:
+        """What has a row for each learner, by its name in the file."""
+        parts = {"buffers": self.buffers, "optimizer": self.optimizer}
+        named = {f"{group}/{name}": t for group, tensors in parts.items() for name, t in tensors.items()}
+        return {"weights": self.weights, **named}
+
+    def save(
+        self, path: str | Path, learners: int | None = None, rows: Callable[[Tensor], Iterable[Tensor]] = iter
+    ) -> None:
+        """Write to ``path``, atomically. Raises FailedError where it cannot be written.
+
+        Where several processes hold the learners, ``learners`` is n and ``rows(tensor)`` goes through all n
+        rows of a tensor of :meth:`stacked`, one at a time.
+        """
+        n = self.learners if learners is None else learners
         with store.writing(path, SCHEMA) as file:
-            weights = file.create_dataset(
-                "weights", (n, size), self.weights.detach().cpu().numpy().dtype, chunks=(1, size)
-            )
-            for j in range(n):
-                weights[j] = self.weights[j].detach().cpu().numpy()
-            rows = [
+            for name in ("buffers", "optimizer"):
+                file.create_group(name)
+            for name, tensor in self.stacked().items():
+                dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+                dataset = file.create_dataset(
+                    name, (n, *tensor.shape[1:]), dtype, chunks=(1, *tensor.shape[1:])
+                )
+                for j, row in enumerate(rows(tensor)):
+                    dataset[j] = row.detach().cpu().numpy()
+            layout = [
                 (s.name, "x".join(map(str, s.shape)), s.offset, s.size, s.role) for s in self.layout.slots
             ]
-            file["layout"] = np.array(rows, dtype=_SLOT)
-            for group, tensors in (("buffers", self.buffers), ("optimizer", self.optimizer)):
-                file.create_group(group)
-                for name, tensor in tensors.items():
-                    file[group][name] = tensor.detach().cpu().numpy()
+            file["layout"] = np.array(layout, dtype=_SLOT)
             file["rng/seed"] = np.uint64(self.seed)
             for name, column in self.history.items():
                 dataset = file.create_dataset(f"history/{name}", data=column)
@@ -178,10 +195,13 @@ class Checkpoint:
             file.attrs["data"] = json.dumps(self.data)
 
     @classmethod
-    def load(cls, path: str | Path) -> Checkpoint:
-        """Read and validate ``path``. Raises FailedError for anything that is not a whole checkpoint."""
+    def load(cls, path: str | Path, held: Callable[[int], slice] | None = None) -> Checkpoint:
+        """Read and validate ``path``. Raises FailedError for anything that is not a whole checkpoint.
+
+        With ``held``, only the learners ``held(n)`` are read: those of one process of several.
+        """
         with store.reading(path, SCHEMA) as file:
-            attrs = file.attrs
+            attrs, own = file.attrs, held(len(file["weights"])) if held else slice(None)
             slots = tuple(
                 Slot(
                     row["name"].decode(),
@@ -194,7 +214,7 @@ class Checkpoint:
             )
             try:
                 checkpoint = cls(
-                    weights=torch.from_numpy(np.asarray(file["weights"])),
+                    weights=torch.from_numpy(file["weights"][own]),
                     layout=Layout(slots),
                     step=int(attrs["step"]),
                     epoch=float(attrs["epoch"]),
@@ -206,12 +226,15 @@ class Checkpoint:
                     local_batch=int(attrs["local_batch"]),
                     seed=int(file["rng/seed"][()]),
                     history={name: np.asarray(column) for name, column in file["history"].items()},
-                    buffers=_tensors(file["buffers"]),
-                    optimizer=_tensors(file["optimizer"]),
+                    buffers=_tensors(file["buffers"], own),
+                    optimizer=_tensors(file["optimizer"], own),
                     diverged_at=int(attrs["diverged_at"]),
                     diverged=str(attrs["diverged"]),
                     path=Path(path),
                 )
+                for name in _LATER:
+                    length = len(next(iter(checkpoint.history.values()), ()))
+                    checkpoint.history.setdefault(name, np.full(length, np.nan))
                 checkpoint._validate()
             except ValueError as error:
                 raise FailedError(f"{path}: damaged or incomplete ({error})") from error
@@ -233,8 +256,8 @@ class Checkpoint:
             raise ValueError("history columns missing or of unequal length")
 
 
-def _tensors(group: Any) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.asarray(value)) for name, value in group.items()}
+def _tensors(group: Any, rows: slice) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(value[rows]) for name, value in group.items()}
 
 
 def load(path: str | Path) -> Any:

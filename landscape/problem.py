@@ -121,13 +121,16 @@ class Problem:
             for xb, yb in self._batches:
                 yield self._place(xb), self._place(yb), len(yb)
 
-    def subset(self, indices: Tensor) -> Problem:
-        """The same model and loss on the samples ``indices`` (repeats allowed). Needs tensor data."""
+    def subset(self, indices: Tensor | slice) -> Problem:
+        """The same model and loss on the samples ``indices`` (repeats allowed; a slice copies nothing).
+
+        Needs tensor data.
+        """
         if self.tensors is None:
             raise InputError("data: drawing minibatches needs (x, y) tensors, not an iterable of batches")
         part = copy.copy(self)
         part.tensors = (self.tensors[0][indices], self.tensors[1][indices])
-        part.samples = len(indices)
+        part.samples = len(part.tensors[1])
         part._chunk = self.chunk
         return part
 

@@ -8,6 +8,7 @@ order. Buffers are flat tensors of the weights' precision; sums for the decompos
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from landscape.options import InputError
+from landscape.problem import Problem
 from landscape.store import Array
 from landscape.train.mixing import Mixing
 from landscape.train.processes import Group
@@ -40,10 +42,12 @@ class Comm:
             )
         self.bounds = _bounds(learners, self.size)
         self.own = slice(self.bounds[self.rank], self.bounds[self.rank + 1])
+        #: How many learners this process holds.
+        self.held = self.own.stop - self.own.start
         #: Seconds that this process has waited for others.
         self.waited = 0.0
         self._mean: tuple[Tensor, int, Tensor] | None = None
-        self._plan: tuple[Array, Plan] | None = None
+        self._plans: dict[int, Plan] = {}
         self._received = torch.empty(0)
 
     @contextlib.contextmanager
@@ -70,8 +74,6 @@ class Comm:
 
         That of the last tensor asked for is kept: a step ends and the next begins at the same weights.
         """
-        if self.size == 1:
-            return average(rows)
         if self._mean is None or self._mean[0] is not rows or self._mean[1] != rows._version:
             self._mean = rows, rows._version, self.fresh_mean(rows)
         return self._mean[2]
@@ -110,12 +112,21 @@ class Comm:
         found: list[float] = self.totals(torch.tensor(values, dtype=torch.float64)).tolist()
         return found
 
+    def evaluate(self, problem: Problem, theta: Tensor) -> tuple[float, float]:
+        """(mean loss, accuracy) at ``theta``, each process doing its share of the samples."""
+        if self.size == 1:
+            return problem.evaluate(theta)
+        part = problem.subset(self.share(problem.samples))
+        loss, accuracy = part.evaluate(theta) if part.samples else (0.0, 0.0)
+        weight = part.samples / problem.samples
+        loss, accuracy = self.total(loss * weight, accuracy * weight)
+        return loss, accuracy
+
     def learners_mean(self, *values: float) -> list[float]:
         """The mean over all learners of numbers that are already means over this process's learners."""
         if self.size == 1:
             return list(values)
-        own = self.own.stop - self.own.start
-        return [total / self.learners for total in self.total(*(v * own for v in values))]
+        return [total / self.learners for total in self.total(*(v * self.held for v in values))]
 
     # Work and coordinates split over the processes.
 
@@ -132,7 +143,7 @@ class Comm:
         if self.size == 1:
             return term(slice(None))
         bounds = _bounds(width, self.size)
-        parts = [term(slice(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)]
+        parts = [term(slice(a, b)) for a, b in itertools.pairwise(bounds)]
         works = [dist.reduce(part, dst, async_op=True) for dst, part in enumerate(parts)]
         return self._finished(works, parts[self.rank])
 
@@ -144,9 +155,9 @@ class Comm:
         return total.div_(self.learners)
 
     def parts(self, own: Tensor, count: int) -> Tensor:
-        """``count`` vectors (P,), each on the process whose :meth:`share` it is in: all (count, P_share) columns.
+        """(count, P_share): of ``count`` vectors (P,) the coordinates that are this process's :meth:`share`.
 
-        ``own`` (k, P) are this process's vectors.
+        ``own`` (k, P) are the vectors that are its share of all.
         """
         if self.size == 1:
             return own
@@ -182,9 +193,10 @@ class Comm:
         if np.ptp(matrix) == 0:
             mean = self._start_mean(weights)
             return lambda: mean().expand_as(weights)
-        if self._plan is None or self._plan[0] is not matrix:
-            self._plan = matrix, Plan.of(matrix, self.bounds, self.rank)
-        plan = self._plan[1]
+        turn = (step - 1) % len(mixing.cycle) if mixing.cycle else 0
+        if turn not in self._plans or not mixing.cycle:
+            self._plans[turn] = Plan.of(matrix, self.bounds, self.rank)
+        plan = self._plans[turn]
         if self._received.shape[:1] < (len(plan.receive),) or self._received.dtype != weights.dtype:
             self._received = weights.new_empty(len(plan.receive), weights.shape[1])
         received = self._received[: len(plan.receive)]
@@ -200,23 +212,21 @@ class Comm:
 
     # Learners one at a time, for checkpoints.
 
-    def rows(self, own: Tensor) -> Iterator[Tensor | None]:
-        """Row by row the n rows of which ``own`` (n_own, P) are this process's: on rank 0; None elsewhere.
+    def rows(self, own: Tensor) -> Iterator[Tensor]:
+        """On rank 0: one by one the n rows of a tensor of which ``own`` (n_own, …) is this process's part.
 
-        Rank 0 holds one more row at a time, valid until the next. All ranks must go through it to its end.
+        Each is valid until the next, so that one at a time is here. The others call :meth:`send_rows`.
         """
-        row = torch.empty_like(own[0]) if self.rank == 0 and self.size > 1 else None
-        for holder in range(self.size):
-            for j in range(self.bounds[holder + 1] - self.bounds[holder]):
-                if self.rank == holder == 0:
-                    yield own[j]
-                elif self.rank == holder:
-                    self._finished(_post([dist.P2POp(dist.isend, own[j].contiguous(), 0)]), own)
-                    yield None
-                elif row is not None:
-                    yield self._finished(_post([dist.P2POp(dist.irecv, row, holder)]), row)
-                else:
-                    yield None
+        yield from own
+        row = torch.empty_like(own[0])
+        for holder in range(1, self.size):
+            for _ in range(self.bounds[holder], self.bounds[holder + 1]):
+                yield self._finished(_post([dist.P2POp(dist.irecv, row, holder)]), row)
+
+    def send_rows(self, own: Tensor) -> None:
+        """On the other ranks: give rank 0 the rows of ``own`` that its :meth:`rows` asks for."""
+        for row in own:
+            self._finished(_post([dist.P2POp(dist.isend, row.contiguous(), 0)]), row)
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,15 @@ import hashlib
 import json
 import os
 import socket
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 import landscape
 from landscape.options import FailedError, InputError
@@ -52,17 +54,17 @@ class Group:
         self._address = os.environ.get("MASTER_ADDR", ""), _number("MASTER_PORT", 1)
         if not self._address[0]:
             raise InputError("MASTER_ADDR: missing; it is the address of rank 0's machine")
+        self.backend = "nccl" if device.type == "cuda" else "gloo"
         self._stop = threading.Event()
         # torch's elastic agents keep a store of their own there; without one, rank 0 does.
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         try:
             self._server = self._connect(master=self.rank == 0 and not agent)
-            self._store = dist.PrefixStore(f"landscape/{self.attempt}", self._server)
+            self._store = PrefixStore(f"landscape/{self.attempt}", self._server)
             self._meet()
-            backend = "nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(
-                backend,
-                store=dist.PrefixStore("group", self._store),
+                self.backend,
+                store=PrefixStore("group", self._store),
                 rank=self.rank,
                 world_size=self.size,
                 timeout=self.timeout,
@@ -70,14 +72,14 @@ class Group:
             )
         except dist.DistError as error:
             raise FailedError(f"rank {self.rank}: the processes cannot meet ({first_line(error)})") from error
-        self._beats = dist.PrefixStore(f"landscape/{self.attempt}", self._connect(master=False))
+        self._beats = PrefixStore(f"landscape/{self.attempt}", self._connect(master=False))
         self._parent = os.getppid()
         threading.Thread(target=self._beat, daemon=True).start()
 
-    def _connect(self, master: bool) -> dist.TCPStore:
+    def _connect(self, master: bool) -> TCPStore:
         host, port = self._address
         try:
-            return dist.TCPStore(
+            return TCPStore(
                 host, port, is_master=master, timeout=self.timeout, wait_for_workers=False, use_libuv=True
             )
         except dist.DistNetworkError as error:
@@ -126,8 +128,8 @@ class Group:
             self._store.wait([f"facts/{rank}"], self.timeout)
             theirs = json.loads(self._store.get(f"facts/{rank}"))
             for name, mine in facts.items():
-                if theirs[name] != mine:
-                    return f"{name}: {theirs[name]} on rank {rank}, but {mine} on rank 0"
+                if theirs.get(name) != mine:
+                    return f"{name}: {theirs.get(name)} on rank {rank}, but {mine} on rank 0"
         return ""
 
     def _beat(self) -> None:
@@ -156,9 +158,8 @@ class Group:
             return Lost(f"rank 0 of {self.size} was lost: its store does not answer ({first_line(error)})")
         words = first_line(error)
         if silent:
-            return Lost(
-                f"{_ranks(sorted(silent))} of {self.size} lost: no sign of life for {LOST_AFTER:g} s ({words})"
-            )
+            gone = f"{_ranks(sorted(silent))} of {self.size} lost"
+            return Lost(f"{gone}, no sign of life for {LOST_AFTER:g} s ({words})")
         behind = [rank for rank, step in steps.items() if step < max(steps.values())]
         late = f"; {_ranks(behind)} only at step {steps[behind[0]]}" if behind else ""
         return Lost(f"an exchange of rank {self.rank} failed, though all ranks live ({words}){late}")
@@ -189,18 +190,27 @@ def started_by_launcher() -> bool:
 
 
 @contextlib.contextmanager
-def log_to(path: Path) -> Iterator[None]:
-    """Append what libraries below Python write to stderr to ``path``; Python's own stderr stays as it is."""
-    import sys
+def log_to(path: Path) -> Iterator[Callable[[str], None]]:
+    """A log that what it yields appends lines to, with the time.
 
-    path.parent.mkdir(parents=True, exist_ok=True)
+    What libraries below Python write to stderr goes there, too; Python's own stderr stays as it is.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a", encoding="utf-8", buffering=1)
+    except OSError as error:
+        raise FailedError(f"{path}: cannot be written ({error.strerror})") from error
+
+    def log(line: str) -> None:
+        file.write(f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S}Z {line}\n")
+
     console, before = os.dup(2), sys.stderr
-    with path.open("a", encoding="utf-8") as file, os.fdopen(console, "w", buffering=1) as shown:
-        sys.stderr.flush()
+    with file, os.fdopen(console, "w", buffering=1) as shown:
+        before.flush()
         os.dup2(file.fileno(), 2)
         sys.stderr = shown
         try:
-            yield
+            yield log
         finally:
             shown.flush()
             os.dup2(console, 2)
@@ -228,7 +238,7 @@ def first_line(error: BaseException) -> str:
 
 def _ranks(ranks: list[int]) -> str:
     names = ", ".join(map(str, ranks))
-    return f"rank {names} was" if len(ranks) == 1 else f"ranks {names} were"
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 
 
 def _number(name: str, least: int) -> int:

@@ -6,9 +6,15 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from landscape.train.comm import Comm
+
 
 class Rule(ABC):
-    """One step w(t) -> w(t+1) of n learners; weights are (n, P), one row a learner."""
+    """One step w(t) -> w(t+1) of n learners; weights are (n, P), one row a learner.
+
+    A process that holds some of the learners sees their rows only; what it needs of the others comes by
+    ``comm``, which the loop replaces where there are several processes.
+    """
 
     #: Whether all gradients are taken at one point and only their mean matters: an optimizer whose direction
     #: is not linear in the gradient is then given that mean (see landscape.train.optimizer).
@@ -16,6 +22,7 @@ class Rule(ABC):
 
     def __init__(self, learners: int, seed: int) -> None:
         self.learners, self.seed = learners, seed
+        self.comm = Comm(learners)
 
     def begin(self, weights: Tensor, step: int) -> None:  # noqa: B027 - nothing to send is a fine default
         """Start whatever does not depend on the gradients, so that it can overlap them."""

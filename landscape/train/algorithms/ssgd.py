@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from landscape.train.algorithms.base import Rule
-from landscape.vector import average
 
 
 class SSGD(Rule):
@@ -18,7 +17,7 @@ class SSGD(Rule):
     synchronous = True
 
     def points(self, weights: Tensor) -> Tensor:
-        return average(weights).expand_as(weights)
+        return self.comm.mean(weights).expand_as(weights)
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         return torch.sub(self.points(weights), directions, alpha=lr)
