@@ -59,7 +59,8 @@ class Group:
         # torch's elastic agents keep a store of their own there; without one, rank 0 does.
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         try:
-            self._server = self._connect(master=self.rank == 0 and not agent)
+            self._hosts = self.rank == 0 and not agent
+            self._server = self._connect(master=self._hosts)
             self._store = PrefixStore(f"landscape/{self.attempt}", self._server)
             self._meet()
             dist.init_process_group(
@@ -133,14 +134,19 @@ class Group:
         return ""
 
     def _beat(self) -> None:
-        """Once a second: show that this process lives, and end it if the one that started it is gone."""
-        count = 0
+        """Once a second: show that this process lives, and end it where nobody else would.
+
+        That is when the process that started it is gone, or when another rank has told a failure and this one
+        still waits for it: an exchange cannot be called off.
+        """
+        count, told = 0, 0
         while not self._stop.wait(BEAT if count else 0):
-            if os.getppid() != self._parent:
-                os._exit(1)
             count += 1
             with contextlib.suppress(RuntimeError):  # a store that is gone is noticed by the exchanges
                 self._beats.set(f"beat/{self.rank}", f"{count} {self.step}")
+                told += self._beats.check(["failure"])
+            if told > 2 or os.getppid() != self._parent:
+                os._exit(1)
 
     def diagnose(self, error: Exception) -> Lost:
         """Why an exchange failed: the failure that another rank told, or who shows no more sign of life."""
@@ -170,11 +176,15 @@ class Group:
 
     def tell(self, message: str) -> bool:
         """Leave ``message`` for the other ranks; False if another failure was told before."""
+        self._stop.set()
         mine = f"{self.rank} {' '.join(message.split())}"
         try:
-            return self._store.compare_set("failure", "", mine).decode() == mine
+            first: bool = self._store.compare_set("failure", "", mine).decode() == mine
         except RuntimeError:
             return True  # nobody is left to tell
+        if self._hosts:
+            time.sleep(4 * BEAT)  # the store ends with this process; the others are to read it
+        return first
 
     def close(self) -> None:
         """Leave in good order, when all ranks are done."""
