@@ -88,7 +88,7 @@ class Mixing:
         """
         tau = len(self.modes)
         left = round(float(np.abs(self.modes).prod(0).max(initial=0)), 12)  # before the root: 0 is to stay 0
-        return round(1 - left ** (1 / tau), 12)
+        return round(1 - math.pow(left, 1 / tau), 12)
 
     @property
     def omega_min(self) -> float:
