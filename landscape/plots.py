@@ -190,12 +190,12 @@ def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:
         # is of another size, what most of it is.
         seen = np.abs(alpha_e[np.isfinite(alpha_e)])
         plain = not len(seen) or np.isfinite(run.history["delta_s"]).any()
-        top = max(top, 2.5 * lr.max() if plain else 1.5 * float(np.quantile(seen, 0.9)))
+        top = max(top, float(2.5 * lr.max() if plain else 1.5 * np.quantile(seen, 0.9)))
     if top:
         ax.set_ylim(-0.2 * top, top)
-        for lr in {float(run.history["lr"][-1]) for run in runs if len(run.history["lr"])}:
-            if 0.02 * top < lr < top:
-                ax.annotate("α", (1.01, lr), xycoords=("axes fraction", "data"), va="center", fontsize=9)
+        for last in {float(run.history["lr"][-1]) for run in runs if len(run.history["lr"])}:
+            if 0.02 * top < last < top:
+                ax.annotate("α", (1.01, last), xycoords=("axes fraction", "data"), va="center", fontsize=9)
 
 
 def _draw_runs(ax: Axes, label: str, color: Any, runs: Sequence[Checkpoint], column: str) -> bool:
