@@ -152,7 +152,7 @@ def _groups(runs: Sequence[Checkpoint]) -> list[tuple[str, Any, list[Checkpoint]
     found: dict[tuple[str, ...], list[Checkpoint]] = {}
     for run, own in zip(runs, settings, strict=True):
         others = [s for r, s in zip(runs, settings, strict=True) if r.algorithm == run.algorithm]
-        differ = [k for k, v in own.items() if any(s.get(k, v) != v for s in others)]
+        differ = [k for k, v in own.items() if any(s.get(k) != v for s in others)]
         tables = tuple(k.removesuffix("name") for k in differ if k.endswith(".name"))
         told = [k for k in differ if k.endswith(".name") or not k.startswith(tables)]
         key = (run.algorithm, *(f"{k.removesuffix('.name').split('.')[-1]} {own[k]}" for k in told))
