@@ -6,7 +6,7 @@ a layer; any other network runs once for each set of weights.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -106,9 +106,12 @@ class Stack:
     def __init__(self, problem: Problem, accumulate: int = 1, precision: Precision = "full") -> None:
         self.problem, self.accumulate = problem, accumulate
         self.steps = chain(problem.model)
-        self._autocast = functools.partial(
-            torch.autocast, problem.device.type, torch.bfloat16, enabled=precision == "bfloat16"
-        )
+        self.precision = precision
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        if self.precision == "full":
+            return contextlib.nullcontext()
+        return torch.autocast(self.problem.device.type, torch.bfloat16)
 
     def gradients(self, weights: Tensor, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
         """Learner j's gradient at ``weights[j]`` on its minibatch (x[j], y[j]), written to ``out[j]``.

@@ -110,7 +110,7 @@ def test_any_number_of_processes_gives_the_trajectory_of_one(
                     np.testing.assert_array_equal(np.isfinite(values), due)
                     expected = np.where(due, expected, np.nan)
                 # What vanishes but for rounding is small against the noise of a step, or the weights.
-                floor = np.nanmax(whole.history["delta"]) if column.startswith("delta") else 1e-15
+                floor = np.nanmax(whole.history["delta"]) if column.startswith("delta") else near
                 scale = np.nanmax(np.abs(expected), initial=floor)
                 np.testing.assert_allclose(
                     values, expected, rtol=1e-9 if near == 1e-12 else 1e-3, atol=10 * near * scale,
@@ -211,7 +211,7 @@ def run_in(group: Group, folder: str, settings: dict[str, Any], resume: bool) ->
     return launch.launch(recipe.from_values(BASE | settings), folder, resume=resume, group=group)
 
 
-LONG = CASES["ring, atc, momentum"] | {"steps": 3000, "checkpoint": {"every": 100}}
+LONG = CASES["ring, atc, momentum"] | {"steps": 800, "checkpoint": {"every": 20}}
 
 
 def begin(folder: Path, *options: str, settings: dict[str, Any] = LONG) -> subprocess.Popen[str]:
@@ -227,7 +227,7 @@ def begin(folder: Path, *options: str, settings: dict[str, Any] = LONG) -> subpr
     )
 
 
-def wait_for(condition: Any, seconds: float = 60.0) -> None:
+def wait_for(condition: Any, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -253,34 +253,32 @@ def test_a_killed_process_ends_the_run_with_a_line_and_a_restart_loses_nothing(t
     whole = together(2, run_in, str(tmp_path / "whole"), LONG, False)
     folder = tmp_path / "killed"
     run = begin(folder)
-    wait_for((folder / "step-0000100.h5").exists)
+    wait_for((folder / "step-0000020.h5").exists)
     pids = workers(folder)
     os.kill(pids[1], signal.SIGKILL)
-    _, err = run.communicate(timeout=60)
+    _, err = run.communicate(timeout=180)
     assert run.returncode == 1
     last = [line for line in err.splitlines() if line.startswith("landscape:")]
     assert last == err.splitlines()[-1:]
     assert "rank 1 of 2 was killed by SIGKILL; --resume goes on from" in last[0]
     wait_for(lambda: all(map(gone, pids.values())))
     step = landscape.load(folder / "last.h5").step
-    assert 100 <= step < 3000
+    assert 20 <= step < 800
     # Again, the other rank, and with a restart: to the bits of the run that nobody stopped.
     run = begin(folder, "--resume", "--max-restarts", "1")
-    wait_for((folder / f"step-{step + 100:07d}.h5").exists)
+    wait_for((folder / f"step-{step + 20:07d}.h5").exists)
     os.kill(workers(folder)[0], signal.SIGKILL)
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate(timeout=180)
     assert (run.returncode, out) == (0, f"{folder}/last.h5\n"), err
     assert "restart 1: from step" in err
-    assert (
-        "Signal 9" in (folder / "logs" / "agent.log").read_text()
-        or "exitcode: -9" in (folder / "logs" / "agent.log").read_text()
-    )
+    assert "exitcode: -9" in (folder / "logs" / "agent.log").read_text()
     same_bits(landscape.load(folder / "last.h5"), landscape.load(tmp_path / "whole" / "last.h5"))
     assert isinstance(whole[0], Checkpoint)
     # Another number of processes goes on, too, along the same trajectory.
     (tmp_path / "three").mkdir()
-    (tmp_path / "three" / "last.h5").write_bytes((folder / "step-0001000.h5").read_bytes())
-    together(3, run_in, str(tmp_path / "three"), LONG, True)
+    (tmp_path / "three" / "last.h5").write_bytes((folder / "step-0000740.h5").read_bytes())
+    for part in together(3, run_in, str(tmp_path / "three"), LONG, True):
+        assert isinstance(part, Checkpoint), part
     end = landscape.load(tmp_path / "three" / "last.h5")
     torch.testing.assert_close(end.weights, landscape.load(folder / "last.h5").weights, rtol=1e-9, atol=1e-9)
 
@@ -303,7 +301,7 @@ def lose_one(group: Group, how: int) -> str:
     return "not lost"
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_the_others_name_the_rank_that_is_lost(how: signal.Signals) -> None:
     found = together(3, lose_one, int(how), timeout=8.0, deadline=60.0, lost=(1,))
     told = [line for line in found if isinstance(line, str) and line != "told already"]

@@ -11,6 +11,8 @@ import landscape
 from landscape import store
 from landscape.checkpoint import Checkpoint
 from landscape.cli import train
+from landscape.options import FailedError
+from landscape.train.loop import recipe_of
 
 
 @click.command(epilog="Example: landscape info runs/dp/last.h5")
@@ -43,6 +45,14 @@ def _short(value: object) -> str:
     return f"{value.dtype} {value.shape}{span}"
 
 
+def _rule(c: Checkpoint) -> str:
+    """What the update rule says of itself, such as its mixing; a matrix file may be gone by now."""
+    try:
+        return recipe_of(c).rule().describe()
+    except FailedError as error:
+        return str(error)
+
+
 def _checkpoint(c: Checkpoint) -> None:
     n, size = c.weights.shape
     finite = bool(np.isfinite(c.weights.numpy()).all())
@@ -53,6 +63,10 @@ def _checkpoint(c: Checkpoint) -> None:
     sizes = f"{c.data['train']:,} train, {c.data['test']:,} test, fingerprint {c.data['fingerprint'][:12]}…"
     click.echo(f"data: {c.data['name']} {c.data['options']}, {sizes}")
     click.echo(f"algorithm: {c.algorithm}, seed {c.seed}, step {c.step:,} (epoch {c.epoch:.3g})")
+    if about := _rule(c):
+        click.echo(about)
+    for name, state in c.optimizer.items():
+        click.echo(f"optimizer state: {name} {tuple(state.shape)}")
     click.echo(train.closing(c))
     for name, column in c.history.items():
         seen = column[np.isfinite(column)]

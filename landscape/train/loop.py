@@ -17,7 +17,7 @@ from landscape.checkpoint import HISTORY_UNITS, Checkpoint
 from landscape.options import InputError
 from landscape.problem import Problem
 from landscape.stack import Stack
-from landscape.train import algorithms, optimizer
+from landscape.train import optimizer
 from landscape.train.comm import Comm
 from landscape.train.decomposition import GROUPS, StepDecomposition
 from landscape.train.processes import Group
@@ -80,8 +80,7 @@ class Trainer:
             "fingerprint": dataset.fingerprint,
         }
         self.stack = Stack(self.train, recipe.accumulate, recipe.precision)
-        self.algorithm, given = recipe.part("algorithm")
-        self.rule = algorithms.make(self.algorithm, given, learners=recipe.learners, seed=recipe.seed)
+        self.algorithm, self.rule = recipe.part("algorithm")[0], recipe.rule()
         self.rule.comm = self.comm
         self.weights = self.train.theta.repeat(self.comm.held, 1)
         self.optimizer = optimizer.make(*recipe.part("optimizer"))
@@ -91,11 +90,16 @@ class Trainer:
             self._restore(checkpoint)
 
     def _check_fit(self, dataset: data.Dataset) -> None:
-        """Raise InputError where model and data do not fit, before the first step does."""
+        """Raise InputError where model, data and device do not fit, before the first step does."""
         samples, (x, _) = self.recipe.decompose.samples, dataset.train
         if samples % GROUPS:
             raise InputError(
                 f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}"
+            )
+        on_gpu = self.train.device.type == "cuda"
+        if self.recipe.precision == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported(False):
+            raise InputError(
+                "precision: 'bfloat16' is not allowed, this GPU does not compute in it; use 'full'"
             )
         assert self.train.tensors is not None
         first = self.train.tensors[0][:1]

@@ -136,7 +136,7 @@ class Mixing:
             stable = f"1 + ω_min = {1 + self.omega_min:.4g} whatever is drawn, in mean square < {stable}"
         elif len(self.cycle) > 1:
             gap = f" a step over a cycle of {len(self.cycle)}"
-        elif self.limit == 1 + self.omega_min:
+        elif math.isclose(self.limit, 1 + self.omega_min):
             stable = f"1 + ω_min = {stable}"
         if order == "atc":
             stable = "2"

@@ -1,10 +1,10 @@
 """Optimizers: from each learner's gradient to its descent direction u_j, by which the rule steps −α u_j.
 
 A step's order: gradients at the rule's points p_j (n, P); weight decay at p_j; the optimizer's state; u_j;
-the rule finishes (DPSGD in AWC order: w_j ← Σ_k M_jk w_k − α u_j). Each learner has a state of its own, (n, P),
-never averaged or exchanged, as when every worker runs its own ``torch.optim`` optimizer. Under SSGD that is
-the same as one optimizer on the mean gradient if u is linear in the gradients, as SGD's is; LARS's and LAMB's
-are not, so there every learner is given the mean gradient, and all states and directions are equal.
+the rule finishes (DPSGD in AWC order: w_j ← Σ_k M_jk w_k − α u_j). Each learner has a state of its own,
+(n, P), never averaged or exchanged, as when every worker runs its own ``torch.optim`` optimizer. Under SSGD
+that is the same as one optimizer on the mean gradient if u is linear in the gradients, as SGD's is. LARS's
+and LAMB's are not, so there every learner is given the mean gradient: all states and directions are equal.
 
 The learning rate stays outside the state, as in ``torch.optim.SGD``: a change does not rescale momentum.
 """

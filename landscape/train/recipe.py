@@ -114,7 +114,7 @@ class Recipe:
         positive("diverge.loss", self.diverge.loss)
         positive("diverge.consensus", self.diverge.consensus)
         # The parts' own options: a bad one is found here, before any data is read.
-        algorithms.make(*self.part("algorithm"), learners=self.learners, seed=self.seed)
+        self.rule()
         optimizer.make(*self.part("optimizer"))
         models.options(*self.part("model"))
         data.options(*self.part("data"))
@@ -125,6 +125,10 @@ class Recipe:
         if "name" not in values:
             raise InputError(f"{table}.name: missing, and there is no default")
         return str(values.pop("name")), values
+
+    def rule(self) -> algorithms.Rule:
+        """A new update rule, as the table "algorithm" says."""
+        return algorithms.make(*self.part("algorithm"), learners=self.learners, seed=self.seed)
 
     @property
     def local_batch(self) -> int:
