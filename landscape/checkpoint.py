@@ -70,8 +70,8 @@ class Checkpoint:
     name -> (n, …): the optimizer's state and the update rule's own; ``seed`` fixes all randomness together
     with the step (see :mod:`landscape.train.randomness`); ``history`` column -> (T,) float64; ``recipe`` the
     TOML text; ``model`` {"name", "options"}; ``data`` {"name", "options", "train", "test", "fingerprint"};
-    ``lr`` and ``local_batch`` those of the next step (at the end of a run, of the last); ``diverged_at`` the step at
-    which the run diverged or −1, and ``diverged`` what did: "", "mean" or "learners".
+    ``lr`` and ``local_batch`` those of the next step (at the end of a run, of the last); ``diverged_at`` the
+    step at which the run diverged or −1, and ``diverged`` what did: "", "mean" or "learners".
     """
 
     weights: Tensor

@@ -72,6 +72,8 @@ def test_a_matrix_from_a_file(tmp_path: Path) -> None:
     np.save(tmp_path / "m.npy", m)
     for name in ("m.csv", "m.txt", "m.npy"):
         np.testing.assert_allclose(Mixing(str(tmp_path / name), 3, 0).matrix(1), m)
+    (tmp_path / "third.csv").write_text("0.3333,0.3333,0.3333\n" * 3)
+    np.testing.assert_allclose(Mixing(str(tmp_path / "third.csv"), 3, 0).matrix(1), 1 / 3, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

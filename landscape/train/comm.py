@@ -48,7 +48,7 @@ class Comm:
         self.waited = 0.0
         self._mean: tuple[Tensor, int, Tensor] | None = None
         self._plans: dict[int, Plan] = {}
-        self._received = torch.empty(0)
+        self._buffers: dict[str, Tensor] = {}
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -72,20 +72,25 @@ class Comm:
     def mean(self, rows: Tensor) -> Tensor:
         """The mean (P,) over all n learners, of which ``rows`` (n_own, P) are this process's.
 
-        That of the last tensor asked for is kept: a step ends and the next begins at the same weights.
+        That of the last tensor asked for is kept, and valid until the next is: a step ends and the next
+        begins at the same weights.
         """
         if self._mean is None or self._mean[0] is not rows or self._mean[1] != rows._version:
-            self._mean = rows, rows._version, self.fresh_mean(rows)
+            self._mean = rows, rows._version, self.fresh_mean(rows, "mean")
         return self._mean[2]
 
-    def fresh_mean(self, rows: Tensor) -> Tensor:
-        """:meth:`mean`, of a tensor that is not asked for again."""
+    def fresh_mean(self, rows: Tensor, use: str = "") -> Tensor:
+        """:meth:`mean`, of a tensor that is not asked for again; valid until the next of the same ``use``."""
         if self.size == 1:
             return average(rows)
-        return self._start_mean(rows)()
+        return self._start_mean(rows, use)()
 
-    def _start_mean(self, rows: Tensor) -> Callable[[], Tensor]:
-        total = rows.sum(0)
+    def _start_mean(self, rows: Tensor, use: str) -> Callable[[], Tensor]:
+        total = self._buffer(use, rows[0])
+        if len(rows) == 1:
+            total.copy_(rows[0])
+        else:
+            torch.sum(rows, 0, out=total)
         work = dist.all_reduce(total, async_op=True)
         return lambda: self._finished([work], total).div_(self.learners)
 
@@ -128,6 +133,13 @@ class Comm:
             return list(values)
         return [total / self.learners for total in self.total(*(v * self.held for v in values))]
 
+    def _buffer(self, use: str, like: Tensor) -> Tensor:
+        """Memory that is used again by each step: fresh memory costs as much as the work on it."""
+        old = self._buffers.get(use)
+        if old is None or old.shape != like.shape or old.dtype != like.dtype:
+            self._buffers[use] = old = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        return old
+
     # Work and coordinates split over the processes.
 
     def share(self, count: int) -> slice:
@@ -151,8 +163,12 @@ class Comm:
         """The mean over all learners in float64, of which each process keeps its :meth:`share` of columns."""
         if self.size == 1:
             return rows.mean(0, dtype=torch.float64)
-        total = self.part_sum(rows.shape[1], lambda columns: rows[:, columns].sum(0, dtype=torch.float64))
-        return total.div_(self.learners)
+
+        def total(columns: slice) -> Tensor:
+            part = rows[:, columns]
+            return part[0].double() if len(part) == 1 else part.sum(0, dtype=torch.float64)
+
+        return self.part_sum(rows.shape[1], total).div_(self.learners)
 
     def parts(self, own: Tensor, count: int) -> Tensor:
         """(count, P_share): of ``count`` vectors (P,) the coordinates that are this process's :meth:`share`.
@@ -191,15 +207,13 @@ class Comm:
             return lambda: mixing.apply(weights, step)
         matrix = mixing.matrix(step)
         if np.ptp(matrix) == 0:
-            mean = self._start_mean(weights)
+            mean = self._start_mean(weights, "mixed")
             return lambda: mean().expand_as(weights)
         turn = (step - 1) % len(mixing.cycle) if mixing.cycle else 0
         if turn not in self._plans or not mixing.cycle:
             self._plans[turn] = Plan.of(matrix, self.bounds, self.rank)
         plan = self._plans[turn]
-        if self._received.shape[:1] < (len(plan.receive),) or self._received.dtype != weights.dtype:
-            self._received = weights.new_empty(len(plan.receive), weights.shape[1])
-        received = self._received[: len(plan.receive)]
+        received = self._buffer("received", weights[:1].expand(len(plan.receive), -1))
         rows = dict(zip(plan.receive, received, strict=True))
         transfers = [
             dist.P2POp(dist.isend, weights[learner - self.own.start], peer, tag=learner)
@@ -208,7 +222,7 @@ class Comm:
             for learner, peer in plan.transfers
         ]
         works = _post(transfers)
-        return lambda: plan.apply(weights, self._finished(works, received))
+        return lambda: plan.apply(weights, self._finished(works, received), self._buffer("mixed", weights))
 
     # Learners one at a time, for checkpoints.
 
@@ -257,8 +271,8 @@ class Plan:
         own, others = matrix[a:b, a:b], matrix[a:b][:, receive]
         return cls(receive, transfers, torch.from_numpy(own.copy()), torch.from_numpy(others.copy()))
 
-    def apply(self, weights: Tensor, received: Tensor) -> Tensor:
-        """Σ_k M_jk w_k for this process's learners j; uses up ``received``.
+    def apply(self, weights: Tensor, received: Tensor, out: Tensor) -> Tensor:
+        """Σ_k M_jk w_k for this process's learners j; uses up ``received``, and ``out`` if it needs it.
 
         Mixes differences from the first of its own rows, as :meth:`Mixing.apply` does from the mean, so that
         rounding in the matrix does not let the mean drift.
@@ -266,9 +280,9 @@ class Plan:
         origin = weights[0]
         mixed = origin.expand_as(weights)
         if len(weights) > 1:
-            mixed = torch.addmm(mixed, self.own.to(weights), weights - origin)
+            mixed = torch.addmm(mixed, self.own.to(weights), weights - origin, out=out)
         if len(received):
-            mixed = torch.addmm(mixed, self.others.to(weights), received.sub_(origin))
+            mixed = torch.addmm(mixed, self.others.to(weights), received.sub_(origin), out=out)
         return mixed
 
 

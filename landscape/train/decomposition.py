@@ -59,14 +59,18 @@ class Gradient:
         left = (rest - (squares.sum() - squares)) / ((k - 1) * (k - 2))
         return pairs, float(((k - 1) / k * (left - left.mean()).square().sum()).sqrt())
 
-    def perpendicular(self, a: Tensor, b: Tensor) -> float:
-        """⟨P⊥a, P⊥b⟩ with P⊥ the projector orthogonal to g."""
+    def perpendicular(self, a: Tensor, b: Tensor) -> list[float]:
+        """‖P⊥a‖², ‖P⊥b‖² and ⟨P⊥a, P⊥b⟩, with P⊥ the projector orthogonal to g."""
         norm2 = self.norm2[0]
-        if not self.exact:
-            return self.comm.total(float(a @ b))[0] - self.dot(a)[0] * self.dot(b)[0] / norm2
-        g = self.rows[0]
-        along_a, along_b = self.comm.total(float(a @ g), float(b @ g))
-        return self.comm.total(float((a - along_a / norm2 * g) @ (b - along_b / norm2 * g)))[0]
+        if self.exact:
+            g = self.rows[0]
+            along_a, along_b = self.comm.total(float(a @ g), float(b @ g))
+            a, b = a - along_a / norm2 * g, b - along_b / norm2 * g
+            return self.comm.total(float(a @ a), float(b @ b), float(a @ b))
+        products = self.comm.total(float(a @ a), float(b @ b), float(a @ b))
+        along_a, along_b = self.dot(a)[0], self.dot(b)[0]
+        along = (along_a * along_a, along_b * along_b, along_a * along_b)
+        return [product - each / norm2 for product, each in zip(products, along, strict=True)]
 
 
 def _mean_and_error(values: Tensor) -> tuple[float, float]:
@@ -164,9 +168,10 @@ class StepDecomposition:
         if self._parts is None:
             return columns
         (s, delta), scale = self._parts, lr**2
+        squares = g.perpendicular(s, delta)
         return columns | {
-            "delta_s": scale * g.perpendicular(s, s),
-            "delta_2": scale * g.perpendicular(delta, delta),
+            "delta_s": scale * squares[0],
+            "delta_2": scale * squares[1],
             "delta_2_full": scale * total(float(delta @ delta))[0],
-            "delta_cross": 2 * scale * g.perpendicular(s, delta),
+            "delta_cross": 2 * scale * squares[2],
         }

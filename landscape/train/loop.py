@@ -83,6 +83,7 @@ class Trainer:
         self.algorithm, self.rule = recipe.part("algorithm")[0], recipe.rule()
         self.rule.comm = self.comm
         self.weights = self.train.theta.repeat(self.comm.held, 1)
+        self._gradients = torch.empty_like(self.weights)
         self.optimizer = optimizer.make(*recipe.part("optimizer"))
         self.optimizer.start(self.train.layout, self.weights)
         self.step, self.rows, self.diverged, self.diverged_at = 0, list[dict[str, float]](), "", -1
@@ -163,7 +164,7 @@ class Trainer:
         self.rule.begin(weights, t)
         points = self.rule.points(weights)
         x, y = self._minibatches(t)
-        gradients = torch.empty_like(weights)
+        gradients = self._gradients
         losses = self.stack.gradients(points, x, y, out=gradients)
         row = dict.fromkeys(HISTORY_UNITS, math.nan)
         row |= {"step": t, "lr": lr}

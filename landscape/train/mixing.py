@@ -232,4 +232,8 @@ def _read_matrix(path: Path, n: int) -> Array:
                 f"algorithm.mixing: {path}: {name} {worst + 1} sums to {sums[worst]:.6g}; every row and "
                 "column must sum to 1 (a doubly stochastic matrix)"
             )
-    return m
+    if max(np.abs(m.sum(axis) - 1).max() for axis in (0, 1)) > 1e-12:
+        for _ in range(100):  # what few decimals leave is scaled away (Sinkhorn)
+            m = m / m.sum(1, keepdims=True)
+            m = m / m.sum(0)
+    return np.asarray(m)

@@ -6,6 +6,7 @@ exchange takes about as long as one gradient (needs ip, tc and the right to make
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from landscape.train.processes import Group
 from landscape.train.randomness import generator
 from tests.groups import together
 
-WIDTHS, LOCAL, STEPS, ROUNDS = [784, 2800, 2800, 10], 256, 10, 7
+WIDTHS, LOCAL, STEPS, ROUNDS = [784, 2800, 2800, 10], 256, 10, 5
 
 
 def trainer(group: Group, algorithm: dict[str, object], decompose: int = 0) -> Trainer:
@@ -64,7 +65,7 @@ def ddp(one: Trainer, rank: int) -> Callable[[], object]:
             loss = torch.nn.functional.cross_entropy(model(x[rows]), y[rows])
             loss.backward()
             optimizer.step()
-            float(loss)
+            float(loss.detach())
 
     return run
 
@@ -125,7 +126,7 @@ def report(where: str, needs: dict[str, float]) -> float:
 def main() -> None:
     gradient = report("loopback", {"ssgd": 0.95, "dpsgd": 1.0, "ssgd, decomposed": 1 / 1.15})
     # Each process sends P float32 an exchange, through the one queue that loopback has.
-    rate = 2 * 8 * 4 * sum(a * b for a, b in zip(WIDTHS, WIDTHS[1:], strict=False)) / gradient
+    rate = 2 * 8 * 4 * sum(a * b for a, b in itertools.pairwise(WIDTHS)) / gradient
     shape = f"ip link set lo up && tc qdisc add dev lo root tbf rate {rate:.0f}bit burst 1mb latency 200ms"
     code = "from tests.benchmarks.distributed import report; report('shaped link', {'dpsgd': 1.15})"
     if subprocess.run(["unshare", "--net", "sh", "-c", shape], capture_output=True).returncode:

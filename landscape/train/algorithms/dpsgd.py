@@ -36,8 +36,9 @@ class DPSGD(Rule):
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         if self.order == "awc":
-            return torch.sub(self._mixed(), directions, alpha=lr)
-        return self.comm.mix(torch.sub(weights, directions, alpha=lr), self.mixing, step)()
+            return torch.sub(self._mixed(), directions, alpha=lr, out=self._spare(weights))
+        stepped = torch.sub(weights, directions, alpha=lr)
+        return self._spare(weights).copy_(self.comm.mix(stepped, self.mixing, step)())
 
     def describe(self) -> str:
         return self.mixing.describe(self.order)

@@ -20,4 +20,4 @@ class SSGD(Rule):
         return self.comm.mean(weights).expand_as(weights)
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
-        return torch.sub(self.points(weights), directions, alpha=lr)
+        return torch.sub(self.points(weights), directions, alpha=lr, out=self._spare(weights))
