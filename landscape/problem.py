@@ -166,7 +166,8 @@ class Problem:
         for x, y, count in self.chunks():
             value = self.criterion(functional_call(self.model, leaves, (x,)), y) * (count / self.samples)
             parts = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
-            gradient += self.layout.flatten(dict(zip(leaves, parts, strict=True)))
+            for view, part in zip(self.layout.views(gradient).values(), parts, strict=True):
+                view += part
             total += float(value.detach())
         return total, gradient
 

@@ -65,12 +65,15 @@ def together(
 def _run(send: Any, variables: dict[str, str], timeout: float, function: Any, args: Any) -> None:
     os.environ.update(variables, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     torch.set_num_threads(1)
+    group = None
     try:
         group = Group(torch.device("cpu"), timeout)
         result = function(group, *args)
         group.close()
     except Exception as error:
         result = error
+        if group:
+            group.tell(str(error))
     send.send_bytes(
         pickle.dumps(result)
     )  # not send(): torch would pass tensors by shared memory, which goes with us

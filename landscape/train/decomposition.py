@@ -20,6 +20,7 @@ from landscape.train.randomness import generator
 # Independent estimates of g that a sample is cut into; half serve ⟨·, g⟩, half ‖g‖², so that the two are
 # independent (ours; enough for a standard error within about 20%).
 GROUPS = 16
+DELTA_2 = ("delta_2", "delta_2_full", "delta_cross")  # 0 where all gradients are taken at the mean
 
 
 @dataclass(frozen=True)
@@ -59,18 +60,19 @@ class Gradient:
         left = (rest - (squares.sum() - squares)) / ((k - 1) * (k - 2))
         return pairs, float(((k - 1) / k * (left - left.mean()).square().sum()).sqrt())
 
-    def perpendicular(self, a: Tensor, b: Tensor) -> list[float]:
-        """‖P⊥a‖², ‖P⊥b‖² and ⟨P⊥a, P⊥b⟩, with P⊥ the projector orthogonal to g."""
-        norm2 = self.norm2[0]
+    def perpendicular(self, *vectors: Tensor) -> list[float]:
+        """‖P⊥v‖² of each vector and, of two, then ⟨P⊥a, P⊥b⟩; P⊥ is the projector orthogonal to g."""
+        norm2, total = self.norm2[0], self.comm.total
+        pairs = [(i, i) for i in range(len(vectors))] + ([(0, 1)] if len(vectors) == 2 else [])
         if self.exact:
             g = self.rows[0]
-            along_a, along_b = self.comm.total(float(a @ g), float(b @ g))
-            a, b = a - along_a / norm2 * g, b - along_b / norm2 * g
-            return self.comm.total(float(a @ a), float(b @ b), float(a @ b))
-        products = self.comm.total(float(a @ a), float(b @ b), float(a @ b))
-        along_a, along_b = self.dot(a)[0], self.dot(b)[0]
-        along = (along_a * along_a, along_b * along_b, along_a * along_b)
-        return [product - each / norm2 for product, each in zip(products, along, strict=True)]
+            along = total(*(float(v @ g) for v in vectors))
+            lengths = [g * (each / norm2) for each in along]
+            across = [torch.sub(v, length, out=length) for v, length in zip(vectors, lengths, strict=True)]
+            return total(*(float(across[i] @ across[j]) for i, j in pairs))
+        along = [self.dot(v)[0] for v in vectors]
+        products = total(*(float(vectors[i] @ vectors[j]) for i, j in pairs))
+        return [p - along[i] * along[j] / norm2 for p, (i, j) in zip(products, pairs, strict=True)]
 
 
 def _mean_and_error(values: Tensor) -> tuple[float, float]:
@@ -91,7 +93,7 @@ def estimate_gradient(
         part = problem.subset(comm.share(problem.samples)) if comm.size > 1 else problem
         weight = part.samples / problem.samples
         loss, gradient = part.loss_and_gradient(theta) if weight else (0.0, torch.zeros_like(theta))
-        exact = comm.part_sum(len(theta), lambda columns: gradient[columns].double() * weight)
+        exact = comm.part_sum(len(theta), lambda columns: gradient[columns].double().mul_(weight))
         return Gradient(comm.total(loss * weight)[0], exact[None], comm)
     if samples % GROUPS:
         raise InputError(f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}")
@@ -137,12 +139,12 @@ class StepDecomposition:
         theta = comm.mean(weights)
         self._mean = comm.part_mean(weights)  # in float64: a difference of two is not to be lost in rounding
         self._gradient = estimate_gradient(stack.problem, theta, samples, seed, step, comm)
-        self._parts: tuple[Tensor, Tensor] | None = None
+        self._parts: tuple[Tensor, Tensor | None] | None = None
         if not plain:
             return
         if at_mean:
             synchronous = comm.part_mean(own)
-            self._parts = synchronous, torch.zeros_like(synchronous)
+            self._parts = synchronous, None
             return
         there = torch.empty_like(own)
         stack.gradients(theta.expand_as(own), x, y, out=there)
@@ -150,12 +152,12 @@ class StepDecomposition:
 
     def columns(self, new: Tensor, lr: float) -> dict[str, float]:
         """The history's columns for the step that led to the weights ``new`` (n, P) with learning rate α."""
-        g, d, total = self._gradient, self._comm.part_mean(new) - self._mean, self._comm.total
+        g, d, total = self._gradient, self._comm.part_mean(new).sub_(self._mean), self._comm.total
         dot, dot_se = g.dot(d)
         norm2, norm2_se = g.norm2
         displacement2 = total(float(d @ d))[0]
         alpha_e = -dot / norm2
-        eta = d + alpha_e * g.rows[0] if g.exact else None
+        eta = (g.rows[0] * alpha_e).add_(d) if g.exact else None
         columns = {
             "train_loss": g.loss,
             "alpha_e": alpha_e,
@@ -168,10 +170,9 @@ class StepDecomposition:
         if self._parts is None:
             return columns
         (s, delta), scale = self._parts, lr**2
+        if delta is None:
+            return columns | {"delta_s": scale * g.perpendicular(s)[0]} | dict.fromkeys(DELTA_2, 0.0)
         squares = g.perpendicular(s, delta)
-        return columns | {
-            "delta_s": scale * squares[0],
-            "delta_2": scale * squares[1],
-            "delta_2_full": scale * total(float(delta @ delta))[0],
-            "delta_cross": 2 * scale * squares[2],
-        }
+        own = total(float(delta @ delta))[0]
+        values = (scale * squares[1], scale * own, 2 * scale * squares[2])
+        return columns | {"delta_s": scale * squares[0]} | dict(zip(DELTA_2, values, strict=True))
