@@ -150,7 +150,7 @@ class Comm:
     def part_sum(self, width: int, term: Callable[[slice], Tensor]) -> Tensor:
         """Σ over the processes of a vector (P,) float64, of which each process keeps its :meth:`share`.
 
-        ``term(columns)`` computes this process's term for those columns.
+        ``term(columns)`` computes this process's term for those columns, in memory that may be overwritten.
         """
         if self.size == 1:
             return term(slice(None))
@@ -166,7 +166,9 @@ class Comm:
 
         def total(columns: slice) -> Tensor:
             part = rows[:, columns]
-            return part[0].double() if len(part) == 1 else part.sum(0, dtype=torch.float64)
+            if len(part) == 1:  # always a copy, which the sum overwrites
+                return part[0].to(torch.float64, copy=True)
+            return part.sum(0, dtype=torch.float64)
 
         return self.part_sum(rows.shape[1], total).div_(self.learners)
 
