@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +38,7 @@ _SLOT = np.dtype(
 # Columns of /history and their units. A row describes one step, from w(t−1) to w(t), t its number: loss,
 # train_loss, alpha_e … delta_cross belong to the step's start, consensus and the test columns to its end.
 # delta = delta_s + delta_2 + delta_cross for SSGD and DPSGD; the noise that SSGD* injects is in delta alone.
+# delta_s … delta_cross are NaN with momentum, weight decay, LARS or LAMB: Eq. 4 splits steps −α × gradient.
 # NaN where a column was not evaluated. Losses are in nats; weights, and so their squares, have no unit.
 HISTORY_UNITS = {
     "step": "steps",
@@ -56,21 +57,25 @@ HISTORY_UNITS = {
     "grad_norm2_se": "nat^2",
     "consensus": "1",
     "wall_s": "s",
+    "samples_per_s": "1/s",  # of this step, all learners together, without evaluation and checkpoints
+    "wait_s": "s",  # of this step, what rank 0 spent waiting for other processes; 0 in one process
     "test_loss": "nat",
     "test_accuracy": "1",
 }
+# Columns that files written before they existed lack; NaN when those are read.
+_LATER = ("samples_per_s", "wait_s")
 
 
 @dataclass
 class Checkpoint:
-    """State of a run after ``step`` steps.
+    """State of a run after ``step`` steps; in a run over several processes, one process's part of it.
 
-    ``weights`` (n, P), one row a learner; ``buffers`` name -> (n, …); ``optimizer`` name -> array, the
-    update rule's own state; ``seed`` fixes all randomness together with the step (see
-    :mod:`landscape.train.randomness`); ``history`` column -> (T,) float64; ``recipe`` the TOML text;
-    ``model`` {"name", "options"}; ``data`` {"name", "options", "train", "test", "fingerprint"}; ``lr`` and
-    ``local_batch`` those of the next step; ``diverged_at`` the step at which the run diverged or −1, and
-    ``diverged`` what did: "", "mean" or "learners".
+    ``weights`` (n, P), one row a learner (that this process holds); ``buffers`` name -> (n, …); ``optimizer``
+    name -> (n, …): the optimizer's state and the update rule's own; ``seed`` fixes all randomness together
+    with the step (see :mod:`landscape.train.randomness`); ``history`` column -> (T,) float64; ``recipe`` the
+    TOML text; ``model`` {"name", "options"}; ``data`` {"name", "options", "train", "test", "fingerprint"};
+    ``lr`` and ``local_batch`` those of the next step (at the end of a run, of the last); ``diverged_at`` the
+    step at which the run diverged or −1, and ``diverged`` what did: "", "mean" or "learners".
 
     Of imported weights ``buffers`` holds the frozen parameters, too; there is no step, no learning rate (NaN)
     and no local batch (0), and ``recipe`` names the files. Names "module:factory" of model and data are the
@@ -197,23 +202,35 @@ class Checkpoint:
             )
         return dataset
 
-    def save(self, path: str | Path) -> None:
-        """Write to ``path``, atomically. Raises FailedError where it cannot be written."""
-        n, size = self.weights.shape
+    def stacked(self) -> dict[str, Tensor]:
+        """What has a row for each learner, by its name in the file."""
+        parts = {"buffers": self.buffers, "optimizer": self.optimizer}
+        named = {f"{group}/{name}": t for group, tensors in parts.items() for name, t in tensors.items()}
+        return {"weights": self.weights, **named}
+
+    def save(
+        self, path: str | Path, learners: int | None = None, rows: Callable[[Tensor], Iterable[Tensor]] = iter
+    ) -> None:
+        """Write to ``path``, atomically. Raises FailedError where it cannot be written.
+
+        Where several processes hold the learners, ``learners`` is n and ``rows(tensor)`` goes through all n
+        rows of a tensor of :meth:`stacked`, one at a time.
+        """
+        n = self.learners if learners is None else learners
         with store.writing(path, SCHEMA) as file:
-            weights = file.create_dataset(
-                "weights", (n, size), self.weights.detach().cpu().numpy().dtype, chunks=(1, size)
-            )
-            for j in range(n):
-                weights[j] = self.weights[j].detach().cpu().numpy()
-            rows = [
+            for name in ("buffers", "optimizer"):
+                file.create_group(name)
+            for name, tensor in self.stacked().items():
+                dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+                dataset = file.create_dataset(
+                    name, (n, *tensor.shape[1:]), dtype, chunks=(1, *tensor.shape[1:])
+                )
+                for j, row in enumerate(rows(tensor)):
+                    dataset[j] = row.detach().cpu().numpy()
+            layout = [
                 (s.name, "x".join(map(str, s.shape)), s.offset, s.size, s.role) for s in self.layout.slots
             ]
-            file["layout"] = np.array(rows, dtype=_SLOT)
-            for group, tensors in (("buffers", self.buffers), ("optimizer", self.optimizer)):
-                file.create_group(group)
-                for name, tensor in tensors.items():
-                    file[group][name] = tensor.detach().cpu().numpy()
+            file["layout"] = np.array(layout, dtype=_SLOT)
             file["rng/seed"] = np.uint64(self.seed)
             for name, column in self.history.items():
                 dataset = file.create_dataset(f"history/{name}", data=column)
@@ -233,10 +250,13 @@ class Checkpoint:
             file.attrs["data"] = json.dumps(self.data)
 
     @classmethod
-    def load(cls, path: str | Path) -> Checkpoint:
-        """Read and validate ``path``. Raises FailedError for anything that is not a whole checkpoint."""
+    def load(cls, path: str | Path, held: Callable[[int], slice] | None = None) -> Checkpoint:
+        """Read and validate ``path``. Raises FailedError for anything that is not a whole checkpoint.
+
+        With ``held``, only the learners ``held(n)`` are read: those of one process of several.
+        """
         with store.reading(path, SCHEMA) as file:
-            attrs = file.attrs
+            attrs, own = file.attrs, held(len(file["weights"])) if held else slice(None)
             slots = tuple(
                 Slot(
                     row["name"].decode(),
@@ -249,7 +269,7 @@ class Checkpoint:
             )
             try:
                 checkpoint = cls(
-                    weights=torch.from_numpy(np.asarray(file["weights"])),
+                    weights=torch.from_numpy(file["weights"][own]),
                     layout=Layout(slots),
                     step=int(attrs["step"]),
                     epoch=float(attrs["epoch"]),
@@ -261,12 +281,15 @@ class Checkpoint:
                     local_batch=int(attrs["local_batch"]),
                     seed=int(file["rng/seed"][()]),
                     history={name: np.asarray(column) for name, column in file["history"].items()},
-                    buffers=_tensors(file["buffers"]),
-                    optimizer=_tensors(file["optimizer"]),
+                    buffers=_tensors(file["buffers"], own),
+                    optimizer=_tensors(file["optimizer"], own),
                     diverged_at=int(attrs["diverged_at"]),
                     diverged=str(attrs["diverged"]),
                     path=Path(path),
                 )
+                for name in _LATER:
+                    length = len(next(iter(checkpoint.history.values()), ()))
+                    checkpoint.history.setdefault(name, np.full(length, np.nan))
                 checkpoint._validate()
             except ValueError as error:
                 raise FailedError(f"{path}: damaged or incomplete ({error})") from error
@@ -312,8 +335,8 @@ def _fill(model: nn.Module, values: Mapping[str, Tensor]) -> None:
         known[name].copy_(value)
 
 
-def _tensors(group: Any) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.asarray(value)) for name, value in group.items()}
+def _tensors(group: Any, rows: slice) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(value[rows]) for name, value in group.items()}
 
 
 def load(path: str | Path) -> Any:

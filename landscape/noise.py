@@ -123,7 +123,7 @@ def estimate_noise(
 
     rows = []
     stack, own, shared = (
-        Stack(problem, 0 if seeded else None),
+        Stack(problem, seed=0 if seeded else None),
         torch.empty_like(weights),
         torch.empty_like(weights),
     )

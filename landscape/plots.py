@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,9 @@ def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
 def training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     """Loss, test error, α_e, Δ, Δ(2) and spread by step; thin lines are seeds, thick ones their median.
 
-    Spread and noise are in squared weights. A dashed line marks where a run diverged. InputError for weights
+    Runs count as seeds of one setting if their recipes differ in nothing else that bears on the weights; the
+    legend says in what others differ. The dotted lines are the learning rates α. Spread and noise are in
+    squared weights. A dashed line marks where a run diverged. InputError for weights
     that were imported: they have no history.
     """
     for run in runs:
@@ -115,8 +118,9 @@ def training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
             ("delta", r"noise $\Delta$", "log"),
             ("delta_2_full", r"$\Delta^{(2)} = \alpha^2\Vert\delta\Vert^2$", "log"),
         ]
+        groups = _groups(runs)
         for ax, (column, name, scale) in zip(axes, panels, strict=True):
-            drawn = [_draw_runs(ax, label, members, column) for label, members in _groups(runs)]
+            drawn = [_draw_runs(ax, *group, column) for group in groups]
             ax.set_ylabel(name)
             ax.set_xlabel("step")
             ax.set_yscale(scale if any(drawn) else "linear")
@@ -126,14 +130,12 @@ def training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
             if not any(drawn):
                 ax.text(0.5, 0.5, "zero or not recorded", ha="center", va="center", transform=ax.transAxes)
             if column == "alpha_e":
-                rates = sorted({float(r.history["lr"][-1]) for r in runs if len(r.history["lr"])})
-                if rates:  # where g is small α_e is all noise: show what is near α
-                    ax.set_ylim(-0.5 * rates[-1], 2.5 * rates[-1])
-                for lr in rates:
-                    ax.axhline(lr, color="#777777", lw=0.9, ls=":", zorder=0)
-                    ax.annotate("α", (1.01, lr), xycoords=("axes fraction", "data"), va="center", fontsize=9)
+                _draw_rates(ax, runs)
         handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, max(1, len(labels))))
+        wide = max(map(len, labels), default=0) > 30
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=2 if wide else min(4, len(labels) or 1)
+        )
         figure.suptitle(title or _run_title(runs))
     return figure
 
@@ -144,16 +146,64 @@ def _run_title(runs: Sequence[Checkpoint]) -> str:
     return f"{first.data['name']}, n = {first.learners}, nB = {first.learners * first.local_batch}, {many}"
 
 
-def _groups(runs: Sequence[Checkpoint]) -> list[tuple[str, list[Checkpoint]]]:
-    found: dict[str, list[Checkpoint]] = {}
+# Keys of a recipe in which seeds of one setting may differ: they do not bear on the weights.
+_BESIDE = ("name", "seed", "steps", "decompose", "evaluate", "checkpoint", "diverge")
+
+
+def _groups(runs: Sequence[Checkpoint]) -> list[tuple[str, Any, list[Checkpoint]]]:
+    """(label, colour, runs) of each setting: the algorithm, and what tells it from others of the same one."""
+    settings = [_setting(run) for run in runs]
+    found: dict[tuple[str, ...], list[Checkpoint]] = {}
+    for run, own in zip(runs, settings, strict=True):
+        others = [s for r, s in zip(runs, settings, strict=True) if r.algorithm == run.algorithm]
+        differ = [k for k, v in own.items() if any(s.get(k) != v for s in others)]
+        tables = tuple(k.removesuffix("name") for k in differ if k.endswith(".name"))
+        told = [k for k in differ if k.endswith(".name") or not k.startswith(tables)]
+        key = (run.algorithm, *(f"{k.removesuffix('.name').split('.')[-1]} {own[k]}" for k in told))
+        found.setdefault(key, []).append(run)
+    spare = [c for c in sns.color_palette("colorblind").as_hex() if c.upper() not in COLORS.values()]
+    named = set[str]()
+    groups: list[tuple[str, Any, list[Checkpoint]]] = []
+    for words, members in found.items():  # the first setting of an algorithm has the algorithm's colour
+        color = None if words[0] in named else COLORS.get(words[0])
+        named.add(words[0])
+        label = ", ".join(words[:4]) + ", …" * (len(words) > 4)
+        groups.append((label, color or spare[len(groups) % len(spare)], members))
+    return groups
+
+
+def _setting(run: Checkpoint) -> dict[str, Any]:
+    """What a run's recipe says that bears on its weights, by dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in tomllib.loads(run.recipe).items():
+        if key not in _BESIDE:
+            inner = value.items() if isinstance(value, dict) else [("", value)]
+            flat |= {f"{key}.{k}" if k else key: v for k, v in inner}
+    return flat
+
+
+def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:
+    """The learning rates over the steps, and limits near them and near the usual α_e."""
+    top = 0.0
     for run in runs:
-        found.setdefault(run.algorithm, []).append(run)
-    return list(found.items())
+        lr, alpha_e = run.history["lr"], run.history["alpha_e"]
+        if not len(lr):
+            continue
+        ax.plot(run.history["step"], lr, color="#777777", lw=0.9, ls=":", zorder=0)
+        # Where g is small α_e is all noise: show what is near α, or, if the steps are not plain ones and α_e
+        # is of another size, what most of it is.
+        seen = np.abs(alpha_e[np.isfinite(alpha_e)])
+        plain = not len(seen) or np.isfinite(run.history["delta_s"]).any()
+        top = max(top, float(2.5 * lr.max() if plain else 1.5 * np.quantile(seen, 0.9)))
+    if top:
+        ax.set_ylim(-0.2 * top, top)
+        for last in {float(run.history["lr"][-1]) for run in runs if len(run.history["lr"])}:
+            if 0.02 * top < last < top:
+                ax.annotate("α", (1.01, last), xycoords=("axes fraction", "data"), va="center", fontsize=9)
 
 
-def _draw_runs(ax: Axes, label: str, runs: Sequence[Checkpoint], column: str) -> bool:
-    """Draw one algorithm's seeds; False if there is nothing to see (all NaN, or all zero)."""
-    color = COLORS.get(label) or sns.color_palette("colorblind")[sum(map(ord, label)) % 10]
+def _draw_runs(ax: Axes, label: str, color: Any, runs: Sequence[Checkpoint], column: str) -> bool:
+    """Draw the seeds of one setting; False if there is nothing to see (all NaN, or all zero)."""
     curves = []
     for run in runs:
         values = 100 * (1 - run.history["test_accuracy"]) if column == "test_error" else run.history[column]

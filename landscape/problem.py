@@ -261,16 +261,16 @@ class Problem:
                 if count > 0:
                     yield self._place(x), self._place(y), count
 
-    def subset(self, indices: Tensor) -> Problem:
-        """The same model and loss on the samples ``indices`` (repeats allowed). Not of batches."""
+    def subset(self, indices: Tensor | slice) -> Problem:
+        """The same on the samples ``indices`` (repeats allowed; a slice copies nothing). Not of batches."""
         if self.resident is None:
             raise InputError("data: drawing minibatches needs (x, y) tensors, not an iterable of batches")
         part = copy.copy(self)
         part.resident = take(self.resident[0], indices), take(self.resident[1], indices)
-        part.samples = len(indices)
+        part.samples = count_samples(*part.resident, alike=False)
         part._chunk = self.chunk
         if self._terms is not None:
-            part._terms = self._terms[indices.cpu()]
+            part._terms = self._terms[indices if isinstance(indices, slice) else indices.cpu()]
             part._total = float(part._terms.sum())
         return part
 
@@ -294,8 +294,8 @@ class Problem:
         Accuracy is the share of samples whose largest output is the target; NaN where the outputs, or their
         ``logits``, are not (B, classes) with integer targets (B,).
         """
-        loss, right = self.totals(theta).tolist()
-        return loss / self.samples, right / self.samples
+        loss, right = (self.totals(theta) / self.samples).tolist()
+        return loss, right
 
     def loss(self, theta: Tensor | None = None) -> float:
         """Mean loss at ``theta`` (P,), default the centre."""
@@ -317,7 +317,8 @@ class Problem:
             with fixed_randomness(self, i if seeded else None):
                 value = self.criterion(self.call(leaves, x), y) * (count / self.samples)
             parts = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
-            gradient += self.layout.flatten(dict(zip(leaves, parts, strict=True)))
+            for view, part in zip(self.layout.views(gradient).values(), parts, strict=True):
+                view += part
             total += float(value.detach())
         return total, gradient
 

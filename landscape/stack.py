@@ -6,14 +6,15 @@ a layer; any other network runs once for each set of weights.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landscape.batches import take
+from landscape.batches import take, tree_map
 from landscape.problem import Loss, Problem, fixed_randomness
 
 # Modules that act on each number by itself, so that any leading or trailing dimensions may be added.
@@ -28,6 +29,8 @@ ELEMENTWISE: tuple[type[nn.Module], ...] = (
     nn.LeakyReLU,
     nn.Identity,
 )
+
+Precision = Literal["full", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -95,37 +98,71 @@ def stacked_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 class Stack:
     """Minibatch gradients of n learners of one problem's model, written to one (n, P) buffer.
 
-    ``seed``: a random model draws the same numbers for each learner's gradient, from it; None: as they come.
+    ``accumulate`` microbatches make a minibatch, one after the other: less memory, the same mean but for
+    rounding. ``precision`` "bfloat16" runs the network under PyTorch's autocast, the loss not; the gradients
+    come out in the weights' precision. ``seed``: a random model draws the same numbers for each learner's
+    gradient, from it; None: as they come.
     """
 
-    def __init__(self, problem: Problem, seed: int | None = None) -> None:
-        self.problem, self.seed = problem, seed
+    def __init__(
+        self,
+        problem: Problem,
+        accumulate: int = 1,
+        precision: Precision = "full",
+        seed: int | None = None,
+    ) -> None:
+        self.problem, self.accumulate, self.seed = problem, accumulate, seed
         self.steps = chain(problem.model) if problem.tensors is not None else None
+        self.precision = precision
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        if self.precision == "full":
+            return contextlib.nullcontext()
+        return torch.autocast(self.problem.device.type, torch.bfloat16)
 
     def gradients(self, weights: Tensor, x: Any, y: Any, out: Tensor) -> Tensor:
         """Learner j's gradient at ``weights[j]`` on its minibatch (x[j], y[j]), written to ``out[j]``.
 
         Shapes: weights and out (n, P), x (n, B, ...), y (n, B, ...), or every tensor of what x and y are made
-        of. Returns the mean losses (n,).
+        of, B a multiple of ``accumulate``. Returns the mean losses (n,).
         """
+        if self.accumulate == 1:
+            return self._minibatch(weights, x, y, out)
+        losses, part = weights.new_zeros(len(weights)), torch.empty_like(out)
+        out.zero_()
+        for i in range(self.accumulate):
+
+            def micro(tensor: Tensor, i: int = i) -> Tensor:
+                return tensor.chunk(self.accumulate, 1)[i]
+
+            losses += self._minibatch(weights, tree_map(micro, x), tree_map(micro, y), part) / self.accumulate
+            out.add_(part, alpha=1 / self.accumulate)
+        return losses
+
+    def _minibatch(self, weights: Tensor, x: Any, y: Any, out: Tensor) -> Tensor:
         if self.steps is None:
             rows = [self._one(w, take(x, j), take(y, j), out[j]) for j, w in enumerate(weights)]
             return torch.stack(rows)
         leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(weights).items()}
         h = x.flatten(2).transpose(1, 2)  # features before samples: gradients come out as the weights lie
-        for step in self.steps:
-            if isinstance(step, LinearStep):
-                w = leaves[step.weight]
-                h = torch.baddbmm(leaves[step.bias].unsqueeze(2), w, h) if step.bias else torch.bmm(w, h)
-            else:
-                h = step(h)
-        losses = stacked_losses(self.problem.criterion, h, y)
+        with self._autocast():
+            for step in self.steps:
+                if isinstance(step, LinearStep):
+                    w = leaves[step.weight]
+                    h = torch.baddbmm(leaves[step.bias].unsqueeze(2), w, h) if step.bias else torch.bmm(w, h)
+                else:
+                    h = step(h)
+        losses = stacked_losses(self.problem.criterion, h.to(weights.dtype), y)
         return self._write(leaves, losses, out)
 
     def _one(self, theta: Tensor, x: Any, y: Any, out: Tensor) -> Tensor:
         leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(theta).items()}
         with fixed_randomness(self.problem, self.seed):
-            loss = self.problem.criterion(self.problem.call(leaves, x), y)
+            with self._autocast():
+                outputs = self.problem.call(leaves, x)
+            if isinstance(outputs, Tensor):
+                outputs = outputs.to(theta.dtype)
+            loss = self.problem.criterion(outputs, y)
         return self._write(leaves, loss, out)
 
     def _write(self, leaves: dict[str, Tensor], losses: Tensor, out: Tensor) -> Tensor:

@@ -58,6 +58,31 @@ def test_training_curves_of_several_seeds() -> None:
     figure = plots.training(runs)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["ssgd (median of 2)", "dpsgd (median of 2)"]
+
+
+def test_training_curves_of_several_settings_are_not_seeds_of_one() -> None:
+    settings = (
+        ["lr=0.5"],
+        ["lr=0.5", "seed=1"],
+        ["schedule.cosine=12"],
+        ["optimizer={name='lamb'}", "lr=0.01"],
+    )
+    runs = [
+        Trainer(recipe.read("digits-ssgd", ["steps=12", "decompose.every=1", *s])).run() for s in settings
+    ]
+    figure = plots.training(runs)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == [
+        "ssgd, lr 0.5, optimizer sgd, cosine 0.0 (median of 2)",
+        "ssgd, lr 1.0, optimizer sgd, cosine 12.0",
+        "ssgd, lr 0.01, optimizer lamb, cosine 0.0",
+    ]
+    colors = [line.get_color() for line in figure.legends[0].get_lines()]
+    assert len(set(colors)) == 3
+    rates = [line.get_ydata() for line in figure.axes[3].lines if line.get_linestyle() == ":"]
+    np.testing.assert_array_equal(rates, [run.history["lr"] for run in runs])
+    plain = plots.training(runs[:2]).axes[3]
+    np.testing.assert_allclose(plain.get_ylim(), (-0.25, 1.25))  # near α, where plain steps have α_e
     consensus = figure.axes[2].lines[0]
     np.testing.assert_array_equal(consensus.get_ydata(), runs[0].history["consensus"])
 

@@ -72,6 +72,8 @@ def test_a_matrix_from_a_file(tmp_path: Path) -> None:
     np.save(tmp_path / "m.npy", m)
     for name in ("m.csv", "m.txt", "m.npy"):
         np.testing.assert_allclose(Mixing(str(tmp_path / name), 3, 0).matrix(1), m)
+    (tmp_path / "third.csv").write_text("0.3333,0.3333,0.3333\n" * 3)
+    np.testing.assert_allclose(Mixing(str(tmp_path / "third.csv"), 3, 0).matrix(1), 1 / 3, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_sampled_estimates_lie_within_their_own_error_bars() -> None:
     pulls = []
     for step in range(200):
         g = estimate_gradient(problem, problem.theta, 64, seed=0, step=step)
-        norm2, norm2_se = g.norm2()
+        norm2, norm2_se = g.norm2
         dot, dot_se = g.dot(d)
         pulls.append([(norm2 - float(truth @ truth)) / norm2_se, (dot - float(d @ truth)) / dot_se])
     mean, std = np.mean(pulls, axis=0), np.std(pulls, axis=0)

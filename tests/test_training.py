@@ -18,6 +18,7 @@ import landscape
 from landscape import Checkpoint, FailedError, InputError, checkpoint
 from landscape.train import launch, recipe
 from landscape.train.loop import Trainer
+from landscape.train.mixing import Mixing
 from landscape.train.randomness import generator
 from tests.conftest import Command
 
@@ -28,7 +29,7 @@ def same_bits(a: Checkpoint, b: Checkpoint) -> None:
     assert a.step == b.step
     assert (a.seed, a.recipe, a.diverged, a.diverged_at) == (b.seed, b.recipe, b.diverged, b.diverged_at)
     for name in checkpoint.HISTORY_UNITS:
-        if name != "wall_s":
+        if name not in ("wall_s", "samples_per_s", "wait_s"):
             np.testing.assert_array_equal(a.history[name], b.history[name], err_msg=name)
 
 
@@ -158,6 +159,18 @@ def test_stable_below_the_limit_of_the_mixing() -> None:
     end = Trainer(quadratic(lr=0.62)).run()
     assert end.diverged == ""
     assert end.diverged_at == -1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["awc", "atc"])
+@pytest.mark.parametrize("mixing", ["ring(1)", "torus", "one-peer-exponential"])
+def test_runs_blow_up_above_the_stated_limit_and_not_below(mixing: str, order: str) -> None:
+    """The curvature is 1, so that lr is lr·λ_max; in ATC order it is the mean that goes first."""
+    limit = Mixing(mixing, 6, 0).limit if order == "awc" else 2.0
+    for factor, verdict in ((0.98, ""), (1.02, "learners" if order == "awc" else "mean")):
+        rule = {"name": "dpsgd", "mixing": mixing, "order": order}
+        end = Trainer(quadratic(lr=factor * limit, steps=1500, algorithm=rule, decompose={"every": 0})).run()
+        assert end.diverged == verdict
 
 
 def test_learners_that_drift_apart_are_told_from_a_mean_that_explodes(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import landscape
 from landscape import store
 from landscape.checkpoint import IMPORTED, Checkpoint
 from landscape.cli import train
+from landscape.options import FailedError
+from landscape.train.loop import recipe_of
 
 
 @click.command(epilog="Example: landscape info runs/dp/last.h5")
@@ -45,6 +47,14 @@ def _short(value: object) -> str:
     return f"{value.dtype} {value.shape}{span}"
 
 
+def _rule(c: Checkpoint) -> str:
+    """What the update rule says of itself, such as its mixing; a matrix file may be gone by now."""
+    try:
+        return recipe_of(c).rule().describe()
+    except FailedError as error:
+        return str(error)
+
+
 def _checkpoint(c: Checkpoint) -> None:
     n, size = c.weights.shape
     finite = bool(np.isfinite(c.weights.numpy()).all())
@@ -63,6 +73,10 @@ def _checkpoint(c: Checkpoint) -> None:
         click.echo(f"imported from:\n{c.recipe}", nl=False)
         return
     click.echo(f"algorithm: {c.algorithm}, seed {c.seed}, step {c.step:,} (epoch {c.epoch:.3g})")
+    if about := _rule(c):
+        click.echo(about)
+    for name, state in c.optimizer.items():
+        click.echo(f"optimizer state: {name} {tuple(state.shape)}")
     click.echo(train.closing(c))
     for name, column in c.history.items():
         seen = column[np.isfinite(column)]

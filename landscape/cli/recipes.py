@@ -10,9 +10,15 @@ from landscape.train import recipe
 @click.command(epilog="Example: landscape recipes mnist-fig2a-dpsgd > mine.toml")
 @click.argument("name", metavar="[NAME]", required=False)
 def recipes(name: str | None) -> None:
-    """List the built-in recipes; with NAME (or a .toml file), print that one whole, defaults included."""
+    """List the built-in recipes; with NAME (or a .toml file), print that one whole, defaults included.
+
+    What its mixing matrix amounts to (gap, ω_min, stability limit) is a message.
+    """
     if name:
-        click.echo(recipe.read(name).to_toml(), nl=False)
+        chosen = recipe.read(name)
+        click.echo(chosen.to_toml(), nl=False)
+        if about := chosen.rule().describe():
+            click.echo(about, err=True)
         return
     for known in recipe.built_in():
         r = recipe.read(known)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
 
 import click
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from landscape.checkpoint import Checkpoint
 from landscape.cli import common
-from landscape.options import InputError
-from landscape.train import launch, recipe
+from landscape.options import InputError, positive
+from landscape.train import elastic, launch, processes, recipe
 from landscape.train.loop import Hooks
 
 
@@ -27,6 +34,27 @@ from landscape.train.loop import Hooks
 @click.option("-o", "--output", metavar="DIR", help="Folder of the run. [default: runs/NAME-seedN]")
 @click.option("--resume", is_flag=True, help="Go on from DIR/last.h5, to the bits of an unbroken run.")
 @click.option("--force", is_flag=True, help="Delete the run that is in DIR first.")
+@click.option(
+    "--nproc",
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Processes on this machine that share the learners.",
+)
+@click.option(
+    "--max-restarts",
+    metavar="K",
+    default=0,
+    show_default=True,
+    help="How often to start all processes anew, from last.h5, when one was lost.",
+)
+@click.option(
+    "--timeout",
+    metavar="S",
+    default=processes.TIMEOUT,
+    show_default=True,
+    help="Seconds that an exchange between processes may take before the run ends.",
+)
 @common.device
 @common.data_dir
 @common.quiet
@@ -36,14 +64,22 @@ def train(
     output: str | None,
     resume: bool,
     force: bool,
+    nproc: int,
+    max_restarts: int,
+    timeout: float,
     device: str,
     data_dir: str | None,
     quiet: bool,
 ) -> None:
     """Train n learners by RECIPE, a built-in name or a .toml file, every step decomposed.
 
-    Writes DIR/last.h5, DIR/step-NNNNNNN.h5 and DIR/recipe.toml. With --resume, RECIPE may be left out.
+    Writes DIR/last.h5, DIR/step-NNNNNNN.h5 and DIR/recipe.toml. With --resume, RECIPE may be left out. With
+    --nproc, or started by torchrun (see docs/cluster.md), several processes share the learners, and each
+    writes DIR/logs/rank-R.log.
     """
+    positive("--nproc", nproc, least=1)
+    positive("--max-restarts", max_restarts, least=0)
+    positive("--timeout", timeout)
     chosen = recipe.read(recipe_name, settings) if recipe_name else None
     if chosen is None and settings:
         raise InputError("--set: needs a RECIPE to change; give its name or file")
@@ -52,16 +88,81 @@ def train(
             "RECIPE: missing; give a name (see 'landscape recipes'), a .toml file, or -o DIR --resume"
         )
     folder = output or f"runs/{chosen.name if chosen else ''}-seed{chosen.seed if chosen else 0}"
-    with common.progress_bar("training", quiet) as bar:
-        hooks = Hooks(
-            message=lambda line: common.message(line, quiet),
-            step=lambda done, total: bar(done / total),
+    if nproc > 1 or max_restarts:
+        if processes.started_by_launcher():
+            raise InputError("--nproc, --max-restarts: not allowed under torchrun, which has its own")
+        if force and max_restarts:
+            raise InputError("--force and --max-restarts: only one of the two is allowed")
+        launch.check_folder(Path(folder), resume=resume, force=force)
+        arguments = ["train", *([recipe_name] if recipe_name else [])]
+        arguments += [word for setting in settings for word in ("--set", setting)]
+        arguments += ["-o", folder, "--device", device, "--timeout", str(timeout)]
+        arguments += ["--data-dir", data_dir] if data_dir else []
+        # A restart has to go on; where there is no run yet, --resume starts it.
+        flags = {"--resume": resume or max_restarts, "--force": force, "--quiet": quiet}
+        elastic.start(
+            arguments + [flag for flag, given in flags.items() if given], nproc, max_restarts, Path(folder)
         )
-        end = launch.launch(
-            chosen, folder, resume=resume, force=force, device=device, data_dir=data_dir, hooks=hooks
+        return
+    with _joined(device, timeout) as group:
+        silent = quiet or (group is not None and group.rank > 0)
+        with common.progress_bar("training", silent) as bar:
+            hooks = Hooks(
+                message=lambda line: common.message(line, silent),
+                step=lambda done, total: bar(done / total),
+            )
+            end = launch.launch(
+                chosen,
+                folder,
+                resume=resume,
+                force=force,
+                device=device,
+                data_dir=data_dir,
+                hooks=hooks,
+                group=group,
+            )
+        common.message(closing(end), silent)
+        if group is None or group.rank == 0:
+            click.echo(f"{folder}/last.h5")
+
+
+@contextlib.contextmanager
+def _joined(device: str, timeout: float) -> Iterator[processes.Group | None]:
+    """The group of processes that a launcher started this one in, if any.
+
+    A failure ends this process here: only the first of the group to fail prints its line, and an orderly
+    exit would wait for exchanges that nobody answers.
+    """
+    if not processes.started_by_launcher():
+        yield None
+        return
+    group, handler = None, get_error_handler()
+    try:
+        group = processes.Group(launch.worker_device(device), timeout)
+        yield group
+        group.close()
+    except BaseException as error:
+        known = isinstance(error, InputError)
+        code = (
+            error.exit_code
+            if isinstance(error, InputError)
+            else 130
+            if isinstance(error, KeyboardInterrupt)
+            else 1
         )
-    common.message(closing(end), quiet)
-    click.echo(f"{folder}/last.h5")
+        where = (
+            f"rank {group.rank}: " if group and group.rank and not isinstance(error, processes.Lost) else ""
+        )
+        first = group.tell(f"{where}{error}") if group else True
+        if os.environ.get("TORCHELASTIC_RUN_ID", "").startswith(elastic.RUN):
+            handler.record_exception(error)
+        elif known and first:
+            click.echo(f"landscape: {where}{error}", err=True)
+        if not known:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def closing(end: Checkpoint) -> str:

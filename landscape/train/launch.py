@@ -13,8 +13,14 @@ import torch
 
 from landscape.checkpoint import Checkpoint
 from landscape.options import FailedError, InputError, choose
+from landscape.train import processes
+from landscape.train.comm import Comm
 from landscape.train.loop import Hooks, Trainer, recipe_of
+from landscape.train.processes import Group, Lost
 from landscape.train.recipe import Recipe, read
+
+# What a run that was killed while it wrote has left behind.
+STALE = (".step-???????.h5.*.tmp", ".last.h5.*.tmp", ".recipe.toml.*.tmp")
 
 
 def launch(
@@ -26,8 +32,12 @@ def launch(
     device: str = "auto",
     data_dir: Any = None,
     hooks: Hooks | None = None,
+    group: Group | None = None,
 ) -> Checkpoint:
     """Train ``recipe`` in ``folder``: writes recipe.toml, step-NNNNNNN.h5 and last.h5; returns the end.
+
+    With a ``group`` every one of its processes calls this, each returns the learners it holds, rank 0 writes
+    the files, and all write logs/rank-R.log.
 
     Args:
         recipe: may be None with ``resume``: then that of the folder's run.
@@ -38,36 +48,74 @@ def launch(
 
     Raises InputError or FailedError for a folder that holds another run, or cannot be written or resumed.
     """
-    folder = Path(folder)
-    place = pick_device(device)
+    folder, place = Path(folder), group.device if group else pick_device(device)
+    held = check_folder(folder, resume=resume, force=force)
+    checkpoint = None
+    if resume:
+        checkpoint, recipe = _resumed(folder, recipe, group)
+    if recipe is None:
+        raise InputError("RECIPE: missing; give a name (see 'landscape recipes'), a .toml file, or --resume")
+    hooks = dataclasses.replace(hooks or Hooks())
+    trainer = Trainer(
+        recipe, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks, group=group
+    )
+    hooks.save = functools.partial(_save, folder=folder, comm=trainer.comm)
+    if group:
+        start = {"data": str(trainer.data["fingerprint"]), "first step": str(trainer.step + 1)}
+        group.agree(_flat(dataclasses.asdict(recipe)) | start)
+    try:  # only now, when nothing else can be wrong: a mistake leaves no trace in the folder
+        folder.mkdir(parents=True, exist_ok=True)
+        if trainer.comm.rank == 0:
+            stale = [p for pattern in STALE for p in folder.glob(pattern)]
+            for path in [*stale, *(held if force else [])]:
+                path.unlink(missing_ok=True)
+            _write_text(folder / "recipe.toml", recipe.to_toml())
+    except OSError as error:
+        raise FailedError(f"{folder}: cannot be written ({error.strerror})") from error
+    n, lr = recipe.learners, recipe.schedule.peak(recipe.lr, recipe.batch)
+    hooks.message(
+        f"{recipe.name}: {trainer.algorithm}, {n} learner{'s' * (n > 1)} × {recipe.local_batch} samples, "
+        f"{recipe.part('optimizer')[0]}, lr {lr:g}, step {trainer.step} to {recipe.steps}, seed {recipe.seed}"
+    )
+    if group is None:
+        return trainer.run()
+    with processes.log_to(folder / "logs" / f"rank-{group.rank}.log") as log:
+        own = f"learners {trainer.comm.own.start} to {trainer.comm.own.stop - 1}"
+        log(f"rank {group.rank} of {group.size}, {own}, on {place}; {processes.where()}; {group.backend}")
+        tell, save = hooks.message, hooks.save
+
+        def message(line: str) -> None:
+            log(line)
+            tell(line)
+
+        def save_and_log(checkpoint: Checkpoint) -> None:
+            save(checkpoint)
+            log(f"step {checkpoint.step} is safe{trainer.pace()}")
+
+        hooks.message, hooks.save = message, save_and_log
+        if group.attempt:
+            message(f"restart {group.attempt}: from step {trainer.step}")
+        try:
+            return trainer.run()
+        except Lost as error:
+            line = f"{error}; --resume goes on from {folder / 'last.h5'}"
+            log(line)
+            raise Lost(line) from error
+        except Exception as error:
+            log(f"{type(error).__name__}: {error}")
+            raise
+
+
+def check_folder(folder: Path, *, resume: bool, force: bool) -> list[Path]:
+    """The files of a run in ``folder``; FailedError where there are some, and neither option is given."""
     if resume and force:
         raise InputError("--resume and --force: only one of the two is allowed")
-    checkpoint = None
     held = run_files(folder)
     if held and not (resume or force):
         raise FailedError(
             f"{folder}: holds a run already ({held[0].name}); give --resume, --force or another -o"
         )
-    if resume:
-        checkpoint, recipe = _resumed(folder, recipe)
-    if recipe is None:
-        raise InputError("RECIPE: missing; give a name (see 'landscape recipes'), a .toml file, or --resume")
-    save = functools.partial(_save, folder=folder)
-    hooks = dataclasses.replace(hooks or Hooks(), save=save)
-    trainer = Trainer(recipe, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks)
-    try:  # only now, when nothing else can be wrong: a mistake leaves no trace in the folder
-        folder.mkdir(parents=True, exist_ok=True)
-        if force:
-            for path in held:
-                path.unlink()
-        _write_text(folder / "recipe.toml", recipe.to_toml())
-    except OSError as error:
-        raise FailedError(f"{folder}: cannot be written ({error.strerror})") from error
-    hooks.message(
-        f"{recipe.name}: {trainer.algorithm}, {recipe.learners} learners × {recipe.local_batch} samples, "
-        f"lr {recipe.lr:g}, step {trainer.step} to {recipe.steps}, seed {recipe.seed}"
-    )
-    return trainer.run()
+    return held
 
 
 def pick_device(name: str) -> torch.device:
@@ -78,12 +126,42 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def worker_device(name: str) -> torch.device:
+    """The device of a process that a launcher started: the CPU, or the GPU of its LOCAL_RANK.
+
+    Raises InputError where more processes than GPUs are on this machine: NCCL needs a GPU for each.
+    """
+    device = pick_device(name)
+    if device.type == "cpu":
+        return device
+    here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    if max(here, local + 1) > gpus:
+        raise InputError(
+            f"--device: '{name}' is not allowed, {here} processes here need a GPU each and there are {gpus}; "
+            "start fewer, or use cpu"
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
 def run_files(folder: Path) -> list[Path]:
     """The files of a run in ``folder``, if it holds one."""
     return sorted(p for pattern in ("last.h5", "step-*.h5", "recipe.toml") for p in folder.glob(pattern))
 
 
-def _resumed(folder: Path, recipe: Recipe | None) -> tuple[Checkpoint | None, Recipe | None]:
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested values by dotted key, as text."""
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": str(value)}
+        found |= inner
+    return found
+
+
+def _resumed(
+    folder: Path, recipe: Recipe | None, group: Group | None
+) -> tuple[Checkpoint | None, Recipe | None]:
     last = folder / "last.h5"
     if not last.exists():  # stopped before its first checkpoint: the same steps from the start
         if (folder / "recipe.toml").exists():
@@ -92,7 +170,7 @@ def _resumed(folder: Path, recipe: Recipe | None) -> tuple[Checkpoint | None, Re
         if recipe is None:
             raise FailedError(f"{folder}: holds no run to resume (no last.h5); give a RECIPE to start one")
         return None, recipe
-    checkpoint = Checkpoint.load(last)
+    checkpoint = Checkpoint.load(last, held=lambda learners: Comm(learners, group).own)
     return checkpoint, _same(recipe_of(checkpoint), recipe, folder)
 
 
@@ -120,10 +198,17 @@ def _write_text(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def _save(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write step-NNNNNNN.h5 and make last.h5 the same file (a second name where the disk allows it)."""
+def _save(checkpoint: Checkpoint, folder: Path, comm: Comm) -> None:
+    """Write step-NNNNNNN.h5 and make last.h5 the same file (a second name where the disk allows it).
+
+    Rank 0 writes, and gets the others' learners one at a time.
+    """
+    if comm.rank > 0:
+        for tensor in checkpoint.stacked().values():
+            comm.send_rows(tensor)
+        return
     path, last = folder / f"step-{checkpoint.step:07d}.h5", folder / "last.h5"
-    checkpoint.save(path)
+    checkpoint.save(path, comm.learners, comm.rows)
     temporary = folder / f".last.h5.{os.getpid()}.tmp"
     try:
         temporary.unlink(missing_ok=True)

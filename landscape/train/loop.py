@@ -17,11 +17,12 @@ from landscape.checkpoint import HISTORY_UNITS, Checkpoint
 from landscape.options import InputError
 from landscape.problem import Problem
 from landscape.stack import Stack
-from landscape.train import algorithms
+from landscape.train import optimizer
+from landscape.train.comm import Comm
 from landscape.train.decomposition import GROUPS, StepDecomposition
+from landscape.train.processes import Group
 from landscape.train.randomness import generator
 from landscape.train.recipe import Recipe, from_values, parse
-from landscape.vector import average
 
 # Steps in a row that the spread must exceed its bound by: a burst, such as one huge gradient, is over sooner,
 # and under SSGD the learners are together again after one step (ours).
@@ -40,8 +41,10 @@ class Hooks:
 class Trainer:
     """A run in memory: :meth:`run` takes it to its last step, from the start or from a checkpoint.
 
-    All learners live in one (n, P) buffer. Every draw depends on the seed and the step alone, so that a run
-    resumed from any of its checkpoints gives the bits of one that never stopped.
+    All learners of this process live in one (n_own, P) buffer: all n without a ``group`` of processes. Every
+    draw depends on the seed and the step alone, so that a run resumed from any of its checkpoints gives the
+    bits of one that never stopped; with another number of processes, only the rounding of sums differs.
+    ``checkpoint`` holds this process's learners.
     """
 
     def __init__(
@@ -52,7 +55,9 @@ class Trainer:
         device: torch.device | str = "cpu",
         data_dir: Any = None,
         hooks: Hooks | None = None,
+        group: Group | None = None,
     ) -> None:
+        self.comm = Comm(recipe.learners, group)
         self.recipe, self.hooks = recipe, hooks or Hooks()
         name, options = recipe.part("data")
         dataset = (
@@ -74,20 +79,28 @@ class Trainer:
             "test": len(dataset.test[1]),
             "fingerprint": dataset.fingerprint,
         }
-        self.stack = Stack(self.train)
-        self.algorithm, given = recipe.part("algorithm")
-        self.rule = algorithms.make(self.algorithm, given, learners=recipe.learners, seed=recipe.seed)
-        self.weights = self.train.theta.repeat(recipe.learners, 1)
+        self.stack = Stack(self.train, recipe.accumulate, recipe.precision)
+        self.algorithm, self.rule = recipe.part("algorithm")[0], recipe.rule()
+        self.rule.comm = self.comm
+        self.weights = self.train.theta.repeat(self.comm.held, 1)
+        self._gradients = torch.empty_like(self.weights)
+        self.optimizer = optimizer.make(*recipe.part("optimizer"))
+        self.optimizer.start(self.train.layout, self.weights)
         self.step, self.rows, self.diverged, self.diverged_at = 0, list[dict[str, float]](), "", -1
         if checkpoint:
             self._restore(checkpoint)
 
     def _check_fit(self, dataset: data.Dataset) -> None:
-        """Raise InputError where model and data do not fit, before the first step does."""
+        """Raise InputError where model, data and device do not fit, before the first step does."""
         samples, (x, _) = self.recipe.decompose.samples, dataset.train
         if samples % GROUPS:
             raise InputError(
                 f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}"
+            )
+        on_gpu = self.train.device.type == "cuda"
+        if self.recipe.precision == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported(False):
+            raise InputError(
+                "precision: 'bfloat16' is not allowed, this GPU does not compute in it; use 'full'"
             )
         assert self.train.tensors is not None
         first = self.train.tensors[0][:1]
@@ -107,6 +120,7 @@ class Trainer:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.weights = checkpoint.weights.to(self.weights)
+        self.optimizer.restore(checkpoint.optimizer)
         self.step, self.diverged, self.diverged_at = (
             checkpoint.step,
             checkpoint.diverged,
@@ -142,62 +156,109 @@ class Trainer:
 
     def _step(self, t: int) -> None:
         """Step ``t``, counted from 1: w(t−1) -> w(t)."""
-        clock = time.perf_counter()
-        recipe, weights = self.recipe, self.weights
-        lr = recipe.schedule.at(recipe.lr, t)
+        clock, waited = time.perf_counter(), self.comm.waited
+        recipe, weights, comm = self.recipe, self.weights, self.comm
+        if comm.group:
+            comm.group.step = t
+        lr = recipe.rate(t, self.train.samples)
         self.rule.begin(weights, t)
         points = self.rule.points(weights)
         x, y = self._minibatches(t)
-        gradients = torch.empty_like(weights)
+        gradients = self._gradients
         losses = self.stack.gradients(points, x, y, out=gradients)
         row = dict.fromkeys(HISTORY_UNITS, math.nan)
-        row |= {"step": t, "lr": lr, "loss": float(losses.double().mean())}
-        part = None
-        if recipe.decompose.every and t % recipe.decompose.every == 0:
+        row |= {"step": t, "lr": lr}
+        part, due = None, bool(recipe.decompose.every) and t % recipe.decompose.every == 0
+        if due:
             part = StepDecomposition(
-                self.stack, weights, x, y, gradients, recipe.decompose.samples, recipe.seed, t
+                self.stack,
+                weights,
+                x,
+                y,
+                gradients,
+                recipe.decompose.samples,
+                recipe.seed,
+                t,
+                plain=self.optimizer.plain,
+                comm=comm,
+                at_mean=self.rule.synchronous,
             )
-        new = self.rule.finish(weights, gradients, lr, t)
-        new_mean = average(new)
-        spread = (new - new_mean).flatten()
-        row["consensus"] = float(spread @ spread) / len(new)
+        if self.rule.synchronous and not self.optimizer.linear:
+            gradients = comm.fresh_mean(gradients).expand_as(gradients)
+        state = self.optimizer.state
+        directions = self.optimizer.directions(gradients, points, t)
+        new = self.rule.finish(weights, directions, lr, t)
+        tested = bool(recipe.evaluate.every) and t % recipe.evaluate.every == 0
+        measure = comm.size == 1 or due or tested or t == recipe.steps or self._suspicious()
+        # The spread, where w_a is known anyway or cheap to know; else only whether all weights are finite.
+        mean = comm.mean(new) if measure else None
+        spread = (new if mean is None else new - mean).flatten()
+        row["loss"], squares = comm.learners_mean(
+            float(losses.double().mean()), float(spread @ spread) / len(new)
+        )
+        row["consensus"] = squares if measure else math.nan
         if part is not None:
             row |= part.columns(new, lr)
-        self._judge(t, row, new_mean)
-        if self.diverged and not math.isfinite(row["consensus"] + row["loss"]):
+        self._judge(t, row, new, mean, math.isfinite(squares))
+        if self.diverged and not math.isfinite(squares + row["loss"]):
+            self.optimizer.state = state
             return  # this step has no finite state to end in: the last one that has stays
         self.weights, self.step = new, t
-        before = self.rows[-1]["wall_s"] if self.rows else 0.0
-        row["wall_s"] = before + time.perf_counter() - clock
-        if recipe.evaluate.every and t % recipe.evaluate.every == 0:
+        seconds = time.perf_counter() - clock
+        row["wall_s"] = (self.rows[-1]["wall_s"] if self.rows else 0.0) + seconds
+        row["samples_per_s"], row["wait_s"] = recipe.batch / seconds, comm.waited - waited
+        if tested:
             self._evaluate(row)
         self.rows.append(row)
         self.hooks.step(t, recipe.steps)
 
+    def pace(self) -> str:
+        """For logs: the speed of the last steps and how much of it was waiting; "" before the first."""
+        last = self.rows[-100:]
+        if not last:
+            return ""
+        seconds = sum(self.recipe.batch / row["samples_per_s"] for row in last)
+        waited = sum(row["wait_s"] for row in last)
+        speed = len(last) * self.recipe.batch / seconds
+        return f"; {speed:.0f} samples/s, {100 * waited / seconds:.0f}% of the time waiting"
+
     def _minibatches(self, t: int) -> tuple[Tensor, Tensor]:
-        """(x (n, B, ...), y (n, B, ...)) of step ``t``, drawn with replacement (DESIGN, settings)."""
+        """(x (n_own, B, ...), y (n_own, B, ...)) of step ``t``, drawn with replacement (DESIGN, settings)."""
         assert self.train.tensors is not None
         shape = (self.recipe.learners, self.recipe.local_batch)
         draw = generator(self.recipe.seed, "batch", t)
-        indices = torch.randint(self.train.samples, shape, generator=draw).flatten().to(self.train.device)
+        drawn = torch.randint(self.train.samples, shape, generator=draw)[self.comm.own]
+        indices, shape = drawn.flatten().to(self.train.device), (self.comm.held, self.recipe.local_batch)
         x, y = (whole.index_select(0, indices).view(*shape, *whole.shape[1:]) for whole in self.train.tensors)
         return x, y
 
     def _evaluate(self, row: dict[str, float]) -> None:
-        row["test_loss"], row["test_accuracy"] = self.test.evaluate(average(self.weights))
+        row["test_loss"], row["test_accuracy"] = self.comm.evaluate(self.test, self.comm.mean(self.weights))
 
-    def _judge(self, t: int, row: dict[str, float], new_mean: Tensor) -> None:
-        """Set ``diverged`` if this step's losses or spread say so, telling the mean from the learners."""
-        bounds = self.recipe.diverge
-        start = self.train.theta
-        spread_bound = bounds.consensus * max(float(new_mean @ new_mean), float(start @ start))
+    def _suspicious(self) -> bool:
+        """Whether the spread last measured may be beyond its bound, so that the next is worth measuring."""
+        bound = self.recipe.diverge.consensus * float(self.train.theta @ self.train.theta)
+        return bool(self.rows) and self.rows[-1]["consensus"] > bound
+
+    def _judge(
+        self, t: int, row: dict[str, float], new: Tensor, new_mean: Tensor | None, finite: bool
+    ) -> None:
+        """Set ``diverged`` if this step's losses or spread say so, telling the mean from the learners.
+
+        ``new`` are the weights after the step, ``new_mean`` their mean if it is known.
+        """
+        bounds, apart = self.recipe.diverge, False
         recent = [r["consensus"] for r in self.rows[1 - PERSISTENT :]] + [row["consensus"]]
-        apart = len(recent) == PERSISTENT and min(recent) > spread_bound
-        if row["loss"] <= bounds.loss and math.isfinite(row["consensus"]) and not apart:
+        if new_mean is not None and len(recent) == PERSISTENT:
+            start = self.train.theta
+            bound = bounds.consensus * max(float(new_mean @ new_mean), float(start @ start))
+            apart = all(spread > bound for spread in recent)
+        if row["loss"] <= bounds.loss and finite and not apart:
             return  # the first is false for NaN, too
+        new_mean = self.comm.mean(new)
         # Judge the mean where the trouble was seen: before the step, or after it if only the spread is bad.
         before = not row["loss"] <= bounds.loss or not bool(torch.isfinite(new_mean).all())
-        loss = self.train.loss(average(self.weights) if before else new_mean)
+        loss, _ = self.comm.evaluate(self.train, self.comm.mean(self.weights) if before else new_mean)
         self.diverged = "learners" if loss <= bounds.loss else "mean"
         self.diverged_at = t
 
@@ -221,10 +282,11 @@ class Trainer:
             recipe=recipe.to_toml(),
             model={"name": self.model_name, "options": self.model_options},
             data=self.data,
-            lr=recipe.schedule.at(recipe.lr, self.step + 1),
+            lr=recipe.rate(min(self.step + 1, max(1, recipe.steps)), self.train.samples),
             local_batch=recipe.local_batch,
             seed=recipe.seed,
             history=columns,
+            optimizer=self.optimizer.state,
             diverged_at=self.diverged_at,
             diverged=self.diverged,
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -14,52 +16,39 @@ from landscape.store import Array
 from landscape.train.randomness import generator
 from landscape.vector import average
 
-FORMS = "full, ring(k), random-matching, or a .csv, .txt or .npy file with an n × n matrix"
+FORMS = (
+    "full, ring(k), torus, torus(RxC), exponential, one-peer-exponential, hypercube, random-matching, star, "
+    "or a .csv, .txt or .npy file with an n × n matrix"
+)
 # Row and column sums may miss 1 by this much: a matrix typed with four decimals passes (ours).
 SUM_TOLERANCE = 1e-4
 
 
 class Mixing:
-    """The mixing of n learners: a fixed matrix, or one drawn for every step.
+    """The mixing of n learners: a fixed matrix, a cycle of matrices, or one drawn for every step.
 
-    ``spec`` is one of FORMS: "full" averages all learners (M = 11ᵀ/n), "ring(k)" each learner with k
-    neighbours on either side and itself, equally; "random-matching" pairs the learners anew each step, each
-    pair averages, and an odd learner sits out (DPSGD-2020, section 4: "a learner randomly picks a
-    neighbor"). Raises InputError for a spec or matrix that is not allowed.
+    ``spec`` is one of FORMS. Fixed, with equal weights for a learner and its neighbours where nothing else is
+    said: "full" (M = 11ᵀ/n); "ring(k)", k neighbours on either side; "torus(RxC)", the four neighbours on an
+    R × C grid that wraps round, "torus" the most nearly square one; "exponential", learner j takes from those
+    1, 2, 4, … after it; "hypercube", from those whose number differs in one bit; "star", learner 0 with all
+    others, by Metropolis–Hastings weights 1/(1 + max(deg j, deg k)).
+    Changing with the step t: "one-peer-exponential", half from the one 2^((t−1) mod ⌈log₂ n⌉) after it, which
+    averages exactly after ⌈log₂ n⌉ steps if n is a power of two and never otherwise (both exponential graphs:
+    Ying et al. 2021); "random-matching" pairs the learners anew, each pair averages, and an odd learner sits
+    out (DPSGD-2020, section 4: "a learner randomly picks a neighbor"), the same on every process.
+
+    Raises InputError for a spec or matrix that is not allowed with n learners.
     """
 
     def __init__(self, spec: str, learners: int, seed: int) -> None:
         self.spec, self.learners, self.seed = spec, learners, seed
-        self.fixed = None if spec == "random-matching" else self._matrix(spec, learners)
-        expected = self.fixed if self.fixed is not None else expected_matching(learners)
-        eigenvalues = np.linalg.eigvals(expected)
-        others = np.delete(eigenvalues, np.argmin(np.abs(eigenvalues - 1)))
-        #: 1 − the largest modulus among the eigenvalues other than 1; for random matching, of the mean of M.
-        self.gap = round(float(1 - np.abs(others).max()), 12)
-        #: The smallest eigenvalue (real part). For random matching that of every drawn M, a projection: 0.
-        self.omega_min = round(float(others.real.min()), 12) + 0.0 if self.fixed is not None else 0.0
-
-    @staticmethod
-    def _matrix(spec: str, n: int) -> Array:
-        if spec == "full":
-            return np.full((n, n), 1 / n)
-        ring = re.fullmatch(r"ring\((\d+)\)", spec.replace(" ", ""))
-        if ring:
-            k = int(ring[1])
-            if k < 1 or 2 * k + 1 > n:
-                raise InputError(
-                    f"algorithm.mixing: '{spec}' is not allowed with {n} learners, k must be 1…{(n - 1) // 2}"
-                )
-            offsets = (np.arange(n)[None] - np.arange(n)[:, None]) % n
-            return np.where((offsets <= k) | (offsets >= n - k), 1 / (2 * k + 1), 0.0)
-        if Path(spec).suffix in (".csv", ".txt", ".npy"):
-            return _read_matrix(Path(spec), n)
-        raise InputError(f"algorithm.mixing: '{spec}' is not known (allowed: {FORMS})")
+        #: The matrices (n, n) float64 that the steps go through in turn; none if each step draws its own.
+        self.cycle: list[Array] = [] if spec == "random-matching" else _cycle(spec, learners)
 
     def matrix(self, step: int) -> Array:
-        """M (n, n) float64 of this step."""
-        if self.fixed is not None:
-            return self.fixed
+        """M (n, n) float64 of this step, counted from 1."""
+        if self.cycle:
+            return self.cycle[(step - 1) % len(self.cycle)]
         order = torch.randperm(self.learners, generator=generator(self.seed, "mixing", step)).numpy()
         m = np.eye(self.learners)
         for a, b in order[: self.learners // 2 * 2].reshape(-1, 2):
@@ -76,12 +65,84 @@ class Mixing:
         m = torch.from_numpy(self.matrix(step)).to(weights)
         return torch.addmm(mean.expand_as(weights), m, weights - mean)
 
-    def describe(self) -> str:
-        """One line: the gap, ω_min and the stability limit that follows from it (DESIGN, formulas)."""
-        mean = " of the mean matrix" if self.fixed is None else ""
+    @cached_property
+    def modes(self) -> Array:
+        """ω (τ, n − 1), complex: the eigenvalues of the cycle's τ matrices but the mean's 1, a column a mode.
+
+        A cycle of several is of circulant matrices, which share their modes. For random matching, of the mean
+        of M_t.
+        """
+        if self.learners == 1:
+            return np.empty((max(1, len(self.cycle)), 0), dtype=complex)
+        if len(self.cycle) > 1:
+            return np.array([np.fft.fft(m[:, 0])[1:] for m in self.cycle])
+        m = self.cycle[0] if self.cycle else expected_matching(self.learners)
+        found = np.linalg.eigvalsh(m) if np.array_equal(m, m.T) else np.linalg.eigvals(m)
+        return np.delete(found, np.argmin(np.abs(found - 1))).astype(complex)[None]
+
+    @property
+    def gap(self) -> float:
+        """1 − max |ω|: the share of the disagreement that a step takes away at least.
+
+        Of a cycle, from the product over one, per step; of random matching, of the mean of M_t.
+        """
+        tau = len(self.modes)
+        left = round(float(np.abs(self.modes).prod(0).max(initial=0)), 12)  # before the root: 0 is to stay 0
+        return round(1 - math.pow(left, 1 / tau), 12)
+
+    @property
+    def omega_min(self) -> float:
+        """The smallest real part of an eigenvalue of any M_t; random matching draws projections: 0."""
+        if not self.cycle:
+            return 0.0 if self.learners > 1 else 1.0
+        return round(float(self.modes.real.min(initial=1)), 12) + 0.0
+
+    @property
+    def limit(self) -> float:
+        """The ηλ at which learners that take plain steps on one quadratic, in AWC order, drift apart.
+
+        A mode evolves by ω − ηλ, so the limit is min Re ω + √(1 − (Im ω)²): 1 + ω_min for symmetric M
+        (DESIGN, formulas). Of a cycle, where the product over one first reaches 1 in modulus. Of random
+        matching, in mean square: with projections E(M − ηλ)² = (1 − 2ηλ) E M + (ηλ)², so ρ + √(ρ² − ρ + 1)
+        with ρ the mean's eigenvalue; no drawing at all grows below 1 + ω_min = 1. One learner: SGD's 2.
+        """
+        if self.learners == 1:
+            return 2.0
+        if not self.cycle:
+            rho = float(self.modes.real[0, 0])
+            return rho + math.sqrt(rho**2 - rho + 1)
+        if len(self.cycle) == 1:
+            each = self.modes.real + np.sqrt(np.maximum(0, 1 - self.modes.imag**2))
+            return round(float(each.min()), 12)
+
+        def growth(x: float) -> float:
+            return float(np.abs(self.modes - x).prod(0).max())
+
+        low, high = next((x - 1e-3, x) for x in np.arange(1e-3, 2.01, 1e-3) if growth(x) > 1)
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (low, middle) if growth(middle) > 1 else (middle, high)
+        return float(low)
+
+    def describe(self, order: str = "awc") -> str:
+        """One line: the gap, ω_min and the stability limit, with ``order`` "awc" or "atc".
+
+        In ATC order a mode evolves by ω(1 − ηλ), so that none is less stable than the mean, ηλ < 2.
+        """
+        stable = f"{self.limit:.4g}"
+        gap = omega = ""
+        if not self.cycle:
+            gap, omega = " of the mean of M_t", " of each M_t"
+            stable = f"1 + ω_min = {1 + self.omega_min:.4g} whatever is drawn, in mean square < {stable}"
+        elif len(self.cycle) > 1:
+            gap = f" a step over a cycle of {len(self.cycle)}"
+        elif math.isclose(self.limit, 1 + self.omega_min):
+            stable = f"1 + ω_min = {stable}"
+        if order == "atc":
+            stable = "2"
         return (
-            f"mixing {self.spec}: spectral gap {self.gap:.4g}{mean}, smallest eigenvalue ω_min "
-            f"{self.omega_min:.4g}; stable while lr·λ_max < {1 + self.omega_min:.4g} (AWC)"
+            f"mixing {self.spec}: spectral gap {self.gap:.4g}{gap}, smallest eigenvalue ω_min "
+            f"{self.omega_min:.4g}{omega}; plain steps are stable while lr·λ_max < {stable} ({order.upper()})"
         )
 
 
@@ -91,6 +152,63 @@ def expected_matching(n: int) -> Array:
     m = np.full((n, n), meet / 2)
     np.fill_diagonal(m, 1 - meet / 2 * (n - 1))
     return m
+
+
+def _cycle(spec: str, n: int) -> list[Array]:
+    """The matrices of a ``spec`` that is not drawn."""
+    if Path(spec).suffix in (".csv", ".txt", ".npy"):
+        return [_read_matrix(Path(spec), n)]
+    form = re.fullmatch(r"([a-z-]+)(?:\((\d+)(?:x(\d+))?\))?", spec.replace(" ", ""))
+    name, a, b = form.groups() if form else ("", None, None)
+    powers = [2**i for i in range(math.ceil(math.log2(n)))]  # 1, 2, 4, … below n
+    learners = np.arange(n)
+    if spec == "full":
+        return [np.full((n, n), 1 / n)]
+    if name == "ring" and a and not b:
+        k = int(a)
+        if k < 1 or 2 * k + 1 > n:
+            least = f"k must be 1…{(n - 1) // 2}" if n > 2 else "a ring needs at least 3"
+            raise _refused(spec, n, least)
+        return [_equal([learners, *((learners + s * i) % n for i in range(1, k + 1) for s in (1, -1))])]
+    if name == "torus" and (not a or b):
+        rows = int(a) if a else max(r for r in range(1, math.isqrt(n) + 1) if n % r == 0)
+        columns = int(b) if b else n // rows
+        if min(rows, columns) < 2 or rows * columns != n:
+            needs = f"{a} × {b} is not {n}" if a else f"{n} is not R × C"
+            raise _refused(spec, n, f"{needs} with both at least 2")
+        i, j = np.divmod(learners, columns)
+        steps = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
+        return [_equal([(i + u) % rows * columns + (j + v) % columns for u, v in steps])]
+    if spec == "exponential":
+        return [_equal([learners, *((learners + p) % n for p in powers)])]
+    if spec == "one-peer-exponential":
+        return [_equal([learners, (learners + p) % n]) for p in powers] or [np.ones((1, 1))]
+    if spec == "hypercube":
+        if n != 2 ** len(powers):
+            raise _refused(
+                spec,
+                n,
+                f"there must be a power of two, such as {2 ** (len(powers) - 1)} or {2 ** len(powers)}",
+            )
+        return [_equal([learners, *(learners ^ p for p in powers)])]
+    if spec == "star":  # the hub has n − 1 neighbours, so that every edge's weight is 1/n
+        m = np.eye(n) * (1 - 1 / n)
+        m[0, :] = m[:, 0] = 1 / n
+        return [m]
+    raise InputError(f"algorithm.mixing: '{spec}' is not known (allowed: {FORMS})")
+
+
+def _equal(sources: list[Array]) -> Array:
+    """M with equal weights: learner j takes from ``sources[i][j]`` for every i, each source counted once."""
+    m = np.zeros((len(sources[0]),) * 2)
+    for source in sources:
+        m[np.arange(len(m)), source] = 1.0
+    m /= m.sum(1, keepdims=True)
+    return m
+
+
+def _refused(spec: str, n: int, why: str) -> InputError:
+    return InputError(f"algorithm.mixing: '{spec}' is not allowed with {n} learners, {why}")
 
 
 def _read_matrix(path: Path, n: int) -> Array:
@@ -114,4 +232,8 @@ def _read_matrix(path: Path, n: int) -> Array:
                 f"algorithm.mixing: {path}: {name} {worst + 1} sums to {sums[worst]:.6g}; every row and "
                 "column must sum to 1 (a doubly stochastic matrix)"
             )
-    return m
+    if max(np.abs(m.sum(axis) - 1).max() for axis in (0, 1)) > 1e-12:
+        for _ in range(100):  # what few decimals leave is scaled away (Sinkhorn)
+            m = m / m.sum(1, keepdims=True)
+            m = m / m.sum(0)
+    return np.asarray(m)

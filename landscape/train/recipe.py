@@ -13,27 +13,11 @@ from typing import Any, Literal
 
 from landscape import data, models
 from landscape.options import FailedError, InputError, check_type, choose, positive
-from landscape.train import algorithms
+from landscape.stack import Precision
+from landscape.train import algorithms, optimizer
+from landscape.train.schedule import Schedule
 
 BUILT_IN = Path(__file__).parent / "recipes"
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """lr(t) = lr · warm-up · factor^(milestones passed); the constant default is Figure 2's.
-
-    ``warmup`` steps rise linearly from lr/warmup to lr; at each step number in ``milestones`` the rate is
-    multiplied by ``factor`` (0.1 as in DPSGD-2020, section 4.1).
-    """
-
-    warmup: int = 0
-    milestones: list[int] = field(default_factory=list)
-    factor: float = 0.1
-
-    def at(self, lr: float, step: int) -> float:
-        """The learning rate of step ``step``, counted from 1."""
-        ramp = min(1.0, step / self.warmup) if self.warmup else 1.0
-        return float(lr * ramp * self.factor ** sum(step > m for m in self.milestones))
 
 
 @dataclass(frozen=True)
@@ -80,7 +64,10 @@ class Diverge:
 class Recipe:
     """A run: ``learners`` n, total ``batch`` nB, ``lr`` α, ``steps``, ``seed``, and the parts by name.
 
-    ``algorithm``, ``model`` and ``data`` are tables with a ``name`` and that thing's own options.
+    ``algorithm``, ``model``, ``data`` and ``optimizer`` are tables with a ``name`` and that thing's own
+    options. Each local minibatch is computed as ``accumulate`` microbatches; ``precision`` "bfloat16" runs
+    the network on minibatches under autocast, on CPU as well as CUDA, while weights, optimizer state and the
+    passes over whole data sets stay in ``dtype``.
     """
 
     name: str
@@ -93,6 +80,9 @@ class Recipe:
     data: dict[str, Any]
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
+    precision: Precision = "full"
+    accumulate: int = 1
+    optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "sgd"} | optimizer.options("sgd", {}))
     schedule: Schedule = field(default_factory=Schedule)
     decompose: Decompose = field(default_factory=Decompose)
     evaluate: Evaluate = field(default_factory=Evaluate)
@@ -100,47 +90,60 @@ class Recipe:
     diverge: Diverge = field(default_factory=Diverge)
 
     def __post_init__(self) -> None:
-        if self.learners < 2:
-            raise InputError(
-                f"learners: {self.learners} is not allowed, it must be at least 2 "
-                "(SSGD with 2 learners is plain SGD on the total batch)"
-            )
-        positive("batch", self.batch, least=1)
+        for key in ("learners", "batch", "accumulate"):
+            positive(key, getattr(self, key), least=1)
         if self.batch % self.learners:
             raise InputError(
                 f"batch: {self.batch} is not divisible by {self.learners} learners; "
                 f"{self.batch // self.learners * self.learners or self.learners} would be"
             )
+        if self.local_batch % self.accumulate:
+            raise InputError(
+                f"accumulate: {self.accumulate} is not allowed, it must divide the local batch of "
+                f"{self.local_batch}"
+            )
+        if self.precision == "bfloat16" and self.dtype == "float64":
+            raise InputError("precision: 'bfloat16' is not allowed with dtype 'float64', only with 'float32'")
         positive("lr", self.lr)
         for key in ("steps", "seed"):
             positive(key, getattr(self, key), least=0)
-        for table in ("schedule.warmup", "decompose.every", "decompose.samples", "evaluate.every"):
+        for table in ("decompose.every", "decompose.samples", "evaluate.every"):
             part, key = table.split(".")
             positive(table, getattr(getattr(self, part), key), least=0)
         positive("checkpoint.every", self.checkpoint.every, least=0)
         positive("diverge.loss", self.diverge.loss)
         positive("diverge.consensus", self.diverge.consensus)
         # The parts' own options: a bad one is found here, before any data is read.
-        algorithms.make(*self.part("algorithm"), learners=self.learners, seed=self.seed)
+        self.rule()
+        optimizer.make(*self.part("optimizer"))
         models.options(*self.part("model"))
         data.options(*self.part("data"))
 
     def part(self, table: str) -> tuple[str, dict[str, Any]]:
-        """(name, options) of the table "algorithm", "model" or "data"."""
-        values = dict(getattr(self, table))
+        """(name, options) of the table "algorithm", "model", "data" or "optimizer" (by default SGD)."""
+        values = ({"name": "sgd"} if table == "optimizer" else {}) | getattr(self, table)
         if "name" not in values:
             raise InputError(f"{table}.name: missing, and there is no default")
         return str(values.pop("name")), values
+
+    def rule(self) -> algorithms.Rule:
+        """A new update rule, as the table "algorithm" says."""
+        return algorithms.make(*self.part("algorithm"), learners=self.learners, seed=self.seed)
 
     @property
     def local_batch(self) -> int:
         """B."""
         return self.batch // self.learners
 
+    def rate(self, step: int, samples: int) -> float:
+        """α at ``step``, counted from 1, with ``samples`` in the training set."""
+        return self.schedule.at(self.lr, step, self.batch, samples)
+
     def to_toml(self) -> str:
         """The whole recipe, defaults included, as TOML that reads back to an equal recipe."""
         values = dataclasses.asdict(self)
-        for table, check in (("algorithm", algorithms), ("model", models), ("data", data)):
+        parts: dict[str, Any] = {"algorithm": algorithms, "model": models, "data": data}
+        for table, check in (parts | {"optimizer": optimizer}).items():
             name, given = self.part(table)
             values[table] = {"name": name, **check.options(name, given)}
         lines = [f"{k} = {_toml(v)}" for k, v in values.items() if not isinstance(v, dict)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -24,19 +25,20 @@ class DPSGD(Rule):
     ) -> None:
         super().__init__(learners, seed)
         self.mixing, self.order = Mixing(mixing, learners, seed), order
-        self._mixed = torch.empty(0)
+        self._mixed: Callable[[], Tensor] = lambda: torch.empty(0)
 
     def begin(self, weights: Tensor, step: int) -> None:
         if self.order == "awc":
-            self._mixed = self.mixing.apply(weights, step)
+            self._mixed = self.comm.mix(weights, self.mixing, step)
 
     def points(self, weights: Tensor) -> Tensor:
         return weights
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         if self.order == "awc":
-            return torch.sub(self._mixed, directions, alpha=lr)
-        return self.mixing.apply(torch.sub(weights, directions, alpha=lr), step)
+            return torch.sub(self._mixed(), directions, alpha=lr, out=self._spare(weights))
+        stepped = torch.sub(weights, directions, alpha=lr)
+        return self._spare(weights).copy_(self.comm.mix(stepped, self.mixing, step)())
 
     def describe(self) -> str:
-        return self.mixing.describe()
+        return self.mixing.describe(self.order)

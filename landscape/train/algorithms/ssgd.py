@@ -6,14 +6,18 @@ import torch
 from torch import Tensor
 
 from landscape.train.algorithms.base import Rule
-from landscape.vector import average
 
 
 class SSGD(Rule):
-    """w_j ← w_a − α ∇L^{μ_j}(w_a) (DPSGD-2020, Eq. 1): every learner starts each step from the mean."""
+    """w_j ← w_a − α ∇L^{μ_j}(w_a) (DPSGD-2020, Eq. 1): every learner starts each step from the mean.
+
+    With one learner it is plain SGD.
+    """
+
+    synchronous = True
 
     def points(self, weights: Tensor) -> Tensor:
-        return average(weights).expand_as(weights)
+        return self.comm.mean(weights).expand_as(weights)
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
-        return torch.sub(self.points(weights), directions, alpha=lr)
+        return torch.sub(self.points(weights), directions, alpha=lr, out=self._spare(weights))

@@ -1,0 +1,297 @@
+"""Which learners this process holds, and what it exchanges with the processes that hold the others.
+
+Learners and coordinates are split over the ranks in order, as evenly as they go. With one process there is
+nothing to exchange, and every method here is its local part. All ranks call the same methods in the same
+order. Buffers are flat tensors of the weights' precision; sums for the decomposition are float64.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from landscape.options import InputError
+from landscape.problem import Problem
+from landscape.store import Array
+from landscape.train.mixing import Mixing
+from landscape.train.processes import Group
+from landscape.vector import average
+
+
+class Comm:
+    """This process's part of ``learners`` learners: rows ``own`` of the (n, P) buffer.
+
+    Without a ``group``, or in a group of one, that is all of them. Raises InputError for fewer learners than
+    processes; an exchange that fails raises :class:`landscape.train.processes.Lost`, which names the rank.
+    """
+
+    def __init__(self, learners: int, group: Group | None = None) -> None:
+        self.learners, self.group = learners, group
+        self.rank, self.size = (group.rank, group.size) if group else (0, 1)
+        if learners < self.size:
+            raise InputError(
+                f"learners: {learners} cannot be spread over {self.size} processes, each holds at least one"
+            )
+        self.bounds = _bounds(learners, self.size)
+        self.own = slice(self.bounds[self.rank], self.bounds[self.rank + 1])
+        #: How many learners this process holds.
+        self.held = self.own.stop - self.own.start
+        #: Seconds that this process has waited for others.
+        self.waited = 0.0
+        self._mean: tuple[Tensor, int, Tensor] | None = None
+        self._plans: dict[int, Plan] = {}
+        self._buffers: dict[str, Tensor] = {}
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Time what is inside as waiting, and turn torch's errors into the name of the lost rank."""
+        assert self.group is not None
+        cuda = self.group.device.type == "cuda"
+        if cuda:  # NCCL only queues: the host waits here, so that the time is that of the exchange
+            torch.cuda.current_stream().synchronize()
+        clock = time.perf_counter()
+        try:
+            yield
+            if cuda:
+                torch.cuda.current_stream().synchronize()
+        except RuntimeError as error:
+            raise self.group.diagnose(error) from error
+        finally:
+            self.waited += time.perf_counter() - clock
+
+    # Means and sums over all processes.
+
+    def mean(self, rows: Tensor) -> Tensor:
+        """The mean (P,) over all n learners, of which ``rows`` (n_own, P) are this process's.
+
+        That of the last tensor asked for is kept, and valid until the next is: a step ends and the next
+        begins at the same weights.
+        """
+        if self._mean is None or self._mean[0] is not rows or self._mean[1] != rows._version:
+            self._mean = rows, rows._version, self.fresh_mean(rows, "mean")
+        return self._mean[2]
+
+    def fresh_mean(self, rows: Tensor, use: str = "") -> Tensor:
+        """:meth:`mean`, of a tensor that is not asked for again; valid until the next of the same ``use``."""
+        if self.size == 1:
+            return average(rows)
+        return self._start_mean(rows, use)()
+
+    def _start_mean(self, rows: Tensor, use: str) -> Callable[[], Tensor]:
+        total = self._buffer(use, rows[0])
+        if len(rows) == 1:
+            total.copy_(rows[0])
+        else:
+            torch.sum(rows, 0, out=total)
+        work = dist.all_reduce(total, async_op=True)
+        return lambda: self._finished([work], total).div_(self.learners)
+
+    def _finished(self, works: list[dist.Work], result: Tensor) -> Tensor:
+        with self._waiting():
+            for work in works:
+                work.wait()
+        return result
+
+    def totals(self, values: Tensor) -> Tensor:
+        """``values`` (float64, the same shape on all ranks) summed over the processes."""
+        if self.size == 1:
+            return values
+        assert self.group is not None
+        total = values.detach().to(self.group.device, torch.float64, copy=True)
+        with self._waiting():
+            dist.all_reduce(total)
+        return total.to(values.device)
+
+    def total(self, *values: float) -> list[float]:
+        """Each of ``values`` summed over the processes."""
+        if self.size == 1:
+            return list(values)
+        found: list[float] = self.totals(torch.tensor(values, dtype=torch.float64)).tolist()
+        return found
+
+    def evaluate(self, problem: Problem, theta: Tensor) -> tuple[float, float]:
+        """(mean loss, accuracy) at ``theta``, each process doing its share of the samples."""
+        if self.size == 1:
+            return problem.evaluate(theta)
+        part = problem.subset(self.share(problem.samples))
+        loss, accuracy = part.evaluate(theta) if part.samples else (0.0, 0.0)
+        weight = part.samples / problem.samples
+        loss, accuracy = self.total(loss * weight, accuracy * weight)
+        return loss, accuracy
+
+    def learners_mean(self, *values: float) -> list[float]:
+        """The mean over all learners of numbers that are already means over this process's learners."""
+        if self.size == 1:
+            return list(values)
+        return [total / self.learners for total in self.total(*(v * self.held for v in values))]
+
+    def _buffer(self, use: str, like: Tensor) -> Tensor:
+        """Memory that is used again by each step: fresh memory costs as much as the work on it."""
+        old = self._buffers.get(use)
+        if old is None or old.shape != like.shape or old.dtype != like.dtype:
+            self._buffers[use] = old = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        return old
+
+    # Work and coordinates split over the processes.
+
+    def share(self, count: int) -> slice:
+        """This process's share of ``count`` samples, coordinates or other things; empty if there are few."""
+        bounds = _bounds(count, self.size)
+        return slice(bounds[self.rank], bounds[self.rank + 1])
+
+    def part_sum(self, width: int, term: Callable[[slice], Tensor]) -> Tensor:
+        """Σ over the processes of a vector (P,) float64, of which each process keeps its :meth:`share`.
+
+        ``term(columns)`` computes this process's term for those columns, in memory that may be overwritten.
+        """
+        if self.size == 1:
+            return term(slice(None))
+        bounds = _bounds(width, self.size)
+        parts = [term(slice(a, b)) for a, b in itertools.pairwise(bounds)]
+        works = [dist.reduce(part, dst, async_op=True) for dst, part in enumerate(parts)]
+        return self._finished(works, parts[self.rank])
+
+    def part_mean(self, rows: Tensor) -> Tensor:
+        """The mean over all learners in float64, of which each process keeps its :meth:`share` of columns."""
+        if self.size == 1:
+            return rows.mean(0, dtype=torch.float64)
+
+        def total(columns: slice) -> Tensor:
+            part = rows[:, columns]
+            if len(part) == 1:  # always a copy, which the sum overwrites
+                return part[0].to(torch.float64, copy=True)
+            return part.sum(0, dtype=torch.float64)
+
+        return self.part_sum(rows.shape[1], total).div_(self.learners)
+
+    def parts(self, own: Tensor, count: int) -> Tensor:
+        """(count, P_share): of ``count`` vectors (P,) the coordinates that are this process's :meth:`share`.
+
+        ``own`` (k, P) are the vectors that are its share of all.
+        """
+        if self.size == 1:
+            return own
+        width, holders = own.shape[1], _bounds(count, self.size)
+        columns = _bounds(width, self.size)
+        mine = self.share(width)
+        all_ = own.new_empty(count, mine.stop - mine.start)
+        all_[self.share(count)] = own[:, mine]
+        transfers = []
+        for src in range(self.size):
+            for dst in range(self.size):
+                if src == dst or self.rank not in (src, dst) or holders[src] == holders[src + 1]:
+                    continue
+                if self.rank == src:
+                    sent = own[:, columns[dst] : columns[dst + 1]].contiguous()
+                    transfers.append(dist.P2POp(dist.isend, sent, dst))
+                else:
+                    rows = all_[holders[src] : holders[src + 1]]
+                    transfers.append(dist.P2POp(dist.irecv, rows, src))
+        return self._finished(_post(transfers), all_)
+
+    # Exchange with neighbours.
+
+    def mix(self, weights: Tensor, mixing: Mixing, step: int) -> Callable[[], Tensor]:
+        """Start the exchange that Σ_k M_jk w_k needs; the call returned waits and gives it, (n_own, P).
+
+        ``weights`` (n_own, P) must stay as they are until then. Each row is sent once to each process that
+        has a neighbour of it; a matrix that averages all is an all-reduce.
+        """
+        if self.size == 1:
+            return lambda: mixing.apply(weights, step)
+        matrix = mixing.matrix(step)
+        if np.ptp(matrix) == 0:
+            mean = self._start_mean(weights, "mixed")
+            return lambda: mean().expand_as(weights)
+        turn = (step - 1) % len(mixing.cycle) if mixing.cycle else 0
+        if turn not in self._plans or not mixing.cycle:
+            self._plans[turn] = Plan.of(matrix, self.bounds, self.rank)
+        plan = self._plans[turn]
+        received = self._buffer("received", weights[:1].expand(len(plan.receive), -1))
+        rows = dict(zip(plan.receive, received, strict=True))
+        transfers = [
+            dist.P2POp(dist.isend, weights[learner - self.own.start], peer, tag=learner)
+            if learner not in rows
+            else dist.P2POp(dist.irecv, rows[learner], peer, tag=learner)
+            for learner, peer in plan.transfers
+        ]
+        works = _post(transfers)
+        return lambda: plan.apply(weights, self._finished(works, received), self._buffer("mixed", weights))
+
+    # Learners one at a time, for checkpoints.
+
+    def rows(self, own: Tensor) -> Iterator[Tensor]:
+        """On rank 0: one by one the n rows of a tensor of which ``own`` (n_own, …) is this process's part.
+
+        Each is valid until the next, so that one at a time is here. The others call :meth:`send_rows`.
+        """
+        yield from own
+        row = torch.empty_like(own[0])
+        for holder in range(1, self.size):
+            for _ in range(self.bounds[holder], self.bounds[holder + 1]):
+                yield self._finished(_post([dist.P2POp(dist.irecv, row, holder)]), row)
+
+    def send_rows(self, own: Tensor) -> None:
+        """On the other ranks: give rank 0 the rows of ``own`` that its :meth:`rows` asks for."""
+        for row in own:
+            self._finished(_post([dist.P2POp(dist.isend, row.contiguous(), 0)]), row)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one process sends and receives under one mixing matrix, and how it mixes.
+
+    ``receive``: the other processes' learners it needs. ``transfers``: (learner, the other process), in the
+    order of (learner, receiver), which all processes share: NCCL hangs if matching ones differ in order.
+    """
+
+    receive: list[int]
+    transfers: list[tuple[int, int]]
+    own: Tensor
+    others: Tensor
+
+    @classmethod
+    def of(cls, matrix: Array, bounds: list[int], rank: int) -> Plan:
+        """The plan of ``rank``, which holds the learners bounds[rank]…bounds[rank + 1] − 1."""
+        a, b = bounds[rank], bounds[rank + 1]
+        needs = np.logical_or.reduceat(matrix != 0, bounds[:-1], axis=0)  # (processes, learners)
+        holder = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        transfers = [
+            (int(learner), int(holder[learner] if receiver == rank else receiver))
+            for learner, receiver in np.argwhere(needs.T)
+            if receiver != holder[learner] and rank in (receiver, holder[learner])
+        ]
+        receive = [learner for learner, _ in transfers if not a <= learner < b]
+        own, others = matrix[a:b, a:b], matrix[a:b][:, receive]
+        return cls(receive, transfers, torch.from_numpy(own.copy()), torch.from_numpy(others.copy()))
+
+    def apply(self, weights: Tensor, received: Tensor, out: Tensor) -> Tensor:
+        """Σ_k M_jk w_k for this process's learners j; uses up ``received``, and ``out`` if it needs it.
+
+        Mixes differences from the first of its own rows, as :meth:`Mixing.apply` does from the mean, so that
+        rounding in the matrix does not let the mean drift.
+        """
+        origin = weights[0]
+        mixed = origin.expand_as(weights)
+        if len(weights) > 1:
+            mixed = torch.addmm(mixed, self.own.to(weights), weights - origin, out=out)
+        if len(received):
+            mixed = torch.addmm(mixed, self.others.to(weights), received.sub_(origin), out=out)
+        return mixed
+
+
+def _post(transfers: list[dist.P2POp]) -> list[dist.Work]:
+    """Start point-to-point transfers as one batch."""
+    return dist.batch_isend_irecv(transfers) if transfers else []
+
+
+def _bounds(count: int, parts: int) -> list[int]:
+    return [count * r // parts for r in range(parts + 1)]

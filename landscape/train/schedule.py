@@ -1,0 +1,65 @@
+"""The learning rate of every step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from landscape.options import InputError, positive
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """lr(t) = lr · scaling · warm-up · factor^(milestones passed) · anneal^(units since warm-up) · cosine.
+
+    Every part is off by default: Figure 2's constant rate. Lengths are in ``unit``, steps or epochs (passes
+    over the training set, t·nB/samples after step t), so that at step t, p(t) being t in that unit:
+
+    - ``base_batch`` b: the linear scaling rule, × nB/b; lr is then the rate for batch b. 0: lr as it is.
+    - ``warmup`` W: × p/W until p = W (the linear ramp of DPSGD-2020, section 4.2; from where is ours).
+    - ``milestones``, ``factor``: × factor for each milestone m with p > m (0.1: DPSGD-2020, section 4.1).
+    - ``anneal``: × anneal at the start of each unit after the warm-up, the first included. DPSGD-2020's
+      speech recipe: unit "epochs", base_batch 256, warmup 10, anneal 1/√2 = 0.7071 (as DESIGN reads it).
+    - ``cosine`` C: × ½(1 + cos πx), x = (p(t) − p(1) − W)/C from 0 to 1: to zero C units after the warm-up.
+      Its length is its own, not ``steps``, so that a run may be made longer.
+    """
+
+    unit: Literal["steps", "epochs"] = "steps"
+    base_batch: int = 0
+    warmup: float = 0.0
+    milestones: list[float] = field(default_factory=list)
+    factor: float = 0.1
+    anneal: float = 1.0
+    cosine: float = 0.0
+
+    def __post_init__(self) -> None:
+        for key in ("base_batch", "warmup", "cosine"):
+            positive(f"schedule.{key}", getattr(self, key), least=0)
+        for key in ("factor", "anneal"):
+            positive(f"schedule.{key}", getattr(self, key))
+        if any(not 0 <= m < math.inf for m in self.milestones):
+            raise InputError(
+                f"schedule.milestones: {self.milestones} is not allowed, they must be finite numbers ≥ 0"
+            )
+
+    def peak(self, lr: float, batch: int) -> float:
+        """The rate after the warm-up: ``lr`` scaled to the total ``batch`` nB."""
+        return lr * batch / self.base_batch if self.base_batch else lr
+
+    def at(self, lr: float, step: int, batch: int, samples: int) -> float:
+        """The rate of step ``step``, counted from 1, with total ``batch`` nB and ``samples`` to train on."""
+
+        def position(t: int) -> float:
+            return t * batch / samples if self.unit == "epochs" else t
+
+        p = position(step)
+        rate = self.peak(lr, batch)
+        if p < self.warmup:
+            rate *= p / self.warmup
+        rate *= self.factor ** sum(p > m for m in self.milestones)
+        rate *= self.anneal ** math.ceil(max(0.0, p - self.warmup))
+        if self.cosine:
+            x = (p - position(1) - self.warmup) / self.cosine
+            rate *= (1 + math.cos(math.pi * min(1.0, max(0.0, x)))) / 2
+        return float(rate)

@@ -1,0 +1,141 @@
+"""Two processes, 10 million parameters: samples a second against DistributedDataParallel, and the decomposition.
+
+First over loopback as it is; then in a network namespace of its own whose loopback is shaped so that one
+exchange takes about as long as one gradient (needs ip, tc and the right to make a namespace).
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+import landscape
+from landscape.train import recipe
+from landscape.train.loop import Trainer
+from landscape.train.processes import Group
+from landscape.train.randomness import generator
+from tests.groups import together
+
+WIDTHS, LOCAL, STEPS, ROUNDS = [784, 2800, 2800, 10], 256, 10, 5
+
+
+def trainer(group: Group, algorithm: dict[str, object], decompose: int = 0) -> Trainer:
+    values = {
+        "name": "distributed",
+        "learners": 2,
+        "batch": 2 * LOCAL,
+        "lr": 0.01,
+        "steps": 10**6,
+        "algorithm": algorithm,
+        "model": {"name": "mlp", "widths": WIDTHS},
+        # The whole training set is one step's samples: the exact g costs what one step's gradients cost.
+        "data": {"name": "synthetic", "samples": 2 * LOCAL, "dimension": 784, "classes": 10},
+        "decompose": {"every": decompose},
+        "evaluate": {"every": 0},
+    }
+    return Trainer(recipe.from_values(values), group=group)
+
+
+def ours(one: Trainer) -> Callable[[], object]:
+    def run() -> None:
+        for _ in range(STEPS):
+            one._step(one.step + 1)
+
+    return run
+
+
+def ddp(one: Trainer, rank: int) -> Callable[[], object]:
+    """What one would write."""
+    model = torch.nn.parallel.DistributedDataParallel(landscape.models.build("mlp", widths=WIDTHS))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    assert one.train.tensors is not None
+    x, y = one.train.tensors
+
+    def run() -> None:
+        for t in range(1, STEPS + 1):
+            rows = torch.randint(len(y), (2, LOCAL), generator=generator(0, "batch", t))[rank]
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x[rows]), y[rows])
+            loss.backward()
+            optimizer.step()
+            float(loss.detach())
+
+    return run
+
+
+def measure(group: Group) -> dict[str, list[float]]:
+    """Seconds of each round of STEPS steps, by what ran; in turns."""
+    matching = {"name": "dpsgd", "mixing": "random-matching"}
+    one = trainer(group, {"name": "ssgd"})
+    gradients = torch.empty_like(one.weights)
+
+    def gradient() -> None:
+        for t in range(STEPS):
+            one.stack.gradients(one.weights, *one._minibatches(t + 1), out=gradients)
+
+    flat = torch.empty_like(one.weights)
+    runs = {
+        "ddp": ddp(one, group.rank),
+        "ssgd": ours(one),
+        "dpsgd": ours(trainer(group, matching)),
+        "ssgd, decomposed": ours(trainer(group, {"name": "ssgd"}, 10)),
+        "dpsgd, decomposed": ours(trainer(group, matching, 10)),
+        "gradient": gradient,
+        "exchange": lambda: [dist.all_reduce(flat) for _ in range(STEPS)],
+    }
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for k in range(ROUNDS + 1):
+        for name, run in runs.items():
+            dist.barrier()
+            clock = time.perf_counter()
+            run()
+            dist.barrier()
+            if k:
+                times[name].append(time.perf_counter() - clock)
+    return times
+
+
+def report(where: str, needs: dict[str, float]) -> float:
+    """Print ratios; the seconds that one gradient takes."""
+    found, _ = together(2, measure, timeout=120.0, deadline=900.0)
+    if not isinstance(found, dict):
+        raise SystemExit(f"distributed, {where}: {found}")
+    middle = {name: statistics.median(times) for name, times in found.items()}
+    ways = [("ssgd", "ddp"), ("dpsgd", "ddp"), ("ssgd, decomposed", "ssgd"), ("dpsgd, decomposed", "dpsgd")]
+    for name, peer in ways:
+        rounds = sorted(b / a for a, b in zip(found[name], found[peer], strict=True))
+        ratio, need = middle[peer] / middle[name], needs.get(name)
+        verdict = "" if need is None else f"; needed {need:g}×: {'ok' if ratio >= need else 'BELOW'}"
+        print(
+            f"{where}, 2 processes, {name} against {peer}: {ratio:.2f}× the samples/s "
+            f"(rounds {rounds[0]:.2f}…{rounds[-1]:.2f}{verdict})",
+            flush=True,
+        )
+    gradient, exchange = (middle[name] / STEPS for name in ("gradient", "exchange"))
+    print(f"  a gradient takes {1e3 * gradient:.0f} ms, an all-reduce {1e3 * exchange:.0f} ms", flush=True)
+    return gradient
+
+
+def main() -> None:
+    gradient = report("loopback", {"ssgd": 0.95, "dpsgd": 1.0, "ssgd, decomposed": 1 / 1.15})
+    # Each process sends P float32 an exchange, through the one queue that loopback has.
+    rate = 2 * 8 * 4 * sum(a * b for a, b in itertools.pairwise(WIDTHS)) / gradient
+    shape = f"ip link set lo up && tc qdisc add dev lo root tbf rate {rate:.0f}bit burst 1mb latency 200ms"
+    code = "from tests.benchmarks.distributed import report; report('shaped link', {'dpsgd': 1.15})"
+    if subprocess.run(["unshare", "--net", "sh", "-c", shape], capture_output=True).returncode:
+        print("shaped link: left out, this machine permits no network namespace with tc", flush=True)
+        return
+    subprocess.run(
+        ["unshare", "--net", "sh", "-c", f'{shape} && exec "$0" -c "$1"', sys.executable, code], check=True
+    )
+
+
+if __name__ == "__main__":
+    main()

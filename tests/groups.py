@@ -1,0 +1,81 @@
+"""Functions run in several processes at once, which form a group on 127.0.0.1; one thread each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from landscape.train.processes import Group
+
+# The server imports this module once, and every process is a fork of it: starting one takes no time.
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.groups", "landscape.train.launch"])
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def together(
+    size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    environment: dict[int, dict[str, str]] | None = None,
+    timeout: float = 30.0,
+    deadline: float = 120.0,
+    lost: tuple[int, ...] = (),
+) -> list[Any]:
+    """``function(group, *args)`` in ``size`` processes: what each returned or raised, None if it was killed.
+
+    ``environment`` changes variables of a rank; a process that is not done by the ``deadline`` is killed, and
+    ranks that are ``lost`` on purpose are when the others are done.
+    """
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
+    pipes, started = [], []
+    for rank in range(size):
+        mine = variables | {"RANK": str(rank)} | (environment or {}).get(rank, {})
+        receive, send = _CONTEXT.Pipe(duplex=False)
+        process = _CONTEXT.Process(target=_run, args=(send, mine, timeout, function, args), daemon=True)
+        process.start()
+        send.close()
+        pipes.append(receive)
+        started.append(process)
+    found: dict[int, Any] = {}
+    for rank in sorted(range(size), key=lambda r: r in lost):
+        receive, process = pipes[rank], started[rank]
+        try:
+            done = receive.poll(0 if rank in lost else deadline)
+            found[rank] = pickle.loads(receive.recv_bytes()) if done else TimeoutError("not done")
+        except EOFError:
+            found[rank] = None
+        process.kill()
+        process.join()
+        receive.close()
+    return [None if r in lost else found[r] for r in range(size)]
+
+
+def _run(send: Any, variables: dict[str, str], timeout: float, function: Any, args: Any) -> None:
+    os.environ.update(variables, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+    torch.set_num_threads(1)
+    group = None
+    try:
+        group = Group(torch.device("cpu"), timeout)
+        result = function(group, *args)
+        group.close()
+    except Exception as error:
+        result = error
+        if group:
+            group.tell(str(error))
+    send.send_bytes(
+        pickle.dumps(result)
+    )  # not send(): torch would pass tensors by shared memory, which goes with us
+    send.close()
+    os._exit(0)  # an orderly exit would wait for exchanges with a rank that is gone

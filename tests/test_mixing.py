@@ -1,0 +1,174 @@
+"""Topologies: doubly stochastic for every n, their spectra in closed form, and limits where they say."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from landscape import InputError
+from landscape.train.mixing import Mixing
+
+SYMMETRIC = ("full", "ring(1)", "ring(3)", "torus", "torus(2x4)", "hypercube", "random-matching", "star")
+ALL = (*SYMMETRIC, "exponential", "one-peer-exponential")
+
+
+def fits(spec: str, n: int) -> bool:
+    """Whether ``spec`` exists for ``n`` learners, said another way than by the code."""
+    rules = {
+        "ring(1)": n >= 3,
+        "ring(3)": n >= 7,
+        "torus": any(n % d == 0 for d in range(2, n)),
+        "torus(2x4)": n == 8,
+        "hypercube": bin(n).count("1") == 1,
+    }
+    return rules.get(spec, True)
+
+
+@given(st.integers(1, 40), st.sampled_from(ALL), st.integers(0, 3), st.integers(1, 50))
+def test_every_topology_is_doubly_stochastic_or_refused(n: int, spec: str, seed: int, step: int) -> None:
+    if not fits(spec, n):
+        with pytest.raises(InputError, match=f"not allowed with {n} learners") as caught:
+            Mixing(spec, n, seed)
+        assert "\n" not in str(caught.value)
+        return
+    mixing = Mixing(spec, n, seed)
+    m = mixing.matrix(step)
+    np.testing.assert_allclose(m.sum(0), 1, atol=1e-14)
+    np.testing.assert_allclose(m.sum(1), 1, atol=1e-14)
+    assert m.min() >= 0
+    if spec in SYMMETRIC:
+        np.testing.assert_array_equal(m, m.T)
+    np.testing.assert_array_equal(m, Mixing(spec, n, seed).matrix(step))  # as another process would draw it
+    assert 0 <= mixing.gap <= 1
+    assert "\n" not in mixing.describe()
+
+
+@given(st.integers(1, 40), st.sampled_from([s for s in ALL if s != "random-matching"]))
+def test_gap_and_omega_min_are_those_of_the_dense_matrices(n: int, spec: str) -> None:
+    if not fits(spec, n):
+        return
+    mixing = Mixing(spec, n, 0)
+    flat = np.full((n, n), 1 / n)
+    product = np.linalg.multi_dot([np.eye(n), *mixing.cycle, np.eye(n)]) - flat
+    left = np.abs(np.linalg.eigvals(product)).max()
+    assert (1 - mixing.gap) ** len(mixing.cycle) == pytest.approx(left, abs=1e-7)
+    smallest = min(np.linalg.eigvals(m).real.min() for m in mixing.cycle)
+    assert mixing.omega_min == pytest.approx(smallest, abs=1e-9)
+
+
+def ring(n: int, k: int = 1) -> list[float]:
+    return [
+        (1 + sum(2 * np.cos(2 * np.pi * i * j / n) for i in range(1, k + 1))) / (2 * k + 1)
+        for j in range(1, n)
+    ]
+
+
+def torus(r: int, c: int) -> list[float]:
+    def around(size: int, j: int) -> float:  # with two on a circle both neighbours are the same learner
+        return (1 if size == 2 else 2) * np.cos(2 * np.pi * j / size)
+
+    neighbours = 1 + (1 if r == 2 else 2) + (1 if c == 2 else 2)
+    pairs = itertools.product(range(r), range(c))
+    return [(1 + around(r, i) + around(c, j)) / neighbours for i, j in pairs if i or j]
+
+
+CLOSED = {
+    **{(f"ring({k})", n): ring(n, k) for n in (5, 6, 12) for k in (1, 2)},
+    ("torus", 16): torus(4, 4),
+    ("torus", 15): torus(3, 5),
+    ("torus", 6): torus(2, 3),
+    ("torus(2x8)", 16): torus(2, 8),
+    **{("hypercube", 2**d): [1 - 2 * k / (d + 1) for k in range(1, d + 1)] for d in (1, 3, 5)},
+    ("star", 7): [1 - 1 / 7, 0.0],  # 1/n on the hub and n − 1 leaves: the leaves disagree by 1 − 1/n
+    ("full", 9): [0.0],
+}
+
+
+@pytest.mark.parametrize(("spec", "n"), CLOSED)
+def test_spectra_in_closed_form(spec: str, n: int) -> None:
+    mixing, eigenvalues = Mixing(spec, n, 0), CLOSED[spec, n]
+    assert mixing.gap == pytest.approx(1 - np.abs(eigenvalues).max(), abs=1e-10)
+    assert mixing.omega_min == pytest.approx(min(eigenvalues), abs=1e-10)
+    assert mixing.limit == pytest.approx(1 + min(eigenvalues), abs=1e-10)
+    assert f"1 + ω_min = {1 + min(eigenvalues):.4g} (AWC)" in mixing.describe()
+    assert "< 2 (ATC)" in mixing.describe("atc")
+
+
+@pytest.mark.parametrize("n", [2, 4, 6, 10, 16, 30])
+def test_the_static_exponential_graphs_gap(n: int) -> None:
+    """2/(1 + ⌈log₂ n⌉) for even n (Ying et al. 2021, Proposition 1)."""
+    assert Mixing("exponential", n, 0).gap == pytest.approx(2 / (1 + np.ceil(np.log2(n))), abs=1e-10)
+
+
+@given(st.integers(1, 70), st.integers(1, 100))
+def test_one_peer_exponential_averages_exactly_for_powers_of_two_only(n: int, start: int) -> None:
+    mixing = Mixing("one-peer-exponential", n, 0)
+    product = np.eye(n)
+    for step in range(start, start + len(mixing.cycle)):
+        m = mixing.matrix(step)
+        assert n == 1 or set((m > 0).sum(1)) == {2}  # half from oneself, half from one other
+        product = m @ product
+    exact = bool(np.abs(product - 1 / n).max() < 1e-12)
+    assert exact == (bin(n).count("1") == 1)
+    assert (mixing.gap == 1) == exact
+
+
+LIMITS = [
+    *[("full", 5), ("ring(1)", 6), ("ring(2)", 6), ("torus", 16), ("hypercube", 8), ("star", 6)],
+    *[("exponential", 8), ("exponential", 7), ("one-peer-exponential", 8), ("one-peer-exponential", 6)],
+]
+
+
+def growth(mixing: Mixing, sharpness: float, order: str = "awc") -> float:
+    """By how much the spread of learners on ½ h w² grows over the last 600 of 1,200 noiseless steps."""
+    w = np.random.default_rng(0).standard_normal(mixing.learners)
+    w, size = w - w.mean(), []
+    for t in range(1, 1201):
+        m = mixing.matrix(t)
+        w = m @ w - sharpness * w if order == "awc" else m @ (w - sharpness * w)
+        w -= w.mean()
+        size.append(float(np.linalg.norm(w)))
+        w /= size[-1] or 1.0
+    return float(np.sum(np.log(np.maximum(size[600:], 1e-300))))
+
+
+@pytest.mark.parametrize(("spec", "n"), LIMITS)
+def test_learners_drift_apart_above_the_limit_and_not_below(spec: str, n: int) -> None:
+    mixing = Mixing(spec, n, 0)
+    assert growth(mixing, 0.98 * mixing.limit) < 0
+    assert growth(mixing, 1.02 * mixing.limit) > 0
+    assert growth(mixing, 1.96, "atc") < 0
+
+
+@pytest.mark.parametrize("n", [3, 4, 9, 16])
+def test_random_matching_is_stable_in_mean_square_up_to_its_limit(n: int) -> None:
+    mixing = Mixing("random-matching", n, 1)
+    drawn = [mixing.matrix(t) for t in range(1, 3001)]
+    for factor, grows in ((0.97, False), (1.03, True)):
+        h = factor * mixing.limit
+        second = np.mean([(m - h * np.eye(n)).T @ (m - h * np.eye(n)) for m in drawn], axis=0)
+        left = np.trace((np.eye(n) - 1 / n) @ second) / (n - 1)  # of the mean square disagreement, a step
+        assert bool(left > 1) == grows
+    assert np.all([np.linalg.norm(m - 0.99 * np.eye(n), 2) < 1 for m in drawn[:50]])  # 1 + ω_min, every draw
+
+
+@pytest.mark.parametrize(
+    ("spec", "n", "words"),
+    [
+        ("torus", 7, "7 is not R × C"),
+        ("torus(2x3)", 7, "2 × 3 is not 7"),
+        ("torus(1x7)", 7, "both at least 2"),
+        ("hypercube", 6, "a power of two, such as 4 or 8"),
+        ("ring(1)", 2, "a ring needs at least 3"),
+        ("ring", 6, r"'ring' is not known \(allowed: full, ring\(k\)"),
+        ("torus(4)", 4, "is not known"),
+        ("star(2)", 4, "is not known"),
+    ],
+)
+def test_what_is_not_allowed_says_why(spec: str, n: int, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Mixing(spec, n, 0)

@@ -1,0 +1,366 @@
+"""Optimizers against torch and textbook versions, schedules in closed form, and runs with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import landscape
+from landscape import FailedError, InputError
+from landscape.stack import Stack
+from landscape.train import launch, optimizer, recipe
+from landscape.train.loop import Trainer
+from landscape.train.schedule import Schedule
+from tests import problems
+from tests.conftest import Command
+from tests.test_training import same_bits
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"name": "sgd"},
+    "heavy-ball": {"name": "sgd", "momentum": 0.9},
+    "nesterov": {"name": "sgd", "momentum": 0.8, "nesterov": True, "weight_decay": 0.01},
+    "weight decay": {"name": "sgd", "weight_decay": 0.05},
+    "lars": {"name": "lars", "trust": 0.1},
+    "lamb": {"name": "lamb"},
+}
+
+
+def tiny_recipe(tiny: Path, **changes: Any) -> recipe.Recipe:
+    values = recipe.parse(tiny.read_text(), "tiny") | {"name": "tiny", "dtype": "float64"}
+    return recipe.from_values(values | changes)
+
+
+def trajectory(chosen: optimizer.Optimizer, gradients: Tensor, weights: Tensor, lr: float = 0.1) -> Tensor:
+    """Weights (n, P) after w ← w − lr u with these gradients (steps, n, P)."""
+    chosen.start(problems.conv().layout, weights)
+    for t, g in enumerate(gradients, 1):
+        weights = weights - lr * chosen.directions(g, weights, t)
+    return weights
+
+
+def random_run(seed: int, steps: int = 7) -> tuple[Tensor, Tensor]:
+    """(gradients (steps, 3, P), weights (3, P)) for the layout of :func:`problems.conv`, float64."""
+    torch.manual_seed(seed)
+    size = problems.conv().layout.size
+    return torch.randn(steps, 3, size, dtype=torch.float64), torch.randn(3, size, dtype=torch.float64)
+
+
+@given(st.integers(0, 1000), st.floats(0, 0.99), st.booleans(), st.floats(0, 0.5))
+def test_sgd_is_torchs(seed: int, momentum: float, nesterov: bool, weight_decay: float) -> None:
+    gradients, start = random_run(seed)
+    nesterov = nesterov and momentum > 0
+    ours = optimizer.SGD(momentum, nesterov, weight_decay)
+    theirs = start.clone().requires_grad_()
+    torchs = torch.optim.SGD(
+        [theirs], lr=0.1, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay
+    )
+    for g in gradients:
+        theirs.grad = g.clone()
+        torchs.step()
+    torch.testing.assert_close(trajectory(ours, gradients, start), theirs.detach(), rtol=1e-12, atol=1e-12)
+
+
+def textbook(step: Callable[[Tensor, Tensor, dict[str, Any], int], Tensor]) -> Callable[..., Tensor]:
+    """Run ``step(w, g, memory, t) -> update`` for each learner and named parameter by itself."""
+
+    def run(gradients: Tensor, weights: Tensor, lr: float = 0.1) -> Tensor:
+        layout, learners = problems.conv().layout, []
+        for j, theta in enumerate(weights):
+            named = {k: v.clone() for k, v in layout.views(theta).items()}
+            memory: dict[str, dict[str, Any]] = {k: {} for k in named}
+            for t, g in enumerate(gradients[:, j], 1):
+                for k, grad in layout.views(g).items():
+                    named[k] -= lr * step(named[k], grad, memory[k], t)
+            learners.append(layout.flatten(named))
+        return torch.stack(learners)
+
+    return run
+
+
+@textbook
+def textbook_lamb(w: Tensor, g: Tensor, memory: dict[str, Any], t: int) -> Tensor:
+    memory["m"] = 0.9 * memory.get("m", 0) + 0.1 * g
+    memory["v"] = 0.999 * memory.get("v", 0) + 0.001 * g**2
+    r = (memory["m"] / (1 - 0.9**t)) / ((memory["v"] / (1 - 0.999**t)).sqrt() + 1e-6) + 0.01 * w
+    return r if w.norm() == 0 or r.norm() == 0 else r * w.norm() / r.norm()
+
+
+@textbook
+def textbook_lars(w: Tensor, g: Tensor, memory: dict[str, Any], t: int) -> Tensor:
+    rate: Tensor | float = 1.0
+    if w.norm() > 0 and g.norm() > 0:
+        rate = 0.001 * w.norm() / (g.norm() + 0.0005 * w.norm())
+    memory["v"] = 0.9 * memory.get("v", 0) + rate * (g + 0.0005 * w)
+    found: Tensor = memory["v"]
+    return found.clone()
+
+
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+@pytest.mark.parametrize("zero", ["", "weights", "gradients"])
+def test_layerwise_optimizers_are_the_textbooks(name: str, zero: str) -> None:
+    gradients, start = random_run(0)
+    slot = problems.conv().layout.slots[3]  # a bias, as of BatchNorm, starts at zero or is never used
+    part = slice(slot.offset, slot.offset + slot.size)
+    if zero == "weights":
+        start[:, part] = 0
+    elif zero == "gradients":
+        gradients[:, :, part] = 0
+    expected = {"lamb": textbook_lamb, "lars": textbook_lars}[name](gradients, start)
+    found = trajectory(optimizer.make(name, {}), gradients, start)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert bool(torch.isfinite(found).all())
+
+
+def test_lamb_steps_as_far_as_the_weights_are_long_in_adams_direction() -> None:
+    gradients, start = random_run(1)
+    layout = problems.conv().layout
+    theirs = start.clone().requires_grad_()
+    adam = torch.optim.Adam([theirs], lr=1.0, eps=1e-6)
+    ours = optimizer.LAMB(weight_decay=0.0)
+    ours.start(layout, start)
+    for t, g in enumerate(gradients, 1):
+        before = theirs.detach().clone()
+        theirs.grad = g.clone()
+        adam.step()
+        u, step = ours.directions(g, start, t), before - theirs.detach()
+        for one, other, w in zip(*(layout.views(v).values() for v in (u, step, start)), strict=True):
+            one, other, w = one.flatten(1), other.flatten(1), w.flatten(1)
+            torch.testing.assert_close(one.norm(dim=1), w.norm(dim=1))
+            torch.testing.assert_close(torch.cosine_similarity(one, other), torch.ones(3).double())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("n", [1, 4])
+def test_ssgd_and_atc_with_a_complete_graph_are_large_batch_sgd(tiny: Path, name: str, n: int) -> None:
+    """As one learner on the joint minibatch, which is torch's SGD below; LARS and LAMB under SSGD only."""
+    options = OPTIMIZERS[name]
+    linear = options["name"] == "sgd"
+    big = Trainer(tiny_recipe(tiny, learners=1, algorithm={"name": "ssgd"}, optimizer=options)).run()
+    rules: list[dict[str, Any]] = [{"name": "ssgd"}]
+    if n == 1 or linear:
+        rules.append({"name": "dpsgd", "mixing": "full", "order": "atc"})
+    near = 1e-12 if linear else 1e-10  # LAMB divides by √v, LARS by ‖g‖: rounding grows where they are small
+    for rule in rules:
+        end = Trainer(tiny_recipe(tiny, learners=n, algorithm=rule, optimizer=options)).run()
+        torch.testing.assert_close(end.mean, big.mean, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("name", ["sgd", "heavy-ball", "nesterov", "weight decay"])
+def test_one_learner_is_a_torch_module_under_torchs_sgd(tiny: Path, name: str) -> None:
+    trainer = Trainer(tiny_recipe(tiny, learners=1, algorithm={"name": "dpsgd"}, optimizer=OPTIMIZERS[name]))
+    model = landscape.models.build("mlp", widths=[6, 8, 3], activation="tanh").double()
+    torch.nn.utils.vector_to_parameters(trainer.train.theta.clone(), model.parameters())
+    theirs = torch.optim.SGD(model.parameters(), lr=0.2, **{"momentum": 0} | _torchs(OPTIMIZERS[name]))
+    for t in range(1, 31):
+        x, y = trainer._minibatches(t)
+        theirs.zero_grad()
+        torch.nn.functional.cross_entropy(model(x[0]), y[0]).backward()
+        theirs.step()
+    expected = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    torch.testing.assert_close(trainer.run().weights[0], expected, rtol=1e-12, atol=1e-12)
+
+
+def _torchs(options: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in options.items() if k != "name"}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "rule", [{"name": "ssgd"}, {"name": "ssgd*", "sigma": 0.01}, {"name": "dpsgd", "mixing": "ring(1)"}],
+    ids=["ssgd", "ssgd*", "dpsgd"],
+)  # fmt: skip
+def test_the_decomposition_holds_for_every_optimizer(tiny: Path, name: str, rule: dict[str, Any]) -> None:
+    chosen = tiny_recipe(tiny, algorithm=rule, optimizer=OPTIMIZERS[name], decompose={"every": 1})
+    trainer = Trainer(chosen)
+    for t in range(1, 13):
+        before = trainer.weights.mean(0)
+        g = trainer.train.gradient(before)
+        trainer._step(t)
+        d, row = trainer.weights.mean(0) - before, trainer.rows[-1]
+        assert row["displacement2"] == pytest.approx(float(d @ d), rel=1e-9)
+        assert row["alpha_e"] == pytest.approx(-float(d @ g) / float(g @ g), rel=1e-9, abs=1e-9)
+        parts = row["alpha_e"] ** 2 * row["grad_norm2"] + row["delta"]
+        assert parts == pytest.approx(row["displacement2"], rel=1e-9)
+        split = [row[k] for k in ("delta_s", "delta_2", "delta_cross")]
+        if name != "sgd":  # Eq. 4 is for plain steps: nothing is claimed for others
+            assert np.isnan([*split, row["delta_2_full"]]).all()
+        elif rule["name"] != "ssgd*":
+            assert sum(split) == pytest.approx(row["delta"], rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("name", ["heavy-ball", "lars", "lamb"])
+@pytest.mark.parametrize("mixing", ["one-peer-exponential", "random-matching"])
+def test_resuming_gives_the_bits_of_an_unbroken_run(
+    tiny: Path, tmp_path: Path, name: str, mixing: str
+) -> None:
+    chosen = tiny_recipe(
+        tiny, dtype="float32", algorithm={"name": "dpsgd", "mixing": mixing}, optimizer=OPTIMIZERS[name],
+        schedule={"unit": "epochs", "warmup": 1.5, "cosine": 4.0},
+    )  # fmt: skip
+    whole = launch.launch(chosen, tmp_path / "whole")
+    for step in (0, 10, 20):
+        folder = tmp_path / f"from-{step}"
+        folder.mkdir()
+        (tmp_path / "whole" / f"step-{step:07d}.h5").rename(folder / "last.h5")
+        end = launch.launch(None, folder, resume=True)
+        same_bits(whole, end)
+        assert end.optimizer.keys() == whole.optimizer.keys() != set()
+        for key, state in end.optimizer.items():
+            assert torch.equal(state, whole.optimizer[key])
+            assert state.shape == (4, end.layout.size)
+    stored = landscape.load(tmp_path / "whole" / "last.h5")
+    stored.optimizer = {}
+    with pytest.raises(FailedError, match="holds nothing, its run needs"):
+        Trainer(chosen, checkpoint=stored)
+
+
+def test_more_steps_leave_the_schedule_as_it_was(tiny: Path, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "schedule": {"cosine": 40.0, "milestones": [12]}, "optimizer": OPTIMIZERS["lamb"]
+    }  # fmt: skip
+    launch.launch(tiny_recipe(tiny, steps=15, **changes), tmp_path / "a")
+    long = tiny_recipe(tiny, **changes)
+    same_bits(launch.launch(long, tmp_path / "a", resume=True), Trainer(long).run())
+
+
+def test_an_overflow_keeps_the_state_of_the_weights_that_it_keeps(tiny: Path) -> None:
+    chosen = tiny_recipe(
+        tiny, lr=1e200, optimizer=OPTIMIZERS["heavy-ball"], diverge={"loss": 1e308, "consensus": 1e300},
+        model={"name": "quadratic", "eigenvalues": [1.0, 0.5]}, data={"name": "quadratic", "dimension": 2},
+    )  # fmt: skip
+    end = Trainer(chosen).run()
+    assert end.diverged == "mean"
+    assert bool(torch.isfinite(end.optimizer["momentum"]).all())
+
+
+def test_linear_scaling_warm_up_and_annealing_of_the_papers_speech_recipe() -> None:
+    """lr 0.1 at batch 256, to 0.8 at 2,048 over 10 epochs, then × 1/√2 an epoch; 100 steps an epoch."""
+    s = Schedule(unit="epochs", base_batch=256, warmup=10, anneal=1 / math.sqrt(2))
+    rate = [s.at(0.1, t, 2048, 204_800) for t in range(1, 2001)]
+    np.testing.assert_allclose(rate[:1000], 0.8 * np.arange(1, 1001) / 1000, rtol=1e-12)
+    expected = 0.8 * 2.0 ** (-np.repeat(np.arange(1, 11), 100) / 2)
+    np.testing.assert_allclose(rate[1000:], expected, rtol=1e-12)
+    assert s.peak(0.1, 2048) == pytest.approx(0.8)
+
+
+def test_the_papers_image_recipe_steps_down_after_epochs() -> None:
+    """× 0.1 after epochs 160 and 240 of 320; 7 steps an epoch, the last one not whole."""
+    s = Schedule(unit="epochs", milestones=[160, 240])
+    rate = np.array([s.at(0.4, t, 150, 1000) for t in range(1, 2134)])
+    epoch = np.arange(1, 2134) * 150 / 1000
+    np.testing.assert_allclose(rate, 0.4 * 0.1 ** ((epoch > 160).astype(int) + (epoch > 240)), rtol=1e-12)
+
+
+@given(st.integers(0, 20), st.integers(1, 50), st.integers(1, 120), st.booleans())
+def test_cosine_in_closed_form(warmup: int, length: int, step: int, epochs: bool) -> None:
+    per_epoch = 8 if epochs else 1
+    s = Schedule(unit="epochs" if epochs else "steps", warmup=warmup, cosine=length)
+    found = s.at(0.5, step, 25, 25 * per_epoch)
+    first, last = warmup * per_epoch, (warmup + length) * per_epoch
+    if step <= first:
+        assert found == pytest.approx(0.5 * step / first)
+    else:
+        x = min(1.0, (step - 1 - first) / (last - first))
+        assert found == pytest.approx(0.25 * (1 + math.cos(math.pi * x)), abs=1e-15)
+
+
+def test_torchs_cosine_and_step_schedules() -> None:
+    dummy = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(dummy, 40)
+    steps = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+    down = torch.optim.lr_scheduler.MultiStepLR(steps, [10, 25])
+    for t in range(1, 41):
+        assert Schedule(cosine=40).at(0.3, t, 1, 1) == pytest.approx(dummy.param_groups[0]["lr"])
+        assert Schedule(milestones=[10, 25]).at(0.3, t, 1, 1) == pytest.approx(steps.param_groups[0]["lr"])
+        for one, schedule in ((dummy, cosine), (steps, down)):
+            one.step()
+            schedule.step()
+
+
+@pytest.mark.parametrize("make", [problems.mlp, problems.conv], ids=["chain", "loop"])
+def test_microbatches_give_the_gradient_of_the_whole(make: Callable[..., landscape.Problem]) -> None:
+    problem = make()
+    assert problem.tensors is not None
+    weights = problem.theta + 0.1 * torch.randn(3, problem.layout.size, dtype=torch.float64)
+    indices = torch.randint(problem.samples, (3, 12))
+    x, y = (t[indices] for t in problem.tensors)
+    whole, parts = torch.empty_like(weights), torch.full_like(weights, torch.nan)
+    losses = Stack(problem).gradients(weights, x, y, out=whole)
+    for k in (2, 3, 12):
+        split = Stack(problem, accumulate=k).gradients(weights, x, y, out=parts)
+        torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(split, losses, rtol=1e-12, atol=1e-14)
+
+
+def test_runs_with_microbatches_are_runs_without(tiny: Path) -> None:
+    one, two = (Trainer(tiny_recipe(tiny, accumulate=k)).run() for k in (1, 5))
+    torch.testing.assert_close(one.weights, two.weights, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(one.history["delta_2"], two.history["delta_2"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [problems.mlp, problems.conv], ids=["chain", "loop"])
+def test_bfloat16_gradients_are_near_and_come_out_in_full(make: Callable[..., landscape.Problem]) -> None:
+    problem = make()
+    assert problem.tensors is not None
+    problem = landscape.Problem(problem.model, problem.criterion, problem.tensors, dtype=torch.float32)
+    assert problem.tensors is not None
+    weights = problem.theta.repeat(2, 1)
+    x, y = (t[:20].expand(2, *t[:20].shape) for t in problem.tensors)
+    full, half = torch.empty_like(weights), torch.empty_like(weights)
+    a = Stack(problem).gradients(weights, x, y, out=full)
+    b = Stack(problem, precision="bfloat16").gradients(weights, x, y, out=half)
+    assert half.dtype == b.dtype == torch.float32
+    assert not torch.equal(full, half)
+    assert float((full - half).norm() / full.norm()) < 0.03  # 8 bits of mantissa, a few layers
+    torch.testing.assert_close(a, b, rtol=0.01, atol=0)
+
+
+def test_bfloat16_is_refused_with_float64(tiny: Path) -> None:
+    with pytest.raises(InputError, match="precision: 'bfloat16' is not allowed with dtype 'float64'"):
+        tiny_recipe(tiny, precision="bfloat16")
+    end = Trainer(tiny_recipe(tiny, dtype="float32", precision="bfloat16")).run()
+    exact = Trainer(tiny_recipe(tiny, dtype="float32")).run()
+    assert end.weights.dtype == torch.float32
+    assert not torch.equal(end.weights, exact.weights)
+    assert end.history["test_loss"][-1] == pytest.approx(exact.history["test_loss"][-1], rel=0.05)
+
+
+def test_on_the_command_line(command: Command, tiny: Path, tmp_path: Path) -> None:
+    settings = ("--set", "optimizer.momentum=0.9", "--set", "optimizer.nesterov=true")
+    code, _, err = command("train", tiny, *settings, "--set", "learners=5", "-o", tmp_path / "a")
+    assert code == 0
+    assert "5 learners × 8 samples, sgd, lr 0.2" in err
+    assert "mixing ring(1): spectral gap" in err
+    _, out, _ = command("info", tmp_path / "a" / "last.h5")
+    assert "mixing ring(1): spectral gap" in out
+    assert "optimizer state: momentum (5, 83)" in out
+    assert "momentum = 0.9" in out
+    code, out, err = command("recipes", tiny)
+    assert "stable while lr·λ_max" in err
+    assert '[optimizer]\nname = "sgd"\nmomentum = 0.0\nnesterov = false\nweight_decay = 0.0\n' in out
+    bad = ("--set", "optimizer.name=lamb", "--set", "optimizer.momentum=0.9")
+    code, _, err = command("train", tiny, *bad, "-o", tmp_path / "b")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "optimizer: 'momentum' is not known" in err
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_run_of_one_learner_can_be_looked_at(command: Command, tiny: Path, tmp_path: Path) -> None:
+    alone = ("--set", "learners=1", "--set", "algorithm={name='ssgd'}", "-o", tmp_path / "one")
+    assert command("train", tiny, *alone, "-q")[0] == 0
+    last = tmp_path / "one" / "last.h5"
+    end = landscape.load(last)
+    assert np.nanmax(end.history["consensus"]) == np.nanmax(end.history["delta_2_full"]) == 0
+    assert command("plot", last, "-o", tmp_path / "one.png")[0] == 0
+    code, _, err = command("noise", last)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "learners: 1 is not allowed" in err

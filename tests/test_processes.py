@@ -1,0 +1,361 @@
+"""Several processes against one: trajectories, decomposition, checkpoints, and what happens when one is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import landscape
+from landscape import Checkpoint, FailedError
+from landscape.train import launch, processes, recipe
+from landscape.train.comm import Comm, Plan, _bounds
+from landscape.train.loop import Trainer
+from landscape.train.processes import Group, Lost
+from landscape.train.randomness import generator
+from tests.groups import free_port, together
+from tests.test_training import same_bits
+
+# Of these 1, 2 and 4 processes hold 5, 2 + 3 and 1 + 1 + 1 + 2 learners.
+BASE: dict[str, Any] = {
+    "name": "several",
+    "learners": 5,
+    "batch": 40,
+    "lr": 0.2,
+    "steps": 50,
+    "dtype": "float64",
+    "model": {"name": "mlp", "widths": [6, 8, 3], "activation": "tanh"},
+    "data": {"name": "synthetic", "samples": 203, "dimension": 6, "classes": 3},
+    "decompose": {"every": 5},
+    "evaluate": {"every": 20},
+}
+DPSGD = {"name": "dpsgd"}
+CASES: dict[str, dict[str, Any]] = {
+    "ssgd": {"algorithm": {"name": "ssgd"}},
+    "ssgd*": {"algorithm": {"name": "ssgd*", "sigma": 0.01}},
+    "ssgd, lamb": {"algorithm": {"name": "ssgd"}, "optimizer": {"name": "lamb"}, "lr": 0.02},
+    "full": {"algorithm": DPSGD},
+    "full, atc": {"algorithm": DPSGD | {"order": "atc"}},
+    "ring": {"algorithm": DPSGD | {"mixing": "ring(1)"}},
+    "ring, atc, momentum": {
+        "algorithm": DPSGD | {"mixing": "ring(2)", "order": "atc"},
+        "optimizer": {"name": "sgd", "momentum": 0.8},
+        "lr": 0.05,
+    },
+    "ring, sampled g": {
+        "algorithm": DPSGD | {"mixing": "ring(1)"},
+        "decompose": {"every": 5, "samples": 64},
+    },
+    "torus": {"algorithm": DPSGD | {"mixing": "torus"}, "learners": 8},
+    "exponential": {"algorithm": DPSGD | {"mixing": "exponential"}},
+    "one-peer": {"algorithm": DPSGD | {"mixing": "one-peer-exponential"}, "learners": 8},
+    "hypercube": {"algorithm": DPSGD | {"mixing": "hypercube"}, "learners": 8},
+    "matching": {"algorithm": DPSGD | {"mixing": "random-matching"}},
+    "matching, atc": {"algorithm": DPSGD | {"mixing": "random-matching", "order": "atc"}, "learners": 8},
+    "star": {"algorithm": DPSGD | {"mixing": "star"}},
+    # One learner in a process of two: its row is the process's whole sum.
+    "three, ssgd": {"algorithm": {"name": "ssgd"}, "learners": 3, "batch": 39},
+    "three, ring": {"algorithm": DPSGD | {"mixing": "ring(1)"}, "learners": 3, "batch": 39},
+}
+SINGLE = ("ssgd", "full, atc", "ring", "matching")  # those tried in float32, too
+
+
+def recipes() -> dict[str, recipe.Recipe]:
+    found = {name: recipe.from_values(BASE | changes) for name, changes in CASES.items()}
+    for name in SINGLE:
+        found[f"{name}, float32"] = recipe.from_values(BASE | CASES[name] | {"dtype": "float32"})
+    return found
+
+
+def train_all(group: Group | None) -> dict[str, tuple[slice, Checkpoint]]:
+    found = {}
+    for name, chosen in recipes().items():
+        if group and group.size > chosen.learners:
+            continue
+        trainer = Trainer(chosen, group=group)
+        found[name] = trainer.comm.own, trainer.run()
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, tuple[slice, Checkpoint]]:
+    return train_all(None)
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_any_number_of_processes_gives_the_trajectory_of_one(
+    size: int, alone: dict[str, tuple[slice, Checkpoint]]
+) -> None:
+    ranks = together(size, train_all)
+    for found in ranks:
+        assert isinstance(found, dict), found
+    for name, (_, whole) in alone.items():
+        near = 1e-5 if name.endswith("float32") else 1e-12
+        for found in ranks:
+            if size > len(whole.weights):
+                assert name not in found
+                continue
+            own, part = found[name]
+            torch.testing.assert_close(part.weights, whole.weights[own], rtol=near, atol=near, msg=name)
+            for column, expected in whole.history.items():
+                values = part.history[column]
+                if column in ("wall_s", "samples_per_s", "wait_s"):
+                    assert np.isfinite(values).all()
+                    continue
+                if column == "consensus":  # needs w_a, so it is measured where that is due
+                    step = whole.history["step"]
+                    due = (step % 5 == 0) | (step % 20 == 0) | (step == 50)
+                    np.testing.assert_array_equal(np.isfinite(values), due)
+                    expected = np.where(due, expected, np.nan)
+                # What vanishes but for rounding is small against the noise of a step, or the weights.
+                floor = np.nanmax(whole.history["delta"]) if column.startswith("delta") else near
+                scale = np.nanmax(np.abs(expected), initial=floor)
+                np.testing.assert_allclose(
+                    values, expected, rtol=1e-9 if near == 1e-12 else 1e-3, atol=10 * near * scale,
+                    err_msg=f"{name}: {column}",
+                )  # fmt: skip
+
+
+def against_ddp(group: Group) -> tuple[float, float]:
+    """The largest difference of SSGD's mean from DDP's parameters, and how far both went, in float32."""
+    chosen = recipe.from_values(BASE | CASES["ssgd"] | {"dtype": "float32", "learners": 2, "steps": 30})
+    trainer = Trainer(chosen, group=group)
+    start = trainer.train.theta.clone()
+    model = landscape.models.build("mlp", widths=[6, 8, 3], activation="tanh")
+    torch.nn.utils.vector_to_parameters(start.clone(), model.parameters())
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.2)
+    assert trainer.train.tensors is not None
+    x, y = trainer.train.tensors
+    for t in range(1, 31):
+        rows = torch.randint(len(y), (2, 20), generator=generator(0, "batch", t))[group.rank]
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(ddp(x[rows]), y[rows]).backward()
+        optimizer.step()
+    trainer.run()
+    ours = trainer.comm.mean(trainer.weights)
+    theirs = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    return float((ours - theirs).abs().max()), float((ours - start).norm())
+
+
+def test_ssgd_is_distributed_data_parallel() -> None:
+    for difference, distance in together(2, against_ddp):
+        assert difference < 1e-6
+        assert distance > 0.1
+
+
+def test_a_complete_graph_with_atc_is_large_batch_sgd(alone: dict[str, tuple[slice, Checkpoint]]) -> None:
+    trainer = Trainer(recipes()["full, atc"])
+    assert trainer.train.tensors is not None
+    theta, y = trainer.train.theta, trainer.train.tensors[1]
+    for t in range(1, 51):
+        rows = torch.randint(len(y), (5, 8), generator=generator(0, "batch", t)).flatten()
+        theta = theta - 0.2 * trainer.train.subset(rows).gradient(theta)
+    expected = theta.expand(5, -1)
+    torch.testing.assert_close(alone["full, atc"][1].weights, expected, rtol=1e-12, atol=1e-12)
+
+
+@given(st.integers(1, 9), st.integers(1, 5), st.floats(0, 1), st.integers(0, 10_000))
+def test_each_row_goes_once_to_each_process_that_needs_it(
+    n: int, size: int, density: float, seed: int
+) -> None:
+    """Plans of all ranks together: matching orders, nothing superfluous, and Σ_k M_jk w_k."""
+    size, rng = min(size, n), np.random.default_rng(seed)
+    matrix = rng.random((n, n)) * (rng.random((n, n)) < density) + np.eye(n)
+    matrix /= matrix.sum(1, keepdims=True)
+    bounds = _bounds(n, size)
+    plans = [Plan.of(matrix, bounds, rank) for rank in range(size)]
+    weights = torch.randn(n, 3, dtype=torch.float64)
+    for rank, plan in enumerate(plans):
+        own = slice(bounds[rank], bounds[rank + 1])
+        needed = {k for j in range(*own.indices(n)) for k in range(n) if matrix[j, k]}
+        assert plan.receive == sorted(needed - set(range(*own.indices(n))))
+        mixed = plan.apply(weights[own], weights[plan.receive], torch.empty_like(weights[own]))
+        torch.testing.assert_close(mixed, torch.from_numpy(matrix[own]) @ weights)
+        for other in range(size):
+            between = [k for k, peer in plan.transfers if peer == other]
+            assert between == [k for k, peer in plans[other].transfers if peer == rank]
+            assert len(between) == len(set(between))
+
+
+def peak_of_saving(group: Group, folder: str) -> tuple[int, int]:
+    """How far rank 0's memory rises while 16 learners are saved, and the size of one (bytes)."""
+    comm, row = Comm(16, group), 2**20
+    weights = torch.full((comm.held, row), float(group.rank), dtype=torch.float64)
+    state = Checkpoint(
+        weights, landscape.vector.Layout(()), 0, 0.0, "ssgd", "", {}, {}, 0.1, 1, 0, {}
+    )  # fmt: skip
+    launch._save(state, Path(folder), comm)  # once before: libraries take what they keep
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    launch._save(state, Path(folder), comm)
+    return memory("VmHWM") - before, 8 * row
+
+
+def memory(name: str) -> int:
+    line = next(s for s in Path("/proc/self/status").read_text().splitlines() if s.startswith(name))
+    return 1024 * int(line.split()[1])
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc")
+def test_a_checkpoint_takes_one_learner_at_a_time(tmp_path: Path) -> None:
+    (rise, row), _ = together(2, peak_of_saving, str(tmp_path))
+    # The other process's 8 learners never are here together; 4 MiB for modules that a first save imports.
+    assert rise < 3 * row + 2**22
+
+
+def run_in(group: Group, folder: str, settings: dict[str, Any], resume: bool) -> Checkpoint:
+    return launch.launch(recipe.from_values(BASE | settings), folder, resume=resume, group=group)
+
+
+LONG = CASES["ring, atc, momentum"] | {"steps": 800, "checkpoint": {"every": 20}}
+
+
+@contextlib.contextmanager
+def begin(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """``landscape train --nproc 2`` on a run that takes some seconds; ended at the latest with the block."""
+    path = folder.with_suffix(".toml")
+    path.write_text(recipe.from_values(BASE | LONG).to_toml())
+    with subprocess.Popen(
+        [sys.executable, "-m", "landscape", "train", path, "--nproc", "2", "-o", folder, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as run:
+        try:
+            yield run
+        finally:
+            run.terminate()
+
+
+def wait_for(condition: Any, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def workers(folder: Path) -> dict[int, int]:
+    """rank -> process, as the logs have it."""
+    lines = {r: (folder / "logs" / f"rank-{r}.log").read_text().splitlines() for r in (0, 1)}
+    starts = {r: [line for line in log if ", process " in line][-1] for r, log in lines.items()}
+    return {r: int(line.partition(", process ")[2].partition(";")[0]) for r, line in starts.items()}
+
+
+def gone(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_killed_process_ends_the_run_with_a_line_and_a_restart_loses_nothing(tmp_path: Path) -> None:
+    whole = together(2, run_in, str(tmp_path / "whole"), LONG, False)
+    folder = tmp_path / "killed"
+    with begin(folder) as run:
+        wait_for((folder / "step-0000020.h5").exists)
+        pids = workers(folder)
+        os.kill(pids[1], signal.SIGKILL)
+        _, err = run.communicate(timeout=180)
+    assert run.returncode == 1
+    last = [line for line in err.splitlines() if line.startswith("landscape:")]
+    assert last == err.splitlines()[-1:]
+    assert "rank 1 of 2 was killed by SIGKILL; --resume goes on from" in last[0]
+    wait_for(lambda: all(map(gone, pids.values())))
+    step = landscape.load(folder / "last.h5").step
+    assert 20 <= step < 800
+    # Again, the other rank, and with a restart: to the bits of the run that nobody stopped.
+    with begin(folder, "--resume", "--max-restarts", "1") as run:
+        wait_for((folder / f"step-{step + 20:07d}.h5").exists)
+        os.kill(workers(folder)[0], signal.SIGKILL)
+        out, err = run.communicate(timeout=180)
+    assert (run.returncode, out) == (0, f"{folder}/last.h5\n"), err
+    assert "restart 1: from step" in err
+    assert "exitcode: -9" in (folder / "logs" / "agent.log").read_text()
+    same_bits(landscape.load(folder / "last.h5"), landscape.load(tmp_path / "whole" / "last.h5"))
+    assert isinstance(whole[0], Checkpoint)
+    # Another number of processes goes on, too, along the same trajectory.
+    (tmp_path / "three").mkdir()
+    (tmp_path / "three" / "last.h5").write_bytes((folder / "step-0000740.h5").read_bytes())
+    for part in together(3, run_in, str(tmp_path / "three"), LONG, True):
+        assert isinstance(part, Checkpoint), part
+    end = landscape.load(tmp_path / "three" / "last.h5")
+    torch.testing.assert_close(end.weights, landscape.load(folder / "last.h5").weights, rtol=1e-9, atol=1e-9)
+
+
+def lose_one(group: Group, how: int) -> str:
+    processes.LOST_AFTER = 3.0
+    trainer = Trainer(recipe.from_values(BASE | LONG), group=group)
+    step = trainer.rule.begin
+
+    def begin(weights: torch.Tensor, t: int) -> None:
+        if t == 10 and group.rank == 1:
+            os.kill(os.getpid(), how)
+        step(weights, t)
+
+    trainer.rule.begin = begin  # type: ignore[method-assign]
+    try:
+        trainer.run()
+    except Lost as error:
+        return str(error) if group.tell(str(error)) else "told already"
+    return "not lost"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+def test_the_others_name_the_rank_that_is_lost(how: signal.Signals) -> None:
+    found = together(3, lose_one, int(how), timeout=8.0, deadline=60.0, lost=(1,))
+    told = [line for line in found if isinstance(line, str) and line != "told already"]
+    assert len(told) == 1, found
+    assert told[0].startswith("rank 1 of 3 lost, no sign of life for 3 s (")
+    assert all(line in (told[0], "told already", None) for line in found)  # None: ended by its own watch
+
+
+def nothing(group: Group) -> None:
+    pass
+
+
+def agree_on_rank(group: Group) -> None:
+    group.agree({"lr": "0.1" if group.rank else "0.2"})
+
+
+def test_what_keeps_processes_from_meeting_is_said_in_a_line() -> None:
+    port = free_port()
+    wrong = together(2, nothing, environment={1: {"WORLD_SIZE": "3"}}, timeout=5.0)
+    assert {type(e) for e in wrong} == {FailedError}
+    assert str(wrong[0]) == "WORLD_SIZE: 2 on rank 0, but 3 on rank 1"
+    alone = {"WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+    (late,) = together(1, nothing, environment={0: alone}, timeout=2.0)
+    assert str(late) == "rank 1 of 2 did not come within 2 s"
+    (away,) = together(1, nothing, environment={0: alone | {"RANK": "1"}}, timeout=2.0)
+    assert str(away).startswith(f"rank 1: rank 0 does not answer at 127.0.0.1:{port}")
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        number = str(taken.getsockname()[1])
+        (used,) = together(1, nothing, environment={0: {"MASTER_PORT": number}}, timeout=5.0)
+    assert str(used).startswith(f"MASTER_PORT: {number} cannot be used on 127.0.0.1")
+    (rank,) = together(1, nothing, environment={0: {"RANK": "1"}})
+    assert str(rank) == "RANK: 1 is not allowed, WORLD_SIZE is 1"
+    (none,) = together(1, nothing, environment={0: {"MASTER_ADDR": ""}})
+    assert str(none).startswith("MASTER_ADDR: missing")
+    (text,) = together(1, nothing, environment={0: {"WORLD_SIZE": "two"}})
+    assert str(text) == "WORLD_SIZE: 'two' is not allowed, it must be a whole number ≥ 1"
+    for error in together(2, agree_on_rank):
+        assert isinstance(error, FailedError)
+        assert str(error) == "lr: 0.1 on rank 1, but 0.2 on rank 0"
