@@ -30,7 +30,7 @@ def together(
     *args: Any,
     environment: dict[int, dict[str, str]] | None = None,
     timeout: float = 30.0,
-    deadline: float = 120.0,
+    deadline: float = 300.0,
     lost: tuple[int, ...] = (),
 ) -> list[Any]:
     """``function(group, *args)`` in ``size`` processes: what each returned or raised, None if it was killed.

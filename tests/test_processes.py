@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -223,6 +225,11 @@ def run_in(group: Group, folder: str, settings: dict[str, Any], resume: bool) ->
 LONG = CASES["ring, atc, momentum"] | {"steps": 800, "checkpoint": {"every": 20}}
 
 
+def run_whole(folder: Path) -> None:
+    for part in together(2, run_in, str(folder), LONG, False):
+        assert isinstance(part, Checkpoint), part
+
+
 @contextlib.contextmanager
 def begin(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """``landscape train --nproc 2`` on a run that takes some seconds; ended at the latest with the block."""
@@ -255,6 +262,12 @@ def workers(folder: Path) -> dict[int, int]:
     return {r: int(line.partition(", process ")[2].partition(";")[0]) for r, line in starts.items()}
 
 
+def starts(folder: Path) -> list[int]:
+    """How often each rank has started, as the logs have it."""
+    logs = [folder / "logs" / f"rank-{r}.log" for r in (0, 1)]
+    return [log.read_text().count(", process ") if log.exists() else 0 for log in logs]
+
+
 def gone(process: int) -> bool:
     try:
         os.kill(process, 0)
@@ -264,7 +277,7 @@ def gone(process: int) -> bool:
 
 
 def test_a_killed_process_ends_the_run_with_a_line_and_a_restart_loses_nothing(tmp_path: Path) -> None:
-    whole = together(2, run_in, str(tmp_path / "whole"), LONG, False)
+    run_whole(tmp_path / "whole")
     folder = tmp_path / "killed"
     with begin(folder) as run:
         wait_for((folder / "step-0000020.h5").exists)
@@ -287,7 +300,6 @@ def test_a_killed_process_ends_the_run_with_a_line_and_a_restart_loses_nothing(t
     assert "restart 1: from step" in err
     assert "exitcode: -9" in (folder / "logs" / "agent.log").read_text()
     same_bits(landscape.load(folder / "last.h5"), landscape.load(tmp_path / "whole" / "last.h5"))
-    assert isinstance(whole[0], Checkpoint)
     # Another number of processes goes on, too, along the same trajectory.
     (tmp_path / "three").mkdir()
     (tmp_path / "three" / "last.h5").write_bytes((folder / "step-0000740.h5").read_bytes())
@@ -295,6 +307,32 @@ def test_a_killed_process_ends_the_run_with_a_line_and_a_restart_loses_nothing(t
         assert isinstance(part, Checkpoint), part
     end = landscape.load(tmp_path / "three" / "last.h5")
     torch.testing.assert_close(end.weights, landscape.load(folder / "last.h5").weights, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_twenty_kills_of_any_rank_at_any_moment_lose_nothing(tmp_path: Path) -> None:
+    run_whole(tmp_path / "whole")
+    folder, rng, kills = tmp_path / "killed", random.Random(0), 0
+    while kills < 20:
+        before = starts(folder)
+        with begin(folder, "--resume") as run:
+            wait_for(lambda old=before: all(a > b for a, b in zip(starts(folder), old, strict=True)))
+            time.sleep(rng.uniform(0, 0.4))
+            pids, rank = workers(folder), rng.randrange(2)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids[rank], signal.SIGKILL)
+            _, err = run.communicate(timeout=180)
+        wait_for(lambda ended=pids: all(map(gone, ended.values())))
+        for path in folder.glob("*.h5"):
+            landscape.load(path)
+        if run.returncode == 0:  # done before the kill: from the start again
+            shutil.rmtree(folder)
+            continue
+        kills += 1
+        assert f"rank {rank} of 2 was killed by SIGKILL" in err.splitlines()[-1], err
+    with begin(folder, "--resume") as run:
+        assert run.communicate(timeout=180)[0] == f"{folder}/last.h5\n"
+    same_bits(landscape.load(folder / "last.h5"), landscape.load(tmp_path / "whole" / "last.h5"))
 
 
 def lose_one(group: Group, how: int) -> str:
