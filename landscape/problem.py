@@ -328,17 +328,16 @@ class Problem:
 
 
 def correct(outputs: Any, targets: Any) -> Tensor:
-    """How many of (B, classes) ``outputs`` have their largest entry at the target.
+    """How many of (B, classes, ...) ``outputs`` have their largest entry at the target (B, ...).
 
-    Of an output that carries ``logits``, of these. NaN if it is not such a task, or some targets are masked
-    by a negative number.
+    Of an output that carries ``logits``, of these. A sample with several targets counts by the share that is
+    right. NaN if it is not such a task, or some targets are masked by a negative number.
     """
-    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
-    if not isinstance(logits, Tensor) or not isinstance(targets, Tensor):
+    z = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
+    known = isinstance(z, Tensor) and isinstance(targets, Tensor) and not targets.is_floating_point()
+    if not known or z.dim() < 2 or targets.shape != (len(z), *z.shape[2:]):
         return torch.tensor(torch.nan, dtype=torch.float64)
-    if logits.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
-        return torch.tensor(torch.nan, dtype=torch.float64)
-    right = (logits.argmax(1) == targets).sum().double()
+    right = (z.argmax(1) == targets).double().sum() / max(1, targets[:1].numel())
     return right.where(targets.min() >= 0, torch.nan)
 
 

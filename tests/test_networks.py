@@ -1,0 +1,219 @@
+"""The papers' networks: their sizes, what goes in and comes out, and that they train."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import landscape
+from landscape import FailedError, InputError, Problem
+from landscape.batchnorm import with_policy
+from landscape.fold import fold
+from landscape.models.imagenet import NETWORKS
+from landscape.models.layers import scaled
+from landscape.problem import correct
+
+# DPSGD-2020, Table 1: MiB of float32 parameters. For GoogLeNet the table has 23.53, where 6,166,250 parameters
+# are 23.52.
+TABLE_1 = {
+    "efficientnet-b0": 11.11,
+    "senet-18": 42.95,
+    "vgg-19": 76.45,
+    "resnet-18": 42.63,
+    "densenet-121": 26.54,
+    "mobilenet": 12.27,
+    "mobilenet-v2": 8.76,
+    "shufflenet-v2": 4.82,
+    "googlenet": 23.52,
+    "resnext-29": 34.82,
+    "lstm": 164.62,
+}
+COUNTS = {
+    "efficientnet-b0": 2_912_089,
+    "googlenet": 6_166_250,
+    "lenet-5": 62_006,
+    "lstm": 43_154_944,
+    "resnet-20": 269_722,
+}
+CIFAR = sorted({*TABLE_1, "lenet-5", "resnet-20"} - {"lstm"})
+NORMED = [name for name in CIFAR if name != "lenet-5"]
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", TABLE_1)
+def test_parameter_sizes_are_table_1s(name: str) -> None:
+    with torch.device("meta"):
+        size = 4 * parameters(landscape.models.build(name)) / 2**20
+    assert round(size, 2) == TABLE_1[name]
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_counts_that_are_known_exactly(name: str) -> None:
+    with torch.device("meta"):
+        assert parameters(landscape.models.build(name)) == COUNTS[name]
+
+
+def reduced(name: str, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return landscape.models.build(name, width=0.125, **options)
+
+
+@pytest.mark.parametrize("name", CIFAR)
+def test_outputs_gradients_and_batchnorm(name: str) -> None:
+    model = reduced(name, classes=7)
+    x, y = torch.randn(4, 3, 32, 32), torch.tensor([0, 6, 3, 3])
+    before = x.clone()
+    outputs = model(x)
+    assert outputs.shape == (4, 7)
+    assert torch.equal(x, before)
+    F.cross_entropy(outputs, y).backward()
+    for label, p in model.named_parameters():
+        assert p.grad is not None, label
+        assert bool(torch.isfinite(p.grad).all()), label
+    # Training: the other samples of a batch matter, and buffers move. Evaluation: neither.
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert bool(norms) == (name in NORMED)
+    assert all(int(m.num_batches_tracked) == 1 for m in norms)
+    other = torch.cat((x[:1], torch.randn(3, 3, 32, 32)))
+    with torch.no_grad():
+        assert torch.allclose(model(x)[0], model(other)[0], atol=1e-6) == (name not in NORMED)
+        model.eval()
+        torch.testing.assert_close(model(x)[0], model(other)[0])
+    assert all(int(m.num_batches_tracked) == 3 for m in norms)
+
+
+@pytest.mark.parametrize("name", CIFAR)
+def test_the_analysis_can_fold_and_differentiate_twice(name: str) -> None:
+    model = reduced(name).double()
+    model(torch.randn(4, 3, 32, 32, dtype=torch.float64))
+    x, y = torch.randn(2, 3, 32, 32, dtype=torch.float64), torch.tensor([1, 2])
+    problem = Problem(model, F.cross_entropy, (x, y))
+    folded = fold(problem.model, torch.float64)
+    assert folded is not None
+    with torch.no_grad():
+        torch.testing.assert_close(
+            folded(folded.weights(problem.layout.views(problem.theta)), folded.inputs(x)), problem.model(x)
+        )
+    curvature_is_the_gradients_slope(problem)
+
+
+def curvature_is_the_gradients_slope(problem: Problem) -> None:
+    """Hv against a central difference of gradients, in float64."""
+    v = torch.randn(problem.layout.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    v /= v.norm()
+    h, center = 1e-6, problem.theta
+    slope = (problem.gradient(center + h * v) - problem.gradient(center - h * v)) / (2 * h)
+    product = landscape.HessianOperator(problem)(v)
+    assert float((product - slope).norm()) < 1e-3 * float(slope.norm()) + 1e-7
+
+
+@pytest.mark.parametrize("name", [name for name in CIFAR if name not in ("lenet-5", "vgg-19")])
+def test_images_may_have_another_size(name: str) -> None:
+    assert reduced(name).eval()(torch.randn(2, 3, 48, 40)).shape == (2, 10)
+
+
+def test_the_acoustic_model_takes_any_sizes() -> None:
+    torch.manual_seed(0)
+    model = landscape.models.build("lstm", classes=30, inputs=11, layers=2, cells=8, bottleneck=6)
+    x, y = torch.randn(5, 9, 11, dtype=torch.float64), torch.randint(30, (5, 9))
+    problem = Problem(model, F.cross_entropy, (x, y), dtype=torch.float64)
+    outputs = problem.model(x).detach()
+    assert outputs.shape == (5, 30, 9)
+    assert problem.layout.size == (2 * 4 * 8 * (11 + 8 + 2) + 2 * 4 * 8 * (16 + 8 + 2) + 17 * 6 + 7 * 30)
+    # Frame-level cross-entropy and accuracy, written out.
+    flat = outputs.transpose(1, 2).reshape(-1, 30), y.flatten()
+    loss, accuracy = problem.evaluate()
+    assert loss == pytest.approx(float(F.cross_entropy(*flat)))
+    assert accuracy == pytest.approx(float((flat[0].argmax(1) == flat[1]).double().mean()))
+    curvature_is_the_gradients_slope(problem)
+
+
+def test_accuracy_has_a_meaning_for_classes_only() -> None:
+    outputs = torch.tensor([[[1.0, 0.0, 3.0], [0.0, 1.0, 0.0]]])  # (1, classes 2, frames 3)
+    assert float(correct(outputs, torch.tensor([[0, 1, 1]]))) == pytest.approx(2 / 3)
+    assert torch.isnan(correct(outputs, torch.tensor([0])))
+    assert torch.isnan(correct(outputs, torch.tensor([[0.0, 1.0, 1.0]])))
+    assert torch.isnan(correct(outputs[0, 0], torch.tensor([0, 1, 1])))
+
+
+def test_widths_are_even_and_width_one_changes_nothing() -> None:
+    assert [scaled(n, 1.0) for n in (6, 16, 58, 1280)] == [6, 16, 58, 1280]
+    assert [scaled(n, 0.01) for n in (6, 512)] == [2, 6]
+    assert parameters(landscape.models.build("resnet-18", width=0.5)) < 11_173_962 / 3.9
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("resnet18", {}, "model.name: 'resnet18' is not known; did you mean 'resnet-18'?"),
+        ("resnet-18", {"widht": 0.5}, "model: 'widht' is not known; did you mean 'width'?"),
+        ("vgg-19", {"width": 0.0}, "model.width: 0.0 is not allowed"),
+        ("googlenet", {"classes": 1}, "model.classes: 1 is not allowed"),
+        ("lstm", {"layers": 0}, "model.layers: 0 is not allowed"),
+        ("lstm", {"classes": 10.5}, "model.classes: 10.5 is not allowed, it must be int"),
+    ],
+)
+def test_bad_options_are_one_line(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        landscape.models.build(name, **options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_imagenets_networks_say_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("torchvision", "torchvision.models"):
+        monkeypatch.setitem(sys.modules, module, None)  # what importing then says is what Python says of none
+    assert name in landscape.models.names()
+    assert landscape.models.options(name, {}) == {"classes": 1000}
+    with pytest.raises(FailedError) as caught:
+        landscape.models.build(name)
+    assert str(caught.value).startswith(f"model '{name}': needs torchvision")
+    assert "pip install 'sgd-landscape[imagenet]'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_imagenets_networks_are_torchvisions() -> None:
+    pytest.importorskip("torchvision", reason="the extra 'imagenet' is not installed", exc_type=ImportError)
+    counts = {  # torchvision's documentation
+        "imagenet-alexnet": 61_100_840,
+        "imagenet-densenet-161": 28_681_000,
+        "imagenet-resnet-50": 25_557_032,
+        "imagenet-resnext-50": 25_028_904,
+        "imagenet-vgg-11": 132_863_336,
+        "imagenet-vgg-11-bn": 132_868_840,
+    }
+    assert set(counts) == set(NETWORKS)
+    with torch.device("meta"):
+        for name, count in counts.items():
+            assert parameters(landscape.models.build(name)) == count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CIFAR, "lstm"])
+def test_each_network_learns_a_small_subset(name: str) -> None:
+    """Four classes of noise around a coarse pattern each; twice the chance of 25% after 30 steps."""
+    torch.manual_seed(1)
+    y = torch.arange(64) % 4
+    if name == "lstm":
+        model = reduced(name, classes=4, inputs=12)
+        x, y = torch.randn(64, 10, 12) + torch.randn(4, 1, 12)[y], y[:, None].expand(64, 10)
+    else:
+        model = reduced(name, classes=4)
+        x = torch.randn(64, 3, 32, 32) + F.interpolate(torch.randn(4, 3, 4, 4), scale_factor=8)[y]
+    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
+    for _ in range(30):
+        batch = torch.randint(64, (16,))
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+    problem = with_policy(Problem(model, F.cross_entropy, (x, y)), "recalibrate", 64)
+    assert problem.accuracy() > 0.5
