@@ -52,20 +52,28 @@ class Comm:
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Time what is inside as waiting, and turn torch's errors into the name of the lost rank."""
+        """Time what is inside as waiting, and name the rank that is lost."""
         assert self.group is not None
         cuda = self.group.device.type == "cuda"
         if cuda:  # NCCL only queues: the host waits here, so that the time is that of the exchange
             torch.cuda.current_stream().synchronize()
         clock = time.perf_counter()
         try:
-            yield
-            if cuda:
-                torch.cuda.current_stream().synchronize()
-        except RuntimeError as error:
-            raise self.group.diagnose(error) from error
+            with self._naming():
+                yield
+                if cuda:
+                    torch.cuda.current_stream().synchronize()
         finally:
             self.waited += time.perf_counter() - clock
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Turn torch's errors inside, also those of starting an exchange, into the name of the lost rank."""
+        try:
+            yield
+        except RuntimeError as error:
+            assert self.group is not None
+            raise self.group.diagnose(error) from error
 
     # Means and sums over all processes.
 
@@ -91,7 +99,8 @@ class Comm:
             total.copy_(rows[0])
         else:
             torch.sum(rows, 0, out=total)
-        work = dist.all_reduce(total, async_op=True)
+        with self._naming():
+            work = dist.all_reduce(total, async_op=True)
         return lambda: self._finished([work], total).div_(self.learners)
 
     def _finished(self, works: list[dist.Work], result: Tensor) -> Tensor:
@@ -156,7 +165,8 @@ class Comm:
             return term(slice(None))
         bounds = _bounds(width, self.size)
         parts = [term(slice(a, b)) for a, b in itertools.pairwise(bounds)]
-        works = [dist.reduce(part, dst, async_op=True) for dst, part in enumerate(parts)]
+        with self._naming():
+            works = [dist.reduce(part, dst, async_op=True) for dst, part in enumerate(parts)]
         return self._finished(works, parts[self.rank])
 
     def part_mean(self, rows: Tensor) -> Tensor:
@@ -195,7 +205,7 @@ class Comm:
                 else:
                     rows = all_[holders[src] : holders[src + 1]]
                     transfers.append(dist.P2POp(dist.irecv, rows, src))
-        return self._finished(_post(transfers), all_)
+        return self._finished(self._post(transfers), all_)
 
     # Exchange with neighbours.
 
@@ -223,8 +233,13 @@ class Comm:
             else dist.P2POp(dist.irecv, rows[learner], peer, tag=learner)
             for learner, peer in plan.transfers
         ]
-        works = _post(transfers)
+        works = self._post(transfers)
         return lambda: plan.apply(weights, self._finished(works, received), self._buffer("mixed", weights))
+
+    def _post(self, transfers: list[dist.P2POp]) -> list[dist.Work]:
+        """Start point-to-point transfers as one batch."""
+        with self._naming():
+            return dist.batch_isend_irecv(transfers) if transfers else []
 
     # Learners one at a time, for checkpoints.
 
@@ -237,12 +252,12 @@ class Comm:
         row = torch.empty_like(own[0])
         for holder in range(1, self.size):
             for _ in range(self.bounds[holder], self.bounds[holder + 1]):
-                yield self._finished(_post([dist.P2POp(dist.irecv, row, holder)]), row)
+                yield self._finished(self._post([dist.P2POp(dist.irecv, row, holder)]), row)
 
     def send_rows(self, own: Tensor) -> None:
         """On the other ranks: give rank 0 the rows of ``own`` that its :meth:`rows` asks for."""
         for row in own:
-            self._finished(_post([dist.P2POp(dist.isend, row.contiguous(), 0)]), row)
+            self._finished(self._post([dist.P2POp(dist.isend, row.contiguous(), 0)]), row)
 
 
 @dataclass(frozen=True)
@@ -286,11 +301,6 @@ class Plan:
         if len(received):
             mixed = torch.addmm(mixed, self.others.to(weights), received.sub_(origin), out=out)
         return mixed
-
-
-def _post(transfers: list[dist.P2POp]) -> list[dist.Work]:
-    """Start point-to-point transfers as one batch."""
-    return dist.batch_isend_irecv(transfers) if transfers else []
 
 
 def _bounds(count: int, parts: int) -> list[int]:
