@@ -209,9 +209,7 @@ class Problem:
                 f"model and data do not fit: {type(error).__name__}: {words} ({shapes})"
             ) from error
         if not isinstance(value, Tensor) or value.dim() > 0:
-            what = (
-                f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(type(value))
-            )
+            what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(type(value))
             raise InputError(f"loss: it gives {what}, it must give one number, the mean over the samples")
 
     def call(self, weights: dict[str, Tensor], x: Any) -> Any:
@@ -334,10 +332,11 @@ def correct(outputs: Any, targets: Any) -> Tensor:
     right. NaN if it is not such a task, or some targets are masked by a negative number.
     """
     z = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
-    known = isinstance(z, Tensor) and isinstance(targets, Tensor) and not targets.is_floating_point()
-    if not known or z.dim() < 2 or targets.shape != (len(z), *z.shape[2:]):
+    if not isinstance(z, Tensor) or not isinstance(targets, Tensor) or targets.is_floating_point():
         return torch.tensor(torch.nan, dtype=torch.float64)
-    right = (z.argmax(1) == targets).double().sum() / max(1, targets[:1].numel())
+    if z.dim() < 2 or targets.shape != (len(z), *z.shape[2:]):
+        return torch.tensor(torch.nan, dtype=torch.float64)
+    right: Tensor = (z.argmax(1) == targets).double().sum() / max(1, targets[:1].numel())
     return right.where(targets.min() >= 0, torch.nan)
 
 
