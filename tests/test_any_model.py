@@ -366,7 +366,7 @@ def test_what_does_not_fit_is_one_line() -> None:
     ) as caught:
         Problem(model, ce, (torch.randn(4, 3), y)).check_fit()
     assert "\n" not in str(caught.value)
-    with pytest.raises(InputError, match=r"loss: it gives a tensor of shape \(2,\)"):
+    with pytest.raises(InputError, match=r"loss: it gives shape \(2,\)"):
         Problem(model, lambda out, y: (out - y[:, None]).sum(1), (x, y)).check_fit()
     with pytest.raises(InputError, match="'gauss-newton' needs a model whose output is one tensor"):
         landscape.HessianOperator(problems.structured(), kind="gauss-newton")(problems.structured().theta)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import json
 import re
 import struct
 import tomllib
@@ -254,4 +253,4 @@ def test_the_quadratic_has_exactly_its_hessian_and_moments() -> None:
 def test_the_mlp_takes_any_widths_and_activation() -> None:
     model = landscape.models.build("mlp", widths=[12, 9, 7, 2], activation="silu")
     assert model(torch.randn(5, 3, 4)).shape == (5, 2)
-    assert json.dumps(landscape.models.names()) == '["mlp", "quadratic"]'
+    assert {"mlp", "quadratic"} <= set(landscape.models.names())
