@@ -10,6 +10,8 @@ import numpy as np
 import landscape
 from landscape.cli import common, processes
 from landscape.cli.gridfile import GridFile
+from landscape.eigenvalues import SEARCHES
+from landscape.options import choose
 
 
 @click.command(
@@ -50,6 +52,7 @@ def hessian_grid(
 ) -> None:
     """Both ends of the Hessian's spectrum, and |λ_min|/|λ_max|, on a grid around w_a of each CKPT."""
     shape = common.parse_grid(grid)
+    choose("--search", search, SEARCHES)
     runs = common.open_checkpoints(checkpoints)
     path = common.result_path(output, runs[0], "hessian", picture)
     origins = [common.about(run, split) for run in runs]
