@@ -78,8 +78,8 @@ class ChainHessian:
         chunk = max(1, min(MAX_CHUNK, CHUNK_BYTES // (len(thetas) * widest * thetas.itemsize)))
         pieces = zip(torch.split(x.flatten(1), chunk), torch.split(y, chunk), strict=True)
         self.chunks = [self._chunk(views, *piece) for piece in pieces]
-        probabilities = isinstance(y, Tensor) and y.dim() == 1 and not y.is_floating_point()
-        self.softmax = probabilities and plain_cross_entropy(problem.criterion)
+        classes = y.dim() == 1 and not y.is_floating_point()
+        self.softmax = classes and plain_cross_entropy(problem.criterion)
 
     @staticmethod
     def kept_bytes(problem: Problem) -> int | None:
@@ -123,7 +123,7 @@ class ChainHessian:
             bend = bends[k - 1]
             bends[k - 1] = None if bend is None else bend * down
             delta.insert(0, slopes[k - 1] * down)
-        return _Chunk(x, y, h, slopes, bends, delta[1:], z)
+        return _Chunk(x, y, h, slopes, bends, delta[1:], z.detach())
 
     def _slope(self, z: Tensor, y: Tensor) -> Tensor:
         """∂L/∂z, (K, classes, samples), differentiable where ``z`` is."""
@@ -139,7 +139,7 @@ class ChainHessian:
             p = c.z.softmax(1)
             moved = p * rz
             return (moved - p * moved.sum(1, keepdim=True)) / self.problem.samples
-        z = c.z.detach().expand_as(rz).clone().requires_grad_()
+        z = c.z.expand_as(rz).clone().requires_grad_()
         slope = self._slope(z, c.y)
         if not slope.requires_grad:  # a loss that is linear in the outputs
             return torch.zeros_like(rz)

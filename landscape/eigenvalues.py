@@ -160,7 +160,7 @@ def _cheapest(problem: Problem, thetas: Tensor, is_chain: bool, one: ChainHessia
             if one
             else ((problem.outputs(theta, x), y) for x, y, _ in problem.chunks())
         )
-        parts = [1 - z.detach().softmax(1).gather(1, y[:, None]).squeeze(1) for z, y in outputs]
+        parts = [1 - z.softmax(1).gather(1, y[:, None]).squeeze(1) for z, y in outputs]
         missing += torch.cat(parts).float()
     most, order = missing.sort(descending=True)
     count = int((most.cumsum(0) < MASS * most.sum()).sum()) + 1

@@ -335,13 +335,6 @@ def _krylov(
     return _Run(values[chosen], ritz, products, converged, invariant, radius, vectors[:k], t[:k, :k])
 
 
-def lanczos_ends(
-    product: Product, start: Tensor, *, tol: float = TOL, max_products: int = MAX_PRODUCTS
-) -> Ends:
-    """Both ends of the spectrum of ``product``; see :func:`lanczos`."""
-    return ends_of(lanczos(product, start, low=1, high=1, tol=tol, max_products=max_products))
-
-
 def ends_of(pairs: Eigenpairs) -> Ends:
     """The last and the first of ``pairs``."""
     order = [-1, 0]
