@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from landscape import plots
@@ -19,7 +21,11 @@ from landscape.train.recipe import read
 
 
 def _saddles(work: Work) -> Drawing:
-    values = {"dimension": [2, 4, 8, 16], "noise": [1e-4, 1e-3, 1e-2, 1e-1], "lr": [0.05, 0.1, 0.2, 0.4]}
+    values: dict[str, list[float]] = {
+        "dimension": [2, 4, 8, 16],
+        "noise": [1e-4, 1e-3, 1e-2, 1e-1],
+        "lr": [0.05, 0.1, 0.2, 0.4],
+    }
     if work.scale == "smoke":
         values = {"dimension": [2, 8]}
     many = work.pick(6, 20, 40)
