@@ -22,7 +22,7 @@ from landscape.paper.figure import (
     test_error,
 )
 from landscape.paper.settings import SMOKE_NOTE, mnist, seeds
-from landscape.plots_surface import panels, style
+from landscape.plots_surface import panels, plain_numbers, style
 
 # Steps for each rate: as far as Figure 2(b) goes at its own, and as many epochs × rate at the others (ours).
 STEPS = {0.2: 6000, 0.5: 3000, 1.0: 1500}
@@ -198,6 +198,8 @@ def _follow(work: Work) -> Drawing:
         for ax, label in zip(axes, ("test error (%)", "median rise of the test loss (nat)"), strict=True):
             ax.set_xscale("log")
             ax.set_yscale("log")
+            plain_numbers(ax.xaxis)
+            plain_numbers(ax.yaxis)
             ax.set_xlabel(r"$\lambda_{max}$ of $w_a$, second half of training (nat)")
             ax.set_ylabel(label)
         handles = [Line2D([], [], color=c, marker="o", ls="none", label=n) for n, c in COLORS.items()]
@@ -272,7 +274,7 @@ LAMB_RATES = (0.001, 0.003, 0.01, 0.03)
 def _lamb(work: Work) -> Drawing:
     rows, best, compared = list[dict[str, Any]](), dict[tuple[str, str], list[float]](), list[Compared]()
     with style():
-        picture, (ax,) = panels(1, 1, 6.2, 3.8)
+        picture, (ax,) = panels(1, 1, 6.8, 3.8)
         for name, marker in (("SSGD", "o"), ("ring(2) AWC", "s")):
             color = COLORS[name.split()[0]]
             for kind, rates in (("LAMB", LAMB_RATES), ("SGD", (0.2,))):
@@ -304,6 +306,7 @@ def _lamb(work: Work) -> Drawing:
                 ]
         ax.set_xscale("log")
         ax.set_yscale("log")
+        plain_numbers(ax.yaxis)
         ax.set_xlabel("learning rate")
         ax.set_ylabel("test error of $w_a$ (%)")
         picture.legend(loc="outside lower center", ncols=2)

@@ -22,7 +22,7 @@ from landscape.paper.figure import (
 )
 from landscape.paper.mnist import NAMED, last, runs_of
 from landscape.paper.settings import MNIST_NOTE, SMOKE_NOTE, mnist, seeds
-from landscape.plots_surface import panels, style
+from landscape.plots_surface import panels, plain_numbers, style
 
 
 def _eq4(work: Work) -> Drawing:
@@ -272,6 +272,7 @@ def _flatness(work: Work) -> Drawing:
         ax.set_yticks(range(len(ratios)), list(ratios))
         ax.set_ylim(len(ratios) - 0.5, -0.5)
         ax.set_xscale("log")
+        plain_numbers(ax.xaxis)
         ax.set_xlabel("rise of the loss around SSGD / around DPSGD, a ring a seed, a bar the median")
         picture.suptitle(work.title)
     compared = [
