@@ -356,14 +356,16 @@ class Problem:
         """Share of samples classified right at ``theta``; see :meth:`evaluate`."""
         return self.evaluate(theta)[1]
 
-    def loss_and_gradient(self, theta: Tensor | None = None, *, seeded: bool = False) -> tuple[float, Tensor]:
-        """(L, ∇L (P,)) at ``theta``, over the whole data.
+    def loss_and_gradient(
+        self, theta: Tensor | None = None, *, seeded: bool = False, out: Tensor | None = None
+    ) -> tuple[float, Tensor]:
+        """(L, ∇L (P,)) at ``theta``, over the whole data; in the memory of ``out``, or in fresh memory.
 
         ``seeded``: a random model draws the numbers that a Hessian with randomness "seed" belongs to.
         """
         theta = self.theta if theta is None else theta
         leaves = {k: v.detach().requires_grad_() for k, v in self.layout.views(theta).items()}
-        total, gradient = 0.0, torch.zeros_like(theta)
+        total, gradient = 0.0, torch.zeros_like(theta) if out is None else out.zero_()
         for i, (x, y, count) in enumerate(self.chunks()):
             with fixed_randomness(self, i if seeded else None):
                 value = self.criterion(self.call(leaves, x), y) * (count / self.samples)
