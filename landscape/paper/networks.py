@@ -10,7 +10,15 @@ from matplotlib.lines import Line2D
 
 from landscape import plots
 from landscape.checkpoint import Checkpoint
-from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure, test_error
+from landscape.paper.figure import (
+    Compared,
+    Drawing,
+    Runs,
+    Scale,
+    Work,
+    figure,
+    test_error,
+)
 from landscape.paper.settings import (
     CIFAR_NOTE,
     PAPER_CIFAR,
@@ -45,7 +53,7 @@ NAMED = dict(
 BATCHES, SPEECH_BATCHES = (1024, 2048, 4096, 8192), (128, 256, 512)
 BOTH = ("ssgd", "dpsgd")
 ALL = {"ssgd": "SSGD", "ssgd-noise": "SSGD*", "dpsgd": "DPSGD"}
-_COLOR = {"ssgd": COLORS["ssgd"], "ssgd-noise": COLORS["ssgd*"], "dpsgd": COLORS["dpsgd"]}
+COLOR = {"ssgd": COLORS["ssgd"], "ssgd-noise": COLORS["ssgd*"], "dpsgd": COLORS["dpsgd"]}
 SCALED: dict[str, Any] = {"smoke": SMOKE_NOTE, "laptop": CIFAR_NOTE, "paper": PAPER_CIFAR}
 SPOKEN: dict[str, Any] = {"smoke": SMOKE_NOTE, "laptop": SPEECH_NOTE, "paper": PAPER_SPEECH}
 
@@ -73,7 +81,8 @@ def _by_epoch(run: Checkpoint, column: str) -> tuple[np.ndarray[Any, Any], np.nd
     return run.history["step"][seen] * run.epoch / max(1, run.step), values[seen]
 
 
-def _curves(ax: Any, runs: list[Checkpoint], column: str, **look: Any) -> list[dict[str, Any]]:
+def curves(ax: Any, runs: list[Checkpoint], column: str, **look: Any) -> list[dict[str, Any]]:
+    """Draw a column of ``runs`` by epoch, with a cross where one diverged; returns what was drawn."""
     rows = []
     for k, run in enumerate(runs):
         epochs, values = _by_epoch(run, column)
@@ -108,7 +117,7 @@ def _fig1(work: Work) -> Drawing:
             final = {}
             for k, (a, name) in enumerate(ALL.items()):
                 runs = work.group(cell(model, batch, a))
-                found = _curves(ax, runs, column, color=_COLOR[a], ls=("-", "--", "-.")[k], label=name)
+                found = curves(ax, runs, column, color=COLOR[a], ls=("-", "--", "-.")[k], label=name)
                 rows += [
                     {
                         "model": model,
@@ -296,14 +305,14 @@ def _progress(work: Work, found: list[tuple[str, list[int]]], column: str) -> Dr
             for a, (k, batch) in itertools.product(BOTH, enumerate(batches)):
                 runs = work.group(cell(model, batch, a))
                 shade = 0.35 + 0.65 * (k + 1) / len(batches)
-                got = _curves(ax, runs, column, color=_COLOR[a], alpha=shade, lw=0.8 + 0.4 * k)
+                got = curves(ax, runs, column, color=COLOR[a], alpha=shade, lw=0.8 + 0.4 * k)
                 rows += [{"model": _name(model), "batch": batch, "algorithm": ALL[a], **r} for r in got]
             ax.set_title(_name(model))
             ax.set_xlabel("epoch")
         axes[0].set_ylabel(
             "test accuracy of $w_a$ (%)" if column == "test_accuracy" else "held-out loss (nat)"
         )
-        handles = [Line2D([], [], color=_COLOR[a], label=ALL[a]) for a in BOTH]
+        handles = [Line2D([], [], color=COLOR[a], label=ALL[a]) for a in BOTH]
         handles += [
             Line2D(
                 [],

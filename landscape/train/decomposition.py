@@ -72,7 +72,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Projection:
-    """‖g‖² and, of m vectors v, ⟨v, g⟩ (m,), with standard errors, 0 where g is exact; ⟨a, b⟩ of all ``pairs``
+    """‖g‖² and, of m vectors v, ⟨v, g⟩ (m,), with standard errors, 0 where g is exact; ⟨a, b⟩ of ``pairs``
     and ⟨P⊥a, P⊥b⟩ ``across`` g, (m, m), P⊥ being the projector orthogonal to g.
 
     ‖g‖² is NaN where g is exactly zero, since nothing can be projected on it.
@@ -87,7 +87,7 @@ class Projection:
 
 
 def _products(vectors: Sequence[Tensor], along: Tensor | None = None) -> Tensor:
-    """⟨a, b⟩ of all pairs, in float64; with ``along`` (m − 1,), of the others less so much times the first."""
+    """⟨a, b⟩ of all pairs, in float64; with ``along`` (m − 1,), of the others less that much of the first."""
     total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64, device=vectors[0].device)
     block = torch.empty(len(vectors), BLOCK, dtype=torch.float64, device=vectors[0].device)
     for i in range(0, len(vectors[0]), BLOCK):
