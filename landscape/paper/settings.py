@@ -45,7 +45,7 @@ def mnist(scale: Scale, name: str, seed: int, *settings: str, steps: int = 0) ->
     """The built-in recipe mnist-NAME; ``steps`` replaces its own, and smoke scale takes a fiftieth."""
     found = recipe.read(f"mnist-{name}", [*settings, f"seed={seed}"])
     steps = steps or found.steps
-    changes = [f"steps={steps}", f"checkpoint.every={steps // 10}"]
+    changes = [f"steps={steps}", f"checkpoint.every={min(500, steps // 10)}"]
     if scale == "smoke":
         steps = max(20, steps // 50)
         changes = [
