@@ -21,9 +21,11 @@ from landscape.paper.networks import (
     SPEECH_BATCHES,
     SPOKEN,
     accuracy,
+    batches,
     cell,
     held_out,
     networks,
+    speech,
 )
 from landscape.paper.settings import cells
 from landscape.paper.tables import NETWORKS
@@ -232,7 +234,7 @@ def _table3_entries(scale: Scale) -> list[Entry]:
     entries = []
     for row in numbers.rows("table3_cifar10"):
         batch, a = int(row["batch_size"]), row["algorithm"].lower()
-        if a in BOTH and (scale != "smoke" or batch == BATCHES[-1]):
+        if a in BOTH and batch in batches(scale):
             entries += [
                 Entry(
                     f"{row['algorithm']}, batch {batch}, lr {row['lr']}",
@@ -256,7 +258,7 @@ def _table5_entries(scale: Scale) -> list[Entry]:
                 cell(m, 8192, row["algorithm"].lower(), rate),
                 float(row[NAMED[m]]),
             )
-            for m in networks(scale, 2)
+            for m in (NETWORKS[2:4] if scale == "laptop" else networks(scale, 2))
         ]
     return entries
 
@@ -325,7 +327,8 @@ def _table4_entries(scale: Scale) -> list[Entry]:
 
 def _table6_entries(scale: Scale) -> list[Entry]:
     entries = []
-    for row, batch in itertools.product(numbers.rows("table6_lr_tuning_asr"), SPEECH_BATCHES[1:]):
+    chosen = SPEECH_BATCHES[2:] if scale == "laptop" else SPEECH_BATCHES[1:]
+    for row, batch in itertools.product(numbers.rows("table6_lr_tuning_asr"), chosen):
         rate = "" if row["lr"] == "0.1" else f"-lr{row['lr']}"
         printed = float(row[f"SWB300_bs{16 * batch}"])
         key = cell("lstm", batch, row["algorithm"].lower(), rate)
@@ -344,7 +347,7 @@ figure(
     "DPSGD-2020, Table 4",
     "held-out loss by batch, LSTM (paper: SWB300)",
     "SSGD diverges from batch 4096 on, DPSGD converges up to 8192.",
-    lambda scale: cells(scale, [e.key for e in _table4_entries(scale)], 3),
+    speech,
     **SPOKEN,
 )(lambda work: _drawing(work, _table4_entries(work.scale), "held-out loss (nat)", held_out, _claim_speech))
 figure(
