@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ import landscape
 from landscape import store
 from landscape.checkpoint import Checkpoint
 from landscape.options import choose
-from landscape.paper.workshop import Workshop, identity
+from landscape.paper.workshop import Workshop
 from landscape.problem import Problem
 from landscape.train.recipe import Recipe
 
@@ -81,9 +82,9 @@ class Work:
     @property
     def title(self) -> str:
         """What stands above each picture: what it is, at which scale, and what that changes."""
-        return (
-            f"{self.figure.where}: {self.figure.title}\n{self.scale} scale: {self.figure.notes[self.scale]}"
-        )
+        found = self.figure
+        parts = f"{found.where}: {found.title}", f"{self.scale} scale: {found.notes[self.scale]}"
+        return "\n".join(textwrap.fill(part, TITLE) for part in parts)
 
     def pick(self, smoke: R2, laptop: R2, paper: R2) -> R2:
         """The value for this scale."""
@@ -109,10 +110,6 @@ class Work:
         keys = [key for key in self.runs if key.rpartition("/")[0] == prefix]
         assert keys, prefix
         return [self.end(key) for key in sorted(keys, key=lambda key: int(key.rpartition("/")[2]))]
-
-    def prefixes(self) -> list[str]:
-        """What there is a group of, in order."""
-        return list(dict.fromkeys(key.rpartition("/")[0] for key in self.runs))
 
     def problem(self, end: Checkpoint, split: str = "test") -> Problem:
         """The mean's problem at a checkpoint."""
@@ -231,9 +228,3 @@ def mean_and_spread(values: Sequence[float], form: str = ".2f") -> str:
     if len(values) < 2:
         return f"{values[0]:{form}}" if values else "–"
     return f"{np.mean(values):{form}} ± {np.std(values, ddof=1):{form}}"
-
-
-__all__ = [
-    "SCALES", "Compared", "Drawing", "Figure", "Runs", "Scale", "Work", "figure", "get", "identity",
-    "mean_and_spread", "names", "summary", "test_error",
-]  # fmt: skip
