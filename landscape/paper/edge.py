@@ -118,10 +118,8 @@ def _edge(work: Work) -> Drawing:
         rows,
         compared,
         f"The median plateau lies below the setting's own limit in {sum(below)} of {len(below)} settings; "
-        "ring(1) ≤ "
-        f"full ≤ SSGD in the order of their limits (AWC) at {sum(map(bool, ordered))} of {len(ordered)} "
-        "rates. In "
-        "ATC order, whose limit is 2 for all, the plateau is SSGD's.",
+        f"ring(1) ≤ full ≤ SSGD in the order of their limits (AWC) at {sum(map(bool, ordered))} of "
+        f"{len(ordered)} rates. In ATC order, whose limit is 2 for all, the plateau is SSGD's.",
         sum(below) >= 0.75 * len(below) and all(ordered),
     )
 
@@ -154,8 +152,8 @@ figure(
     "Under the microscope",
     "each algorithm at its own edge of stability, MNIST",
     "The sharpness of the mean rises until ηλ_max is near the rule's own limit: 2 for SSGD, 1 + ω_min for "
-    "DPSGD in "
-    "AWC order, 2 again in ATC order. DPSGD's flatter minima follow from that limit (ours, not the paper's).",
+    "DPSGD in AWC order, 2 again in ATC order. DPSGD's flatter minima follow from that limit (ours, not the "
+    "paper's).",
     _runs,
     smoke=SMOKE_NOTE,
     laptop=NOTE,
@@ -229,8 +227,8 @@ def _follow(work: Work) -> Drawing:
         rows,
         compared,
         f"Over all runs log λ_max and the log rise of the loss correlate with {together:.2f}; DPSGD ring(2) "
-        "in AWC "
-        f"order has a lower median test error than SSGD at {sum(map(bool, lower))} of {len(lower)} rates.",
+        f"in AWC order has a lower median test error than SSGD at {sum(map(bool, lower))} of {len(lower)} "
+        "rates.",
         together > 0.5,
     )
 

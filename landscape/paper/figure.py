@@ -207,7 +207,7 @@ def get(name: str) -> Figure:
 
 
 def test_error(run: Checkpoint) -> float:
-    """Test error of w_a at the end, in %; of a diverged run that of guessing, as the paper writes it."""
+    """Test error of w_a where it was last evaluated, in %."""
     accuracy = run.history["test_accuracy"]
     seen = accuracy[np.isfinite(accuracy)]
     return float(100 * (1 - seen[-1])) if len(seen) else float("nan")

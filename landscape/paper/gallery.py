@@ -85,13 +85,11 @@ def page(folder: Path) -> Path:
         "# The figures and tables of the papers",
         "",
         "Made by `landscape figures` and not edited by hand; `make figures` makes them again. The papers: "
-        "DPSGD-2020 "
-        "is *Why Does Decentralized Training Outperform Synchronous Training in the Large Batch Setting?*, "
-        "DPSGD-2021 *Loss Landscape Dependent Self-Adjusting Learning Rates in Decentralized SGD*, "
-        "LocalSGD-2021 "
-        "*Trade-offs of Local SGD at Scale*, Delay-2019 *At Stability's Edge*. The time is that of training "
-        "and "
-        "analysis on one core of a small machine, runs that figures share counted in each.",
+        "DPSGD-2020 is *Why Does Decentralized Training Outperform Synchronous Training in the Large Batch "
+        "Setting?*, DPSGD-2021 *Loss Landscape Dependent Self-Adjusting Learning Rates in Decentralized "
+        "SGD*, LocalSGD-2021 *Trade-offs of Local SGD at Scale*, Delay-2019 *At Stability's Edge*. The time "
+        "is that of training and analysis on one core of a small machine, runs that figures share counted "
+        "in each.",
         "",
         "| figure | what | scale | claim |",
         "|---|---|---|---|",

@@ -70,10 +70,8 @@ def _eq4(work: Work) -> Drawing:
         rows,
         compared,
         f"Eq. 4's Hessian form is within a factor 1.5 of the definition at {100 * within:.0f}% of the "
-        "checkpoints "
-        f"(ratios {off['eq4'].min():.2g} to {off['eq4'].max():.2g}), the first-order sum with minibatch "
-        "Hessians "
-        f"between {off['first_order'].min():.2g} and {off['first_order'].max():.2g}.",
+        f"checkpoints (ratios {off['eq4'].min():.2g} to {off['eq4'].max():.2g}), the first-order sum with "
+        f"minibatch Hessians between {off['first_order'].min():.2g} and {off['first_order'].max():.2g}.",
         within > 0.5,
     )
 
@@ -218,9 +216,9 @@ def _planes(work: Work) -> Drawing:
         {"": picture},
         rows,
         compared,
-        "The mean has a lower loss than the median learner at "
-        f"{sum(r > 1 for r in ratio)} of {len(ratio)} checkpoints (by a factor of {ratio[0]:.3g} at step "
-        f"{rows[0]['step']:,}, {ratio[-1]:.3g} at the end).",
+        f"The mean has a lower loss than the median learner at {sum(r > 1 for r in ratio)} of {len(ratio)} "
+        f"checkpoints (by a factor of {ratio[0]:.3g} at step {rows[0]['step']:,}, {ratio[-1]:.3g} at the "
+        "end).",
         all(r > 1 for r in ratio),
     )
 
@@ -284,9 +282,8 @@ def _flatness(work: Work) -> Drawing:
         rows,
         compared,
         f"The median rise of the loss around SSGD's solution is {medians[0]:.2f} times that around DPSGD's "
-        "as the "
-        f"paper draws it, {medians[1]:.2f} times with filter-normalised directions, and {medians[2]:.2f} and "
-        f"{medians[3]:.2f} times at checkpoints of about equal training loss.",
+        f"as the paper draws it, {medians[1]:.2f} times with filter-normalised directions, and "
+        f"{medians[2]:.2f} and {medians[3]:.2f} times at checkpoints of about equal training loss.",
         all(m > 1.05 for m in medians),
     )
 

@@ -34,6 +34,8 @@ POOR = 5.0
 
 
 def runs_of(part: str, algorithms: tuple[str, ...] = ALGORITHMS, many: int = 5) -> Any:
+    """What gives the runs of Figure 2's ``part``, with ``many`` seeds, at a scale."""
+
     def runs(scale: Scale) -> Runs:
         return {
             f"{a}/{s}": mnist(scale, f"{part}-{a}", s)
@@ -77,6 +79,7 @@ def _figure2(work: Work, part: str) -> tuple[Drawing, dict[str, list[float]]]:
 
 
 def last(run: Checkpoint, column: str) -> float:
+    """The last number of a column of the history; NaN if it has none."""
     values = run.history[column]
     seen = values[np.isfinite(values)]
     return float(seen[-1]) if len(seen) else float("nan")
@@ -110,8 +113,7 @@ def _fig2b(work: Work) -> Drawing:
     drawing.held = gap > 0 and means["ssgd-noise"] > means["ssgd"]
     drawing.verdict = (
         f"Test error: SSGD less DPSGD {gap:.2f} ± {error:.2f} points (standard error over the seeds), the "
-        "paper "
-        f"has 0.3; SSGD* is {'the worst' if drawing.held else 'not the worst'}, at "
+        f"paper has 0.3; SSGD* is {'the worst' if drawing.held else 'not the worst'}, at "
         f"{means['ssgd-noise']:.2f}%."
     )
     return drawing
@@ -122,8 +124,7 @@ figure(
     "DPSGD-2020, Figure 2(a)",
     "MNIST, α = 1, n = 5, nB = 2000",
     "At a large rate SSGD fails to converge; DPSGD's effective rate is low at first and lets it converge; "
-    "SSGD* "
-    "converges to something worse.",
+    "SSGD* converges to something worse.",
     runs_of("fig2a"),
     smoke=SMOKE_NOTE,
     laptop=MNIST_NOTE,

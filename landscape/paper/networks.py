@@ -178,8 +178,7 @@ figure(
     "DPSGD-2020, Figure 1",
     "SSGD, SSGD* and DPSGD at the largest batch",
     "SSGD does not converge in the large-batch setting; with injected noise (SSGD*) it converges to "
-    "something worse "
-    "than DPSGD.",
+    "something worse than DPSGD.",
     _fig1_runs,
     smoke=SMOKE_NOTE,
     laptop=f"{CIFAR_NOTE}; {SPEECH_NOTE}",

@@ -101,8 +101,8 @@ def _smoothing(work: Work) -> Drawing:
         rows,
         compared,
         f"Smoothed by DPSGD's measured spread λ_max is {summary(ratio['early'], '.3f')} of the loss's own "
-        "early in "
-        f"training and {summary(ratio['late'], '.3f')} at the end; below 1 the spread flattens the loss.",
+        f"early in training and {summary(ratio['late'], '.3f')} at the end; below 1 the spread flattens the "
+        "loss.",
         all(v < 1 for vs in ratio.values() for v in vs),
     )
 
@@ -168,8 +168,7 @@ def _rates(work: Work) -> Drawing:
         rows,
         [Compared(f"largest rate tried at which {a.upper()} converges", f"{largest[a]:g}") for a in largest],
         f"The largest rate tried with a median test error below {CONVERGED:g}% is {largest['ssgd']:g} for "
-        "SSGD and "
-        f"{largest['dpsgd']:g} for DPSGD.",
+        f"SSGD and {largest['dpsgd']:g} for DPSGD.",
         largest["dpsgd"] > largest["ssgd"],
     )
 
@@ -316,10 +315,9 @@ def _boundary(work: Work) -> Drawing:
         {"": picture},
         rows,
         compared,
-        "For large delays the limit falls as τ to the power "
-        f"{', '.join(f'{s:.2f}' for s in slopes)} (no, ordinary, shifted momentum): the rate must be "
-        "inversely "
-        "proportional to the delay. Shifted momentum allows more than ordinary.",
+        f"For large delays the limit falls as τ to the power {', '.join(f'{s:.2f}' for s in slopes)} (no, "
+        "ordinary, shifted momentum): the rate must be inversely proportional to the delay. Shifted "
+        "momentum allows more than ordinary.",
         all(abs(s + 1) < 0.15 for s in slopes),
     )
 

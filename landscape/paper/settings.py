@@ -25,8 +25,7 @@ WIDTHS = {"efficientnet-b0": 0.125, "vgg-19": 0.125, "mobilenet": 0.125, "shuffl
 WIDTH, SMOKE_WIDTH = 0.0625, 0.0625
 CIFAR_NOTE = (
     f"{SUBSET:,} of CIFAR-10's images and 1,000 to test, {EPOCHS} epochs, batches / {SHRINK} at the paper's "
-    "rates,"
-    f" networks of 1/8 or 1/16 the width, {LEARNERS} learners"
+    f"rates, networks of 1/8 or 1/16 the width, {LEARNERS} learners"
 )
 SPEECH_NOTE = "spoken digits for Switchboard, batches / 16, LSTM of 2 layers × 64 cells, 16 learners"
 SMOKE_NOTE = "bundled digits and a few steps; the numbers mean nothing"

@@ -76,8 +76,7 @@ class Workshop:
             recipe = job[0]
             self.message(
                 f"{done} of {len(jobs)}: {recipe.algorithm['name']}, {recipe.model['name']}, lr "
-                f"{recipe.lr:g}, "
-                f"batch {recipe.batch}, seed {recipe.seed}: {seconds:.0f} s"
+                f"{recipe.lr:g}, batch {recipe.batch}, seed {recipe.seed}: {seconds:.0f} s"
             )
             self.progress(done / len(jobs))
 
