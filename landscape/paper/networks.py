@@ -204,8 +204,8 @@ def _fig3(work: Work) -> Drawing:
             surface = work.contour(
                 run,
                 label=f"{NAMED[model]}, {ALL[a]}",
-                grid=work.pick(3, 25, 50),
-                samples=work.pick(32, 500, 0),
+                grid=work.pick(3, 15, 50),
+                samples=work.pick(32, 250, 0),
             )
             surfaces.append(surface)
             center = surface.loss[len(surface.y) // 2, len(surface.x) // 2]
@@ -256,8 +256,8 @@ def _fig4(work: Work) -> Drawing:
                 early,
                 label=f"{NAMED[model]}, {ALL[a]}, epoch {early.epoch:.3g}",
                 grid=work.pick(2, 4, 4),
-                samples=work.pick(16, 200, 0),
-                products=work.pick(4, 60, 1000),
+                samples=work.pick(16, 64, 0),
+                products=work.pick(4, 16, 1000),
             )
             grids.append(grid)
             medians[a] = float(np.median(grid.ratio))
@@ -294,7 +294,7 @@ figure(
     "Early in training DPSGD is less likely than SSGD to be at a saddle: |λ_min|/|λ_max| is lower.",
     _shape_runs,
     smoke=SMOKE_NOTE,
-    laptop=f"after a quarter of training, on 200 test images; {CIFAR_NOTE}",
+    laptop=f"after a quarter of training, on 64 test images, 16 products a point; {CIFAR_NOTE}",
     paper=f"after epoch 16; {PAPER_CIFAR}",
 )(_fig4)
 
