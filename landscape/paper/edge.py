@@ -25,7 +25,7 @@ from landscape.paper.settings import SMOKE_NOTE, mnist, seeds
 from landscape.plots_surface import panels, plain_numbers, style
 
 # Steps for each rate: the plateau is reached within a third of them (ours).
-STEPS = {0.2: 3000, 0.5: 1500, 1.0: 1500}
+STEPS = {0.2: 3000, 0.5: 1000, 1.0: 1000}
 MIXINGS = ("full", "ring(2)", "ring(1)")
 SETTINGS = ("SSGD", *(f"{m} {o}" for o in ("AWC", "ATC") for m in MIXINGS))
 COLORS = {"SSGD": "#D55E00", "full": "#009E73", "ring(2)": "#0072B2", "ring(1)": "#CC79A7"}
@@ -257,11 +257,11 @@ def _lamb_runs(scale: Scale) -> Runs:
                 *_settings(name),
                 "decompose.every=0",
                 "optimizer={name='lamb'}",
-                steps=2000,
+                steps=1000,
             )
     for name, seed in itertools.product(("SSGD", "ring(2) AWC"), seeds(scale, 3)):
         runs[f"SGD 0.2 {name}/{seed}"] = mnist(
-            scale, "fig2b-dpsgd", seed, *_settings(name), "decompose.every=0", steps=2000
+            scale, "fig2b-dpsgd", seed, *_settings(name), "decompose.every=0", steps=1000
         )
     return runs
 
@@ -338,6 +338,6 @@ figure(
     "With a tuned adaptive optimizer the decentralised advantage is reported to vanish.",
     _lamb_runs,
     smoke=SMOKE_NOTE,
-    laptop="nB = 1998, 2,000 steps, three seeds; all settings ours",
-    paper="nB = 1998, 2,000 steps; all settings ours",
+    laptop="nB = 1998, 1,000 steps, three seeds; all settings ours",
+    paper="nB = 1998, 1,000 steps; all settings ours",
 )(_lamb)

@@ -193,7 +193,7 @@ PERIODS = (1, 4, 16, 64)
 
 def _local_runs(scale: Scale) -> Runs:
     return {
-        f"{a} {h}/{s}": mnist(scale, a, s, f"algorithm.period={h}", "decompose.every=0", steps=1920)
+        f"{a} {h}/{s}": mnist(scale, a, s, f"algorithm.period={h}", "decompose.every=0", steps=960)
         for a, h, s in itertools.product(("local-sgd", "slowmo"), PERIODS, seeds(scale, 3))
     }
 
@@ -259,7 +259,7 @@ figure(
     "Accuracy falls as learners average less often, and slow momentum wins some of it back.",
     _local_runs,
     smoke=SMOKE_NOTE,
-    laptop=f"n = 8, nB = 2000, lr 0.2, β = 0.5, 1,920 steps, three seeds; {OURS}",
+    laptop=f"n = 8, nB = 2000, lr 0.2, β = 0.5, 960 steps, three seeds; {OURS}",
     paper=OURS,
 )(_local)
 
