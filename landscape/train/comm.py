@@ -21,7 +21,7 @@ from torch import Tensor
 from landscape.options import InputError
 from landscape.problem import Problem
 from landscape.store import Array
-from landscape.train.mixing import Mixing, combine
+from landscape.train.mixing import Mixing, averages_all, combine
 from landscape.train.processes import Group
 from landscape.vector import average
 
@@ -246,7 +246,7 @@ class Comm:
         """:meth:`mix` by any ``matrix`` (n, n) whose rows sum to 1; ``plan_of`` names one that recurs."""
         if self.size == 1:
             return lambda: combine(weights, matrix)
-        if np.ptp(matrix) == 0:
+        if averages_all(matrix):
             mean = self._start_mean(weights, "mixed")
             return lambda: mean().expand_as(weights)
         plan = self._plans.get(plan_of) if plan_of else None
@@ -306,14 +306,12 @@ class Plan:
     def of(cls, matrix: Array, bounds: list[int], rank: int) -> Plan:
         """The plan of ``rank``, which holds the learners bounds[rank]…bounds[rank + 1] − 1."""
         a, b = bounds[rank], bounds[rank + 1]
-        needs = np.logical_or.reduceat(matrix != 0, bounds[:-1], axis=0)  # (processes, learners)
         holder = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-        transfers = [
-            (int(learner), int(holder[learner] if receiver == rank else receiver))
-            for learner, receiver in np.argwhere(needs.T)
-            if receiver != holder[learner] and rank in (receiver, holder[learner])
-        ]
-        receive = [learner for learner, _ in transfers if not a <= learner < b]
+        wanted = (matrix[a:b] != 0).any(0)
+        receive = [int(k) for k in np.flatnonzero(wanted) if not a <= k < b]
+        askers = np.logical_or.reduceat(matrix[:, a:b] != 0, bounds[:-1], axis=0)  # (processes, own learners)
+        sent = [(a + int(k), int(receiver)) for k, receiver in np.argwhere(askers.T) if receiver != rank]
+        transfers = sorted([*sent, *((k, int(holder[k])) for k in receive)])
         own, others = matrix[a:b, a:b], matrix[a:b][:, receive]
         return cls(receive, transfers, torch.from_numpy(own.copy()), torch.from_numpy(others.copy()))
 
@@ -323,8 +321,8 @@ class Plan:
         Mixes differences from the first of its own rows, as :meth:`Mixing.apply` does from the mean, so that
         rounding in the matrix does not let the mean drift.
         """
-        if len(weights) == len(received) == 1:  # a pair: one pass over memory in place of three
-            return torch.lerp(weights, received, float(self.others), out=out)
+        if len(weights) == len(received) == 1:  # a pair: one pass over memory
+            return torch.lerp(weights, received, float(self.others), out=received)
         origin = weights[0]
         mixed = origin.expand_as(weights)
         if len(weights) > 1:
