@@ -9,6 +9,7 @@ float64.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from landscape.store import Array
 from landscape.train.mixing import Mixing, averages_all, combine
 from landscape.train.processes import Group
 from landscape.vector import average
+
+# Numbers that are averaged in one exchange; of more, one part is sent while the next is made (ours).
+PART = 2**21
 
 
 class Comm:
@@ -46,7 +50,7 @@ class Comm:
         self.held = self.own.stop - self.own.start
         #: Seconds that this process has waited for others.
         self.waited = 0.0
-        self._mean: tuple[Tensor, int, Tensor] | None = None
+        self._mean: tuple[Tensor, int, Callable[[], Tensor]] | None = None
         self._plans: dict[tuple[str, int], Plan] = {}
         self._buffers: dict[str, Tensor] = {}
 
@@ -80,29 +84,38 @@ class Comm:
     def mean(self, rows: Tensor) -> Tensor:
         """The mean (P,) over all n learners, of which ``rows`` (n_own, P) are this process's.
 
-        That of the last tensor asked for is kept, and valid until the next is: a step ends and the next
-        begins at the same weights.
+        That of the last tensor asked for is kept, and valid until the next is, or is started: a step ends and
+        the next begins at the same weights.
         """
+        self.start_mean(rows)
+        assert self._mean is not None
+        return self._mean[2]()
+
+    def start_mean(self, rows: Tensor) -> None:
+        """Start :meth:`mean`, which will be asked for: until then it overlaps with what is done."""
         if self._mean is None or self._mean[0] is not rows or self._mean[1] != rows._version:
-            self._mean = rows, rows._version, self.fresh_mean(rows, "mean")
-        return self._mean[2]
+            if self._mean is not None:
+                self._mean[2]()  # its memory is used again
+            self._mean = rows, rows._version, functools.cache(self._start_mean(rows, "mean"))
 
     def fresh_mean(self, rows: Tensor, use: str = "") -> Tensor:
         """:meth:`mean`, of a tensor that is not asked for again; valid until the next of the same ``use``."""
-        if self.size == 1:
-            return average(rows)
         return self._start_mean(rows, use)()
 
     def _start_mean(self, rows: Tensor, use: str) -> Callable[[], Tensor]:
+        if self.size == 1:
+            return lambda: average(rows)
         total = self.buffer(use, rows[0])
-        # Divided before the exchange: one pass over memory less where a process has one learner.
-        if len(rows) == 1:
-            torch.div(rows[0], self.learners, out=total)
-        else:
-            torch.sum(rows, 0, out=total).div_(self.learners)
-        with self._naming():
-            work = dist.all_reduce(total, async_op=True)
-        return lambda: self._finished([work], total)
+        works = []
+        for columns, part in zip(torch.split(rows, PART, 1), torch.split(total, PART), strict=True):
+            # Divided before the exchange: one pass over memory less where a process has one learner.
+            if len(rows) == 1:
+                torch.div(columns[0], self.learners, out=part)
+            else:
+                torch.sum(columns, 0, out=part).div_(self.learners)
+            with self._naming():
+                works.append(dist.all_reduce(part, async_op=True))
+        return lambda: self._finished(works, total)
 
     def _finished(self, works: list[dist.Work], result: Tensor) -> Tensor:
         with self._waiting():
@@ -132,9 +145,10 @@ class Comm:
         if self.size == 1:
             return problem.evaluate(theta)
         part = problem.subset(self.share(problem.samples))
-        loss, accuracy = part.evaluate(theta) if part.samples else (0.0, 0.0)
-        weight = part.samples / problem.samples
-        loss, accuracy = self.total(loss * weight, accuracy * weight)
+        loss, accuracy = part.evaluate(theta) if part.terms else (0.0, 0.0)
+        loss, accuracy = self.total(
+            loss * part.terms / problem.terms, accuracy * part.samples / problem.samples
+        )
         return loss, accuracy
 
     def start_learners_mean(self, *values: float) -> Callable[[], list[float]]:

@@ -240,6 +240,8 @@ class Trainer:
             gradients = comm.fresh_mean(gradients).expand_as(gradients)
         directions = self.optimizer.directions(gradients, points, t)
         new = self.rule.finish(weights, directions, lr, t)
+        if self.rule.at_mean:  # where the next step's gradients are taken
+            comm.start_mean(new)
         self.optimizer.state = self.rule.carry(self.optimizer.state, t)
         tested = bool(recipe.evaluate.every) and t % recipe.evaluate.every == 0
         measure = comm.size == 1 or due or tested or t == recipe.steps or self._suspicious()
