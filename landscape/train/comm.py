@@ -26,9 +26,6 @@ from landscape.train.mixing import Mixing, averages_all, combine
 from landscape.train.processes import Group
 from landscape.vector import average
 
-# Numbers that are averaged in one exchange; of more, one part is sent while the next is made (ours).
-PART = 2**21
-
 
 class Comm:
     """This process's part of ``learners`` learners: rows ``own`` of the (n, P) buffer.
@@ -106,16 +103,14 @@ class Comm:
         if self.size == 1:
             return lambda: average(rows)
         total = self.buffer(use, rows[0])
-        works = []
-        for columns, part in zip(torch.split(rows, PART, 1), torch.split(total, PART), strict=True):
-            # Divided before the exchange: one pass over memory less where a process has one learner.
-            if len(rows) == 1:
-                torch.div(columns[0], self.learners, out=part)
-            else:
-                torch.sum(columns, 0, out=part).div_(self.learners)
-            with self._naming():
-                works.append(dist.all_reduce(part, async_op=True))
-        return lambda: self._finished(works, total)
+        # Divided before the exchange: one pass over memory less where a process has one learner.
+        if len(rows) == 1:
+            torch.div(rows[0], self.learners, out=total)
+        else:
+            torch.sum(rows, 0, out=total).div_(self.learners)
+        with self._naming():
+            work = dist.all_reduce(total, async_op=True)
+        return lambda: self._finished([work], total)
 
     def _finished(self, works: list[dist.Work], result: Tensor) -> Tensor:
         with self._waiting():
