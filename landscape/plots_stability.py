@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib import ticker
 from matplotlib.figure import Figure
 
-from landscape.plots_surface import panels, style
+from landscape.plots_surface import panels, plain_numbers, style
 from landscape.smoothing import Smoothing
 from landscape.stability import Stability
 from landscape.store import Array
@@ -122,6 +122,7 @@ def smoothings(results: Sequence[Smoothing], title: str = "") -> Figure:
             ax.set_ylabel(label)
             ax.set_yscale("log")
             if ax is not lie:
+                plain_numbers(ax.yaxis)
                 ax.set_xticks(
                     place, [(r.label or f"{k}").replace(", step", ",\nstep") for k, r in enumerate(results)]
                 )

@@ -92,6 +92,9 @@ class Problem:
         self.device = torch.device(device) if device is not None else first.device
         self.dtype = dtype or first.dtype
         self.model = copy.deepcopy(model).to(self.device, self.dtype).eval()
+        for layer in self.model.modules():
+            if isinstance(layer, nn.RNNBase) and not layer.dropout:  # the same function; but cuDNN's backward
+                layer.train()  # pass is there in training mode only
         self.criterion = output_loss if loss is None else loss
         named = dict(self.model.named_parameters())
         own = self.layout.flatten({s.name: named[s.name].detach() for s in self.layout.slots})
@@ -106,9 +109,8 @@ class Problem:
         # (x, y) on the device, and how many terms of the loss each sample brings (None: all the same number).
         self.resident: tuple[Any, Any] | None = None
         self._terms: Tensor | None = None
-        # How many terms the loss is the mean of.
         self._batches: Iterable[Any] = ()
-        self.samples, self.terms = 0, 0.0
+        self.samples, self.terms = 0, 0.0  # terms: how many the loss is the mean of
         if is_resident(data):
             x, y = self._split(data)
             self.samples = count_samples(x, y, alike=True)

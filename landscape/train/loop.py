@@ -27,6 +27,7 @@ from landscape.train.monitor import Sharpness
 from landscape.train.processes import Group
 from landscape.train.randomness import generator
 from landscape.train.recipe import Recipe, from_values, parse
+from landscape.train.trial import Trial
 
 # Steps in a row that the spread must exceed its bound by: a burst, such as one huge gradient, is over sooner,
 # and under SSGD the learners are together again after one step (ours).
@@ -87,6 +88,7 @@ class Trainer:
             for split in ("train", "test")
         )
         self.stack = Stack(self.train, recipe.accumulate, recipe.precision)
+        self.trial = Trial(self.stack, self.comm)
         self.buffers = Buffers(self.train, self.test, self.comm, recipe.seed, recipe.evaluate.bn_samples)
         if checkpoint:
             self.buffers.restore(checkpoint.buffers)
@@ -164,6 +166,7 @@ class Trainer:
         self.optimizer.restore(checkpoint.optimizer)
         self.rule.restore(checkpoint.rule, checkpoint.shared)
         self.monitor.restore(checkpoint.shared)
+        self.trial.restore(checkpoint.shared)
         self.step, self.diverged, self.diverged_at = (
             checkpoint.step,
             checkpoint.diverged,
@@ -211,6 +214,7 @@ class Trainer:
         points = self.rule.points(weights)
         x, y = self._minibatches(t)
         gradients, training = self._gradients, self.buffers.training(t)
+        self.trial.decide(points, x, y, training, recipe.model)
         losses = self.stack.gradients(points, x, y, out=gradients, training=training)
         if self._open is not None:
             self._close()
@@ -224,21 +228,10 @@ class Trainer:
         part = None
         if due:
             part = StepDecomposition(
-                self.stack,
-                weights,
-                x,
-                y,
-                gradients,
-                recipe.decompose.samples,
-                recipe.seed,
-                t,
-                split=recipe.decompose.split and self.optimizer.plain and self.rule.plain(t),
-                comm=comm,
-                at_mean=self.rule.at_mean,
-                training=training,
-                problem=self._objective,
-                batch=self._batch,
-            )
+                self.stack, weights, x, y, gradients, recipe.decompose.samples, recipe.seed, t,
+                split=recipe.decompose.split and self.optimizer.plain and self.rule.plain(t), comm=comm,
+                at_mean=self.rule.at_mean, training=training, problem=self._objective, batch=self._batch,
+            )  # fmt: skip
         if self.rule.synchronous and not self.optimizer.linear:
             gradients = comm.fresh_mean(gradients).expand_as(gradients)
         directions = self.optimizer.directions(gradients, points, t)
@@ -388,7 +381,7 @@ class Trainer:
             mean_buffers=self._statistics(),
             optimizer=self.optimizer.state,
             rule=self.rule.state,
-            shared=self.rule.shared | self.monitor.state,
+            shared=self.rule.shared | self.monitor.state | self.trial.state,
             diverged_at=self.diverged_at,
             diverged=self.diverged,
         )
