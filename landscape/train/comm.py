@@ -244,7 +244,7 @@ class Comm:
         """Start the exchange that Σ_k M_jk w_k needs; the call returned waits and gives it, (n_own, P).
 
         ``weights`` (n_own, P) must stay as they are until then. Each row is sent once to each process that
-        has a neighbour of it; a matrix that averages all is an all-reduce.
+        has a neighbour of it; a matrix that averages more than two is an all-reduce.
         """
         turn = (mixing.spec, (step - 1) % len(mixing.cycle)) if mixing.cycle else None
         return self.combine(weights, mixing.matrix(step), turn)

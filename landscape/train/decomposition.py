@@ -115,7 +115,8 @@ def estimate_gradient(
     ``batch`` > 0 says that the loss of a sample depends on the batch it is in: the training set is then cut,
     once and at random, into batches of at most ``batch`` samples (equal ±1), and L is the mean over these.
     Estimates draw batches of their own, and are of the mean over all that can be drawn. Each process works on
-    its share of the training set, of its batches, or of the GROUPS independent estimates.
+    its share of the training set, of its batches, or of the GROUPS independent estimates. What one ``comm``
+    was used for is valid until the next.
     """
     comm = comm or Comm(1)
     if samples == 0 and batch:
