@@ -110,7 +110,7 @@ class Problem:
         self.resident: tuple[Any, Any] | None = None
         self._terms: Tensor | None = None
         self._batches: Iterable[Any] = ()
-        self.samples, self._total = 0, 0.0
+        self.samples, self.terms = 0, 0.0  # terms: how many the loss is the mean of
         if is_resident(data):
             x, y = self._split(data)
             self.samples = count_samples(x, y, alike=True)
@@ -121,7 +121,7 @@ class Problem:
             if self.samples > 0:
                 self._shifted = self._is_shifted(*self._first())
                 each = self._terms_in(x, y)
-                self._total = float(each.sum())
+                self.terms = float(each.sum())
                 self._terms = each if bool((each != each[0]).any()) else None
         elif isinstance(data, Iterator) or not isinstance(data, Iterable):
             raise InputError(
@@ -129,7 +129,7 @@ class Problem:
                 "give (x, y), a dict, a list of batches or a DataLoader"
             )
         elif isinstance(data, Stream):
-            self._batches, self.samples, self._total = data, data.samples, float(data.samples)
+            self._batches, self.samples, self.terms = data, data.samples, float(data.samples)
         else:
             self._batches = data
             for batch in data:
@@ -137,10 +137,10 @@ class Problem:
                 if self.samples == 0:
                     self._shifted = self._is_shifted(self._place(x), self._place(y))
                 self.samples += count_samples(x, y, alike=False)
-                self._total += float(self._terms_in(x, y).sum())
+                self.terms += float(self._terms_in(x, y).sum())
         if self.samples == 0:
             raise InputError("data: it holds no samples, at least one is needed")
-        if not self._total > 0:
+        if not self.terms > 0:
             raise InputError("data: all its targets are left out of the loss, at least one must count")
 
     @property
@@ -275,9 +275,9 @@ class Problem:
                 part = slice(done, done + count_samples(x, y, alike=False))
                 done, count = part.stop, float(part.stop - part.start)
                 if self._terms is not None:
-                    count = float(self._terms[part].sum()) * self.samples / self._total
+                    count = float(self._terms[part].sum()) * self.samples / self.terms
             else:
-                count = float(self._terms_in(x, y).sum()) * self.samples / self._total
+                count = float(self._terms_in(x, y).sum()) * self.samples / self.terms
             if count > 0:
                 yield self._place(x), self._place(y), count
 
@@ -323,9 +323,10 @@ class Problem:
             raise InputError("data: drawing minibatches needs (x, y) tensors, not an iterable of batches")
         if self.resident is not None:
             part._chunk = self.chunk
+        part.terms = self.terms * part.samples / self.samples
         if self._terms is not None:
             part._terms = self._terms[indices if isinstance(indices, slice) else indices.cpu()]
-            part._total = float(part._terms.sum())
+            part.terms = float(part._terms.sum())
         return part
 
     @torch.no_grad()
@@ -368,13 +369,13 @@ class Problem:
         """
         theta = self.theta if theta is None else theta
         leaves = {k: v.detach().requires_grad_() for k, v in self.layout.views(theta).items()}
-        total, gradient = 0.0, torch.zeros_like(theta) if out is None else out.zero_()
+        total, gradient = 0.0, torch.empty_like(theta) if out is None else out
         for i, (x, y, count) in enumerate(self.chunks()):
             with fixed_randomness(self, i if seeded else None):
                 value = self.criterion(self.call(leaves, x), y) * (count / self.samples)
             parts = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
             for view, part in zip(self.layout.views(gradient).values(), parts, strict=True):
-                view += part
+                view.copy_(part) if i == 0 else view.add_(part)
             total += float(value.detach())
         return total, gradient
 

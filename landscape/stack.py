@@ -288,11 +288,14 @@ class Stack:
 class _Linear(torch.autograd.Function):
     """W_j h_j + b_j (n, out, B) of each learner; the backward pass writes the gradients of W and b in place.
 
-    Autograd would return them in fresh memory, to be copied: for a large network a tenth of the time.
+    Autograd would return them in fresh memory, to be copied: with 10 million parameters 4% of the time for a
+    learner with 256 samples, 13% for two with 64 each.
     """
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, w: Tensor, b: Tensor | None, w_grad: Tensor, b_grad: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, h: Tensor, w: Tensor, b: Tensor | None, w_grad: Tensor, b_grad: Tensor | None
+    ) -> Tensor:
         w = w.to(h.dtype)
         ctx.save_for_backward(h, w)
         ctx.into = w_grad, b_grad

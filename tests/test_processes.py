@@ -24,6 +24,7 @@ import landscape
 from landscape import Checkpoint, FailedError
 from landscape.train import launch, processes, recipe
 from landscape.train.comm import Comm, Plan, _bounds
+from landscape.train.decomposition import estimate_gradient
 from landscape.train.loop import Trainer
 from landscape.train.processes import Group, Lost
 from landscape.train.randomness import generator
@@ -222,6 +223,22 @@ def test_ssgd_is_distributed_data_parallel() -> None:
     for difference, distance in together(2, against_ddp):
         assert difference < 1e-6
         assert distance > 0.1
+
+
+def of_unequal_terms(group: Group | None) -> list[float]:
+    """Loss and gradient of a training set of which most of the first half is left out of the loss."""
+    torch.manual_seed(0)
+    model, x = landscape.models.build("mlp", widths=[4, 3]).double(), torch.randn(21, 4, dtype=torch.float64)
+    y = torch.where(torch.arange(21).remainder(7) < torch.arange(21) // 3, torch.arange(21) % 3, -100)
+    problem = landscape.Problem(model, torch.nn.functional.cross_entropy, (x, y))
+    comm = Comm(2, group)
+    g = estimate_gradient(problem, problem.theta, 0, 0, 1, comm)
+    return [comm.evaluate(problem, problem.theta)[0], g.loss, g.project([g.rows[0]]).norm2]
+
+
+def test_shares_of_a_training_set_weigh_by_their_terms_of_the_loss() -> None:
+    for found in together(2, of_unequal_terms):
+        assert found == pytest.approx(of_unequal_terms(None), rel=1e-12)
 
 
 def test_a_complete_graph_with_atc_is_large_batch_sgd(alone: dict[str, tuple[slice, Checkpoint]]) -> None:

@@ -9,6 +9,7 @@ float64.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from torch import Tensor
 from landscape.options import InputError
 from landscape.problem import Problem
 from landscape.store import Array
-from landscape.train.mixing import Mixing, combine
+from landscape.train.mixing import Mixing, averages_all, combine
 from landscape.train.processes import Group
 from landscape.vector import average
 
@@ -46,7 +47,7 @@ class Comm:
         self.held = self.own.stop - self.own.start
         #: Seconds that this process has waited for others.
         self.waited = 0.0
-        self._mean: tuple[Tensor, int, Tensor] | None = None
+        self._mean: tuple[Tensor, int, Callable[[], Tensor]] | None = None
         self._plans: dict[tuple[str, int], Plan] = {}
         self._buffers: dict[str, Tensor] = {}
 
@@ -80,20 +81,27 @@ class Comm:
     def mean(self, rows: Tensor) -> Tensor:
         """The mean (P,) over all n learners, of which ``rows`` (n_own, P) are this process's.
 
-        That of the last tensor asked for is kept, and valid until the next is: a step ends and the next
-        begins at the same weights.
+        That of the last tensor asked for is kept, and valid until the next is, or is started: a step ends and
+        the next begins at the same weights.
         """
+        self.start_mean(rows)
+        assert self._mean is not None
+        return self._mean[2]()
+
+    def start_mean(self, rows: Tensor) -> None:
+        """Start :meth:`mean`, which will be asked for: until then it overlaps with what is done."""
         if self._mean is None or self._mean[0] is not rows or self._mean[1] != rows._version:
-            self._mean = rows, rows._version, self.fresh_mean(rows, "mean")
-        return self._mean[2]
+            if self._mean is not None:
+                self._mean[2]()  # its memory is used again
+            self._mean = rows, rows._version, functools.cache(self._start_mean(rows, "mean"))
 
     def fresh_mean(self, rows: Tensor, use: str = "") -> Tensor:
         """:meth:`mean`, of a tensor that is not asked for again; valid until the next of the same ``use``."""
-        if self.size == 1:
-            return average(rows)
         return self._start_mean(rows, use)()
 
     def _start_mean(self, rows: Tensor, use: str) -> Callable[[], Tensor]:
+        if self.size == 1:
+            return lambda: average(rows)
         total = self.buffer(use, rows[0])
         # Divided before the exchange: one pass over memory less where a process has one learner.
         if len(rows) == 1:
@@ -132,9 +140,10 @@ class Comm:
         if self.size == 1:
             return problem.evaluate(theta)
         part = problem.subset(self.share(problem.samples))
-        loss, accuracy = part.evaluate(theta) if part.samples else (0.0, 0.0)
-        weight = part.samples / problem.samples
-        loss, accuracy = self.total(loss * weight, accuracy * weight)
+        loss, accuracy = part.evaluate(theta) if part.terms else (0.0, 0.0)
+        loss, accuracy = self.total(
+            loss * part.terms / problem.terms, accuracy * part.samples / problem.samples
+        )
         return loss, accuracy
 
     def start_learners_mean(self, *values: float) -> Callable[[], list[float]]:
@@ -235,7 +244,7 @@ class Comm:
         """Start the exchange that Σ_k M_jk w_k needs; the call returned waits and gives it, (n_own, P).
 
         ``weights`` (n_own, P) must stay as they are until then. Each row is sent once to each process that
-        has a neighbour of it; a matrix that averages all is an all-reduce.
+        has a neighbour of it; a matrix that averages more than two is an all-reduce.
         """
         turn = (mixing.spec, (step - 1) % len(mixing.cycle)) if mixing.cycle else None
         return self.combine(weights, mixing.matrix(step), turn)
@@ -246,7 +255,7 @@ class Comm:
         """:meth:`mix` by any ``matrix`` (n, n) whose rows sum to 1; ``plan_of`` names one that recurs."""
         if self.size == 1:
             return lambda: combine(weights, matrix)
-        if np.ptp(matrix) == 0:
+        if averages_all(matrix):
             mean = self._start_mean(weights, "mixed")
             return lambda: mean().expand_as(weights)
         plan = self._plans.get(plan_of) if plan_of else None
@@ -306,14 +315,12 @@ class Plan:
     def of(cls, matrix: Array, bounds: list[int], rank: int) -> Plan:
         """The plan of ``rank``, which holds the learners bounds[rank]…bounds[rank + 1] − 1."""
         a, b = bounds[rank], bounds[rank + 1]
-        needs = np.logical_or.reduceat(matrix != 0, bounds[:-1], axis=0)  # (processes, learners)
         holder = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-        transfers = [
-            (int(learner), int(holder[learner] if receiver == rank else receiver))
-            for learner, receiver in np.argwhere(needs.T)
-            if receiver != holder[learner] and rank in (receiver, holder[learner])
-        ]
-        receive = [learner for learner, _ in transfers if not a <= learner < b]
+        wanted = (matrix[a:b] != 0).any(0)
+        receive = [int(k) for k in np.flatnonzero(wanted) if not a <= k < b]
+        askers = np.logical_or.reduceat(matrix[:, a:b] != 0, bounds[:-1], axis=0)  # (processes, own learners)
+        sent = [(a + int(k), int(receiver)) for k, receiver in np.argwhere(askers.T) if receiver != rank]
+        transfers = sorted([*sent, *((k, int(holder[k])) for k in receive)])
         own, others = matrix[a:b, a:b], matrix[a:b][:, receive]
         return cls(receive, transfers, torch.from_numpy(own.copy()), torch.from_numpy(others.copy()))
 
@@ -323,8 +330,8 @@ class Plan:
         Mixes differences from the first of its own rows, as :meth:`Mixing.apply` does from the mean, so that
         rounding in the matrix does not let the mean drift.
         """
-        if len(weights) == len(received) == 1:  # a pair: one pass over memory in place of three
-            return torch.lerp(weights, received, float(self.others), out=out)
+        if len(weights) == len(received) == 1:  # a pair: one pass over memory
+            return torch.lerp(weights, received, float(self.others), out=received)
         origin = weights[0]
         mixed = origin.expand_as(weights)
         if len(weights) > 1:

@@ -72,9 +72,9 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Projection:
-    """‖g‖² and, of m vectors v, ⟨v, g⟩ (m,), with standard errors, 0 where g is exact; ⟨a, b⟩ of ``pairs``
-    and ⟨P⊥a, P⊥b⟩ ``across`` g, (m, m), P⊥ being the projector orthogonal to g.
+    """‖g‖² and, of m vectors, ``dots`` ⟨v, g⟩ (m,), with standard errors, 0 where g is exact.
 
+    ``pairs`` (m, m): ⟨a, b⟩ of any two; ``across``: ⟨P⊥a, P⊥b⟩, P⊥ being the projector orthogonal to g.
     ‖g‖² is NaN where g is exactly zero, since nothing can be projected on it.
     """
 
@@ -87,9 +87,10 @@ class Projection:
 
 
 def _products(vectors: Sequence[Tensor], along: Tensor | None = None) -> Tensor:
-    """⟨a, b⟩ of all pairs, in float64; with ``along`` (m − 1,), of the others less that much of the first."""
-    total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64, device=vectors[0].device)
-    block = torch.empty(len(vectors), BLOCK, dtype=torch.float64, device=vectors[0].device)
+    """⟨a, b⟩ (m, m) of any two, in float64; ``along`` (m − 1,): so much of the first the others lose."""
+    m, where = len(vectors), vectors[0].device
+    total = torch.zeros(m, m, dtype=torch.float64, device=where)
+    block = torch.empty(m, BLOCK, dtype=torch.float64, device=where)
     for i in range(0, len(vectors[0]), BLOCK):
         rows = block[:, : len(vectors[0]) - i]
         for row, v in zip(rows, vectors, strict=True):
@@ -114,7 +115,8 @@ def estimate_gradient(
     ``batch`` > 0 says that the loss of a sample depends on the batch it is in: the training set is then cut,
     once and at random, into batches of at most ``batch`` samples (equal ±1), and L is the mean over these.
     Estimates draw batches of their own, and are of the mean over all that can be drawn. Each process works on
-    its share of the training set, of its batches, or of the GROUPS independent estimates.
+    its share of the training set, of its batches, or of the GROUPS independent estimates. What one ``comm``
+    was used for is valid until the next.
     """
     comm = comm or Comm(1)
     if samples == 0 and batch:
@@ -124,7 +126,7 @@ def estimate_gradient(
         return Gradient(comm.total(loss)[0], comm.part_sum(gradient, "g")[None], comm)
     if samples == 0:
         part = problem.subset(comm.share(problem.samples)) if comm.size > 1 else problem
-        weight = part.samples / problem.samples
+        weight = part.terms / problem.terms
         memory = comm.buffer("gradient", theta)
         loss, gradient = part.loss_and_gradient(theta, out=memory) if weight else (0.0, memory.zero_())
         exact = comm.part_sum(gradient.mul_(weight), "g")

@@ -208,6 +208,9 @@ class Trainer:
             comm.group.step = t
         lr = recipe.rate(t, self.train.samples)
         self.rule.begin(weights, t)
+        due = bool(recipe.decompose.every) and t % recipe.decompose.every == 0
+        if due:
+            comm.start_mean(weights)
         points = self.rule.points(weights)
         x, y = self._minibatches(t)
         gradients, training = self._gradients, self.buffers.training(t)
@@ -222,24 +225,13 @@ class Trainer:
                 return
         row = dict.fromkeys(HISTORY_UNITS, math.nan)
         row |= {"step": t, "lr": lr}
-        part, due = None, bool(recipe.decompose.every) and t % recipe.decompose.every == 0
+        part = None
         if due:
             part = StepDecomposition(
-                self.stack,
-                weights,
-                x,
-                y,
-                gradients,
-                recipe.decompose.samples,
-                recipe.seed,
-                t,
-                split=recipe.decompose.split and self.optimizer.plain and self.rule.plain(t),
-                comm=comm,
-                at_mean=self.rule.at_mean,
-                training=training,
-                problem=self._objective,
-                batch=self._batch,
-            )
+                self.stack, weights, x, y, gradients, recipe.decompose.samples, recipe.seed, t,
+                split=recipe.decompose.split and self.optimizer.plain and self.rule.plain(t), comm=comm,
+                at_mean=self.rule.at_mean, training=training, problem=self._objective, batch=self._batch,
+            )  # fmt: skip
         if self.rule.synchronous and not self.optimizer.linear:
             gradients = comm.fresh_mean(gradients).expand_as(gradients)
         directions = self.optimizer.directions(gradients, points, t)
@@ -247,14 +239,16 @@ class Trainer:
         self.optimizer.state = self.rule.carry(self.optimizer.state, t)
         tested = bool(recipe.evaluate.every) and t % recipe.evaluate.every == 0
         measure = comm.size == 1 or due or tested or t == recipe.steps or self._suspicious()
+        if measure or self.rule.at_mean:  # the next step's gradients are taken there
+            comm.start_mean(new)
+        if part is not None:
+            row |= part.columns(new, lr)
         # The spread, where w_a is known anyway or cheap to know; else only whether all weights are finite.
         mean = comm.mean(new) if measure else None
         # The gradients are used up: their memory serves the differences.
         spread = (new if mean is None else torch.sub(new, mean, out=self._gradients)).flatten()
         news = comm.start_learners_mean(float(losses.double().mean()), float(spread @ spread) / len(new))
         self._open = _Open(row, weights, before, mean, news)
-        if part is not None:
-            row |= part.columns(new, lr)
         self.weights, self.step = new, t
         self.rows.append(row)
         # Over several processes nobody waits for the others' losses, but for those of the step before.

@@ -52,9 +52,9 @@ class Mixing:
         if self.cycle:
             return self.cycle[(step - 1) % len(self.cycle)]
         order = torch.randperm(self.learners, generator=generator(self.seed, "mixing", step)).numpy()
+        a, b = order[: self.learners // 2 * 2].reshape(-1, 2).T
         m = np.eye(self.learners)
-        for a, b in order[: self.learners // 2 * 2].reshape(-1, 2):
-            m[[a, a, b, b], [a, b, a, b]] = 0.5
+        m[a, a] = m[b, b] = m[a, b] = m[b, a] = 0.5
         return m
 
     def apply(self, weights: Tensor, step: int) -> Tensor:
@@ -125,8 +125,10 @@ class Mixing:
 
         One to each neighbour; an average of all is an all-reduce, 2(n−1)/n.
         """
+        if not self.cycle:  # all in pairs but an odd one; the matrix is large, and this is asked every step
+            return self.learners // 2 * 2 / self.learners
         m = self.matrix(step)
-        if np.ptp(m) == 0:
+        if averages_all(m):
             return 2 * (self.learners - 1) / self.learners
         return (np.count_nonzero(m) - np.count_nonzero(np.diag(m))) / self.learners
 
@@ -151,6 +153,14 @@ class Mixing:
             f"{self.omega_min:.4g}{omega}; "
             + (stable or f"plain steps are stable while lr·λ_max < {limit} ({order.upper()})")
         )
+
+
+def averages_all(matrix: Array) -> bool:
+    """Whether what ``matrix`` (n, n) needs is an all-reduce: all entries are equal.
+
+    Two learners send each other as much, and without the work of one.
+    """
+    return len(matrix) > 2 and np.ptp(matrix) == 0
 
 
 def combine(weights: Tensor, matrix: Array) -> Tensor:

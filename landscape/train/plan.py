@@ -40,7 +40,7 @@ from landscape.runtime import (
 from landscape.store import Array
 from landscape.train.calibrate import Costs
 from landscape.train.comm import Plan
-from landscape.train.mixing import Mixing
+from landscape.train.mixing import Mixing, averages_all
 from landscape.train.recipe import Recipe
 
 # The forms of landscape.train.mixing, rings with one and two neighbours a side.
@@ -95,7 +95,7 @@ class Traffic:
         for step in range(1, turns + 1):
             clock = time.perf_counter()
             matrix = mixing.matrix(step)
-            same = np.ptp(matrix) == 0
+            same = averages_all(matrix)
             if not mixing.cycle:  # a new plan each step; those of a cycle are kept
                 Plan.of(matrix, list(range(0, workers * held + 1, held)), 0)
             host.append(time.perf_counter() - clock)
