@@ -66,6 +66,7 @@ def launch(
     trainer = Trainer(
         recipe, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks, group=group
     )
+    recipe = trainer.recipe  # which now says what it started from
     hooks.save = functools.partial(_save, folder=folder, comm=trainer.comm)
     if group:
         start = {"data": str(trainer.data["fingerprint"]), "first step": str(trainer.step + 1)}
@@ -198,6 +199,8 @@ def _same(stored: Recipe, wanted: Recipe | None, folder: Path) -> Recipe:
     """``stored``, or ``wanted`` if it differs in nothing but more steps; else FailedError names the key."""
     if wanted is None:
         return stored
+    if wanted.init.checkpoint == stored.init.checkpoint and not wanted.init.sha256:
+        wanted = dataclasses.replace(wanted, init=stored.init)
     if wanted.steps < stored.steps:
         raise FailedError(
             f"{folder}: its run has steps = {stored.steps}, going on with {wanted.steps} is not allowed"
