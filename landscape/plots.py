@@ -17,9 +17,10 @@ from landscape.contour import Surface
 from landscape.escape import Escape
 from landscape.hessian_grid import HessianGrid
 from landscape.line import Line
+from landscape.minima import Minima
 from landscape.noise import NoiseEstimate
 from landscape.options import FailedError, InputError, choose
-from landscape.plots_stability import smoothings, stabilities
+from landscape.plots_stability import minima, smoothings, stabilities
 from landscape.plots_surface import difference, lines, surfaces, surfaces_3d
 from landscape.plots_surface import panels as _panels
 from landscape.plots_surface import style as _style
@@ -247,6 +248,7 @@ def draw(results: Sequence[Any], style: str = "contour", **options: Any) -> Figu
         Spectrum: spectra,
         RunTimes: run_times,
         Stability: stabilities,
+        Minima: minima,
         Sweep: sweeps,
         Escape: escapes,
         Smoothing: smoothings,
