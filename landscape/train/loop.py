@@ -16,7 +16,7 @@ from landscape import factories
 from landscape.batchnorm import has_batchnorm, with_policy
 from landscape.checkpoint import HISTORY_UNITS, Checkpoint
 from landscape.problem import Problem
-from landscape.stack import Stack
+from landscape.stack import Stack, Training
 from landscape.train import initial, optimizer
 from landscape.train.buffers import Buffers
 from landscape.train.comm import Comm
@@ -169,7 +169,7 @@ class Trainer:
         points = self.rule.points(weights)
         x, y = self._minibatches(t)
         gradients, training = self._gradients, self.buffers.training(t)
-        losses = self.stack.gradients(points, x, y, out=gradients, training=training)
+        losses = self._compute(points, x, y, training)
         if self._open is not None:
             self._close()
             if self.diverged:  # this step is none any more; only what it has sent must arrive
@@ -226,6 +226,7 @@ class Trainer:
         row["samples_per_s"], row["wait_s"] = recipe.batch / seconds, comm.waited - waited
         vectors, row["comm_rounds"] = self.rule.traffic(t)
         row["comm_bytes"] = vectors * weights[0].nbytes
+        row |= self.rule.columns(t)
         if tested:
             self._evaluate(row)
         if monitored:
@@ -233,6 +234,10 @@ class Trainer:
             if warning := self.monitor.warning(row, self.rows[:-1]):
                 self.hooks.message(warning)
         self.hooks.step(t, recipe.steps)
+
+    def _compute(self, points: Tensor, x: Any, y: Any, training: Training) -> Tensor:
+        """Write the learners' gradients at ``points`` to ``_gradients``; gives their losses (n_own,)."""
+        return self.stack.gradients(points, x, y, out=self._gradients, training=training)
 
     def _state(self) -> tuple[dict[str, Tensor], ...]:
         """What a step changes beside the weights."""
@@ -255,6 +260,10 @@ class Trainer:
             self.rows.pop()
             self._go_back(last.state)
 
+    def part(self) -> str:
+        """For logs: what this process holds."""
+        return f"learners {self.comm.own.start} to {self.comm.own.stop - 1}"
+
     def pace(self) -> str:
         """For logs: the speed of the last steps and how much of it was waiting; "" before the first."""
         last = self.rows[-100:]
@@ -265,21 +274,24 @@ class Trainer:
         speed = len(last) * self.recipe.batch / seconds
         return f"; {speed:.0f} samples/s, {100 * waited / seconds:.0f}% of the time waiting"
 
-    def _minibatches(self, t: int) -> tuple[Tensor, Tensor]:
-        """(x (n_own, B, ...), y (n_own, B, ...)) of step ``t``, as ``Recipe.sampling`` says.
+    def _minibatches(self, t: int) -> tuple[Any, Any]:
+        """(x (n_own, B, ...), y (n_own, B, ...)) of step ``t``, as ``Recipe.sampling`` says."""
+        return self._draw(t, self.recipe.learners, self.comm.own)
+
+    def _draw(self, t: int, learners: int, own: slice) -> tuple[Any, Any]:
+        """Minibatches ``t`` of those of ``learners`` that are ``own``.
 
         What a learner draws, and how its inputs are augmented, does not depend on the number of processes.
         """
-        shape, seed = (self.recipe.learners, self.recipe.local_batch), self.recipe.seed
+        size, seed = self.recipe.local_batch, self.recipe.seed
         if self.recipe.sampling == "all":
-            drawn = torch.arange(self.train.samples).view(shape)
+            drawn = torch.arange(self.train.samples).view(-1, size).expand(learners, size)
         else:
-            drawn = torch.randint(self.train.samples, shape, generator=generator(seed, "batch", t))
-        x, y = self.train.gather(drawn[self.comm.own])
+            drawn = torch.randint(self.train.samples, (learners, size), generator=generator(seed, "batch", t))
+        x, y = self.train.gather(drawn[own])
         if self.augment is not None:
-            learners = range(self.comm.own.start, self.comm.own.stop)
-            draws = [generator(seed, "augment", t, j) for j in learners]
-            x = torch.stack([self.augment(own, draw) for own, draw in zip(x, draws, strict=True)])
+            draws = [generator(seed, "augment", t, j) for j in range(own.start, own.stop)]
+            x = torch.stack([self.augment(rows, draw) for rows, draw in zip(x, draws, strict=True)])
         return x, y
 
     def _statistics(self) -> dict[str, Tensor]:
