@@ -20,9 +20,9 @@ class Minima(Result):
     Rows f of (3, K) arrays: no momentum, ``momentum`` in its ordinary form, in its shifted form; columns k:
     ``delay[k]``. ``predicted`` is the largest stable ηλ over ``lambda_max`` + ``weight_decay``; ``stays`` the
     largest rate found at which training stayed, ``leaves`` the smallest at which it left. Every run starts
-    ``displacement`` away from the minimum, along the sharpest direction, and has left where it is ever
-    ``factor`` times as far within ``steps`` (3, K) steps. ``lambda_after`` is λ_max where the run at
-    ``stays`` ended. ``loss`` and ``gradient_norm`` are of the minimum, weight decay included.
+    ``displacement`` away from the minimum, along the sharpest direction, and has left where its loss ever
+    rises, within ``steps`` (3, K) steps, as ``factor`` times as far would raise it. ``lambda_after`` is λ_max
+    where the run at ``stays`` ended. ``loss`` and ``gradient_norm``, with weight decay, are the minimum's.
     """
 
     schema: ClassVar[str] = "landscape.minima"

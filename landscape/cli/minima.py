@@ -20,7 +20,7 @@ DELAYS = "0,1,2,4,8,16,32"
 @common.checkpoints
 @click.option("--delay", "delays", metavar="τ,…", default=DELAYS, show_default=True, help="Delays in steps.")
 @click.option("--momentum", default=0.9, show_default=True, help="m of the ordinary and shifted forms.")
-@click.option("--tol", default=0.05, show_default=True, help="How near to the boundary rates are bisected.")
+@click.option("--tol", default=0.07, show_default=True, help="How near to the boundary rates are bisected.")
 @click.option("--split", default="train", show_default=True, help="Data: train or test.")
 @click.option(
     "--seed", default=0, show_default=True, help="Draws the vector that the search for λ_max starts from."
