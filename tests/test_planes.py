@@ -429,7 +429,7 @@ def test_hessian_grids_and_spectra_say_whose_statistics_batchnorm_used(tmp_path:
             back = landscape.load(tmp_path / "r.h5")
             assert (back.batchnorm, back.bn, back.bn_samples) == (True, policy, used)
             assert "BatchNorm: " in back.plot().get_suptitle()
-    with pytest.raises(InputError, match="its bn is train and not center"):
+    with pytest.raises(InputError, match="its bn is 'train' and not 'center'"):
         landscape.hessian_grid(problem, plane, (2, 2), previous=grid)
     plain = landscape.spectrum(problems.quadratic([1.0, 2.0]), 1)
     assert (plain.batchnorm, plain.bn, plain.bn_samples) == (False, "center", 0)
