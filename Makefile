@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 PEERS := .venv-bench
 
-.PHONY: demo test test-all bench lint clean
+.PHONY: demo test test-all figures figures-smoke bench lint clean
 
 demo: $(READY)  ## train on the bundled digits and draw the landscape around what comes out
 	$(BIN)/landscape demo -o demo
@@ -15,6 +15,12 @@ test: $(READY)  ## the tests that CI runs
 
 test-all: $(READY)  ## the slow ones, too
 	$(BIN)/python -m pytest -n auto -m ""
+
+figures: $(READY)  ## every figure and table of the papers at laptop scale, into figures/ (hours; LANDSCAPE_DATA)
+	$(BIN)/landscape figures --all --nproc 2
+
+figures-smoke: $(READY)  ## the same with bundled data, to see that each can be made
+	OMP_NUM_THREADS=1 $(BIN)/landscape figures --all --scale smoke --nproc 2 -o build/figures --runs build/runs
 
 bench: $(PEERS)/ready  ## side-by-side timings, as ratios, in an environment with the peers
 	$(PEERS)/bin/python -m tests.benchmarks

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.memory import SavedBytes
@@ -20,6 +21,15 @@ GRAPH_BYTES = 2**30
 KINDS = ("hessian", "gauss-newton")
 
 Part = str | Sequence[str] | None
+
+
+@contextlib.contextmanager
+def twice_differentiable(model: nn.Module) -> Iterator[None]:
+    """Inside, no fused attention, nor cuDNN's recurrent layers: these kernels have no double backward."""
+    recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.modules())
+    own = torch.backends.cudnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
+    with sdpa_kernel(SDPBackend.MATH), own:
+        yield
 
 
 class HessianChunk:
@@ -136,8 +146,7 @@ class HessianOperator:
         vectors = [piece.view(slot.shape) for piece, slot in zip(pieces, self.slots, strict=True)]
         total = torch.zeros_like(v)
         for chunk, share, keep in self._chunks():
-            # Fused attention kernels have no double backward.
-            with sdpa_kernel(SDPBackend.MATH):
+            with twice_differentiable(self.problem.model):
                 parts = chunk.product(vectors, keep)
             if parts is not None:
                 total.add_(torch.cat([part.flatten() for part in parts]), alpha=share)
@@ -155,7 +164,8 @@ class HessianOperator:
                 yield (*self._kept[i], True)
                 continue
             saved = SavedBytes(besides=self._leaves.values())
-            with saved, sdpa_kernel(SDPBackend.MATH), fixed_randomness(self.problem, i if seeded else None):
+            fixed = fixed_randomness(self.problem, i if seeded else None)
+            with saved, twice_differentiable(self.problem.model), fixed:
                 chunk, share = (
                     build(self.problem, self._leaves, self._active, x, y),
                     count / self.problem.samples,

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.batchnorm import has_batchnorm, with_policy
 from landscape.evaluate import Progress
 from landscape.hessian import HessianOperator, check_deterministic
 from landscape.options import choose, positive
@@ -96,8 +97,11 @@ def estimate_noise(
 
     ``randomness`` as in :class:`landscape.HessianOperator`: with "seed" a model that is random in eval mode
     draws the same numbers for all learners and for their mean, so that δ is of the weights alone. ``about``
-    as in :func:`landscape.contour`. Raises InputError for fewer than 2 learners or draws, a batch below 1,
-    data that cannot be indexed, or a model that is random in eval mode.
+    as in :func:`landscape.contour`. BatchNorm takes each minibatch's own statistics, as in training, and the
+    whole set comes in minibatches of that size, a smaller last one left out.
+
+    Raises InputError for fewer than 2 learners or draws, a batch below 1, data that cannot be indexed, or a
+    model that is random in eval mode.
     """
     choose("randomness", randomness, RANDOMNESS)
     positive("learners", len(weights), least=2)
@@ -105,6 +109,10 @@ def estimate_noise(
     positive("local_batch", local_batch, least=1)
     positive("lr", lr)
     problem.gather(torch.zeros(1, dtype=torch.long))  # refuses data that cannot be indexed, before the work
+    if has_batchnorm(problem.model):
+        batch = min(local_batch, problem.samples)
+        whole = problem.samples // batch * batch
+        problem = with_policy(problem.subset(slice(whole)), "train", batch)
     weights = weights.to(problem.device, problem.dtype)
     n = len(weights)
     mean = average(weights)

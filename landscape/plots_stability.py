@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.minima import Minima
-from landscape.plots_surface import panels, style
+from landscape.plots_surface import panels, plain_numbers, style
 from landscape.smoothing import Smoothing
 from landscape.stability import Stability
 from landscape.store import Array
@@ -56,7 +56,7 @@ def minima(results: Sequence[Minima], title: str = "") -> Figure:
     columns = min(3, len(results))
     rows = -(-len(results) // columns)
     with style():
-        figure, axes = panels(rows, columns, 5.4, 4.2, sharex=True, sharey=True)
+        figure, axes = panels(rows, columns, 5.6, 4.2, sharex=True, sharey=True)
         for ax, r in zip(axes, results, strict=False):
             names = ("no momentum", f"momentum {r.momentum:g}", f"shifted momentum {r.momentum:g}")
             for f, (name, marker) in enumerate(zip(names, "osD", strict=True)):
@@ -67,7 +67,7 @@ def minima(results: Sequence[Minima], title: str = "") -> Figure:
                     capsize=2, label=f"{name}: found",
                 )  # fmt: skip
             _delays(ax, r, max(1, r.delay.max()))
-        _legend(figure, axes, len(results), 3)
+        _legend(figure, axes, len(results), 2 * columns)
         samples = f"{results[0].samples:,} samples of {results[0].split or 'data'}"
         figure.suptitle(
             title or f"The largest rate at which training stays at its minimum\n{samples}, full batch"
@@ -159,6 +159,7 @@ def smoothings(results: Sequence[Smoothing], title: str = "") -> Figure:
             ax.set_ylabel(label)
             ax.set_yscale("log")
             if ax is not lie:
+                plain_numbers(ax.yaxis)
                 ax.set_xticks(
                     place, [(r.label or f"{k}").replace(", step", ",\nstep") for k, r in enumerate(results)]
                 )

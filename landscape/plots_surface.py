@@ -58,6 +58,12 @@ def panels(rows: int, columns: int, width: float, height: float, **options: Any)
     return figure, list(axes.ravel())
 
 
+def plain_numbers(axis: Any) -> None:
+    """Let a logarithmic ``axis`` read 20, 50, 100, as percentages are read, and not as powers of ten."""
+    for setter in (axis.set_major_formatter, axis.set_minor_formatter):
+        setter(ticker.LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+
+
 def levels(losses: Sequence[Array]) -> Array:
     """Levels for surfaces drawn together: 0.005 apart if that takes 4 to 40 lines, else at round numbers.
 

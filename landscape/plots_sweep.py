@@ -10,7 +10,7 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from landscape.options import InputError
-from landscape.plots_surface import panels, style
+from landscape.plots_surface import panels, plain_numbers, style
 from landscape.sweep import Sweep
 
 # From which ratio of largest to smallest an axis is logarithmic (ours).
@@ -64,9 +64,7 @@ def sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
             shown = mean[np.isfinite(mean)]
             if shown.size and shown.min() > 0 and shown.max() >= LOG_RATIO * shown.min():
                 ax.set_yscale("log")
-                formatter = ticker.LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5))
-                ax.yaxis.set_major_formatter(formatter)
-                ax.yaxis.set_minor_formatter(formatter)
+                plain_numbers(ax.yaxis)
             ax.set_xlabel(against)
             ax.set_ylabel("test error of $w_a$ (%)" if name == "test_error" else "test loss at $w_a$ (nat)")
             if ax.get_legend_handles_labels()[1]:

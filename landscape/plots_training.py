@@ -16,6 +16,7 @@ from landscape.checkpoint import IMPORTED, Checkpoint
 from landscape.escape import Escape
 from landscape.options import InputError
 from landscape.plots_surface import panels as _panels
+from landscape.plots_surface import plain_numbers
 from landscape.plots_surface import style as _style
 
 # Figure 2's colours, in a colour-blind-safe version: DPSGD green, SSGD red, SSGD* blue.
@@ -54,8 +55,7 @@ def training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
             ax.set_xlabel("step")
             ax.set_yscale(scale if any(drawn) else "linear")
             if column == "test_error":  # percentages are read as plain numbers
-                for axis_formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
-                    axis_formatter(ticker.LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+                plain_numbers(ax.yaxis)
             if not any(drawn):
                 ax.text(0.5, 0.5, "zero or not recorded", ha="center", va="center", transform=ax.transAxes)
             if column == "alpha_e":
@@ -208,6 +208,7 @@ def escapes(results: Sequence[Escape], title: str = "") -> Figure:
             ax.set_title(r.setting)
             ax.set_xlabel(names.get(r.vary, r.vary))
             ax.set_ylabel("steps to leave the saddle")
+            plain_numbers(ax.yaxis)
         for ax in axes[len(results) :]:
             ax.set_visible(False)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)

@@ -93,6 +93,9 @@ class Problem:
         self.device = torch.device(device) if device is not None else first.device
         self.dtype = dtype or first.dtype
         self.model = copy.deepcopy(model).to(self.device, self.dtype).eval()
+        for layer in self.model.modules():
+            if isinstance(layer, nn.RNNBase) and not layer.dropout:  # the same function; but cuDNN's backward
+                layer.train()  # pass is there in training mode only
         self.criterion = output_loss if loss is None else loss
         named = dict(self.model.named_parameters())
         own = self.layout.flatten({s.name: named[s.name].detach() for s in self.layout.slots})
@@ -357,14 +360,16 @@ class Problem:
         """Share of samples classified right at ``theta``; see :meth:`evaluate`."""
         return self.evaluate(theta)[1]
 
-    def loss_and_gradient(self, theta: Tensor | None = None, *, seeded: bool = False) -> tuple[float, Tensor]:
-        """(L, ∇L (P,)) at ``theta``, over the whole data.
+    def loss_and_gradient(
+        self, theta: Tensor | None = None, *, seeded: bool = False, out: Tensor | None = None
+    ) -> tuple[float, Tensor]:
+        """(L, ∇L (P,)) at ``theta``, over the whole data; in the memory of ``out``, or in fresh memory.
 
         ``seeded``: a random model draws the numbers that a Hessian with randomness "seed" belongs to.
         """
         theta = self.theta if theta is None else theta
         leaves = {k: v.detach().requires_grad_() for k, v in self.layout.views(theta).items()}
-        total, gradient = 0.0, torch.zeros_like(theta)
+        total, gradient = 0.0, torch.zeros_like(theta) if out is None else out.zero_()
         for i, (x, y, count) in enumerate(self.chunks()):
             with fixed_randomness(self, i if seeded else None):
                 value = self.criterion(self.call(leaves, x), y) * (count / self.samples)

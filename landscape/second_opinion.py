@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from landscape.hessian import twice_differentiable
 from landscape.options import InputError
 from landscape.problem import Problem
 
@@ -57,7 +57,7 @@ def _asked(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple[
     with (
         warnings.catch_warnings(action="ignore"),
         torch.random.fork_rng(devices=[problem.device] if cuda else []),
-        sdpa_kernel(SDPBackend.MATH),
+        twice_differentiable(model),
     ):
         torch.manual_seed(seed)
         try:

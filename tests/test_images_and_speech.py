@@ -87,6 +87,10 @@ def test_cifars_binary_files_read_back(tmp_path: Path, name: str) -> None:
     np.testing.assert_allclose(
         data.test[0].numpy(), rows[test][:, labels:].reshape(-1, 3, 32, 32) / 255, rtol=1e-6
     )
+    half = landscape.data.load(name, data_dir=tmp_path, normalize=False, subset=25_000)
+    assert len(half.train[1]) == len(whole) // 2
+    chosen = np.random.default_rng(0).permutation(len(whole))[: len(whole) // 2]
+    np.testing.assert_array_equal(half.train[1], whole[chosen, labels - 1])
     normal = landscape.data.load(name, data_dir=tmp_path)
     assert normal.fingerprint != data.fingerprint
     pixels = whole[:, labels:].reshape(-1, 3, 1024) / 255

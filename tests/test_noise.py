@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -94,6 +96,33 @@ def test_a_network_matches_dense_matrices_draw_by_draw() -> None:
     assert estimate.eq4 == pytest.approx(float(lr**2 * ((weights - mean) @ h).square().sum() / 9), rel=1e-9)
     c = (weights - mean).T @ (weights - mean) / 9  # the weight covariance matrix as Eq. 4 writes it
     assert estimate.eq4 == pytest.approx(float(lr**2 * torch.trace(h @ c @ h)), rel=1e-9)
+
+
+def test_batchnorm_takes_the_statistics_of_minibatches() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(5, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3)
+    ).double()
+    x, y = torch.randn(23, 5, dtype=torch.float64), torch.randint(3, (23,))
+    problem = Problem(model, torch.nn.functional.cross_entropy, (x, y))
+    weights = problem.theta + 0.1 * torch.randn(2, problem.theta.numel(), dtype=torch.float64)
+    estimate = landscape.estimate_noise(problem, weights, 0.3, local_batch=5, draws=2, seed=4)
+
+    def gradient(theta: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        own = copy.deepcopy(model).train()
+        torch.nn.utils.vector_to_parameters(theta, own.parameters())
+        torch.nn.functional.cross_entropy(own(x[indices]), y[indices]).backward()
+        return torch.cat([p.grad.flatten() for p in own.parameters() if p.grad is not None])
+
+    # 20 of the 23 samples are four whole minibatches; draws are from these.
+    draw, mean = torch.Generator().manual_seed(4), weights.mean(0)
+    parts = torch.arange(20).split(5)
+    for k in range(2):
+        indices = torch.randint(20, (2, 5), generator=draw)
+        delta = sum(gradient(w, i) - gradient(mean, i) for w, i in zip(weights, indices, strict=True)) / 2
+        assert estimate.direct[k] == pytest.approx(0.3**2 * float(delta @ delta), rel=1e-9)
+    full = sum(gradient(w, p) - gradient(mean, p) for w in weights for p in parts) / 8
+    assert estimate.full_batch == pytest.approx(0.3**2 * float(full @ full), rel=1e-9)
 
 
 def test_bad_arguments_name_themselves() -> None:

@@ -67,7 +67,7 @@ def test_toml_reads_back_to_the_same_recipe(
         "steps": 3,
         "algorithm": {"name": "ssgd"},
         "model": {"name": "mlp", "widths": [64, 10], "activation": "tanh"},
-        "data": {"name": "digits", "test_samples": 360},
+        "data": {"name": "digits", "test_samples": 360, "form": "flat"},
         "schedule": {"milestones": milestones},
     }
     r = recipe.from_values(values)

@@ -314,7 +314,7 @@ def test_every_cell_of_the_tables_has_a_recipe() -> None:
                 pytest.approx([0.1, 0.01])
             )
             assert r.part("optimizer")[1] == {"momentum": 0.9, "weight_decay": 5e-4}
-            assert r.spec("data").options == {"normalize": True, "augment": True}
+            assert r.spec("data").options == {"normalize": True, "augment": True, "subset": 0}
             if "dpsgd" in name:
                 assert r.part("algorithm")[1]["mixing"] == "random-matching"
         assert found == table2 | table3 | table5

@@ -10,6 +10,7 @@ import click
 from landscape._version import __version__
 from landscape.cli.contour import contour
 from landscape.cli.demo import demo
+from landscape.cli.figures import figures
 from landscape.cli.hessian_grid import hessian_grid
 from landscape.cli.import_state import import_state
 from landscape.cli.info import info
@@ -42,7 +43,7 @@ def group() -> None:
 
 for command in (
     train, sweep, plan, contour, line, hessian_grid, spectrum, noise, smoothing, stability,
-    minima, saddles, plot, import_state, info, recipes, demo,
+    minima, saddles, figures, plot, import_state, info, recipes, demo,
 ):  # fmt: skip
     group.add_command(command)
 

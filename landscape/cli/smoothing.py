@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from typing import Any
 
 import click
-import numpy as np
-import torch
-from torch import Tensor
 
 import landscape
-from landscape.checkpoint import IMPORTED, Checkpoint
+from landscape.checkpoint import IMPORTED
 from landscape.cli import common
 from landscape.lanczos import TOL
 from landscape.options import positive
 from landscape.smoothing import PAIRS, TOP
 from landscape.train.launch import pick_device
-from landscape.train.loop import Hooks, Trainer, recipe_of
-from landscape.train.recipe import Decompose, Evaluate, Monitor, Save
-from landscape.vector import average
-
-# Steps along which the gradient's Lipschitz constant is estimated, and decomposed steps whose median is
-# called the run's α_e (ours).
-STEPS = 5
-LAST = 10
+from landscape.train.onward import STEPS, effective_rate, mean_path
 
 
 @click.command(epilog="Example: landscape smoothing runs/ss/last.h5 runs/dp/last.h5 --plot smoothing.png")
@@ -79,7 +67,7 @@ def smoothing(
         own = run.algorithm == IMPORTED or source.model or source.data or source.loss
         if steps and own:
             common.message(f"{run.label}: not a run of built-in parts, so that no steps are taken on", quiet)
-        route = None if own or not steps else _route(run, steps, device, source)
+        route = None if own or not steps else mean_path(run, steps, pick_device(device), source.data_dir)
         result = landscape.smoothing(
             problem,
             run.weights,
@@ -87,7 +75,7 @@ def smoothing(
             top=top,
             path=route,
             lr=run.lr,
-            alpha_e=_alpha_e(run),
+            alpha_e=effective_rate(run),
             tol=tol,
             seed=seed,
             progress=progress,
@@ -96,33 +84,6 @@ def smoothing(
         results.append(result)
         common.message(table(result), quiet)
     common.write(results, path, picture)
-
-
-def _route(run: Checkpoint, steps: int, device: str, source: common.Source) -> Tensor:
-    """w_a (S + 1, P) of the run, taken on by ``steps`` S steps; fewer if it diverges."""
-    recipe = dataclasses.replace(
-        recipe_of(run),
-        steps=run.step + steps,
-        decompose=Decompose(every=0),
-        evaluate=Evaluate(every=0),
-        monitor=Monitor(),
-        checkpoint=Save(every=1),
-    )
-    found = [run.mean]
-    hooks = Hooks(save=lambda state: found.append(average(state.weights).cpu().clone()))
-    # The spread of a diverged run can be smoothed by, but there is nowhere to go on to.
-    if not run.diverged:
-        Trainer(
-            recipe, checkpoint=run, device=pick_device(device), data_dir=source.data_dir, hooks=hooks
-        ).run()
-    return torch.stack(found)
-
-
-def _alpha_e(run: Checkpoint) -> float:
-    """The median of the last α_e of a run; NaN where it has none."""
-    seen: Any = run.history.get("alpha_e", np.zeros(0))
-    seen = seen[np.isfinite(seen)][-LAST:]
-    return float(np.median(seen)) if len(seen) else math.nan
 
 
 def table(r: landscape.Smoothing) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from landscape.data.base import Dataset, data_root
 from landscape.data.folder import folder_arrays
 from landscape.data.images import image_set
-from landscape.options import FailedError
+from landscape.options import FailedError, positive
 from landscape.store import Array
 
 # The folder that the authors' archive unpacks to, its files (train…, test), and the bytes of labels before an
@@ -43,7 +43,8 @@ def read_binary(path: Path, labels: int, classes: int) -> tuple[Array, Array]:
     return rows[:, labels:].reshape(-1, 3, 32, 32), y
 
 
-def _load(name: str, data_dir: str | Path | None, normalize: bool, augment: bool) -> Dataset:
+def _load(name: str, data_dir: str | Path | None, normalize: bool, augment: bool, subset: int) -> Dataset:
+    positive("data.subset", subset, least=0)
     archive, train_files, test_file, labels, classes = BINARY[name]
     root = data_root(data_dir)
     own = root / name
@@ -55,14 +56,14 @@ def _load(name: str, data_dir: str | Path | None, normalize: bool, augment: bool
             raise FailedError(f"data {name}: {folder / missing[0]} is missing; fetch the archive again")
         parts = [read_binary(folder / file, labels, classes) for file in train_files]
         train = np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
-        return image_set(train, read_binary(folder / test_file, labels, classes), classes, normalize, augment)
+        test = read_binary(folder / test_file, labels, classes)
+        return image_set(_some(train, subset), _some(test, subset), classes, normalize, augment)
     if (own / "train").is_dir():
         names, a = folder_arrays(name, own, 32)
         if len(names) != classes:
             raise FailedError(f"{own / 'train'}: holds {len(names)} classes, {name} has {classes}")
-        return image_set(
-            (a["x_train"], a["y_train"]), (a["x_test"], a["y_test"]), classes, normalize, augment
-        )
+        train, test = ((a[f"x_{part}"], a[f"y_{part}"]) for part in ("train", "test"))
+        return image_set(_some(train, subset), _some(test, subset), classes, normalize, augment)
     raise FailedError(
         f"data {name}: neither {root / archive / test_file} nor {own / 'train'} is there; fetch the binary "
         f"version, or put images into {own}/train/CLASS and {own}/test/CLASS, and give the folder with "
@@ -70,14 +71,28 @@ def _load(name: str, data_dir: str | Path | None, normalize: bool, augment: bool
     )
 
 
-def cifar10(data_dir: str | Path | None = None, normalize: bool = True, augment: bool = False) -> Dataset:
+def _some(images: tuple[Array, Array], subset: int) -> tuple[Array, Array]:
+    """``subset`` of 50,000 images, and that share of the 10,000 for testing, in a fixed shuffle; 0: all."""
+    if not subset:
+        return images
+    x, y = images
+    chosen = np.random.default_rng(0).permutation(len(y))[: max(1, len(y) * subset // 50_000)]
+    return x[chosen], y[chosen]
+
+
+def cifar10(
+    data_dir: str | Path | None = None, normalize: bool = True, augment: bool = False, subset: int = 0
+) -> Dataset:
     """CIFAR-10: x (50000 and 10000, 3, 32, 32), y in 0…9 in the order of the names of the classes.
 
-    ``normalize`` and ``augment``: see :func:`landscape.data.images.image_set`.
+    ``normalize`` and ``augment``: see :func:`landscape.data.images.image_set`. ``subset``: how many of the
+    50,000 training images, and the same share of those for testing, for reduced runs; 0: all.
     """
-    return _load("cifar10", data_dir, normalize, augment)
+    return _load("cifar10", data_dir, normalize, augment, subset)
 
 
-def cifar100(data_dir: str | Path | None = None, normalize: bool = True, augment: bool = False) -> Dataset:
+def cifar100(
+    data_dir: str | Path | None = None, normalize: bool = True, augment: bool = False, subset: int = 0
+) -> Dataset:
     """CIFAR-100 with its fine labels, y in 0…99; otherwise as :func:`cifar10`."""
-    return _load("cifar100", data_dir, normalize, augment)
+    return _load("cifar100", data_dir, normalize, augment, subset)

@@ -1,5 +1,9 @@
-"""Recipes of the papers' tables, by name. Nothing but the command line imports this."""
+"""The papers' recipes by name, and their figures. Nothing but the command line imports this."""
 
+from landscape.paper import beside, edge, microscope, mnist, networks, others, sixteen, systems
 from landscape.paper.tables import NETWORKS, SERIES, names, read
 
-__all__ = ["NETWORKS", "SERIES", "names", "read"]
+# The modules whose import lists the figures.
+FIGURES = (networks, mnist, beside, sixteen, systems, others, edge, microscope)
+
+__all__ = ["FIGURES", "NETWORKS", "SERIES", "names", "read"]

@@ -96,14 +96,14 @@ class Cell:
     rate: float
     base: int
 
-    def values(self, epochs: float, batch: int) -> dict[str, Any]:
-        """The recipe's tables, for a run of ``epochs`` at total ``batch``.
+    def values(self, epochs: float, batch: int, samples: int) -> dict[str, Any]:
+        """The recipe's tables, for a run of ``epochs`` over ``samples`` at total ``batch``.
 
         A shorter run has the whole schedule, in proportion. The loss on the test set 32 times, and four
         checkpoints: ours.
         """
         share = epochs / EPOCHS[self.task]
-        steps = max(1, round(epochs * SAMPLES[self.task] / batch))
+        steps = max(1, round(epochs * samples / batch))
         algorithm = dict(ALGORITHMS[self.algorithm])
         if self.algorithm == "ssgd-noise":
             algorithm["sigma"] = SIGMA[self.model]
@@ -166,5 +166,8 @@ def read(name: str, settings: Iterable[str] = ()) -> Recipe:
         if isinstance(value, bool) or not isinstance(value, kind):
             raise InputError(f"{key}: {value!r} is not allowed, it must be a number > 0")
         positive(key, value)
+    changes = given.get("data", {})
+    samples = changes.get("subset") if isinstance(changes, dict) else 0
+    samples = samples if isinstance(samples, int) and samples > 0 else SAMPLES[cell.task]
     kept = [s for s in settings if recipe.key_and_value(s)[0] != "epochs"]
-    return recipe.from_values(recipe.changed({"name": name} | cell.values(epochs, batch), kept))
+    return recipe.from_values(recipe.changed({"name": name} | cell.values(epochs, batch, samples), kept))

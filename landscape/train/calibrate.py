@@ -131,7 +131,7 @@ class _Alone(Comm):
         self.size = 2
 
     def _start_mean(self, rows: Tensor, use: str) -> Callable[[], Tensor]:
-        total = torch.sum(rows, 0, out=self._buffer(use, rows[0])).div_(self.learners)
+        total = torch.sum(rows, 0, out=self.buffer(use, rows[0])).div_(self.learners)
         return lambda: total
 
     def start_learners_mean(self, *values: float) -> Callable[[], list[float]]:

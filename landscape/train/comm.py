@@ -90,7 +90,7 @@ class Comm:
         return self._start_mean(rows, use)()
 
     def _start_mean(self, rows: Tensor, use: str) -> Callable[[], Tensor]:
-        total = self._buffer(use, rows[0])
+        total = self.buffer(use, rows[0])
         # Divided before the exchange: one pass over memory less where a process has one learner.
         if len(rows) == 1:
             torch.div(rows[0], self.learners, out=total)
@@ -152,7 +152,7 @@ class Comm:
 
         return finish
 
-    def _buffer(self, use: str, like: Tensor) -> Tensor:
+    def buffer(self, use: str, like: Tensor) -> Tensor:
         """Memory that is used again by each step: fresh memory costs as much as the work on it."""
         old = self._buffers.get(use)
         if old is None or old.shape != like.shape or old.dtype != like.dtype:
@@ -176,11 +176,11 @@ class Comm:
         widths = np.diff(_bounds(len(vector), self.size)).tolist()
         mine = widths[self.rank]
         # A reduce-scatter; gloo's own takes twice as long, and cannot cut a vector unevenly.
-        received = self._buffer("parts", vector[:mine].expand(self.size, -1))
+        received = self.buffer("parts", vector[:mine].expand(self.size, -1))
         with self._naming():
             sizes = [mine] * self.size, widths
             work = dist.all_to_all_single(received.view(-1), vector.contiguous(), *sizes, async_op=True)
-        out = self._buffer(use, received[0])
+        out = self.buffer(use, received[0])
         return torch.sum(self._finished([work], received), 0, out=out)
 
     def part_mean(self, rows: Tensor, use: str, minus: Tensor | None = None) -> Tensor:
@@ -190,7 +190,7 @@ class Comm:
         learners are in float64.
         """
         if len(rows) == 1:
-            buffer = self._buffer("sent", rows[0])
+            buffer = self.buffer("sent", rows[0])
             total = rows[0] if minus is None else torch.sub(rows[0], minus[0], out=buffer)
         else:
             exact = torch.zeros_like(rows[0], dtype=torch.float64)
@@ -250,7 +250,7 @@ class Comm:
             plan = Plan.of(matrix, self.bounds, self.rank)
             if plan_of:
                 self._plans[plan_of] = plan
-        received = self._buffer("received", weights[:1].expand(len(plan.receive), -1))
+        received = self.buffer("received", weights[:1].expand(len(plan.receive), -1))
         rows = dict(zip(plan.receive, received, strict=True))
         transfers = [
             dist.P2POp(dist.isend, weights[learner - self.own.start], peer, tag=learner)
@@ -259,7 +259,7 @@ class Comm:
             for learner, peer in plan.transfers
         ]
         works = self._post(transfers)
-        return lambda: plan.apply(weights, self._finished(works, received), self._buffer("mixed", weights))
+        return lambda: plan.apply(weights, self._finished(works, received), self.buffer("mixed", weights))
 
     def _post(self, transfers: list[dist.P2POp]) -> list[dist.Work]:
         """Start point-to-point transfers as one batch."""

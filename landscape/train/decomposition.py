@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -45,16 +44,24 @@ class Gradient:
     def exact(self) -> bool:
         return len(self.rows) == 1
 
-    @cached_property
-    def norm2(self) -> tuple[float, float]:
-        """‖g‖² and its standard error; estimated without bias from pairs of independent estimates.
+    def project(self, vectors: Sequence[Tensor]) -> Projection:
+        """⟨v, g⟩ and what belongs to it, of m vectors (P_share,)."""
+        half = self.rows[: max(1, len(self.rows) // 2)]
+        k, all_ = len(half), self.comm.totals(_products([*half, *vectors]))
+        dots, pairs = all_[:k, k:].mean(0), all_[k:, k:]
+        if not self.exact:
+            norm2, norm2_se = self._norm2()
+            errors = all_[:k, k:].std(0, correction=1) / k**0.5
+            return Projection(norm2, norm2_se, dots, errors, pairs, pairs - dots.outer(dots) / norm2)
+        norm2 = float(all_[0, 0]) or float("nan")
+        # The projections themselves, so that small ones are not lost in differences.
+        across = self.comm.totals(_products([self.rows[0], *vectors], dots / norm2))[1:, 1:]
+        return Projection(norm2, 0.0, dots, torch.zeros_like(dots), pairs, across)
 
-        NaN where g is exactly zero, since nothing can be projected on it.
-        """
+    def _norm2(self) -> tuple[float, float]:
+        """‖g‖² and its standard error, without bias from pairs of independent estimates."""
         half = list(self.rows[len(self.rows) // 2 :])
-        k, pairs = len(half), self.comm.totals(_products(half, half))
-        if self.exact:
-            return float(pairs) or float("nan"), 0.0
+        k, pairs = len(half), self.comm.totals(_products(half))
         squares, total = pairs.diagonal(), pairs.sum()
         # Leave-one-out means of the pairwise products, whose spread gives the jackknife error.
         rest = total - 2 * pairs.sum(0) + squares
@@ -62,33 +69,34 @@ class Gradient:
         error = ((k - 1) / k * (left - left.mean()).square().sum()).sqrt()
         return float(total - squares.sum()) / (k * (k - 1)), float(error)
 
-    def project(self, vectors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """⟨v, g⟩ of each of m vectors (P_share,) and their standard errors, (m,); ⟨a, b⟩ of all pairs, and
-        ⟨P⊥a, P⊥b⟩, (m, m), P⊥ being the projector orthogonal to g."""
-        half = list(self.rows[: max(1, len(self.rows) // 2)])
-        both = self.comm.totals(_products([*half, *vectors], vectors))
-        each, pairs = both[: len(half)], both[len(half) :]
-        dots = each.mean(0)
-        if not self.exact:
-            errors = each.std(0, correction=1) / len(each) ** 0.5
-            return dots, errors, pairs, pairs - dots.outer(dots) / self.norm2[0]
-        # The projections themselves, so that small ones are not lost in differences.
-        minus = dots / self.norm2[0], self.rows[0]
-        across = self.comm.totals(_products(vectors, vectors, minus))
-        return dots, torch.zeros_like(dots), pairs, across
+
+@dataclass(frozen=True)
+class Projection:
+    """‖g‖² and, of m vectors v, ⟨v, g⟩ (m,), with standard errors, 0 where g is exact; ⟨a, b⟩ of ``pairs``
+    and ⟨P⊥a, P⊥b⟩ ``across`` g, (m, m), P⊥ being the projector orthogonal to g.
+
+    ‖g‖² is NaN where g is exactly zero, since nothing can be projected on it.
+    """
+
+    norm2: float
+    norm2_se: float
+    dots: Tensor
+    dots_se: Tensor
+    pairs: Tensor
+    across: Tensor
 
 
-def _products(a: Sequence[Tensor], b: Sequence[Tensor], minus: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """⟨a_i, b_j⟩ in float64; with ``minus`` (s, g), of a_i − s_i g and b_j − s_j g; copies blocks only."""
-    total = torch.zeros(len(a), len(b), dtype=torch.float64, device=a[0].device)
-    for i in range(0, len(a[0]), BLOCK):
-
-        def block(vectors: Sequence[Tensor], i: int = i) -> Tensor:
-            rows = torch.stack([v[i : i + BLOCK].double() for v in vectors])
-            return rows if minus is None else rows.addr_(minus[0], minus[1][i : i + BLOCK].double(), alpha=-1)
-
-        left = block(a)
-        total.addmm_(left, (left if b is a else block(b)).T)
+def _products(vectors: Sequence[Tensor], along: Tensor | None = None) -> Tensor:
+    """⟨a, b⟩ of all pairs, in float64; with ``along`` (m − 1,), of the others less that much of the first."""
+    total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64, device=vectors[0].device)
+    block = torch.empty(len(vectors), BLOCK, dtype=torch.float64, device=vectors[0].device)
+    for i in range(0, len(vectors[0]), BLOCK):
+        rows = block[:, : len(vectors[0]) - i]
+        for row, v in zip(rows, vectors, strict=True):
+            row.copy_(v[i : i + BLOCK])
+        if along is not None:
+            rows[1:].addr_(along, rows[0], alpha=-1)
+        total.addmm_(rows, rows.T)
     return total
 
 
@@ -117,7 +125,8 @@ def estimate_gradient(
     if samples == 0:
         part = problem.subset(comm.share(problem.samples)) if comm.size > 1 else problem
         weight = part.samples / problem.samples
-        loss, gradient = part.loss_and_gradient(theta) if weight else (0.0, torch.zeros_like(theta))
+        memory = comm.buffer("gradient", theta)
+        loss, gradient = part.loss_and_gradient(theta, out=memory) if weight else (0.0, memory.zero_())
         exact = comm.part_sum(gradient.mul_(weight), "g")
         return Gradient(comm.total(loss * weight)[0], exact[None], comm)
     if samples % GROUPS:
@@ -192,7 +201,7 @@ class StepDecomposition:
         if split and at_mean:
             self._parts = [comm.part_mean(own, "g_S")]
         elif split:
-            there = torch.empty_like(own)
+            there = comm.buffer("there", own)
             if training is not None:  # the learners' statistics are those of their own weights
                 training = dataclasses.replace(training, buffers={})
             stack.gradients(theta.expand_as(own), x, y, out=there, training=training)
@@ -203,9 +212,9 @@ class StepDecomposition:
         g = self._gradient
         # The mean of the differences: each is nearly free of rounding, which one of the means is not.
         vectors = [self._comm.part_mean(new, "d", minus=self._weights), *self._parts]
-        dots, errors, pairs, across = g.project(vectors)
-        norm2, norm2_se = g.norm2
-        alpha_e, dot_se = float(-dots[0] / norm2), float(errors[0])
+        found = g.project(vectors)
+        norm2, norm2_se, pairs, across = found.norm2, found.norm2_se, found.pairs, found.across
+        alpha_e, dot_se = float(-found.dots[0] / norm2), float(found.dots_se[0])
         columns = {
             "train_loss": g.loss,
             "alpha_e": alpha_e,

@@ -26,6 +26,7 @@ from landscape.train.monitor import Sharpness
 from landscape.train.processes import Group
 from landscape.train.randomness import generator
 from landscape.train.recipe import Recipe, from_values, parse
+from landscape.train.trial import Trial
 
 START = "start_norm2"  # what a checkpoint calls ‖w_a‖² at the start of a run from another one's weights
 # Steps in a row that the spread must exceed its bound by: a burst, such as one huge gradient, is over sooner,
@@ -86,6 +87,7 @@ class Trainer:
             for split in ("train", "test")
         )
         self.stack = Stack(self.train, recipe.accumulate, recipe.precision)
+        self.trial = Trial(self.stack, self.comm)
         self.buffers = Buffers(self.train, self.test, self.comm, recipe.seed, recipe.evaluate.bn_samples)
         if checkpoint:
             self.buffers.restore(checkpoint.buffers)
@@ -123,6 +125,7 @@ class Trainer:
         self.optimizer.restore(checkpoint.optimizer)
         self.rule.restore(checkpoint.rule, checkpoint.shared)
         self.monitor.restore(checkpoint.shared)
+        self.trial.restore(checkpoint.shared)
         if START in checkpoint.shared:
             self._start_norm2 = float(checkpoint.shared[START])
         self.step, self.diverged, self.diverged_at = (
@@ -237,6 +240,7 @@ class Trainer:
 
     def _compute(self, points: Tensor, x: Any, y: Any, training: Training) -> Tensor:
         """Write the learners' gradients at ``points`` to ``_gradients``; gives their losses (n_own,)."""
+        self.trial.decide(points, x, y, training, self.recipe.model)
         return self.stack.gradients(points, x, y, out=self._gradients, training=training)
 
     def _state(self) -> tuple[dict[str, Tensor], ...]:
@@ -340,7 +344,7 @@ class Trainer:
     def checkpoint(self) -> Checkpoint:
         """The run's state now."""
         columns = {c: np.array([row[c] for row in self.rows], dtype=np.float64) for c in HISTORY_UNITS}
-        recipe, shared = self.recipe, self.rule.shared | self.monitor.state
+        recipe, shared = self.recipe, self.rule.shared | self.monitor.state | self.trial.state
         if recipe.init.checkpoint:  # the file may be gone when this one is resumed
             shared = shared | {START: torch.tensor(self._start_norm2, dtype=torch.float64)}
         return Checkpoint(

@@ -230,7 +230,8 @@ def spell(value: Any) -> str:
     """One TOML value; JSON spells strings, booleans, numbers and lists of them the same way."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(k)} = {spell(v)}" for k, v in value.items()) + "}"
-    return json.dumps(value, ensure_ascii=False)
+    # JSON leaves one character as it is that TOML does not allow.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def built_in() -> list[str]:

@@ -1,0 +1,114 @@
+"""landscape figures"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from landscape.cli import common
+from landscape.options import FailedError, InputError, choose, positive
+from landscape.paper import figure, gallery
+from landscape.paper.figure import SCALES, Figure, Scale, Work
+from landscape.paper.workshop import Workshop
+
+
+@click.command(epilog="Example: landscape figures fig2a fig2b --scale laptop --nproc 2 -o figures")
+@click.argument("names", metavar="[NAME…]", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="All of them.")
+@click.option(
+    "--scale",
+    default="laptop",
+    show_default=True,
+    help="smoke (bundled data, seconds), laptop (real data, two cores) or paper (its own setting).",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Print what would be run, the data it needs and about how long."
+)
+@click.option("-o", "--output", default="figures", show_default=True, metavar="DIR", help="The gallery.")
+@click.option(
+    "--runs", default="figure-runs", show_default=True, metavar="DIR", help="Where runs and results are kept."
+)
+@click.option("--nproc", default=1, show_default=True, help="Runs at a time, in processes of their own.")
+@common.data_dir
+@common.device
+@common.quiet
+def figures(
+    names: tuple[str, ...],
+    every: bool,
+    scale: str,
+    dry_run: bool,
+    output: str,
+    runs: str,
+    nproc: int,
+    data_dir: str | None,
+    device: str,
+    quiet: bool,
+) -> None:
+    """The papers' figures and tables; without a NAME, which there are.
+
+    Trains what a figure needs, once for all figures, and writes DIR/NAME.png, NAME.csv and a README.md that
+    shows them beside the paper's numbers. The same command goes on after a stop. A figure whose data is not
+    there is skipped with a line that says what to fetch, and the exit code is 1.
+    """
+    positive("--nproc", nproc, least=1)
+    choose("--scale", scale, SCALES)
+    if every and names:
+        raise InputError(f"--all: not allowed with a NAME ('{names[0]}')")
+    chosen = [figure.get(name) for name in (figure.names() if every else dict.fromkeys(names))]
+    if not chosen:
+        for name in figure.names():
+            found = figure.get(name)
+            click.echo(f"{name:18} {found.where}: {found.title}")
+        return
+    shop = Workshop(Path(runs), device, data_dir, nproc, lambda line: common.message(f"  {line}", quiet))
+    skipped = []
+    for found in chosen:
+        try:
+            _plan(found, _scale(scale), shop) if dry_run else _make(
+                found, _scale(scale), shop, Path(output), quiet
+            )
+        except FailedError as error:
+            if not every and len(chosen) == 1:
+                raise
+            skipped.append(found.name)
+            click.echo(f"{found.name}: skipped: {error}", err=True)
+    if not dry_run and len(skipped) < len(chosen):
+        click.echo(gallery.page(Path(output)))
+    if skipped:
+        raise FailedError(f"{len(skipped)} of {len(chosen)} figures were skipped: {', '.join(skipped)}")
+
+
+def _scale(name: str) -> Scale:
+    return next(scale for scale in SCALES if scale == name)
+
+
+def _plan(found: Figure, scale: Scale, shop: Workshop) -> None:
+    """Print what ``found`` would take."""
+    runs = found.runs(scale)
+    shop.check_data(runs.values())
+    missing = shop.missing(runs.values())
+    data = ", ".join(sorted({recipe.data["name"] for recipe in runs.values()})) or "none"
+    minutes = shop.estimate(missing) / 60
+    click.echo(
+        f"{found.name}: {len(missing)} of {len(runs)} runs to train, about {minutes:.2g} min of training one "
+        "after "
+        f"another; data: {data}"
+    )
+
+
+def _make(found: Figure, scale: Scale, shop: Workshop, output: Path, quiet: bool) -> None:
+    runs = found.runs(scale)
+    shop.check_data(runs.values())
+    common.make_folder(output)
+    common.make_folder(shop.folder)
+    missing = shop.missing(runs.values())
+    common.message(f"{found.name}: {found.title} ({len(missing)} of {len(runs)} runs to train)", quiet)
+    with common.progress_bar(found.name, quiet) as bar:
+        shop.progress = bar
+        shop.run(missing)
+    drawing, pictures = gallery.make(Work(found, scale, shop, runs), output)
+    common.message(f"  {drawing.verdict}", quiet)
+    for picture in pictures:
+        click.echo(os.fspath(picture))

@@ -1,0 +1,239 @@
+"""What a figure is: the runs it needs at each scale, and a drawing of their finished results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from matplotlib.figure import Figure as Picture
+
+import landscape
+from landscape import store
+from landscape.checkpoint import Checkpoint
+from landscape.options import choose
+from landscape.paper.workshop import Workshop, identity
+from landscape.problem import Problem
+from landscape.train.recipe import Recipe
+
+Scale = Literal["smoke", "laptop", "paper"]
+SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
+#: Runs by a key such as "dpsgd/0": what, then the seed.
+Runs = Mapping[str, Recipe]
+R = TypeVar("R", bound=store.Result)
+R2 = TypeVar("R2")
+# Characters in a line of a title: what fits above the narrowest picture.
+TITLE = 72
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A number of ours beside the paper's; ``paper`` is "" where the paper has none."""
+
+    what: str
+    ours: str
+    paper: str = ""
+
+
+@dataclass
+class Drawing:
+    """A finished figure: pictures by suffix ("" for the first), data, numbers, and what came of the claim.
+
+    ``rows`` become the CSV; all have the same keys. ``held`` is None where the data cannot say.
+    """
+
+    pictures: dict[str, Picture]
+    rows: list[dict[str, Any]]
+    compared: list[Compared]
+    verdict: str
+    held: bool | None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure or table of a paper, by ``name``; ``where`` it is and what it ``claims``.
+
+    ``notes`` says what each scale changes from the paper, and what is ours.
+    """
+
+    name: str
+    where: str
+    title: str
+    claims: str
+    notes: Mapping[Scale, str]
+    runs: Callable[[Scale], Runs]
+    draw: Callable[[Work], Drawing]
+
+
+@dataclass
+class Work:
+    """A figure being made: its finished runs, and analyses of them that are made once."""
+
+    figure: Figure
+    scale: Scale
+    shop: Workshop
+    runs: Runs
+    seconds: float = 0.0
+    _ends: dict[str, Checkpoint] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """What stands above each picture: what it is, at which scale, and what that changes."""
+        return (
+            f"{self.figure.where}: {self.figure.title}\n{self.scale} scale: {self.figure.notes[self.scale]}"
+        )
+
+    def pick(self, smoke: R2, laptop: R2, paper: R2) -> R2:
+        """The value for this scale."""
+        return {"smoke": smoke, "laptop": laptop, "paper": paper}[self.scale]
+
+    def end(self, key: str) -> Checkpoint:
+        """The last checkpoint of the run ``key``."""
+        if key not in self._ends:
+            self._ends[key] = Checkpoint.load(self.folder(key) / "last.h5")
+        return self._ends[key]
+
+    def folder(self, key: str) -> Path:
+        """Where the run ``key`` lies."""
+        return self.shop.place(self.runs[key])
+
+    def checkpoints(self, key: str) -> list[Checkpoint]:
+        """The checkpoints along the run ``key``, in order, but for that of its start."""
+        found = [Checkpoint.load(path) for path in sorted(self.folder(key).glob("step-*.h5"))]
+        return [point for point in found if point.step]
+
+    def group(self, prefix: str) -> list[Checkpoint]:
+        """The ends of the runs ``prefix``/SEED, by seed."""
+        keys = [key for key in self.runs if key.rpartition("/")[0] == prefix]
+        assert keys, prefix
+        return [self.end(key) for key in sorted(keys, key=lambda key: int(key.rpartition("/")[2]))]
+
+    def prefixes(self) -> list[str]:
+        """What there is a group of, in order."""
+        return list(dict.fromkeys(key.rpartition("/")[0] for key in self.runs))
+
+    def problem(self, end: Checkpoint, split: str = "test") -> Problem:
+        """The mean's problem at a checkpoint."""
+        return self.shop.problem(end, split)
+
+    def keep(
+        self,
+        kind: type[R],
+        ends: Checkpoint | Sequence[Checkpoint],
+        settings: Mapping[str, Any],
+        make: Callable[[], R | Sequence[R]],
+    ) -> list[R]:
+        """``make()``, made once for these checkpoints and ``settings``, which must say all it depends on."""
+        several = [ends] if isinstance(ends, Checkpoint) else list(ends)
+        what = {"of": [[self._name(end), end.step] for end in several], **settings}
+        results = self.shop.keep(kind, what, make)
+        self.seconds += self.shop.seconds(kind, what)
+        return results
+
+    def _name(self, end: Checkpoint) -> str:
+        assert end.path is not None
+        return end.path.parent.name
+
+    def contour(self, end: Checkpoint, label: str = "", **settings: Any) -> landscape.Surface:
+        """The contour of the test loss around w_a: ``grid``, ``span``, ``norm`` and ``samples`` (0: all)."""
+        samples = settings.get("samples", 0)
+
+        def make() -> landscape.Surface:
+            problem = self._some(end, samples)
+            plane = landscape.random_plane(problem, norm=settings.get("norm", "none"))
+            grid, span = settings["grid"], settings.get("span", 0.1)
+            return landscape.contour(
+                problem, plane, grid=(grid, grid), span=span, split="test", label=label or end.label
+            )
+
+        return self.keep(landscape.Surface, end, settings | {"label": label}, make)[0]
+
+    def hessian_grid(self, end: Checkpoint, label: str = "", **settings: Any) -> landscape.HessianGrid:
+        """Hessian ratios of the test loss around w_a: ``grid``, ``samples`` (0: all) and ``products``."""
+
+        def make() -> landscape.HessianGrid:
+            problem, grid = self._some(end, settings["samples"]), settings["grid"]
+            return landscape.hessian_grid(
+                problem,
+                landscape.random_plane(problem),
+                grid=(grid, grid),
+                max_products=settings["products"],
+                split="test",
+                label=label or end.label,
+            )
+
+        return self.keep(landscape.HessianGrid, end, settings | {"label": label}, make)[0]
+
+    def _some(self, end: Checkpoint, samples: int) -> Problem:
+        """The test problem, on its first ``samples`` (0: all)."""
+        problem = self.problem(end)
+        return problem.subset(slice(min(samples, problem.samples))) if samples else problem
+
+
+_FIGURES: dict[str, Figure] = {}
+
+
+def figure(
+    name: str,
+    where: str,
+    title: str,
+    claims: str,
+    runs: Callable[[Scale], Runs],
+    *,
+    smoke: str,
+    laptop: str,
+    paper: str,
+) -> Callable[[Callable[[Work], Drawing]], Figure]:
+    """Make a :class:`Figure` of a function that draws it, and list it under ``name``."""
+
+    def add(draw: Callable[[Work], Drawing]) -> Figure:
+        assert name not in _FIGURES
+        notes: dict[Scale, str] = {"smoke": smoke, "laptop": laptop, "paper": paper}
+        _FIGURES[name] = Figure(name, where, title, claims, notes, runs, draw)
+        return _FIGURES[name]
+
+    return add
+
+
+def names() -> list[str]:
+    """The figures, in the order of their papers; ours come last."""
+    papers = ("DPSGD-2020", "DPSGD-2021", "LocalSGD-2021", "Delay-2019")
+    order = {paper: k for k, paper in enumerate(papers)}
+    return sorted(_FIGURES, key=lambda name: order.get(_FIGURES[name].where.split(",")[0], len(papers)))
+
+
+def get(name: str) -> Figure:
+    """The figure called ``name``. InputError names the nearest one."""
+    return _FIGURES[choose("NAME", name, _FIGURES)]
+
+
+def test_error(run: Checkpoint) -> float:
+    """Test error of w_a at the end, in %; of a diverged run that of guessing, as the paper writes it."""
+    accuracy = run.history["test_accuracy"]
+    seen = accuracy[np.isfinite(accuracy)]
+    return float(100 * (1 - seen[-1])) if len(seen) else float("nan")
+
+
+def summary(values: Sequence[float], form: str = ".2f") -> str:
+    """ "3.09 (2.69 to 4.53)": median and range, or the one value there is."""
+    seen = np.array([v for v in values if np.isfinite(v)])
+    if not len(seen):
+        return "–"
+    if len(seen) == 1:
+        return f"{seen[0]:{form}}"
+    return f"{np.median(seen):{form}} ({seen.min():{form}} to {seen.max():{form}})"
+
+
+def mean_and_spread(values: Sequence[float], form: str = ".2f") -> str:
+    """ "2.43 ± 0.11": mean and sample standard deviation, or the one value there is."""
+    if len(values) < 2:
+        return f"{values[0]:{form}}" if values else "–"
+    return f"{np.mean(values):{form}} ± {np.std(values, ddof=1):{form}}"
+
+
+__all__ = [
+    "SCALES", "Compared", "Drawing", "Figure", "Runs", "Scale", "Work", "figure", "get", "identity",
+    "mean_and_spread", "names", "summary", "test_error",
+]  # fmt: skip

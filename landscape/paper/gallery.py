@@ -1,0 +1,144 @@
+"""What is kept of a finished figure: pictures, data, and a page that shows them all."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from landscape import plots, store
+from landscape._version import __version__
+from landscape.options import FailedError
+from landscape.paper.figure import Drawing, Work, get, names
+
+# Colours a picture keeps: what a palette of 8 bits holds. A picture is a third of its size so.
+COLORS = 256
+
+
+def keep(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]:
+    """Write NAME.png (and NAME-….png), NAME.csv and NAME.json to ``folder``; returns the pictures.
+
+    ``took``: seconds of training and analysis behind the figure, those shared with others included.
+    """
+    name = work.figure.name
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = []
+    for suffix, picture in drawing.pictures.items():
+        path = folder / f"{name}{suffix}.png"
+        plots.save_figure(picture, path)
+        _shrink(path)
+        pictures.append(path)
+    store.write_text(folder / f"{name}.csv", table(drawing.rows))
+    kept = {
+        "where": work.figure.where,
+        "title": work.figure.title,
+        "claims": work.figure.claims,
+        "scale": work.scale,
+        "note": work.figure.notes[work.scale],
+        "command": f"landscape figures {name} --scale {work.scale}",
+        "seconds": round(took, 1),
+        "version": __version__,
+        "pictures": [path.name for path in pictures],
+        "compared": [dataclasses.asdict(entry) for entry in drawing.compared],
+        "verdict": drawing.verdict,
+        "held": drawing.held,
+    }
+    store.write_text(folder / f"{name}.json", json.dumps(kept, ensure_ascii=False, indent=1) + "\n")
+    return pictures
+
+
+def _shrink(path: Path) -> None:
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
+    buffer = io.BytesIO()
+    small.save(buffer, "PNG", optimize=True)
+    path.write_bytes(buffer.getvalue())
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """``rows`` as CSV; numbers to 6 digits."""
+    buffer = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
+    return buffer.getvalue()
+
+
+def page(folder: Path) -> Path:
+    """Write README.md: every figure that ``folder`` holds, in the order of ``landscape figures``."""
+    entries = {}
+    for name in names():
+        path = folder / f"{name}.json"
+        if path.exists():
+            try:
+                entries[name] = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise FailedError(f"{path}: damaged ({error}); make the figure again") from error
+    lines = [
+        "# The figures and tables of the papers",
+        "",
+        "Made by `landscape figures` and not edited by hand; `make figures` makes them again. The papers: "
+        "DPSGD-2020 "
+        "is *Why Does Decentralized Training Outperform Synchronous Training in the Large Batch Setting?*, "
+        "DPSGD-2021 *Loss Landscape Dependent Self-Adjusting Learning Rates in Decentralized SGD*, "
+        "LocalSGD-2021 "
+        "*Trade-offs of Local SGD at Scale*, Delay-2019 *At Stability's Edge*. The time is that of training "
+        "and "
+        "analysis on one core of a small machine, runs that figures share counted in each.",
+        "",
+        "| figure | what | scale | claim |",
+        "|---|---|---|---|",
+    ]
+    for name, entry in entries.items():
+        what = f"{entry['where']}: {entry['title']}"
+        lines.append(f"| [{name}](#{name}) | {what} | {entry['scale']} | {_held(entry['held'])} |")
+    for name, entry in entries.items():
+        lines += ["", f"## {name}", "", f"**{entry['where']}: {entry['title']}.** {entry['claims']}", ""]
+        lines += [f"![{entry['title']}]({picture})" for picture in entry["pictures"]]
+        note = " ".join(entry["note"].split())
+        lines += [
+            "",
+            f"Scale {entry['scale']}: {note}. `{entry['command']}`, {_time(entry['seconds'])}; data in "
+            f"[{name}.csv]({name}.csv).",
+            "",
+            f"**{_held(entry['held']).capitalize()}.** {entry['verdict']}",
+        ]
+        if entry["compared"]:
+            lines += ["", "| | here | paper |", "|---|---|---|"]
+            lines += [
+                f"| {_cell(e['what'])} | {_cell(e['ours'])} | {_cell(e['paper'])} |"
+                for e in entry["compared"]
+            ]
+    path = folder / "README.md"
+    store.write_text(path, "\n".join(lines) + "\n")
+    return path
+
+
+def _held(held: bool | None) -> str:
+    return {True: "holds", False: "does not hold", None: "cannot be said"}[held]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def make(work: Work, folder: Path) -> tuple[Drawing, list[Path]]:
+    """Draw ``work``, whose runs have ended, and keep it in ``folder``."""
+    drawing = get(work.figure.name).draw(work)
+    trained = sum(float(_last(work.end(key).history["wall_s"])) for key in work.runs)
+    return drawing, keep(work, drawing, folder, trained + work.seconds)
+
+
+def _last(column: Any) -> float:
+    return float(column[-1]) if len(column) else 0.0

@@ -1,0 +1,337 @@
+"""DPSGD-2021, LocalSGD-2021 and Delay-2019: what their abstracts claim.
+
+Of these papers only the abstracts are at hand: every setting here is ours.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+from matplotlib import ticker
+
+import landscape
+from landscape import plots, stability
+from landscape.checkpoint import Checkpoint
+from landscape.paper.figure import (
+    Compared,
+    Drawing,
+    Runs,
+    Scale,
+    Work,
+    figure,
+    mean_and_spread,
+    summary,
+    test_error,
+)
+from landscape.paper.settings import SMOKE_NOTE, mnist, seeds
+from landscape.plots_surface import panels, plain_numbers, style
+from landscape.plots_training import COLORS
+from landscape.train import onward
+
+OURS = "only the abstract is at hand: all settings are ours"
+
+# ---- DPSGD-2021: smoothing, the self-adjusting rate, and which rates diverge
+
+
+def _smoothing_runs(scale: Scale) -> Runs:
+    return {f"{a}/{s}": mnist(scale, f"fig2a-{a}", s) for a in ("ssgd", "dpsgd") for s in seeds(scale, 2)}
+
+
+def _smoothings(work: Work, key: str) -> list[landscape.Smoothing]:
+    points = work.checkpoints(key)
+    pairs = work.pick(2, 32, 64)
+    found = []
+    for point in (points[0], points[-1]):
+
+        def make(point: Checkpoint = point) -> landscape.Smoothing:
+            route = onward.mean_path(point, onward.STEPS, data_dir=work.shop.data_dir)
+            return landscape.smoothing(
+                work.problem(point, "train"),
+                point.weights,
+                pairs=pairs,
+                path=route,
+                lr=point.lr,
+                alpha_e=onward.effective_rate(point),
+                split="train",
+                label=point.label,
+            )
+
+        found += work.keep(landscape.Smoothing, point, {"pairs": pairs}, make)
+    return found
+
+
+def _smoothing(work: Work) -> Drawing:
+    results = [
+        r for a in ("ssgd", "dpsgd") for s in seeds(work.scale, 2) for r in _smoothings(work, f"{a}/{s}")
+    ]
+    rows = []
+    for r in results:
+        rows.append(
+            {
+                "checkpoint": r.label,
+                "lambda_max": r.lambda_max,
+                "lambda_smoothed": float(r.lambda_smooth[0]),
+                "standard_error": float(r.lambda_smooth_se[0]),
+                "lambda_smoothed_isotropic": float(r.lambda_smooth[1]),
+                "tr_H_Sigma": r.trace_hs,
+                "consensus_distance": r.consensus,
+                "alpha": r.lr,
+                "alpha_e": r.alpha_e,
+                "share_along_sharpest": float(r.share[0]),
+            }
+        )
+    compared = [
+        Compared(
+            f"λ_max smoothed / λ_max, {r.label}",
+            f"{r.lambda_smooth[0] / r.lambda_max:.3f} ± {r.lambda_smooth_se[0] / abs(r.lambda_max):.3f}",
+        )
+        for r in results
+    ]
+    first = [r for r in results if ", seed 0," in r.label]
+    early = [r for r in results if r.label.startswith("dpsgd")][::2]
+    late = [r for r in results if r.label.startswith("dpsgd")][1::2]
+    ratio = {
+        when: [r.lambda_smooth[0] / r.lambda_max for r in rs]
+        for when, rs in (("early", early), ("late", late))
+    }
+    return Drawing(
+        {"": plots.draw(first, title=work.title)},
+        rows,
+        compared,
+        f"Smoothed by DPSGD's measured spread λ_max is {summary(ratio['early'], '.3f')} of the loss's own "
+        "early in "
+        f"training and {summary(ratio['late'], '.3f')} at the end; below 1 the spread flattens the loss.",
+        all(v < 1 for vs in ratio.values() for v in vs),
+    )
+
+
+figure(
+    "smoothing",
+    "DPSGD-2021",
+    "the loss smoothed by the learners' spread; rates it allows beside α and α_e",
+    "The spread smooths the loss, hence allows a larger rate; the effective rate adjusts itself to the "
+    "landscape.",
+    _smoothing_runs,
+    smoke=SMOKE_NOTE,
+    laptop=f"Figure 2(a), early (a tenth) and at the end; {OURS}",
+    paper=f"Figure 2(a); {OURS}",
+)(_smoothing)
+
+RATES = (0.2, 0.5, 1.0, 2.0, 4.0)
+
+
+def _rate_runs(scale: Scale) -> Runs:
+    return {
+        f"{a} {rate:g}/{s}": mnist(
+            scale, f"fig2a-{a}", s, f"lr={rate}", "decompose.every=0", "evaluate.every=50", steps=1000
+        )
+        for a, rate, s in itertools.product(("ssgd", "dpsgd"), RATES, seeds(scale, 3))
+    }
+
+
+def _rates(work: Work) -> Drawing:
+    rows, largest = list[dict[str, Any]](), dict[str, float]()
+    with style():
+        picture, (ax,) = panels(1, 1, 6.8, 3.8)
+        for a, marker in (("ssgd", "o"), ("dpsgd", "s")):
+            errors = [[test_error(run) for run in work.group(f"{a} {rate:g}")] for rate in RATES]
+            medians = [float(np.median(e)) for e in errors]
+            spread = np.array([[m - min(e), max(e) - m] for m, e in zip(medians, errors, strict=True)]).T
+            ax.errorbar(RATES, medians, spread, marker=marker, color=COLORS[a], capsize=3, label=a.upper())
+            good = [rate for rate, value in zip(RATES, medians, strict=True) if value < CONVERGED]
+            largest[a] = max(good, default=0.0)
+            rows += [
+                {
+                    "algorithm": a.upper(),
+                    "lr": rate,
+                    "seed": s,
+                    "test_error_percent": value,
+                    "diverged": work.group(f"{a} {rate:g}")[s].diverged,
+                }
+                for rate, values in zip(RATES, errors, strict=True)
+                for s, value in enumerate(values)
+            ]
+        ax.axhline(CONVERGED, color="#777777", lw=0.9, ls=":")
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set_xticks(RATES, [f"{rate:g}" for rate in RATES])
+        ax.xaxis.set_minor_locator(ticker.NullLocator())
+        plain_numbers(ax.yaxis)
+        ax.set_xlabel("learning rate α")
+        ax.set_ylabel("test error of $w_a$ (%)")
+        picture.legend(loc="outside lower center", ncols=2)
+        picture.suptitle(work.title)
+    return Drawing(
+        {"": picture},
+        rows,
+        [Compared(f"largest rate tried at which {a.upper()} converges", f"{largest[a]:g}") for a in largest],
+        f"The largest rate tried with a median test error below {CONVERGED:g}% is {largest['ssgd']:g} for "
+        "SSGD and "
+        f"{largest['dpsgd']:g} for DPSGD.",
+        largest["dpsgd"] > largest["ssgd"],
+    )
+
+
+# Test error in % below which a run on MNIST counts as converged (ours): a linear model has 8.
+CONVERGED = 8.0
+figure(
+    "lr-divergence",
+    "DPSGD-2021",
+    "learning rate against divergence, MNIST",
+    "DPSGD converges at rates at which SSGD does not.",
+    _rate_runs,
+    smoke=SMOKE_NOTE,
+    laptop=f"784-50-50-10, n = 5, nB = 2000, full averaging, 1,000 steps, three seeds; {OURS}",
+    paper=OURS,
+)(_rates)
+
+# ---- LocalSGD-2021
+
+PERIODS = (1, 4, 16, 64)
+
+
+def _local_runs(scale: Scale) -> Runs:
+    return {
+        f"{a} {h}/{s}": mnist(scale, a, s, f"algorithm.period={h}", "decompose.every=0", steps=1920)
+        for a, h, s in itertools.product(("local-sgd", "slowmo"), PERIODS, seeds(scale, 3))
+    }
+
+
+def _local(work: Work) -> Drawing:
+    named = {"local-sgd": "local SGD", "slowmo": "with slow momentum"}
+    rows: list[dict[str, Any]] = []
+    means: dict[str, list[float]] = {}
+    with style():
+        picture, axes = panels(1, 2, 4.8, 3.7, sharey=True)
+        for k, (a, name) in enumerate(named.items()):
+            groups = [work.group(f"{a} {h}") for h in PERIODS]
+            accuracy = [[100 - test_error(run) for run in runs] for runs in groups]
+            rounds = [float(runs[0].history["comm_rounds"].sum()) for runs in groups]
+            means[a] = [float(np.mean(v)) for v in accuracy]
+            for ax, x in zip(axes, (PERIODS, rounds), strict=True):
+                ax.errorbar(
+                    x,
+                    means[a],
+                    [np.std(v, ddof=1) for v in accuracy],
+                    marker="os"[k],
+                    capsize=3,
+                    color=f"C{k}",
+                    label=name,
+                )
+            rows += [
+                {"algorithm": a, "period": h, "seed": s, "rounds": r, "test_accuracy_percent": v}
+                for h, r, vs in zip(PERIODS, rounds, accuracy, strict=True)
+                for s, v in enumerate(vs)
+            ]
+        for ax, label in zip(axes, ("steps between averages H", "communication rounds"), strict=True):
+            ax.set_xscale("log", base=4 if ax is axes[0] else 10)
+            ax.set_xlabel(label)
+        axes[0].set_xticks(PERIODS, [str(h) for h in PERIODS])
+        axes[0].set_ylabel("test accuracy of $w_a$ (%)")
+        picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        picture.suptitle(work.title)
+    compared = [
+        Compared(
+            f"test accuracy (%), {named[a]}, H = {h}",
+            mean_and_spread(
+                [r["test_accuracy_percent"] for r in rows if (r["algorithm"], r["period"]) == (a, h)]
+            ),
+        )
+        for a, h in itertools.product(named, PERIODS)
+    ]
+    falls = means["local-sgd"][0] - means["local-sgd"][-1]
+    slow = [b - a for a, b in zip(means["local-sgd"], means["slowmo"], strict=True)]
+    return Drawing(
+        {"": picture},
+        rows,
+        compared,
+        f"From H = 1 to 64 local SGD loses {falls:.2f} points of accuracy; slow momentum changes it by "
+        f"{', '.join(f'{v:+.2f}' for v in slow)} points at H = {', '.join(map(str, PERIODS))}.",
+        falls > 0 and slow[-1] > 0,
+    )
+
+
+figure(
+    "local-sgd",
+    "LocalSGD-2021",
+    "accuracy against communication, local SGD and SlowMo, MNIST",
+    "Accuracy falls as learners average less often, and slow momentum wins some of it back.",
+    _local_runs,
+    smoke=SMOKE_NOTE,
+    laptop=f"n = 8, nB = 2000, lr 0.2, β = 0.5, 1,920 steps, three seeds; {OURS}",
+    paper=OURS,
+)(_local)
+
+# ---- Delay-2019: the boundary
+
+DELAYS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+PRINTED = {
+    (0.0, "ordinary"): (1, 0.4450, 0.2091, 0.0499),
+    (0.9, "ordinary"): (0.1, 0.0348, 0.0158, 0.0042),
+    (0.9, "shifted"): (0.19, 0.0648, 0.0279, 0.0063),
+}
+
+
+def _boundary(work: Work) -> Drawing:
+    named = {
+        (0.0, "ordinary"): "no momentum",
+        (0.9, "ordinary"): "momentum 0.9",
+        (0.9, "shifted"): "shifted momentum 0.9",
+    }
+    rows, compared, slopes = list[dict[str, Any]](), list[Compared](), list[float]()
+    with style():
+        picture, (ax,) = panels(1, 1, 6.8, 3.9)
+        for k, ((m, form), label) in enumerate(named.items()):
+            limits = [stability.max_stable_step(delay=tau, momentum=m, form=form) for tau in DELAYS]
+            ax.plot(DELAYS, limits, marker="osD"[k], ms=4, label=label)
+            rows += [
+                {"momentum": m, "form": form, "delay": t, "limit": v}
+                for t, v in zip(DELAYS, limits, strict=True)
+            ]
+            slopes.append(float(np.polyfit(np.log(DELAYS[-5:]), np.log(limits[-5:]), 1)[0]))
+            for tau, value in zip((1, 3, 7, 31), PRINTED[m, form], strict=True):
+                here = stability.max_stable_step(delay=tau, momentum=m, form=form)
+                compared.append(
+                    Compared(f"largest ηλ, τ = {tau}, {label} (known value)", f"{here:.4f}", f"{value:.4f}")
+                )
+        ax.plot(
+            DELAYS[1:],
+            [np.pi / (2 * tau + 1) / 1 for tau in DELAYS[1:]],
+            color="#777777",
+            lw=0.9,
+            ls=":",
+            label="π/(2τ + 1)",
+        )
+        ax.set_xscale("symlog", base=2, linthresh=1)
+        ax.set_yscale("log")
+        ax.set_xticks([0, 1, 2, 4, 8, 16, 32, 64], ["0", "1", "2", "4", "8", "16", "32", "64"])
+        ax.xaxis.set_minor_locator(ticker.NullLocator())
+        ax.set_xlabel("delay τ (steps)")
+        ax.set_ylabel("largest stable ηλ")
+        picture.legend(loc="outside lower center", ncols=2)
+        picture.suptitle(work.title)
+    return Drawing(
+        {"": picture},
+        rows,
+        compared,
+        "For large delays the limit falls as τ to the power "
+        f"{', '.join(f'{s:.2f}' for s in slopes)} (no, ordinary, shifted momentum): the rate must be "
+        "inversely "
+        "proportional to the delay. Shifted momentum allows more than ordinary.",
+        all(abs(s + 1) < 0.15 for s in slopes),
+    )
+
+
+_EXACT = "from the characteristic polynomial; nothing is trained"
+figure(
+    "delay-boundary",
+    "Delay-2019",
+    "the largest stable ηλ against delay, three forms of momentum",
+    "At high delay the rate must be inversely proportional to it; momentum should be off, or shifted.",
+    lambda scale: {},
+    smoke=_EXACT,
+    laptop=_EXACT,
+    paper=_EXACT,
+)(_boundary)

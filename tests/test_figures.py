@@ -1,0 +1,249 @@
+"""Figures: what they run at each scale, what is kept and made only once, and the page that shows them."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import landscape
+from landscape import data
+from landscape.checkpoint import HISTORY_UNITS
+from landscape.options import FailedError
+from landscape.paper import edge, figure, gallery, networks, numbers
+from landscape.paper.figure import SCALES, Compared, Drawing, Scale, Work
+from landscape.paper.workshop import Workshop, identity
+from landscape.stability import Stability
+from landscape.train import recipe
+from landscape.train.recipe import Recipe
+from tests.conftest import Command
+from tests.test_cli import one_line
+
+# Of the papers: a figure for each of theirs, and what is listed as the papers' claims and ours.
+WANTED = {
+    "fig1", "fig2a", "fig2b", "fig3", "fig4", "fig6", "fig7", *(f"table{k}" for k in range(1, 7)), "saddles",
+    "runtime", "smoothing", "lr-divergence", "local-sgd", "delay-boundary", "edge", "edge-follows", "eq4",
+    "noise-split", "lamb", "learners-plane", "flatness",
+}  # fmt: skip
+
+
+def test_every_figure_is_listed(command: Command) -> None:
+    code, out, _ = command("figures")
+    assert code == 0
+    assert {line.split()[0] for line in out.splitlines()} >= WANTED
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_runs_of_every_figure_can_be_written_down(scale: Scale) -> None:
+    for name in figure.names():
+        found = figure.get(name)
+        assert found.notes[scale]
+        for key, run in found.runs(scale).items():
+            assert recipe.from_values(recipe.parse(run.to_toml(), key)).to_toml() == run.to_toml()
+            assert int(key.rpartition("/")[2]) == run.seed
+            if scale == "smoke":  # nothing but what is bundled
+                assert run.data["name"] == "digits"
+
+
+def test_figure_2_is_the_papers_size_on_a_laptop() -> None:
+    runs = figure.get("fig2a").runs("laptop")
+    assert len(runs) == 15
+    for run in runs.values():
+        assert (run.data["name"], run.batch, run.learners, run.lr) == ("mnist", 2000, 5, 1.0)
+        assert run.model["widths"] == [784, 50, 50, 10]
+    whole = figure.get("table3").runs("paper")
+    assert len(whole) == 80
+    assert {run.batch: run.schedule.peak(run.lr, run.batch) for run in whole.values()} == pytest.approx(
+        {1024: 0.1, 2048: 0.2, 4096: 0.4, 8192: 0.8}
+    )
+    smaller = figure.get("table3").runs("laptop")
+    assert {run.batch: run.schedule.peak(run.lr, run.batch) for run in smaller.values()} == pytest.approx(
+        {64: 0.1, 128: 0.2, 256: 0.4, 512: 0.8}
+    )
+
+
+def test_the_papers_numbers_are_of_our_networks() -> None:
+    for row in numbers.rows("table3_cifar10"):
+        assert set(networks.NAMED.values()) <= set(row)
+    assert {row["model"] for row in numbers.rows("table2_batch_size")} == set(networks.NAMED.values())
+
+
+def small(**changes: Any) -> Recipe:
+    base = recipe.read("digits-dpsgd", ["steps=4", "batch=50", "decompose.every=2", "evaluate.every=2"])
+    return dataclasses.replace(base, **changes)
+
+
+def test_a_run_is_known_by_what_bears_on_it() -> None:
+    assert identity(small()) == identity(small(name="other"))
+    others = [
+        small(lr=0.5),
+        small(seed=1),
+        small(algorithm={"name": "ssgd"}),
+        small(evaluate=recipe.Evaluate(4)),
+    ]
+    assert len({identity(r) for r in [small(), *others]}) == 5
+
+
+def test_runs_are_trained_once_and_gone_on_with(tmp_path: Path) -> None:
+    told: list[str] = []
+    shop = Workshop(tmp_path, message=told.append)
+    shop.run([small(), small(name="other"), small(seed=1)])
+    assert len(told) == 2
+    assert shop.missing([small(), small(seed=1)]) == []
+    # A run that was stopped half-way goes on from its last checkpoint, and is not begun again.
+    half, whole = small(steps=4, seed=2), small(steps=8, seed=2)
+    shop.run([half])
+    shop.place(half).rename(shop.place(whole))
+    assert shop.missing([whole]) == [dataclasses.replace(whole, name="dpsgd")]
+    shop.run([whole])
+    end = landscape.load(shop.place(whole) / "last.h5")
+    assert end.step == 8
+    fresh = Workshop(tmp_path / "fresh")
+    fresh.run([whole])
+    np.testing.assert_array_equal(end.weights, landscape.load(fresh.place(whole) / "last.h5").weights)
+
+
+def test_runs_in_processes_are_those_in_one(tmp_path: Path) -> None:
+    runs = [small(seed=s) for s in range(3)]
+    one, two = Workshop(tmp_path / "1"), Workshop(tmp_path / "2", nproc=2)
+    one.run(runs)
+    two.run(runs)
+    for run in runs:
+        a, b = (landscape.load(shop.place(run) / "last.h5") for shop in (one, two))
+        np.testing.assert_array_equal(a.weights, b.weights)
+
+
+def test_an_estimate_is_about_what_the_runs_take(tmp_path: Path) -> None:
+    shop = Workshop(tmp_path)
+    run = small(steps=300, decompose=recipe.Decompose(every=0))
+    seconds = shop.estimate([run])
+    assert shop.estimate([run, run]) > 1.2 * seconds
+    shop.run([run])
+    took = landscape.load(shop.place(run) / "last.h5").history["wall_s"][-1]
+    assert took / 10 < seconds < 10 * took
+
+
+def test_an_analysis_is_made_once_and_again_where_its_file_is_damaged(tmp_path: Path) -> None:
+    shop, made = Workshop(tmp_path), []
+    surface = Stability(
+        delay=np.array([0]), limit=np.ones((3, 1)), momentum=0.9, lambda_max=1.0, residual=0.0, converged=True,
+        lr=0.1, own_limit=2.0, own_delay=0, samples=10,
+    )  # fmt: skip
+
+    def make() -> Stability:
+        made.append(1)
+        return surface
+
+    for _ in range(2):
+        assert shop.keep(Stability, {"a": 1}, make)[0].lambda_max == 1.0
+    assert len(made) == 1
+    shop.keep(Stability, {"a": 2}, make)
+    assert len(made) == 2
+    for path in (tmp_path / "results").glob("*.h5"):
+        path.write_bytes(b"not HDF5")
+    assert shop.keep(Stability, {"a": 1}, make)[0].lambda_max == 1.0
+    assert len(made) == 3
+
+
+def test_a_figure_without_runs_is_made_with_data_and_a_page(tmp_path: Path, command: Command) -> None:
+    folder = tmp_path / "gallery"
+    code, out, err = command("figures", "delay-boundary", "-o", folder, "--runs", tmp_path / "runs")
+    assert code == 0, err
+    assert out.splitlines() == [str(folder / "delay-boundary.png"), str(folder / "README.md")]
+    with Image.open(folder / "delay-boundary.png") as picture:
+        assert picture.width > 600
+    with (folder / "delay-boundary.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["form"] for row in rows} == {"ordinary", "shifted"}
+    kept = json.loads((folder / "delay-boundary.json").read_text())
+    assert kept["held"] is True
+    # DESIGN's table of limits, to four digits.
+    assert all(e["ours"] == e["paper"] for e in kept["compared"])
+    page = (folder / "README.md").read_text()
+    assert "![" in page
+    assert "landscape figures delay-boundary --scale laptop" in page
+    (folder / "delay-boundary.json").write_text("{")
+    with pytest.raises(FailedError, match=r"delay-boundary\.json: damaged"):
+        gallery.page(folder)
+
+
+def test_a_figure_that_was_stopped_repeats_no_run(tmp_path: Path, command: Command) -> None:
+    options = ("--scale", "smoke", "-o", tmp_path / "g", "--runs", tmp_path / "r")
+    code, _, err = command("figures", "noise-split", *options)
+    assert code == 0, err
+    assert "(4 of 4 runs to train)" in err
+    for path in (tmp_path / "g").iterdir():
+        path.unlink()
+    code, _, err = command("figures", "noise-split", *options)
+    assert (code, "(0 of 4 runs to train)" in err) == (0, True)
+    # Figure 2 has these runs, too.
+    code, out, err = command("figures", "fig2a", "--dry-run", *options)
+    assert (code, "fig2a: 4 of 6 runs to train" in out) == (0, True), err
+
+
+def test_missing_data_skips_a_figure_and_says_what_to_fetch(tmp_path: Path, command: Command) -> None:
+    options = ("--data-dir", tmp_path / "none", "-o", tmp_path / "g", "--runs", tmp_path / "r")
+    one_line(command("figures", "fig2a", *options), 1, "mnist", "fetch")
+    code, out, err = command("figures", "fig2a", "delay-boundary", *options)
+    assert code == 1
+    assert "fig2a: skipped: " in err
+    assert "1 of 2 figures were skipped: fig2a" in err
+    assert str(tmp_path / "g" / "delay-boundary.png") in out
+    assert not list((tmp_path / "r" / "runs").iterdir())
+
+
+def test_bad_usage_is_one_line(tmp_path: Path, command: Command) -> None:
+    one_line(command("figures", "fig2"), 2, "NAME", "'fig2'", "fig2a")
+    one_line(command("figures", "fig2a", "--scale", "big"), 2, "--scale", "'big'", "smoke")
+    one_line(command("figures", "fig2a", "--all"), 2, "--all", "fig2a")
+    one_line(command("figures", "fig2a", "--nproc", "0"), 2, "--nproc", "0")
+    (tmp_path / "file").write_text("")
+    made = command("figures", "table1", "-o", tmp_path / "file" / "in", "--runs", tmp_path / "r")
+    one_line(made, 1, "cannot be made")
+
+
+def test_plateau_is_the_median_of_the_second_half(tmp_path: Path) -> None:
+    shop = Workshop(tmp_path)
+    shop.run([small()])
+    run = landscape.load(shop.place(small()) / "last.h5")
+    run.history = {name: np.full(10, np.nan) for name in HISTORY_UNITS}
+    run.step = 10
+    run.history["step"] = np.arange(1, 11.0)
+    assert np.isnan(edge.plateau(run))
+    run.history["lr_lambda_max"] = np.array([9, 9, 9, 9, 9, 1, np.nan, 2, 3, np.nan])
+    assert edge.plateau(run) == 2
+
+
+def test_a_table_beside_the_papers_shows_differences_and_divergence(tmp_path: Path) -> None:
+    found = figure.get("table6")
+    shop = Workshop(tmp_path)
+    runs = found.runs("smoke")
+    shop.run(runs.values())
+    drawing: Drawing = found.draw(Work(found, "smoke", shop, runs))
+    row = next(
+        r for r in drawing.rows if r["setting"] == "DPSGD, lr 0.1" and r["network"] == "LSTM, batch 512"
+    )
+    assert row["paper"] == 1.66
+    assert row["difference"] == pytest.approx(row["ours"] - 1.66)
+    assert Compared("DPSGD, lr 0.1, LSTM, batch 512", f"{row['ours']:.2f}", "1.66") in drawing.compared
+
+
+def test_the_digits_in_other_forms_are_the_same_digits() -> None:
+    flat, image, frames = (data.load("digits", form=form).train for form in ("flat", "image", "frames"))
+    for split in (flat, image, frames):
+        assert isinstance(split, tuple)
+    x = np.asarray(flat[0]).reshape(-1, 8, 8)
+    assert image[0].shape[1:] == (3, 32, 32)
+    np.testing.assert_array_equal(image[0][:, 1, ::4, ::4], x)
+    np.testing.assert_array_equal(image[0][:, 2, 3::4, 2::4], x)
+    np.testing.assert_array_equal(frames[0], x)
+    assert frames[1].shape == (len(x), 8)
+    assert bool((frames[1] == flat[1][:, None]).all())
+    with pytest.raises(landscape.InputError, match=r"data\.form: 'round'"):
+        data.load("digits", form="round")

@@ -1,0 +1,101 @@
+"""Learners of convolutional networks, looped or batched: the same gradients, and one choice for a whole run."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import landscape
+from landscape import stack
+from landscape.models import build
+from landscape.problem import Problem
+from landscape.stack import Stack, Training
+from landscape.train import trial
+from landscape.train.loop import Hooks, Trainer
+from landscape.train.recipe import Recipe, from_values
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANDSCAPE_CACHE", str(tmp_path / "cache"))
+
+
+def problem(model: torch.nn.Module, samples: int = 24) -> Problem:
+    torch.manual_seed(3)
+    data = torch.randn(samples, 3, 32, 32, dtype=torch.float64), torch.randint(10, (samples,))
+    return Problem(model.double(), torch.nn.functional.cross_entropy, data, dtype=torch.float64)
+
+
+def buffers(model: torch.nn.Module, learners: int) -> dict[str, torch.Tensor]:
+    return {k: v.detach().expand(learners, *v.shape).clone() for k, v in model.named_buffers()}
+
+
+@pytest.mark.parametrize("name", ["lenet-5", "resnet-20", "shufflenet-v2"])
+@pytest.mark.parametrize("training", [False, True])
+def test_batched_learners_have_the_gradients_and_statistics_of_looped_ones(name: str, training: bool) -> None:
+    n, batch = 3, 4
+    found = problem(build(name, width=0.25))
+    weights = found.theta + 0.01 * torch.randn(n, found.theta.numel(), dtype=torch.float64)
+    x, y = (t.view(n, 2 * batch, *t.shape[1:]) for t in found.tensors or ())
+    results = []
+    for batched in (False, True):
+        ways = Stack(found, accumulate=2)
+        ways.batched = batched
+        state = Training(buffers(ways.training_model, n), lambda j, i: 0) if training else None
+        out = torch.empty_like(weights)
+        losses = ways.gradients(weights, x, y, out, state)
+        results.append((out, losses, dict(state.buffers) if state else {}))
+    (a, losses_a, own_a), (b, losses_b, own_b) = results
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(losses_a, losses_b, rtol=1e-12, atol=0)
+    for key in own_a:
+        torch.testing.assert_close(own_a[key], own_b[key], rtol=1e-12, atol=1e-12)
+
+
+def test_dropout_and_what_does_not_fit_are_looped(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 2, 3), torch.nn.Dropout(), torch.nn.Flatten(), torch.nn.Linear(1800, 10)
+    )
+    found = problem(model)
+    weights = found.theta.repeat(3, 1)
+    x, y = (t.view(3, 8, *t.shape[1:]) for t in found.tensors or ())
+    assert not Stack(found).batching_pays(weights, x, y, Training({}, lambda j, i: 0))
+    plain = problem(build("lenet-5", width=0.25))
+    monkeypatch.setattr(stack, "PAYS", 1e9)
+    weights = plain.theta.repeat(3, 1)
+    assert Stack(plain).batching_pays(weights, x, y, None)
+    assert not Stack(plain).batched
+    monkeypatch.setattr(stack, "MOST", 1000)
+    assert not Stack(plain).batching_pays(weights, x, y, None)
+
+
+def recipe(steps: int = 4) -> Recipe:
+    values: dict[str, Any] = {
+        "name": "ways", "learners": 2, "batch": 8, "lr": 0.05, "steps": steps,
+        "algorithm": {"name": "dpsgd"}, "model": {"name": "resnet-20", "width": 0.25},
+        "data": {"name": "digits", "form": "image"}, "decompose": {"every": 0}, "evaluate": {"every": 0},
+        "checkpoint": {"every": 2},
+    }  # fmt: skip
+    return from_values(values)
+
+
+def test_a_run_keeps_to_its_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[landscape.Checkpoint] = []
+    monkeypatch.setattr(stack, "PAYS", 1e9)  # batched, however long that takes
+    whole = Trainer(recipe(), hooks=Hooks(save=lambda state: saved.append(copy.deepcopy(state))))
+    end = whole.run()
+    assert whole.stack.batched
+    assert end.shared[trial.STATE].tolist() == [1]
+    monkeypatch.setattr(stack, "PAYS", 0.0)  # from now on any trial would find the other way
+    middle = next(c for c in saved if c.step == 2)
+    resumed = Trainer(recipe(), checkpoint=middle)
+    np.testing.assert_array_equal(resumed.run().weights, end.weights)
+    assert resumed.stack.batched
+    # A fresh run goes by what was found before, on the same machine.
+    again = Trainer(recipe())
+    np.testing.assert_array_equal(again.run().weights, end.weights)
