@@ -49,7 +49,7 @@ def minima(
 
     Full-batch steps of async-sgd, without momentum, with it, and in its shifted form, start a little beside
     the minimum; rates are bisected until training leaves. Beside them: what landscape stability predicts.
-    The CKPT must be near a minimum of its training loss, such as one of a run with sampling = "all".
+    The CKPT must be near a minimum of its training loss, such as the end of the recipe mnist-minimum.
     """
     chosen = parse_delays(delays)
     runs = common.open_checkpoints(checkpoints)
