@@ -11,6 +11,7 @@ from landscape.hessian import HessianOperator
 from landscape.hessian_grid import HessianGrid, hessian_grid
 from landscape.lanczos import Eigenpairs, Ends
 from landscape.line import Line, barrier, line
+from landscape.minima import Minima
 from landscape.noise import NoiseEstimate, estimate_noise
 from landscape.options import FailedError, InputError
 from landscape.planes import between, eigen_plane, learners_plane, pca_plane
@@ -34,6 +35,7 @@ __all__ = [
     "HessianOperator",
     "InputError",
     "Line",
+    "Minima",
     "NoiseEstimate",
     "Plane",
     "Problem",

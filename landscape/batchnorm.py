@@ -68,7 +68,7 @@ def with_policy(problem: Problem, bn: str, samples: int = SAMPLES) -> Problem:
         return _Recalibrated(problem, samples)
     own = copy.copy(problem)
     own.model = copy.deepcopy(problem.model)
-    own._chunk = samples
+    own.bn, own._chunk = bn, samples
     own.bn_samples = samples if problem.resident is not None else 0  # else the data's own batches
     for layer in _layers(
         own.model
@@ -82,6 +82,7 @@ class _Recalibrated(Problem):
 
     def __init__(self, problem: Problem, samples: int) -> None:
         self.__dict__.update(problem.__dict__)
+        self.bn = "recalibrate"
         self.model = copy.deepcopy(problem.model)
         self._inputs = list(_sample(problem, samples))
         self.bn_samples = sum(count_samples(x, None, alike=False) for x in self._inputs)

@@ -64,6 +64,7 @@ HISTORY_UNITS = {
     # and how often it waits for others. An all-reduce counts as 2(n−1)/n vectors, a neighbour as one.
     "comm_bytes": "byte",
     "comm_rounds": "1",
+    "delay": "steps",  # how old the gradients were, under asynchronous SGD and AD-PSGD (the learners' mean)
     # Of the Hessian at the step's end, on a fixed sample of the training set (the recipe's table "monitor").
     "lambda_max": "nat",
     "lambda_max_residual": "nat",  # ‖Hv − λv‖: an eigenvalue lies within that distance
@@ -75,7 +76,7 @@ HISTORY_UNITS = {
 }
 # Columns that files written before they existed lack; NaN when those are read.
 MONITORED = ("lambda_max", "lambda_max_residual", "lr_lambda_max", "lr_lambda_limit", "spread_share")
-_LATER = ("samples_per_s", "wait_s", "comm_bytes", "comm_rounds", *MONITORED)
+_LATER = ("samples_per_s", "wait_s", "comm_bytes", "comm_rounds", "delay", *MONITORED)
 
 
 @dataclass

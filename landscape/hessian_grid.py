@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 import numpy as np
 from torch import Tensor
 
+from landscape.batchnorm import has_batchnorm
 from landscape.contour import axes, grid_points
 from landscape.directions import Plane
 from landscape.eigenvalues import eigenpairs, points_at_once, start_vector
@@ -34,7 +35,8 @@ class HessianGrid(Result):
     A low ratio means a nearly convex region, a high one a saddle. Residuals, product counts (hvps) and the
     converged flags belong to each point; ``ratio`` is infinite where λ_max is 0. Points that are not ``done``
     (ny, nx) yet are NaN, 0 or False; a file older than this field is whole. ``plane_sha256`` is of the bytes
-    of centre and directions.
+    of centre and directions. ``batchnorm``, ``bn`` and ``bn_samples`` as in :class:`landscape.Surface`;
+    files older than these fields are of the centre's statistics.
     """
 
     schema: ClassVar[str] = "landscape.hessian_grid"
@@ -61,6 +63,9 @@ class HessianGrid(Result):
     source_sha256: str = ""
     search: str = ""
     plane_sha256: str = ""
+    batchnorm: bool = False
+    bn: str = "center"
+    bn_samples: int = 0
     done: Array = field(default_factory=lambda: np.zeros((0, 0), bool))
 
     def __post_init__(self) -> None:
@@ -115,6 +120,9 @@ def hessian_grid(
         "dtype": str(problem.dtype).removeprefix("torch."),
         "search": search,
         "plane_sha256": digest.hexdigest(),
+        "batchnorm": has_batchnorm(problem.model),
+        "bn": problem.bn,
+        "bn_samples": problem.bn_samples,
     }
     columns = {name: np.full(shape, np.nan) for name in ("lambda_min", "lambda_max", *RESIDUALS)}
     columns |= {"hvps": np.zeros(shape, np.int64), "converged": np.zeros(shape, bool)}

@@ -17,10 +17,11 @@ from landscape.contour import Surface
 from landscape.escape import Escape
 from landscape.hessian_grid import HessianGrid
 from landscape.line import Line
+from landscape.minima import Minima
 from landscape.noise import NoiseEstimate
 from landscape.options import FailedError, InputError, choose
-from landscape.plots_stability import smoothings, stabilities
-from landscape.plots_surface import difference, lines, surfaces, surfaces_3d
+from landscape.plots_stability import minima, smoothings, stabilities
+from landscape.plots_surface import bn_note, difference, lines, surfaces, surfaces_3d
 from landscape.plots_surface import panels as _panels
 from landscape.plots_surface import style as _style
 from landscape.plots_sweep import sweeps
@@ -96,7 +97,9 @@ def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
         bar = figure.colorbar(scale, ax=axes[: len(results)], shrink=0.85, pad=0.02)
         bar.set_label("|λ_min| / |λ_max|  (low: nearly convex)")
         figure.suptitle(
-            title or f"Hessian ratio, {results[0].samples:,} samples of {results[0].split or 'data'}"
+            title
+            or f"Hessian ratio, {results[0].samples:,} samples of {results[0].split or 'data'}"
+            + bn_note(results[0])
         )
     return figure
 
@@ -186,7 +189,7 @@ def spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
         ax.set_xlabel(f"eigenvalue λ of the loss {named[first.kind]}{ticks}")
         figure.legend(loc="outside lower center", ncols=min(3, len(results)))
         part = f", parameters {first.part}" if first.part else ""
-        usual = f"Spectrum, {first.samples:,} samples of {first.split or 'data'}{part}"
+        usual = f"Spectrum, {first.samples:,} samples of {first.split or 'data'}{part}{bn_note(first)}"
         figure.suptitle(title or usual)
     return figure
 
@@ -247,6 +250,7 @@ def draw(results: Sequence[Any], style: str = "contour", **options: Any) -> Figu
         Spectrum: spectra,
         RunTimes: run_times,
         Stability: stabilities,
+        Minima: minima,
         Sweep: sweeps,
         Escape: escapes,
         Smoothing: smoothings,

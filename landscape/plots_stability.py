@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib import ticker
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from landscape.minima import Minima
 from landscape.plots_surface import panels, plain_numbers, style
 from landscape.smoothing import Smoothing
 from landscape.stability import Stability
@@ -40,29 +42,64 @@ def stabilities(results: Sequence[Stability], title: str = "") -> Figure:
                     r.own_delay, r.own_limit / r.lambda_max, marker="_", ls="none", ms=16, mew=2.5, color="k",
                     label="the run's own limit", clip_on=False,
                 )  # fmt: skip
-            ax.set_xscale("symlog", base=2, linthresh=1)
-            ax.set_xlim(-0.3, max(1, r.delay.max(), r.own_delay) * 1.2)
-            ax.set_yscale("log")
-            ax.set_xticks(r.delay, [str(tau) for tau in r.delay])
-            ax.xaxis.set_minor_locator(ticker.NullLocator())
-            ax.set_title(f"{r.label or 'minimum'}\n$\\lambda_{{max}}$ = {r.lambda_max:.4g}")
-            ax.set_xlabel("delay τ (steps)")
-            ax.set_ylabel("learning rate η")
-        for ax in axes[len(results) :]:
-            ax.set_visible(False)
-        handles = {
-            label: handle
-            for ax in axes
-            for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(
-            list(handles.values()),
-            list(handles),
-            loc="outside lower center",
-            ncols=min(len(handles), 2 * columns),
-        )
+            _delays(ax, r, max(1, r.delay.max(), r.own_delay))
+        _legend(figure, axes, len(results), 2 * columns)
         figure.suptitle(title or f"Above a line training leaves the minimum ({results[0].split or 'data'})")
     return figure
+
+
+def minima(results: Sequence[Minima], title: str = "") -> Figure:
+    """Learning rate against delay, a panel a minimum: lines as predicted, markers where training left.
+
+    A marker's bar goes from the largest rate that stayed to the smallest that left.
+    """
+    columns = min(3, len(results))
+    rows = -(-len(results) // columns)
+    with style():
+        figure, axes = panels(rows, columns, 5.6, 4.2, sharex=True, sharey=True)
+        for ax, r in zip(axes, results, strict=False):
+            names = ("no momentum", f"momentum {r.momentum:g}", f"shifted momentum {r.momentum:g}")
+            for f, (name, marker) in enumerate(zip(names, "osD", strict=True)):
+                ax.plot(r.delay, r.predicted[f], color=f"C{f}", label=f"{name}: predicted")
+                bars = np.abs(np.stack([r.stays[f], r.leaves[f]]) - r.found[f])
+                ax.errorbar(
+                    r.delay, r.found[f], bars, color=f"C{f}", marker=marker, ls="none", ms=5, mfc="w",
+                    capsize=2, label=f"{name}: found",
+                )  # fmt: skip
+            _delays(ax, r, max(1, r.delay.max()))
+        _legend(figure, axes, len(results), 2 * columns)
+        samples = f"{results[0].samples:,} samples of {results[0].split or 'data'}"
+        figure.suptitle(
+            title or f"The largest rate at which training stays at its minimum\n{samples}, full batch"
+        )
+    return figure
+
+
+def _delays(ax: Axes, r: Stability | Minima, most: int) -> None:
+    """Axes of learning rate against delay, 0 to ``most``."""
+    ax.set_xscale("symlog", base=2, linthresh=1)
+    ax.set_xlim(-0.3, most * 1.2)
+    ax.set_yscale("log")
+    ax.set_xticks(r.delay, [str(tau) for tau in r.delay])
+    ax.xaxis.set_minor_locator(ticker.NullLocator())
+    ax.set_title(f"{r.label or 'minimum'}\n$\\lambda_{{max}}$ = {r.lambda_max:.4g}")
+    ax.set_xlabel("delay τ (steps)")
+    ax.set_ylabel("learning rate η")
+
+
+def _legend(figure: Figure, axes: Sequence[Axes], shown: int, columns: int) -> None:
+    """One legend for all panels, of which ``shown`` are used."""
+    for ax in axes[shown:]:
+        ax.set_visible(False)
+    handles = {
+        label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=min(len(handles), columns),
+    )
 
 
 def smoothings(results: Sequence[Smoothing], title: str = "") -> Figure:

@@ -15,8 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.contour import Surface
+from landscape.hessian_grid import HessianGrid
 from landscape.line import Line
 from landscape.options import InputError
+from landscape.spectrum import Spectrum
 from landscape.store import Array
 
 PAPER_SPACING = 0.005  # distance between contour lines in DPSGD-2020, Figure 3
@@ -115,7 +117,7 @@ def surfaces(results: Sequence[Surface], title: str = "") -> Figure:
         figure, axes = panels(rows, columns, 5.0 if columns == 1 else 3.9, 4.7)
         shared, norm, step = _scale(results)
         made, own = _common([f"\n{_made(r)}" for r in results])
-        note, statistics = _common([_bn_note(r) for r in results])
+        note, statistics = _common([bn_note(r) for r in results])
         cmap = sns.color_palette("mako_r", as_cmap=True)
         for k, (ax, r) in enumerate(zip(axes, results, strict=False)):
             _ground(ax, r)
@@ -159,7 +161,7 @@ def difference(results: Sequence[Surface], title: str = "") -> Figure:
         ax.plot(0, 0, label="centre", **_CENTER)
         _finish(figure, axes, [a], norm, "RdBu_r", label)
         names = (a.label or "first", b.label or "second")
-        note, own = _common([_bn_note(r) for r in results])
+        note, own = _common([bn_note(r) for r in results])
         figure.suptitle(title or f"Loss of {names[0]}{own[0]}\nless that of {names[1]}{own[1]}{note}")
     return figure
 
@@ -174,7 +176,7 @@ def surfaces_3d(results: Sequence[Surface], title: str = "") -> Figure:
         figure, axes = panels(rows, columns, 4.8, 4.5, subplot_kw={"projection": "3d"})
         shared, norm, _ = _scale(results)
         made, own = _common([f"\n{_made(r)}\nx: {r.axes[0]}\ny: {r.axes[1]}" for r in results])
-        note, statistics = _common([_bn_note(r) for r in results])
+        note, statistics = _common([bn_note(r) for r in results])
         cmap = sns.color_palette("mako_r", as_cmap=True)
         for k, (ax, r) in enumerate(zip(axes, results, strict=False)):
             x, y = np.meshgrid(r.x, r.y)
@@ -206,7 +208,7 @@ def lines(results: Sequence[Line], title: str = "") -> Figure:
     accurate = any(np.isfinite(r.accuracy).any() for r in results)
     with style():
         figure, axes = panels(2 if accurate else 1, 1, 5.4, 2.6, sharex=True)
-        note, own = _common([_bn_note(r) for r in results])
+        note, own = _common([bn_note(r) for r in results])
         for k, r in enumerate(results):
             name = " to ".join(r.ends) or r.label or f"line {k + 1}"
             if inner:
@@ -304,7 +306,8 @@ def _common(notes: Sequence[str]) -> tuple[str, list[str]]:
     return "", list(notes)
 
 
-def _bn_note(r: Surface | Line) -> str:
+def bn_note(r: Surface | Line | HessianGrid | Spectrum) -> str:
+    """A line about the statistics that BatchNorm used; "" without BatchNorm."""
     if not r.batchnorm:
         return ""
     notes = {

@@ -72,6 +72,7 @@ class Problem:
     or an exhausted iterator.
     """
 
+    bn = "center"  # whose statistics BatchNorm uses (landscape.batchnorm)
     bn_samples = 0  # how many samples BatchNorm's statistics come from, 0: its buffers (landscape.batchnorm)
 
     def __init__(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape import second_opinion
+from landscape.batchnorm import has_batchnorm
 from landscape.eigenvalues import Products, eigenpairs, exact_products, start_vector, top_eigenvalues
 from landscape.evaluate import Progress
 from landscape.hessian import Part
@@ -242,7 +243,8 @@ class Spectrum(Result):
     ``values`` and ``residuals`` (k,): eigenvalues, descending, of which the last ``lowest`` are the smallest
     there are and the others the largest. ``trace`` and ``trace_error`` (one standard error): NaN where not
     asked. ``nodes`` and ``weights`` (probes, steps) as in :class:`Density`: (0, 0) where not asked. ``hvps``
-    counts all products. ``kind``, ``part`` (names, joined by commas; empty for all) and ``engine`` say how.
+    counts all products. ``kind``, ``part`` (names, joined by commas; empty for all) and ``engine`` say how;
+    ``batchnorm``, ``bn`` and ``bn_samples`` as in :class:`landscape.Surface`.
     """
 
     schema: ClassVar[str] = "landscape.spectrum"
@@ -268,7 +270,10 @@ class Spectrum(Result):
     label: str = ""
     source: str = ""
     source_sha256: str = ""
-    search: str = ""  # what the search multiplied with; values and residuals are exact
+    search: str = ""  # what the search multiplied with
+    batchnorm: bool = False
+    bn: str = "center"
+    bn_samples: int = 0
 
     def __post_init__(self) -> None:
         if self.values.ndim != 1 or self.residuals.shape != self.values.shape:
@@ -369,7 +374,6 @@ def spectrum(
     if with_density:
         dense = quadrature(h, start, probes=probes, steps=steps, seed=seed, progress=stage("density"))
         hvps += dense.hvps
-    names = [part] if isinstance(part, str) else list(part or ())
     return Spectrum(
         values=pairs.values.numpy() if pairs else np.zeros(0),
         residuals=pairs.residuals.numpy() if pairs else np.zeros(0),
@@ -382,12 +386,15 @@ def spectrum(
         parameters=size,
         hvps=hvps,
         kind=kind,
-        part=",".join(names),
+        part=",".join([part] if isinstance(part, str) else part or ()),
         engine=engine,
         search=pairs.search if pairs else "",
         tol=tol,
         seed=seed,
         samples=problem.samples,
         dtype=str(problem.dtype).removeprefix("torch."),
+        batchnorm=has_batchnorm(problem.model),
+        bn=problem.bn,
+        bn_samples=problem.bn_samples,
         **about,
     )

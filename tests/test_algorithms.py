@@ -73,6 +73,31 @@ def mean(w: Tensor) -> Tensor:
     return w.mean(0).expand_as(w)
 
 
+def test_synchronous_steps_by_hand() -> None:
+    g, w = slopes(), start()
+    plain, noisy = [w], [w]
+    for t in range(1, 13):
+        plain.append(mean(plain[-1]) - LR * mean(g(plain[-1])))
+        noise = torch.randn(3, generator=generator(3, "noise", t)).double()
+        noisy.append(mean(noisy[-1] - LR * g(mean(noisy[-1]))) + 0.01 * noise)
+    path = drive("ssgd", {}, g, 12, start()).mean(1)
+    torch.testing.assert_close(path, torch.stack(plain)[:, 0])
+    path = drive("ssgd*", {"sigma": 0.01}, g, 12, start()).mean(1)
+    torch.testing.assert_close(path, torch.stack(noisy)[:, 0])
+
+
+@pytest.mark.parametrize("mixing", ["full", "ring(1)", "random-matching"])
+def test_decentralised_steps_by_hand(mixing: str) -> None:
+    g, awc, atc = slopes(), [start()], [start()]
+    for t in range(1, 13):
+        m = torch.from_numpy(Mixing(mixing, 4, 3).matrix(t))
+        awc.append(m @ awc[-1] - LR * g(awc[-1]))
+        atc.append(m @ (atc[-1] - LR * g(atc[-1])))
+    torch.testing.assert_close(drive("dpsgd", {"mixing": mixing}, g, 12, start()), torch.stack(awc))
+    path = drive("dpsgd", {"mixing": mixing, "order": "atc"}, g, 12, start())
+    torch.testing.assert_close(path, torch.stack(atc))
+
+
 def test_local_sgd_by_hand() -> None:
     g, w = slopes(), start()
     expected = [w]
@@ -275,11 +300,17 @@ def test_one_step_periods_with_reset_buffers_are_ssgd_without_momentum() -> None
 
 
 RULES: dict[str, dict[str, Any]] = {
+    "synchronous": {"name": "ssgd"},
+    "injected noise": {"name": "ssgd*", "sigma": 0.01},
+    "mixing": {"name": "dpsgd", "mixing": "ring(1)"},
+    "adapt, then combine": {"name": "dpsgd", "mixing": "random-matching", "order": "atc"},
     "local": {"name": "local-sgd", "period": 4, "start": 6},
     "nodes": {"name": "local-sgd", "period": 4, "nodes": 2, "node_period": 2},
     "slowmo": {"name": "slowmo", "period": 4},
     "diloco": {"name": "diloco", "period": 6},
     "async": {"name": "async-sgd", "delay": 3},
+    "random": {"name": "async-sgd", "delay": 3, "schedule": "random"},
+    "aware": {"name": "async-sgd", "delay": 3, "staleness_aware": True},
     "shifted": {"name": "async-sgd", "delay": 3, "shifted": 0.5},
     "pairs": {"name": "ad-psgd", "delay": 2},
     "push": {"name": "sgp", "graph": "random"},
@@ -299,10 +330,13 @@ def test_the_decompositions_identities_hold_for_every_rule(name: str) -> None:
     )
     plain = np.isfinite(r["delta_s"])
     split = r["delta_s"] + r["delta_2"] + r["delta_cross"]
-    np.testing.assert_allclose(split[plain], r["delta"][plain], rtol=1e-9)
+    if name == "injected noise":  # which is in delta alone
+        assert (r["delta"] > split).all()
+    else:
+        np.testing.assert_allclose(split[plain], r["delta"][plain], rtol=1e-9)
     # Eq. 4 splits steps −α × gradient: not an outer step, shifted momentum, or unequal push-sum weights.
     steps = {"slowmo": r["step"] % 4 != 0, "diloco": r["step"] % 6 != 0}
-    expected = steps.get(name, np.full(8, name not in ("shifted", "push")))
+    expected = steps.get(name, np.full(8, name not in ("shifted", "aware", "push")))
     np.testing.assert_array_equal(plain, expected)
 
 

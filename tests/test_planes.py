@@ -412,3 +412,25 @@ def test_surfaces_keep_their_markers_and_older_files_load(tmp_path: Path) -> Non
         file["markers"] = np.zeros((3, 2))
     with pytest.raises(FailedError, match="must fit 0 labels"):
         landscape.load(tmp_path / "s.h5")
+
+
+def test_hessian_grids_and_spectra_say_whose_statistics_batchnorm_used(tmp_path: Path) -> None:
+    x, y = torch.randn(24, 3, 8, 8), torch.randint(3, (24,))
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.Linear(144, 3)
+    )
+    problem = Problem(model, nn.functional.cross_entropy, (x, y))
+    for policy, used in (("center", 0), ("train", 12)):
+        own = with_policy(problem, policy, 12)
+        plane = landscape.random_plane(own)
+        grid = landscape.hessian_grid(own, plane, (2, 2), save=None)
+        for result in (grid, landscape.spectrum(own, 1)):
+            result.save(tmp_path / "r.h5")
+            back = landscape.load(tmp_path / "r.h5")
+            assert (back.batchnorm, back.bn, back.bn_samples) == (True, policy, used)
+            assert "BatchNorm: " in back.plot().get_suptitle()
+    with pytest.raises(InputError, match="its bn is 'train' and not 'center'"):
+        landscape.hessian_grid(problem, plane, (2, 2), previous=grid)
+    plain = landscape.spectrum(problems.quadratic([1.0, 2.0]), 1)
+    assert (plain.batchnorm, plain.bn, plain.bn_samples) == (False, "center", 0)
+    assert "BatchNorm" not in plain.plot().get_suptitle()

@@ -96,7 +96,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 SINGLE = ("ssgd", "full, atc", "ring", "matching")  # those tried in float32, too
 # Those tried in four processes only, since each has a like that is tried in two.
-FOUR = ("nodes, momentum", "diloco", "async", "push, exponential", "adaptive consensus", "torus", "star")
+FOUR = ("nodes, momentum", "async", "push, exponential", "torus", "star")
 
 
 def recipes() -> dict[str, recipe.Recipe]:

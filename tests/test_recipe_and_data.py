@@ -25,7 +25,7 @@ BUILT_IN = {
     "digits-dpsgd",
     "saddle-dpsgd",
     *(f"mnist-fig2{part}-{a}" for part in "ab" for a in ("ssgd", "ssgd-noise", "dpsgd")),
-    *(f"mnist-{a}" for a in ("local-sgd", "slowmo", "async")),
+    *(f"mnist-{a}" for a in ("local-sgd", "slowmo", "async", "minimum")),
 }
 
 

@@ -15,6 +15,7 @@ from landscape.cli.hessian_grid import hessian_grid
 from landscape.cli.import_state import import_state
 from landscape.cli.info import info
 from landscape.cli.line import line
+from landscape.cli.minima import minima
 from landscape.cli.noise import noise
 from landscape.cli.plan import plan
 from landscape.cli.plot import plot
@@ -42,7 +43,7 @@ def group() -> None:
 
 for command in (
     train, sweep, plan, contour, line, hessian_grid, spectrum, noise, smoothing, stability,
-    saddles, figures, plot, import_state, info, recipes, demo,
+    minima, saddles, figures, plot, import_state, info, recipes, demo,
 ):  # fmt: skip
     group.add_command(command)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from landscape.data.base import Dataset, classification, data_root
-from landscape.options import FailedError
+from landscape.options import FailedError, InputError
 
 FILES = (
     "train-images-idx3-ubyte",
@@ -48,7 +48,7 @@ def _find(folders: list[Path], file: str, name: str) -> Path:
     )
 
 
-def _load(name: str, data_dir: str | Path | None) -> Dataset:
+def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
     root = data_root(data_dir)
     arrays = [read_idx(_find([root / name, root], file, name)) for file in FILES]
     for images, labels, file in ((arrays[0], arrays[1], FILES[0]), (arrays[2], arrays[3], FILES[2])):
@@ -58,14 +58,24 @@ def _load(name: str, data_dir: str | Path | None) -> Dataset:
                 "they must be (N, height, width) and (N,)"
             )
     train, test = ((a.reshape(len(a), -1), b) for a, b in (arrays[:2], arrays[2:]))
+    if not 0 <= samples <= len(train[0]):
+        raise InputError(f"data.samples: {samples} is not allowed, it must be 0 (all) to {len(train[0])}")
+    if samples:
+        train = train[0][:samples], train[1][:samples]
     return classification(train, test, scale=255.0, classes=10)
 
 
-def mnist(data_dir: str | Path | None = None) -> Dataset:
-    """MNIST: x (60000 and 10000, 784) in [0, 1] with no further normalisation, y in 0…9."""
-    return _load("mnist", data_dir)
+def mnist(samples: int = 0, data_dir: str | Path | None = None) -> Dataset:
+    """MNIST: x (60000 and 10000, 784) in [0, 1] with no further normalisation, y in 0…9.
+
+    ``samples``: only so many of the training set, the first (0: all).
+    """
+    return _load("mnist", samples, data_dir)
 
 
-def fashion_mnist(data_dir: str | Path | None = None) -> Dataset:
-    """Fashion-MNIST, in MNIST's format: x (60000 and 10000, 784) in [0, 1], y in 0…9."""
-    return _load("fashion-mnist", data_dir)
+def fashion_mnist(samples: int = 0, data_dir: str | Path | None = None) -> Dataset:
+    """Fashion-MNIST, in MNIST's format: x (60000 and 10000, 784) in [0, 1], y in 0…9.
+
+    ``samples`` as in :func:`mnist`.
+    """
+    return _load("fashion-mnist", samples, data_dir)

@@ -67,14 +67,10 @@ class Comm:
         finally:
             self.waited += time.perf_counter() - clock
 
-    @contextlib.contextmanager
-    def _naming(self) -> Iterator[None]:
+    def _naming(self) -> contextlib.AbstractContextManager[None]:
         """Turn torch's errors inside, also those of starting an exchange, into the name of the lost rank."""
-        try:
-            yield
-        except RuntimeError as error:
-            assert self.group is not None
-            raise self.group.diagnose(error) from error
+        assert self.group is not None
+        return self.group.naming()
 
     # Means and sums over all processes.
 

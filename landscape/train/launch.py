@@ -16,9 +16,10 @@ from landscape.checkpoint import Checkpoint
 from landscape.options import FailedError, InputError, choose
 from landscape.train import processes
 from landscape.train.comm import Comm
-from landscape.train.loop import Hooks, Trainer, recipe_of
+from landscape.train.loop import Hooks, recipe_of
 from landscape.train.processes import Group, Lost
 from landscape.train.recipe import Recipe, read
+from landscape.train.server import kind
 
 # What a run that was killed while it wrote has left behind.
 STALE = (".step-???????.h5.*.tmp", ".last.h5.*.tmp", ".recipe.toml.*.tmp")
@@ -38,7 +39,8 @@ def launch(
     """Train ``recipe`` in ``folder``: writes recipe.toml, step-NNNNNNN.h5 and last.h5; returns the end.
 
     With a ``group`` every one of its processes calls this, each returns the learners it holds, rank 0 writes
-    the files, and all write logs/rank-R.log.
+    the files, and all write logs/rank-R.log. Of asynchronous SGD with measured delays rank 0 is the server,
+    the others are its workers, which return the last weights without a history.
 
     Args:
         recipe: may be None with ``resume``: then that of the folder's run.
@@ -63,16 +65,17 @@ def launch(
     if recipe is None:
         raise InputError("RECIPE: missing; give a name (see 'landscape recipes'), a .toml file, or --resume")
     hooks = dataclasses.replace(hooks or Hooks())
-    trainer = Trainer(
+    trainer = kind(recipe, group)(
         recipe, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks, group=group
     )
+    recipe = trainer.recipe  # which now says what it started from
     hooks.save = functools.partial(_save, folder=folder, comm=trainer.comm)
     if group:
         start = {"data": str(trainer.data["fingerprint"]), "first step": str(trainer.step + 1)}
         group.agree(_flat(dataclasses.asdict(recipe)) | start)
     try:  # only now, when nothing else can be wrong: a mistake leaves no trace in the folder
         folder.mkdir(parents=True, exist_ok=True)
-        if trainer.comm.rank == 0:
+        if group is None or group.rank == 0:
             stale = [p for pattern in STALE for p in folder.glob(pattern)]
             for path in [*stale, *(held if force else [])]:
                 path.unlink(missing_ok=True)
@@ -87,8 +90,8 @@ def launch(
     if group is None:
         return trainer.run()
     with processes.log_to(folder / "logs" / f"rank-{group.rank}.log") as log:
-        own = f"learners {trainer.comm.own.start} to {trainer.comm.own.stop - 1}"
-        log(f"rank {group.rank} of {group.size}, {own}, on {place}; {processes.where()}; {group.backend}")
+        who = f"rank {group.rank} of {group.size}, {trainer.part()}"
+        log(f"{who}, on {place}; {processes.where()}; {group.backend}")
         tell, save = hooks.message, hooks.save
 
         def message(line: str) -> None:
@@ -190,7 +193,12 @@ def _resumed(
         if recipe is None:
             raise FailedError(f"{folder}: holds no run to resume (no last.h5); give a RECIPE to start one")
         return None, recipe
-    checkpoint = Checkpoint.load(last, held=lambda learners: Comm(learners, group).own)
+
+    def held(learners: int) -> slice:
+        """What this process holds; all, where there are too few, or a server and its workers share them."""
+        return Comm(learners, group if group and learners >= group.size else None).own
+
+    checkpoint = Checkpoint.load(last, held)
     return checkpoint, _same(recipe_of(checkpoint), recipe, folder)
 
 
@@ -198,6 +206,8 @@ def _same(stored: Recipe, wanted: Recipe | None, folder: Path) -> Recipe:
     """``stored``, or ``wanted`` if it differs in nothing but more steps; else FailedError names the key."""
     if wanted is None:
         return stored
+    if wanted.init.checkpoint == stored.init.checkpoint and not wanted.init.sha256:
+        wanted = dataclasses.replace(wanted, init=stored.init)
     if wanted.steps < stored.steps:
         raise FailedError(
             f"{folder}: its run has steps = {stored.steps}, going on with {wanted.steps} is not allowed"

@@ -15,20 +15,20 @@ from torch import Tensor
 from landscape import factories
 from landscape.batchnorm import has_batchnorm, with_policy
 from landscape.checkpoint import HISTORY_UNITS, Checkpoint
-from landscape.data import Dataset
-from landscape.options import InputError
 from landscape.problem import Problem
-from landscape.stack import Stack
-from landscape.train import optimizer
+from landscape.stack import Stack, Training
+from landscape.train import initial, optimizer
 from landscape.train.buffers import Buffers
 from landscape.train.comm import Comm
-from landscape.train.decomposition import GROUPS, StepDecomposition
+from landscape.train.decomposition import StepDecomposition
+from landscape.train.fit import check_fit
 from landscape.train.monitor import Sharpness
 from landscape.train.processes import Group
 from landscape.train.randomness import generator
 from landscape.train.recipe import Recipe, from_values, parse
 from landscape.train.trial import Trial
 
+START = "start_norm2"  # what a checkpoint calls ‖w_a‖² at the start of a run from another one's weights
 # Steps in a row that the spread must exceed its bound by: a burst, such as one huge gradient, is over sooner,
 # and under SSGD the learners are together again after one step (ours).
 PERSISTENT = 10
@@ -74,15 +74,14 @@ class Trainer:
         group: Group | None = None,
     ) -> None:
         self.comm = Comm(recipe.learners, group)
+        recipe, start = (recipe, None) if checkpoint else initial.read(recipe)
         self.recipe, self.hooks = recipe, hooks or Hooks()
         source, self.model = recipe.spec("data"), recipe.spec("model")
         dataset = factories.load_data("data", source, data_dir)
         if checkpoint:
             checkpoint.check_data(dataset)
         dtype = getattr(torch, recipe.dtype)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(generator(recipe.seed, "init").initial_seed())
-            model = factories.build_model("model", self.model)
+        model = initial.network(recipe, dataset, start)
         self.train, self.test = (
             Problem(model, dataset.loss, dataset.split(split), device=device, dtype=dtype)
             for split in ("train", "test")
@@ -92,7 +91,7 @@ class Trainer:
         self.buffers = Buffers(self.train, self.test, self.comm, recipe.seed, recipe.evaluate.bn_samples)
         if checkpoint:
             self.buffers.restore(checkpoint.buffers)
-        self._check_fit(dataset)
+        check_fit(recipe, self.model, dataset, (self.train, self.test), self.stack, self.buffers)
         self.augment = getattr(dataset, "augment", None)
         self.data = {
             "name": source.name,
@@ -109,6 +108,7 @@ class Trainer:
         self.algorithm, self.rule = recipe.part("algorithm")[0], recipe.rule()
         self.rule.comm = self.comm
         self.weights = self.train.theta.repeat(self.comm.held, 1)
+        self._start_norm2 = float(self.train.theta @ self.train.theta)
         self.rule.start(self.weights)
         self._gradients = torch.empty_like(self.weights)
         self.optimizer = optimizer.make(*recipe.part("optimizer"))
@@ -120,53 +120,14 @@ class Trainer:
         if checkpoint:
             self._restore(checkpoint)
 
-    def _check_fit(self, dataset: Dataset | factories.UserData) -> None:
-        """Raise InputError where model, data and device do not fit, before the first step does."""
-        samples = self.recipe.decompose.samples
-        if samples % GROUPS:
-            raise InputError(
-                f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}"
-            )
-        on_gpu = self.train.device.type == "cuda"
-        if self.recipe.precision == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported(False):
-            raise InputError(
-                "precision: 'bfloat16' is not allowed, this GPU does not compute in it; use 'full'"
-            )
-        micro = self.recipe.local_batch // self.recipe.accumulate
-        if has_batchnorm(self.train.model) and 0 < samples < GROUPS * micro:
-            raise InputError(
-                f"decompose.samples: {samples} is not allowed, BatchNorm needs at least {GROUPS} batches of "
-                f"{micro} samples"
-            )
-        if isinstance(dataset, Dataset):
-            first, y = self.train.gather(torch.zeros(1, dtype=torch.long))
-            try:
-                outputs = self.train.outputs(self.train.theta, first)
-            except RuntimeError as error:
-                words = str(error).splitlines()[0]
-                shape = tuple(first.shape[1:])
-                raise InputError(
-                    f"model: '{self.model.name}' does not take inputs of shape {shape} ({words})"
-                ) from error
-            needed = (dataset.classes, *y.shape[1:])
-            if dataset.classes and outputs.shape[1:] != needed:
-                raise InputError(
-                    f"model: '{self.model.name}' has outputs of shape {tuple(outputs.shape[1:])}, "
-                    f"data '{self.recipe.part('data')[0]}' needs {needed}"
-                )
-        else:
-            self.train.gather(torch.zeros(1, dtype=torch.long))  # refuses batches, which cannot be drawn from
-            self.train.check_fit()
-            self.test.check_fit()
-        if self.stack.steps is None:
-            self.buffers.check(self.stack.training_model, micro)
-
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.weights = checkpoint.weights.to(self.weights)
         self.optimizer.restore(checkpoint.optimizer)
         self.rule.restore(checkpoint.rule, checkpoint.shared)
         self.monitor.restore(checkpoint.shared)
         self.trial.restore(checkpoint.shared)
+        if START in checkpoint.shared:
+            self._start_norm2 = float(checkpoint.shared[START])
         self.step, self.diverged, self.diverged_at = (
             checkpoint.step,
             checkpoint.diverged,
@@ -214,8 +175,7 @@ class Trainer:
         points = self.rule.points(weights)
         x, y = self._minibatches(t)
         gradients, training = self._gradients, self.buffers.training(t)
-        self.trial.decide(points, x, y, training, recipe.model)
-        losses = self.stack.gradients(points, x, y, out=gradients, training=training)
+        losses = self._compute(points, x, y, training)
         if self._open is not None:
             self._close()
             if self.diverged:  # this step is none any more; only what it has sent must arrive
@@ -263,6 +223,7 @@ class Trainer:
         row["samples_per_s"], row["wait_s"] = recipe.batch / seconds, comm.waited - waited
         vectors, row["comm_rounds"] = self.rule.traffic(t)
         row["comm_bytes"] = vectors * weights[0].nbytes
+        row |= self.rule.columns(t)
         if tested:
             self._evaluate(row)
         if monitored:
@@ -270,6 +231,11 @@ class Trainer:
             if warning := self.monitor.warning(row, self.rows[:-1]):
                 self.hooks.message(warning)
         self.hooks.step(t, recipe.steps)
+
+    def _compute(self, points: Tensor, x: Any, y: Any, training: Training) -> Tensor:
+        """Write the learners' gradients at ``points`` to ``_gradients``; gives their losses (n_own,)."""
+        self.trial.decide(points, x, y, training, self.recipe.model)
+        return self.stack.gradients(points, x, y, out=self._gradients, training=training)
 
     def _state(self) -> tuple[dict[str, Tensor], ...]:
         """What a step changes beside the weights."""
@@ -292,6 +258,10 @@ class Trainer:
             self.rows.pop()
             self._go_back(last.state)
 
+    def part(self) -> str:
+        """For logs: what this process holds."""
+        return f"learners {self.comm.own.start} to {self.comm.own.stop - 1}"
+
     def pace(self) -> str:
         """For logs: the speed of the last steps and how much of it was waiting; "" before the first."""
         last = self.rows[-100:]
@@ -302,18 +272,24 @@ class Trainer:
         speed = len(last) * self.recipe.batch / seconds
         return f"; {speed:.0f} samples/s, {100 * waited / seconds:.0f}% of the time waiting"
 
-    def _minibatches(self, t: int) -> tuple[Tensor, Tensor]:
-        """(x (n_own, B, ...), y (n_own, B, ...)) of step ``t``, drawn with replacement (DESIGN, settings).
+    def _minibatches(self, t: int) -> tuple[Any, Any]:
+        """(x (n_own, B, ...), y (n_own, B, ...)) of step ``t``, as ``Recipe.sampling`` says."""
+        return self._draw(t, self.recipe.learners, self.comm.own)
+
+    def _draw(self, t: int, learners: int, own: slice) -> tuple[Any, Any]:
+        """Minibatches ``t`` of those of ``learners`` that are ``own``.
 
         What a learner draws, and how its inputs are augmented, does not depend on the number of processes.
         """
-        shape, seed = (self.recipe.learners, self.recipe.local_batch), self.recipe.seed
-        drawn = torch.randint(self.train.samples, shape, generator=generator(seed, "batch", t))
-        x, y = self.train.gather(drawn[self.comm.own])
+        size, seed = self.recipe.local_batch, self.recipe.seed
+        if self.recipe.sampling == "all":
+            drawn = torch.arange(self.train.samples).view(-1, size).expand(learners, size)
+        else:
+            drawn = torch.randint(self.train.samples, (learners, size), generator=generator(seed, "batch", t))
+        x, y = self.train.gather(drawn[own])
         if self.augment is not None:
-            learners = range(self.comm.own.start, self.comm.own.stop)
-            draws = [generator(seed, "augment", t, j) for j in learners]
-            x = torch.stack([self.augment(own, draw) for own, draw in zip(x, draws, strict=True)])
+            draws = [generator(seed, "augment", t, j) for j in range(own.start, own.stop)]
+            x = torch.stack([self.augment(rows, draw) for rows, draw in zip(x, draws, strict=True)])
         return x, y
 
     def _statistics(self) -> dict[str, Tensor]:
@@ -328,7 +304,7 @@ class Trainer:
 
     def _suspicious(self) -> bool:
         """Whether the spread last measured may be beyond its bound, so that the next is worth measuring."""
-        bound = self.recipe.diverge.consensus * float(self.train.theta @ self.train.theta)
+        bound = self.recipe.diverge.consensus * self._start_norm2
         return bool(self.rows) and self.rows[-1]["consensus"] > bound
 
     def _judge(self, last: _Open, finite: bool) -> None:
@@ -339,8 +315,7 @@ class Trainer:
         bounds, apart, row, new_mean = self.recipe.diverge, False, last.row, last.mean
         recent = [r["consensus"] for r in self.rows[-PERSISTENT:]]
         if new_mean is not None and len(recent) == PERSISTENT:
-            start = self.train.theta
-            bound = bounds.consensus * max(float(new_mean @ new_mean), float(start @ start))
+            bound = bounds.consensus * max(float(new_mean @ new_mean), self._start_norm2)
             apart = all(spread > bound for spread in recent)
         if row["loss"] <= bounds.loss and finite and not apart:
             return  # the first is false for NaN, too
@@ -363,7 +338,9 @@ class Trainer:
     def checkpoint(self) -> Checkpoint:
         """The run's state now."""
         columns = {c: np.array([row[c] for row in self.rows], dtype=np.float64) for c in HISTORY_UNITS}
-        recipe = self.recipe
+        recipe, shared = self.recipe, self.rule.shared | self.monitor.state | self.trial.state
+        if recipe.init.checkpoint:  # the file may be gone when this one is resumed
+            shared = shared | {START: torch.tensor(self._start_norm2, dtype=torch.float64)}
         return Checkpoint(
             weights=self.weights,
             layout=self.train.layout,
@@ -381,7 +358,7 @@ class Trainer:
             mean_buffers=self._statistics(),
             optimizer=self.optimizer.state,
             rule=self.rule.state,
-            shared=self.rule.shared | self.monitor.state | self.trial.state,
+            shared=shared,
             diverged_at=self.diverged_at,
             diverged=self.diverged,
         )

@@ -170,6 +170,14 @@ class Group:
         late = f"; {_ranks(behind)} only at step {steps[behind[0]]}" if behind else ""
         return Lost(f"an exchange of rank {self.rank} failed, though all ranks live ({words}){late}")
 
+    @contextlib.contextmanager
+    def naming(self) -> Iterator[None]:
+        """Turn torch's errors of exchanges inside into the name of the lost rank."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.diagnose(error) from error
+
     def _signs(self, rank: int) -> str:
         key = f"beat/{rank}"
         return self._store.get(key).decode() if self._store.check([key]) else ""

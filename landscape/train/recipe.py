@@ -83,13 +83,27 @@ class Diverge:
 
 
 @dataclass(frozen=True)
+class Init:
+    """Where all learners start: at w_a of the file ``checkpoint``, with its BatchNorm statistics; "": anew.
+
+    ``sha256`` is that of the file's bytes. Left out, the run sets it; given, the file must have it. A run
+    that is resumed needs the file no more.
+    """
+
+    checkpoint: str = ""
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A run: ``learners`` n, total ``batch`` nB, ``lr`` α, ``steps``, ``seed``, and the parts by name.
 
     ``algorithm``, ``model``, ``data`` and ``optimizer`` are tables with a ``name`` and that thing's own
     options. Each local minibatch is computed as ``accumulate`` microbatches; ``precision`` "bfloat16" runs
     the network on minibatches under autocast, on CPU as well as CUDA, while weights, optimizer state and the
-    passes over whole data sets stay in ``dtype``.
+    passes over whole data sets stay in ``dtype``. ``sampling`` "replacement": minibatches are drawn with
+    replacement (DESIGN, settings); "all": each step takes the whole training set, which must have ``batch``
+    samples, a share a learner in order, so that gradients have no sampling noise.
     """
 
     name: str
@@ -104,6 +118,7 @@ class Recipe:
     dtype: Literal["float32", "float64"] = "float32"
     precision: Precision = "full"
     accumulate: int = 1
+    sampling: Literal["replacement", "all"] = "replacement"
     optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "sgd"} | optimizer.options("sgd", {}))
     schedule: Schedule = field(default_factory=Schedule)
     decompose: Decompose = field(default_factory=Decompose)
@@ -111,6 +126,7 @@ class Recipe:
     checkpoint: Save = field(default_factory=Save)
     monitor: Monitor = field(default_factory=Monitor)
     diverge: Diverge = field(default_factory=Diverge)
+    init: Init = field(default_factory=Init)
 
     def __post_init__(self) -> None:
         for key in ("learners", "batch", "accumulate"):
@@ -145,6 +161,8 @@ class Recipe:
         positive("evaluate.bn_samples", self.evaluate.bn_samples, least=2)
         positive("diverge.loss", self.diverge.loss)
         positive("diverge.consensus", self.diverge.consensus)
+        if self.init.sha256 and not self.init.checkpoint:
+            raise InputError("init.sha256: not allowed without init.checkpoint, whose it is")
         # The parts' own options: a bad one is found here, before any data is read.
         self.rule()
         optimizer.make(*self.part("optimizer"))

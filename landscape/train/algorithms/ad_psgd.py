@@ -36,7 +36,7 @@ class ADPSGD(DPSGD):
         super().__init__(learners, seed, mixing)
         positive("algorithm.delay", delay, least=0)
         self.delay, self.schedule = delay, schedule
-        self._slots = torch.empty(0)
+        self._slots, self._mean_delay = torch.empty(0), 0.0
 
     def start(self, weights: Tensor) -> None:
         self.state = {"past": weights[:, None].repeat(1, self.delay + 1, 1)}
@@ -50,11 +50,15 @@ class ADPSGD(DPSGD):
         if self.schedule == "random":
             draw = generator(self.seed, "delay", step)
             delays = torch.randint(most + 1, (self.learners,), generator=draw)
+        self._mean_delay = float(delays.double().mean())
         self._slots = (step - 1 - delays[self.comm.own]) % size
 
     def points(self, weights: Tensor) -> Tensor:
         slots = self._slots.to(weights.device)
         return self.state["past"][torch.arange(len(weights), device=weights.device), slots]
+
+    def columns(self, step: int) -> dict[str, float]:
+        return {"delay": self._mean_delay}
 
     def limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
         """Of random pairs in mean square, and with the fixed schedule only."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from landscape.options import below_one, positive
+from landscape.options import InputError, below_one, positive
 from landscape.stability import max_stable_step
 from landscape.stability_rules import max_random_delay_step
 from landscape.train.algorithms.base import Rule
@@ -20,8 +21,9 @@ class AsyncSGD(Rule):
     The copy is of the server's weights when the worker last delivered, so that the gradient is as many steps
     old as others delivered since. ``schedule`` "round-robin": in turn, all are exactly ``delay`` τ old
     (Delay-2019's x_{t+1} = x_t − αg(x_{t−τ})); "random": each step draws the worker, the delay is geometric
-    with mean τ. A worker's minibatch is shared by the n learners, so that nB samples make an update; with one
-    learner this is the textbook's.
+    with mean τ; "measured": τ+1 processes deliver at their own pace to one more, the server
+    (:mod:`landscape.train.server`), for one learner. A worker's minibatch is shared by the n learners, so
+    that nB samples make an update; with one learner this is the textbook's.
 
     Momentum in its ordinary form, v ← m v + g on the server, is the optimizer's. ``shifted``: the momentum of
     Delay-2019's shifted form, one buffer a worker: v_k ← m v_k + g(c_k), x ← x − α v_k. ``staleness_aware``:
@@ -35,16 +37,24 @@ class AsyncSGD(Rule):
         learners: int,
         seed: int,
         delay: int,
-        schedule: Literal["round-robin", "random"] = "round-robin",
+        schedule: Literal["round-robin", "random", "measured"] = "round-robin",
         shifted: float = 0.0,
         staleness_aware: bool = False,
     ) -> None:
         super().__init__(learners, seed)
         positive("algorithm.delay", delay, least=0)
         below_one("algorithm.shifted", shifted)
+        self.measured = schedule == "measured"
+        if self.measured and learners > 1:
+            raise InputError(
+                f"learners: {learners} is not allowed with algorithm.schedule 'measured', it must be 1: the "
+                f"workers are the {delay + 1} that algorithm.delay says"
+            )
         self.delay, self.schedule = delay, schedule
         self.shifted, self.staleness_aware = shifted, staleness_aware
         self._worker = 0
+        #: Of the measured schedule: gives who is waiting its copy, and waits for who delivers next.
+        self.deliver: Callable[[], int] | None = None
 
     def start(self, weights: Tensor) -> None:
         workers, first = self.delay + 1, weights[0]
@@ -52,9 +62,13 @@ class AsyncSGD(Rule):
         if self.shifted:
             self.shared |= {"momentum": torch.zeros_like(self.shared["copies"])}
             self.shared |= {"last_momentum": torch.zeros_like(first)}
+        if self.measured:
+            self.shared |= {"last": torch.tensor(0)}
 
     def worker(self, step: int) -> int:
-        """Who delivers at ``step``, 0…τ."""
+        """Who delivers at ``step``, 0…τ; of the measured schedule, who was the last to deliver."""
+        if self.measured:
+            return int(self.shared["last"])
         if self.schedule == "round-robin":
             return (step - 1) % (self.delay + 1)
         return int(torch.randint(self.delay + 1, (1,), generator=generator(self.seed, "delay", step)))
@@ -66,6 +80,13 @@ class AsyncSGD(Rule):
             self.shared["fetched"][last] = step - 1
             if self.shifted:
                 self.shared["momentum"][last] = self.shared["last_momentum"]
+        if self.measured:
+            if self.deliver is None:
+                raise InputError(
+                    "algorithm.schedule: 'measured' is not allowed in one process; landscape train --nproc "
+                    f"{self.delay + 2} starts a server and {self.delay + 1} workers"
+                )
+            self.shared = self.shared | {"last": torch.tensor(self.deliver())}
         self._worker = self.worker(step)
 
     def points(self, weights: Tensor) -> Tensor:
@@ -74,7 +95,7 @@ class AsyncSGD(Rule):
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         x, new = self.comm.mean(weights), self._spare(weights)
         if self.staleness_aware:
-            lr /= max(1, step - 1 - int(self.shared["fetched"][self._worker]))
+            lr /= max(1, self._delay(step))
         if not self.shifted:
             return torch.sub(x, directions, alpha=lr, out=new)
         mean = self.comm.fresh_mean(directions, "directions")
@@ -82,14 +103,24 @@ class AsyncSGD(Rule):
         self.shared = self.shared | {"last_momentum": v}
         return new.copy_(torch.sub(x, v, alpha=lr))
 
+    def _delay(self, step: int) -> int:
+        """How old the gradient of ``step`` is."""
+        return step - 1 - int(self.shared["fetched"][self._worker])
+
+    def columns(self, step: int) -> dict[str, float]:
+        return {"delay": self._delay(step)}
+
     def plain(self, step: int) -> bool:
-        return not (self.shifted or self.staleness_aware)
+        """Not of the measured schedule: its server has the gradient, but not the minibatch."""
+        return not (self.shifted or self.staleness_aware or self.measured)
 
     def traffic(self, step: int) -> tuple[float, int]:
         return 2.0, 0  # its gradient to the server, weights back; nobody waits for others
 
     def limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """In mean square for the random schedule."""
+        """In mean square for the random schedule; not known for the measured one, where delays vary."""
+        if self.measured and self.delay:
+            return None
         if (self.shifted and momentum) or (
             self.schedule == "random" and (self.shifted or momentum or self.staleness_aware) and self.delay
         ):
@@ -98,3 +129,8 @@ class AsyncSGD(Rule):
             return max_random_delay_step(self.delay + 1)
         m, kind = (self.shifted, "shifted") if self.shifted else (momentum, form)
         return max_stable_step(self.delay, m, kind) * (max(1, self.delay) if self.staleness_aware else 1)
+
+    def describe(self, momentum: float | None = 0.0, form: str = "ordinary") -> str:
+        if not self.measured:
+            return super().describe(momentum, form)
+        return f"{self.delay + 1} workers at their own pace: such a run cannot be repeated to the bit"

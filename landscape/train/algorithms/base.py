@@ -29,6 +29,8 @@ class Rule(ABC):
     synchronous = False
     #: Whether that point is the mean of the weights.
     at_mean = False
+    #: Whether gradients come from processes at their own pace (:mod:`landscape.train.server`).
+    measured = False
     #: η_0, the rate after the warm-up; the recipe sets it.
     peak = 0.0
 
@@ -72,6 +74,10 @@ class Rule(ABC):
     def plain(self, step: int) -> bool:
         """Whether ``step`` moves w_a by −α times the mean of the directions, as Eq. 4 takes for granted."""
         return True
+
+    def columns(self, step: int) -> dict[str, float]:
+        """What the rule itself records of ``step`` in the history, after :meth:`finish`."""
+        return {}
 
     @abstractmethod
     def traffic(self, step: int) -> tuple[float, int]:
