@@ -28,7 +28,7 @@ from tests.test_cli import one_line
 # Of the papers: a figure for each of theirs, and what is listed as the papers' claims and ours.
 WANTED = {
     "fig1", "fig2a", "fig2b", "fig3", "fig4", "fig6", "fig7", *(f"table{k}" for k in range(1, 7)), "saddles",
-    "runtime", "smoothing", "lr-divergence", "local-sgd", "delay-boundary", "edge", "edge-follows", "eq4",
+    "runtime", "smoothing", "lr-divergence", "local-sgd", "delay-boundary", "delay-minima", "sixteen", "edge", "edge-follows", "eq4",
     "noise-split", "lamb", "learners-plane", "flatness",
 }  # fmt: skip
 

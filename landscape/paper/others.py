@@ -1,4 +1,4 @@
-"""DPSGD-2021, LocalSGD-2021 and Delay-2019: what their abstracts claim.
+"""DPSGD-2021 and LocalSGD-2021: what their abstracts claim.
 
 Of these papers only the abstracts are at hand: every setting here is ours.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib import ticker
 
 import landscape
-from landscape import plots, stability
+from landscape import plots
 from landscape.checkpoint import Checkpoint
 from landscape.paper.figure import (
     Compared,
@@ -262,74 +262,3 @@ figure(
     laptop=f"n = 8, nB = 2000, lr 0.2, β = 0.5, 960 steps, three seeds; {OURS}",
     paper=OURS,
 )(_local)
-
-# ---- Delay-2019: the boundary
-
-DELAYS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-PRINTED = {
-    (0.0, "ordinary"): (1, 0.4450, 0.2091, 0.0499),
-    (0.9, "ordinary"): (0.1, 0.0348, 0.0158, 0.0042),
-    (0.9, "shifted"): (0.19, 0.0648, 0.0279, 0.0063),
-}
-
-
-def _boundary(work: Work) -> Drawing:
-    named = {
-        (0.0, "ordinary"): "no momentum",
-        (0.9, "ordinary"): "momentum 0.9",
-        (0.9, "shifted"): "shifted momentum 0.9",
-    }
-    rows, compared, slopes = list[dict[str, Any]](), list[Compared](), list[float]()
-    with style():
-        picture, (ax,) = panels(1, 1, 6.8, 3.9)
-        for k, ((m, form), label) in enumerate(named.items()):
-            limits = [stability.max_stable_step(delay=tau, momentum=m, form=form) for tau in DELAYS]
-            ax.plot(DELAYS, limits, marker="osD"[k], ms=4, label=label)
-            rows += [
-                {"momentum": m, "form": form, "delay": t, "limit": v}
-                for t, v in zip(DELAYS, limits, strict=True)
-            ]
-            slopes.append(float(np.polyfit(np.log(DELAYS[-5:]), np.log(limits[-5:]), 1)[0]))
-            for tau, value in zip((1, 3, 7, 31), PRINTED[m, form], strict=True):
-                here = stability.max_stable_step(delay=tau, momentum=m, form=form)
-                compared.append(
-                    Compared(f"largest ηλ, τ = {tau}, {label} (known value)", f"{here:.4f}", f"{value:.4f}")
-                )
-        ax.plot(
-            DELAYS[1:],
-            [np.pi / (2 * tau + 1) / 1 for tau in DELAYS[1:]],
-            color="#777777",
-            lw=0.9,
-            ls=":",
-            label="π/(2τ + 1)",
-        )
-        ax.set_xscale("symlog", base=2, linthresh=1)
-        ax.set_yscale("log")
-        ax.set_xticks([0, 1, 2, 4, 8, 16, 32, 64], ["0", "1", "2", "4", "8", "16", "32", "64"])
-        ax.xaxis.set_minor_locator(ticker.NullLocator())
-        ax.set_xlabel("delay τ (steps)")
-        ax.set_ylabel("largest stable ηλ")
-        picture.legend(loc="outside lower center", ncols=2)
-        picture.suptitle(work.title)
-    return Drawing(
-        {"": picture},
-        rows,
-        compared,
-        f"For large delays the limit falls as τ to the power {', '.join(f'{s:.2f}' for s in slopes)} (no, "
-        "ordinary, shifted momentum): the rate must be inversely proportional to the delay. Shifted "
-        "momentum allows more than ordinary.",
-        all(abs(s + 1) < 0.15 for s in slopes),
-    )
-
-
-_EXACT = "from the characteristic polynomial; nothing is trained"
-figure(
-    "delay-boundary",
-    "Delay-2019",
-    "the largest stable ηλ against delay, three forms of momentum",
-    "At high delay the rate must be inversely proportional to it; momentum should be off, or shifted.",
-    lambda scale: {},
-    smoke=_EXACT,
-    laptop=_EXACT,
-    paper=_EXACT,
-)(_boundary)
