@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import gc
 import hashlib
 import json
 import multiprocessing
@@ -191,4 +192,5 @@ def _train(job: tuple[Recipe, Path, str, str | None]) -> float:
     recipe, folder, device, data_dir = job
     clock = time.perf_counter()
     launch.launch(recipe, folder, resume=True, device=device, data_dir=data_dir, hooks=Hooks())
+    gc.collect()  # a trainer and its data set refer to each other: run after run they would pile up
     return time.perf_counter() - clock
