@@ -99,6 +99,6 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
             if tensor.data_ptr() not in seen:
                 seen.add(tensor.data_ptr())
                 self.bytes_ += tensor.nbytes  # not its storage's: a chunk is a view of the whole data
-            return tensor
+            return tensor.detach()  # a node that kept its own output would never be freed
 
         super().__init__(pack, lambda tensor: tensor)

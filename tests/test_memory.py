@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import landscape
-from landscape import InputError
+from landscape import HessianOperator, InputError, Problem
 from landscape.memory import held, parse_size
 from tests import problems
 from tests.conftest import Command
@@ -185,3 +186,17 @@ def test_a_43_million_parameter_lstm_stays_far_below_its_bound(tmp_path: Path, b
     assert size == 43_154_944
     assert saved < 1500 * MIB
     assert whole < 2.5 * 2**30
+
+
+def test_the_data_of_a_problem_goes_with_it() -> None:
+    model, data = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh()).double(), torch.randn(50, 7)
+    storage = data.double().untyped_storage()
+    x = torch.empty(0, dtype=torch.float64).set_(storage, 0, (50, 7))
+    problem = Problem(model, torch.nn.functional.cross_entropy, (x, torch.randint(5, (50,))))
+    assert problem.sample_bytes > 0
+    operator = HessianOperator(problem)
+    operator(torch.ones(operator.size, dtype=torch.float64))
+    del problem, operator, x
+    gc.collect()
+    left = [o for o in gc.get_objects() if type(o) is torch.Tensor]
+    assert not [t.shape for t in left if t.untyped_storage().data_ptr() == storage.data_ptr()]
