@@ -66,7 +66,7 @@ def _limit(run: Checkpoint) -> float:
 def _edge(work: Work) -> Drawing:
     rows: list[dict[str, Any]] = []
     compared: list[Compared] = []
-    below: list[bool] = []
+    near: list[float] = []
     with style():
         picture, axes = panels(2, 3, 4.2, 3.3, sharey=True)
         for column, rate in enumerate(STEPS):
@@ -92,7 +92,7 @@ def _edge(work: Work) -> Drawing:
                 compared.append(
                     Compared(f"plateau of ηλ_max, α = {rate:g}, {name} (limit {limit:.2f})", summary(values))
                 )
-                below.append(float(np.nanmedian(values)) < limit)
+                near.append(float(np.nanmedian(values)) / limit)
             for row, order in enumerate(("AWC", "ATC")):
                 axes[column + 3 * row].set_title(f"α = {rate:g}, DPSGD in {order} order")
                 axes[column + 3 * row].set_xlabel("step")
@@ -107,20 +107,18 @@ def _edge(work: Work) -> Drawing:
         ]
         for r in rows
     }
-    ordered = [
-        np.nanmedian(by[rate, "ring(1) AWC"])
-        <= np.nanmedian(by[rate, "full AWC"])
-        <= np.nanmedian(by[rate, "SSGD"])
-        for rate in STEPS
-    ]
+    middle = {key: float(np.nanmedian(values)) for key, values in by.items()}
+    ordered = [middle[r, "ring(1) AWC"] <= middle[r, "full AWC"] <= middle[r, "SSGD"] for r in STEPS]
+    atc = [middle[r, f"{m} ATC"] / middle[r, "SSGD"] for r in STEPS for m in MIXINGS]
     return Drawing(
         {"": picture},
         rows,
         compared,
-        f"The median plateau lies below the setting's own limit in {sum(below)} of {len(below)} settings; "
-        f"ring(1) ≤ full ≤ SSGD in the order of their limits (AWC) at {sum(map(bool, ordered))} of "
-        f"{len(ordered)} rates. In ATC order, whose limit is 2 for all, the plateau is SSGD's.",
-        sum(below) >= 0.75 * len(below) and all(ordered),
+        f"The median plateau of ηλ_max is {min(near):.2f} to {max(near):.2f} times the setting's own limit, "
+        f"over {len(near)} settings; ring(1) ≤ full ≤ SSGD, the order of their limits (AWC), at "
+        f"{sum(ordered)} of {len(ordered)} rates. In ATC order, whose limit is SSGD's, it is {min(atc):.2f} "
+        f"to {max(atc):.2f} times SSGD's.",
+        min(near) > 0.67 and max(near) < 1.5 and all(ordered),
     )
 
 
