@@ -26,7 +26,7 @@ Runs = Mapping[str, Recipe]
 R = TypeVar("R", bound=store.Result)
 R2 = TypeVar("R2")
 # Characters in a line of a title: what fits above the narrowest picture.
-TITLE = 72
+TITLE = 64
 
 
 @dataclass(frozen=True)
