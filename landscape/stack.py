@@ -228,6 +228,8 @@ class Stack:
         leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(weights).items()}
         model = self.problem.model if training is None else self.training_model
         state = {} if training is None else dict(training.buffers)
+        if training is not None and not state:  # statistics that nobody keeps, but each learner has
+            state = {k: b.expand(len(weights), *b.shape).clone() for k, b in model.named_buffers()}
 
         def one(values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
             return self._loss(model, values, x, y, weights.dtype)

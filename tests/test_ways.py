@@ -57,6 +57,18 @@ def test_batched_learners_have_the_gradients_and_statistics_of_looped_ones(name:
         torch.testing.assert_close(own_a[key], own_b[key], rtol=1e-12, atol=1e-12)
 
 
+def test_statistics_that_nobody_keeps_need_not_be_given() -> None:
+    found = problem(build("resnet-20", width=0.25))
+    weights = found.theta + 0.01 * torch.randn(3, found.theta.numel(), dtype=torch.float64)
+    x, y = (t.view(3, 8, *t.shape[1:]) for t in found.tensors or ())
+    out = [torch.empty_like(weights), torch.empty_like(weights)]
+    for batched in (False, True):
+        ways = Stack(found)
+        ways.batched = batched
+        ways.gradients(weights, x, y, out[batched], Training({}, lambda j, i: 0))
+    torch.testing.assert_close(*out, rtol=1e-9, atol=1e-12)
+
+
 def test_dropout_and_what_does_not_fit_are_looped(monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 2, 3), torch.nn.Dropout(), torch.nn.Flatten(), torch.nn.Linear(1800, 10)
