@@ -41,14 +41,14 @@ def _smoothing_runs(scale: Scale) -> Runs:
 
 def _smoothings(work: Work, key: str) -> list[landscape.Smoothing]:
     points = work.checkpoints(key)
-    pairs = work.pick(2, 32, 64)
+    pairs, samples = work.pick((2, 200), (16, 10_000), (64, 60_000))
     found = []
     for point in (points[0], points[-1]):
 
         def make(point: Checkpoint = point) -> landscape.Smoothing:
             route = onward.mean_path(point, onward.STEPS, data_dir=work.shop.data_dir)
             return landscape.smoothing(
-                work.problem(point, "train"),
+                work.problem(point, "train").subset(slice(samples)),
                 point.weights,
                 pairs=pairs,
                 path=route,
@@ -58,7 +58,7 @@ def _smoothings(work: Work, key: str) -> list[landscape.Smoothing]:
                 label=point.label,
             )
 
-        found += work.keep(landscape.Smoothing, point, {"pairs": pairs}, make)
+        found += work.keep(landscape.Smoothing, point, {"pairs": pairs, "samples": samples}, make)
     return found
 
 
@@ -115,7 +115,7 @@ figure(
     "landscape.",
     _smoothing_runs,
     smoke=SMOKE_NOTE,
-    laptop=f"Figure 2(a), early (a tenth) and at the end; {OURS}",
+    laptop=f"Figure 2(a), early (a tenth) and at the end, 10,000 training samples; {OURS}",
     paper=f"Figure 2(a); {OURS}",
 )(_smoothing)
 
