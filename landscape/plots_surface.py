@@ -59,9 +59,16 @@ def panels(rows: int, columns: int, width: float, height: float, **options: Any)
 
 
 def plain_numbers(axis: Any) -> None:
-    """Let a logarithmic ``axis`` read 20, 50, 100, as percentages are read, and not as powers of ten."""
+    """Let a logarithmic ``axis`` read 0.5, 20, 100, as percentages are read, and not as powers of ten."""
     for setter in (axis.set_major_formatter, axis.set_minor_formatter):
-        setter(ticker.LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+        setter(_Plain(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+
+
+class _Plain(ticker.LogFormatter):
+    """Labels the ticks that its base would, but as plain numbers below 1, too."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:g}" if super().__call__(x, pos) else ""
 
 
 def levels(losses: Sequence[Array]) -> Array:

@@ -44,7 +44,7 @@ def training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
             ("train_loss", "training loss at $w_a$ (nat)", "log"),
             ("test_error", "test error of $w_a$ (%)", "log"),
             ("consensus", "consensus distance", "log"),
-            ("alpha_e", r"effective learning rate $\alpha_e$", "linear"),
+            ("alpha_e", r"effective rate $\alpha_e$ (dots: $\alpha$)", "linear"),
             ("delta", r"noise $\Delta$", "log"),
             ("delta_2_full", r"$\Delta^{(2)} = \alpha^2\Vert\delta\Vert^2$", "log"),
         ]
@@ -138,9 +138,6 @@ def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:
         top = max(top, float(2.5 * lr.max() if plain else 1.5 * np.quantile(seen, 0.9)))
     if top:
         ax.set_ylim(-0.2 * top, top)
-        for last in {float(run.history["lr"][-1]) for run in runs if len(run.history["lr"])}:
-            if 0.02 * top < last < top:
-                ax.annotate("α", (1.01, last), xycoords=("axes fraction", "data"), va="center", fontsize=9)
 
 
 def _draw_limits(ax: Axes, groups: Sequence[tuple[str, Any, list[Checkpoint]]]) -> None:
@@ -207,10 +204,11 @@ def escapes(results: Sequence[Escape], title: str = "") -> Figure:
                 ax.xaxis.set_minor_locator(ticker.NullLocator())
             ax.set_title(r.setting)
             ax.set_xlabel(names.get(r.vary, r.vary))
-            ax.set_ylabel("steps to leave the saddle")
             plain_numbers(ax.yaxis)
         for ax in axes[len(results) :]:
             ax.set_visible(False)
+        for ax in axes[::columns]:
+            ax.set_ylabel("steps to escape")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
         figure.suptitle(
             title or f"Escape from a saddle, median of {results[0].times.shape[2]} seeds and 95% band"

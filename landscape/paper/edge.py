@@ -191,7 +191,7 @@ def _follow(work: Work) -> Drawing:
                 }
                 for ax, value in zip(axes, (error, rise), strict=True):
                     ax.plot(sharp, value, **look)
-        for ax, label in zip(axes, ("test error (%)", "median rise of the test loss (nat)"), strict=True):
+        for ax, label in zip(axes, ("test error (%)", "median rise of the loss (nat)"), strict=True):
             ax.set_xscale("log")
             ax.set_yscale("log")
             plain_numbers(ax.xaxis)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +24,6 @@ SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
 Runs = Mapping[str, Recipe]
 R = TypeVar("R", bound=store.Result)
 R2 = TypeVar("R2")
-# Characters in a line of a title: what fits above the narrowest picture.
-TITLE = 64
 
 
 @dataclass(frozen=True)
@@ -83,8 +80,7 @@ class Work:
     def title(self) -> str:
         """What stands above each picture: what it is, at which scale, and what that changes."""
         found = self.figure
-        parts = f"{found.where}: {found.title}", f"{self.scale} scale: {found.notes[self.scale]}"
-        return "\n".join(textwrap.fill(part, TITLE) for part in parts)
+        return f"{found.where}: {found.title}\n{self.scale} scale: {found.notes[self.scale]}"
 
     def pick(self, smoke: R2, laptop: R2, paper: R2) -> R2:
         """The value for this scale."""

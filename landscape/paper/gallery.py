@@ -6,18 +6,23 @@ import csv
 import dataclasses
 import io
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from PIL import Image
 
 from landscape import plots, store
 from landscape._version import __version__
 from landscape.options import FailedError
 from landscape.paper.figure import Drawing, Work, get, names
+from landscape.plots_surface import style
 
 # Colours a picture keeps: what a palette of 8 bits holds. A picture is a third of its size so.
 COLORS = 256
+# Characters of a title in an inch of a picture, at the size that style.mplstyle gives it.
+TITLE = 12
 
 
 def keep(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]:
@@ -30,6 +35,7 @@ def keep(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]:
     pictures = []
     for suffix, picture in drawing.pictures.items():
         path = folder / f"{name}{suffix}.png"
+        _wrap(picture)
         plots.save_figure(picture, path)
         _shrink(path)
         pictures.append(path)
@@ -50,6 +56,14 @@ def keep(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]:
     }
     store.write_text(folder / f"{name}.json", json.dumps(kept, ensure_ascii=False, indent=1) + "\n")
     return pictures
+
+
+def _wrap(picture: Figure) -> None:
+    """Break the lines of the title where the picture ends."""
+    room = int(TITLE * picture.get_figwidth())
+    title = [textwrap.fill(line, room) for line in picture.get_suptitle().splitlines()]
+    with style():
+        picture.suptitle("\n".join(title))
 
 
 def _shrink(path: Path) -> None:
