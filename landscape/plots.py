@@ -23,6 +23,7 @@ from landscape.options import FailedError, InputError, choose
 from landscape.plots_stability import minima, smoothings, stabilities
 from landscape.plots_surface import bn_note, difference, lines, surfaces, surfaces_3d
 from landscape.plots_surface import panels as _panels
+from landscape.plots_surface import several as _several
 from landscape.plots_surface import style as _style
 from landscape.plots_sweep import sweeps
 from landscape.plots_training import COLORS, escapes, training
@@ -58,13 +59,11 @@ def check_format(path: str | Path) -> None:
 
 def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
     """Heatmaps of |λ_min|/|λ_max|, one panel a grid, on one colour scale; * where not converged."""
-    columns = min(3, len(results))
-    rows = -(-len(results) // columns)
     with _style():
-        figure, axes = _panels(rows, columns, 3.9, 3.5)
+        figure, axes = _several(len(results), 3.9, 3.5)
         finite = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
         top = float(finite.max()) if finite.size else 1.0
-        for k, (ax, r) in enumerate(zip(axes, results, strict=False)):
+        for k, (ax, r) in enumerate(zip(axes, results, strict=True)):
             flipped = r.ratio[::-1]  # a heatmap's first row is its top; y grows upwards
             marks = np.where(r.converged[::-1], "", "*")
             labels = np.array(
@@ -91,11 +90,9 @@ def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
             ax.set_title(f"{r.label or f'grid {k}'}\nmedian ratio {np.median(r.ratio):.3g}")
             ax.set_xlabel("x (step along direction 1)")
             ax.set_ylabel("y (step along direction 2)")
-        for ax in axes[len(results) :]:
-            ax.set_visible(False)
         scale = cm.ScalarMappable(colors.Normalize(0.0, top), sns.color_palette("rocket_r", as_cmap=True))
-        bar = figure.colorbar(scale, ax=axes[: len(results)], shrink=0.85, pad=0.02)
-        bar.set_label("|λ_min| / |λ_max|  (low: nearly convex)")
+        bar = figure.colorbar(scale, ax=axes, shrink=0.85, pad=0.02)
+        bar.set_label(r"$|\lambda_{min}| / |\lambda_{max}|$ (low: nearly convex)")
         figure.suptitle(
             title
             or f"Hessian ratio, {results[0].samples:,} samples of {results[0].split or 'data'}"
@@ -112,15 +109,13 @@ def noises(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
         "eq4": "Eq. 4\nα² tr(HCH)",
         "first_order": "first-order",
     }
-    columns = min(3, len(results))
-    rows = -(-len(results) // columns)
     with _style():
-        figure, axes = _panels(rows, columns, 3.9, 3.1)
+        figure, axes = _several(len(results), 3.9, 3.1)
         smallest = min(
             (v for r in results for k, (v, _) in r.summary().items() if k in names and v > 0), default=1.0
         )
         largest = max((v for r in results for k, (v, _) in r.summary().items() if k in names), default=1.0)
-        for ax, r in zip(axes, results, strict=False):
+        for ax, r in zip(axes, results, strict=True):
             summary = r.summary()
             values, errors = zip(*(summary[name] for name in names), strict=True)
             place = np.arange(len(names))
@@ -141,8 +136,6 @@ def noises(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
             ax.set_title(f"{r.label}\nα = {r.lr:g}, {len(r.direct)} draws of {r.learners} × {r.local_batch}")
             ax.set_ylabel("Δ(2) (squared weights)")
             ax.grid(False, axis="x")
-        for ax in axes[len(results) :]:
-            ax.set_visible(False)
         figure.suptitle(title or "Δ(2): what the learners' spread adds to the noise, four ways")
     return figure
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.minima import Minima
-from landscape.plots_surface import panels, plain_numbers, style
+from landscape.plots_surface import panels, plain_numbers, several, style
 from landscape.smoothing import Smoothing
 from landscape.stability import Stability
 from landscape.store import Array
@@ -21,11 +21,9 @@ def stabilities(results: Sequence[Stability], title: str = "") -> Figure:
 
     The star is the run, the dash above or below it what its own rule's limit allows, where that is known.
     """
-    columns = min(3, len(results))
-    rows = -(-len(results) // columns)
     with style():
-        figure, axes = panels(rows, columns, 4.6, 3.6, sharex=True, sharey=True)
-        for ax, r in zip(axes, results, strict=False):
+        figure, axes = several(len(results), 4.6, 3.6, sharex=True, sharey=True)
+        for ax, r in zip(axes, results, strict=True):
             names = ("no momentum", f"momentum {r.momentum:g}", f"shifted momentum {r.momentum:g}")
             finite = np.isfinite(r.rates).all()
             for name, rate, marker in zip(names, r.rates, "osD", strict=True):
@@ -43,7 +41,7 @@ def stabilities(results: Sequence[Stability], title: str = "") -> Figure:
                     label="the run's own limit", clip_on=False,
                 )  # fmt: skip
             _delays(ax, r, max(1, r.delay.max(), r.own_delay))
-        _legend(figure, axes, len(results), 2 * columns)
+        _legend(figure, axes)
         figure.suptitle(title or f"Above a line training leaves the minimum ({results[0].split or 'data'})")
     return figure
 
@@ -53,11 +51,9 @@ def minima(results: Sequence[Minima], title: str = "") -> Figure:
 
     A marker's bar goes from the largest rate that stayed to the smallest that left.
     """
-    columns = min(3, len(results))
-    rows = -(-len(results) // columns)
     with style():
-        figure, axes = panels(rows, columns, 5.6, 4.2, sharex=True, sharey=True)
-        for ax, r in zip(axes, results, strict=False):
+        figure, axes = several(len(results), 5.6, 4.2, sharex=True, sharey=True)
+        for ax, r in zip(axes, results, strict=True):
             names = ("no momentum", f"momentum {r.momentum:g}", f"shifted momentum {r.momentum:g}")
             for f, (name, marker) in enumerate(zip(names, "osD", strict=True)):
                 ax.plot(r.delay, r.predicted[f], color=f"C{f}", label=f"{name}: predicted")
@@ -67,7 +63,7 @@ def minima(results: Sequence[Minima], title: str = "") -> Figure:
                     capsize=2, label=f"{name}: found",
                 )  # fmt: skip
             _delays(ax, r, max(1, r.delay.max()))
-        _legend(figure, axes, len(results), 2 * columns)
+        _legend(figure, axes)
         samples = f"{results[0].samples:,} samples of {results[0].split or 'data'}"
         figure.suptitle(
             title or f"The largest rate at which training stays at its minimum\n{samples}, full batch"
@@ -87,10 +83,8 @@ def _delays(ax: Axes, r: Stability | Minima, most: int) -> None:
     ax.set_ylabel("learning rate η")
 
 
-def _legend(figure: Figure, axes: Sequence[Axes], shown: int, columns: int) -> None:
-    """One legend for all panels, of which ``shown`` are used."""
-    for ax in axes[shown:]:
-        ax.set_visible(False)
+def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """One legend for all panels."""
     handles = {
         label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }
@@ -98,7 +92,7 @@ def _legend(figure: Figure, axes: Sequence[Axes], shown: int, columns: int) -> N
         list(handles.values()),
         list(handles),
         loc="outside lower center",
-        ncols=min(len(handles), columns),
+        ncols=min(len(handles), 2 * min(3, len(axes))),
     )
 
 

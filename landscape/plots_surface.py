@@ -58,6 +58,15 @@ def panels(rows: int, columns: int, width: float, height: float, **options: Any)
     return figure, list(axes.ravel())
 
 
+def several(count: int, width: float, height: float, **options: Any) -> tuple[Figure, list[Any]]:
+    """A figure of ``count`` axes, each ``width`` × ``height`` inches: three a row, but four two by two."""
+    columns = 2 if count == 4 else min(3, count)
+    figure, axes = panels(-(-count // columns), columns, width, height, **options)
+    for spare in axes[count:]:
+        spare.set_visible(False)
+    return figure, axes[:count]
+
+
 def plain_numbers(axis: Any) -> None:
     """Let a logarithmic ``axis`` read 0.5, 20, 100, as percentages are read, and not as powers of ten."""
     for setter in (axis.set_major_formatter, axis.set_minor_formatter):
@@ -118,23 +127,21 @@ def surfaces(results: Sequence[Surface], title: str = "") -> Figure:
     """
     for r in results:
         _drawable(r)
-    columns = min(3, len(results))
-    rows = -(-len(results) // columns)
     with style():
-        figure, axes = panels(rows, columns, 5.0 if columns == 1 else 3.9, 4.7)
+        figure, axes = several(len(results), 5.0 if len(results) == 1 else 3.9, 4.7)
         shared, norm, step = _scale(results)
         made, own = _common([f"\n{_made(r)}" for r in results])
         note, statistics = _common([bn_note(r) for r in results])
         cmap = sns.color_palette("mako_r", as_cmap=True)
-        for k, (ax, r) in enumerate(zip(axes, results, strict=False)):
+        for k, (ax, r) in enumerate(zip(axes, results, strict=True)):
             _ground(ax, r)
             masked = np.ma.masked_invalid(r.loss)
             ax.contourf(r.x, r.y, masked, shared, cmap=cmap, norm=norm)
             ax.contour(r.x, r.y, masked, shared, colors="k", linewidths=0.35, alpha=0.55)
             _mark(ax, r)
             ax.set_title(_surface_title(r) + own[k] + statistics[k])
-        _finish(figure, axes, results, norm, cmap, f"{results[0].split or 'mean'} loss (nat)")
-        figure.suptitle(title or f"Loss, {step}{made}{note}")
+        _finish(figure, axes, norm, cmap, f"{results[0].split or 'mean'} loss (nat), {step}")
+        figure.suptitle(title or f"Loss{made}{note}")
     return figure
 
 
@@ -166,7 +173,7 @@ def difference(results: Sequence[Surface], title: str = "") -> Figure:
             ax.contour(a.x, a.y, less, [0.0], colors="k", linewidths=1.0)
             label += ", line: 0"
         ax.plot(0, 0, label="centre", **_CENTER)
-        _finish(figure, axes, [a], norm, "RdBu_r", label)
+        _finish(figure, axes, norm, "RdBu_r", label)
         names = (a.label or "first", b.label or "second")
         note, own = _common([bn_note(r) for r in results])
         figure.suptitle(title or f"Loss of {names[0]}{own[0]}\nless that of {names[1]}{own[1]}{note}")
@@ -177,15 +184,13 @@ def surfaces_3d(results: Sequence[Surface], title: str = "") -> Figure:
     """The loss as height over the plane, one panel a surface, with shared height axis and colours."""
     for r in results:
         _drawable(r)
-    columns = min(3, len(results))
-    rows = -(-len(results) // columns)
     with style():
-        figure, axes = panels(rows, columns, 4.8, 4.5, subplot_kw={"projection": "3d"})
+        figure, axes = several(len(results), 4.8, 4.5, subplot_kw={"projection": "3d"})
         shared, norm, _ = _scale(results)
         made, own = _common([f"\n{_made(r)}\nx: {r.axes[0]}\ny: {r.axes[1]}" for r in results])
         note, statistics = _common([bn_note(r) for r in results])
         cmap = sns.color_palette("mako_r", as_cmap=True)
-        for k, (ax, r) in enumerate(zip(axes, results, strict=False)):
+        for k, (ax, r) in enumerate(zip(axes, results, strict=True)):
             x, y = np.meshgrid(r.x, r.y)
             height = np.where(np.isfinite(r.loss), r.loss, np.nan)  # facets at a NaN are left out
             ax.plot_surface(
@@ -201,7 +206,7 @@ def surfaces_3d(results: Sequence[Surface], title: str = "") -> Figure:
             ax.set_xlabel("x", labelpad=0)
             ax.set_ylabel("y", labelpad=0)
             ax.set_title(_surface_title(r) + own[k] + statistics[k])
-        _finish(figure, axes, results, norm, cmap, f"{results[0].split or 'mean'} loss (nat)")
+        _finish(figure, axes, norm, cmap, f"{results[0].split or 'mean'} loss (nat)")
         figure.suptitle(title or f"Loss{made}{note}")
     return figure
 
@@ -275,17 +280,12 @@ def _mark(ax: Axes, r: Surface) -> None:
         ax.plot(0, 0, label="centre", **_CENTER)
 
 
-def _finish(
-    figure: Figure, axes: Sequence[Any], results: Sequence[Surface], norm: Any, cmap: Any, label: str
-) -> None:
-    """Hide unused panels; one colour bar and one legend for all."""
-    for ax in axes[len(results) :]:
-        ax.set_visible(False)
-    used = axes[: len(results)]
-    bar = figure.colorbar(cm.ScalarMappable(norm, cmap), ax=used, shrink=0.85, pad=0.02)
+def _finish(figure: Figure, axes: Sequence[Any], norm: Any, cmap: Any, label: str) -> None:
+    """One colour bar and one legend for all panels."""
+    bar = figure.colorbar(cm.ScalarMappable(norm, cmap), ax=axes, shrink=0.85, pad=0.02)
     bar.set_label(label)
     entries: dict[str, Any] = {}
-    for ax in used:
+    for ax in axes:
         for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
             entries.setdefault(name, handle)
     if entries:

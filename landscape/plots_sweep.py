@@ -10,7 +10,7 @@ from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from landscape.options import InputError
-from landscape.plots_surface import panels, plain_numbers, style
+from landscape.plots_surface import plain_numbers, several, style
 from landscape.sweep import Sweep
 
 # From which ratio of largest to smallest an axis is logarithmic (ours).
@@ -24,10 +24,9 @@ def sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
     standard deviation over the seeds; an open marker says that some seed diverged. Where there is no test
     error it is the test loss. InputError if nothing varies.
     """
-    columns = min(3, len(results))
     with style():
-        figure, axes = panels(-(-len(results) // columns), columns, 5.2, 4.0)
-        for ax, r in zip(axes, results, strict=False):
+        figure, axes = several(len(results), 5.2, 4.0)
+        for ax, r in zip(axes, results, strict=True):
             rows = r.rows
             varying = [k for k in r.keys if len({row[k] for row in rows}) > 1]
             if not varying:
@@ -69,8 +68,6 @@ def sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
             ax.set_ylabel("test error of $w_a$ (%)" if name == "test_error" else "test loss at $w_a$ (nat)")
             if ax.get_legend_handles_labels()[1]:
                 ax.legend()
-        for ax in axes[len(results) :]:
-            ax.set_visible(False)
         many = sorted({len(seeds) for r in results for seeds in r.seed_lists})
         seeds = f"{many[0]} to {many[-1]}" if len(many) > 1 else str(many[0])
         lost = "; open: some diverged" if any(r.diverged.any() for r in results) else ""

@@ -16,7 +16,7 @@ from landscape.checkpoint import IMPORTED, Checkpoint
 from landscape.escape import Escape
 from landscape.options import InputError
 from landscape.plots_surface import panels as _panels
-from landscape.plots_surface import plain_numbers
+from landscape.plots_surface import plain_numbers, several
 from landscape.plots_surface import style as _style
 
 # Figure 2's colours, in a colour-blind-safe version: DPSGD green, SSGD red, SSGD* blue.
@@ -186,12 +186,10 @@ def escapes(results: Sequence[Escape], title: str = "") -> Figure:
 
     A line or band at the top edge, which is the last step, had not escaped by then.
     """
-    columns = min(3, len(results))
-    rows = -(-len(results) // columns)
     names = {"dimension": "dimension", "noise": "std of a sample's gradient", "lr": "learning rate"}
     with _style():
-        figure, axes = _panels(rows, columns, 3.9, 3.1, sharey=True)
-        for ax, r in zip(axes, results, strict=False):
+        figure, axes = several(len(results), 3.9, 3.1, sharey=True)
+        for ax, r in zip(axes, results, strict=True):
             low, high = (np.minimum(edge, r.steps) for edge in r.band())
             median = np.minimum(r.median, r.steps)
             for a, name in enumerate(r.algorithms):
@@ -205,10 +203,7 @@ def escapes(results: Sequence[Escape], title: str = "") -> Figure:
             ax.set_title(r.setting)
             ax.set_xlabel(names.get(r.vary, r.vary))
             plain_numbers(ax.yaxis)
-        for ax in axes[len(results) :]:
-            ax.set_visible(False)
-        for ax in axes[::columns]:
-            ax.set_ylabel("steps to escape")
+            ax.set_ylabel("steps to escape" if ax.get_subplotspec().is_first_col() else "")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
         figure.suptitle(
             title or f"Escape from a saddle, median of {results[0].times.shape[2]} seeds and 95% band"

@@ -36,7 +36,8 @@ def test_surfaces_share_levels_and_mark_what_is_not_finite(surface: Surface) -> 
     low, high = bar.get_ylim()
     assert low <= surface.loss.min()
     assert high >= np.nanmax(other.loss)
-    assert bar.get_ylabel() == "test loss (nat)"
+    below, above = levels([surface.loss, other.loss])[1:3]
+    assert bar.get_ylabel() == f"test loss (nat), lines {above - below:.3g} apart"
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
