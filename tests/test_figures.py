@@ -60,7 +60,7 @@ def test_figure_2_is_the_papers_size_on_a_laptop() -> None:
         assert (run.data["name"], run.batch, run.learners, run.lr) == ("mnist", 2000, 5, 1.0)
         assert run.model["widths"] == [784, 50, 50, 10]
     whole = figure.get("table3").runs("paper")
-    assert len(whole) == 80
+    assert len(whole) == 240  # three seeds
     assert {run.batch: run.schedule.peak(run.lr, run.batch) for run in whole.values()} == pytest.approx(
         {1024: 0.1, 2048: 0.2, 4096: 0.4, 8192: 0.8}
     )

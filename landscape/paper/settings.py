@@ -23,16 +23,20 @@ LEARNERS = 4
 # Width of the networks at laptop scale: about a minute a run on one core, save DenseNet-121.
 WIDTHS = {"efficientnet-b0": 0.125, "vgg-19": 0.125, "mobilenet": 0.125, "shufflenet-v2": 0.125}
 WIDTH, SMOKE_WIDTH = 0.0625, 0.0625
-CIFAR_NOTE = (
-    f"{SUBSET:,} of CIFAR-10's images and 1,000 to test, {EPOCHS} epochs, batches / {SHRINK} at the paper's "
-    f"rates, networks of 1/8 or 1/16 the width, {LEARNERS} learners"
-)
 SPEECH_NOTE = "spoken digits for Switchboard, batches / 16, LSTM of 2 layers × 64 cells, 16 learners"
 SMOKE_NOTE = "bundled digits and a few steps; the numbers mean nothing"
 PAPER_CIFAR = "16 learners, as the paper gives them"
 PAPER_SPEECH = "spoken digits for Switchboard, batches / 16; else the paper's LSTM and schedule"
 
 MNIST_NOTE = "the paper's size; steps, ReLU and initialisation are ours"
+
+
+def cifar_note(epochs: int = EPOCHS) -> str:
+    """What laptop scale changes of the CIFAR-10 cells."""
+    return (
+        f"{SUBSET:,} of CIFAR-10's images and 1,000 to test, {epochs} epochs, batches / {SHRINK} at the "
+        f"paper's rates, networks of 1/8 or 1/16 the width, {LEARNERS} learners"
+    )
 
 
 def seeds(scale: Scale, laptop: int) -> range:
@@ -60,8 +64,11 @@ def mnist(scale: Scale, name: str, seed: int, *settings: str, steps: int = 0) ->
     return recipe.read(f"mnist-{name}", [*kept, *changes, f"seed={seed}"])
 
 
-def cell(scale: Scale, name: str, seed: int = 0, *settings: str) -> Recipe:
-    """The cell ``name`` of the tables, such as cifar10/resnet-18-b8192-dpsgd, at ``scale``."""
+def cell(scale: Scale, name: str, seed: int = 0, *settings: str, epochs: int = EPOCHS) -> Recipe:
+    """The cell ``name`` of the tables, such as cifar10/resnet-18-b8192-dpsgd, at ``scale``.
+
+    ``epochs``: those of a CIFAR-10 cell at laptop scale.
+    """
     base = tables.read(name)
     speech = name.startswith("speech/")
     changes: list[str] = []
@@ -78,23 +85,23 @@ def cell(scale: Scale, name: str, seed: int = 0, *settings: str) -> Recipe:
         changes = ["model.layers=2", "model.cells=64", "model.bottleneck=64"]
     elif scale == "laptop":
         batch = base.batch // SHRINK
-        steps = round(EPOCHS * SUBSET / batch)
+        steps = round(epochs * SUBSET / batch)
         changes = [
-            f"learners={min(base.learners, LEARNERS)}", f"epochs={EPOCHS}", f"data.subset={SUBSET}",
+            f"learners={min(base.learners, LEARNERS)}", f"epochs={epochs}", f"data.subset={SUBSET}",
             f"batch={batch}",
             f"model.width={WIDTHS.get(base.model['name'], WIDTH)}",
             f"schedule.base_batch={base.schedule.base_batch // SHRINK}",
-            "evaluate.bn_samples=1000", f"evaluate.every={-(-steps // EPOCHS)}",
+            "evaluate.bn_samples=1000", f"evaluate.every={-(-steps // epochs)}",
         ]  # fmt: skip
     elif not speech:  # a checkpoint after the paper's 16th epoch, for Figure 4
         changes = [f"checkpoint.every={-(-base.steps // 20)}"]
     return tables.read(name, [*changes, *settings, f"seed={seed}"])
 
 
-def cells(scale: Scale, names: Sequence[str], many: int = 1, *settings: str) -> Runs:
+def cells(scale: Scale, names: Sequence[str], many: int = 1, *settings: str, epochs: int = EPOCHS) -> Runs:
     """Cells of the tables by "NAME/SEED", with ``many`` seeds."""
     return {
-        f"{name}/{seed}": cell(scale, name, seed, *settings)
+        f"{name}/{seed}": cell(scale, name, seed, *settings, epochs=epochs)
         for name in names
         for seed in seeds_of(scale, many)
     }
