@@ -95,7 +95,7 @@ def _picture(rows: list[dict[str, Any]], title: str, what: str) -> Any:
         ax.set_xlim(-2.2, len(columns) - 0.4)
         ax.set_ylim(len(lines) + 0.1, -1.1)
         for j, column in enumerate(columns):
-            ax.text(j, -0.6, column, ha="center", va="center", fontsize=9.5, weight="bold")
+            ax.text(j, -0.75, column, ha="center", va="center", fontsize=9.5, weight="bold")
         for i, line in enumerate(lines):
             if i % 2 == 0:
                 ax.axhspan(i - 0.5, i + 0.5, color="#f2f2f2", lw=0)

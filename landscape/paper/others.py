@@ -9,7 +9,6 @@ import itertools
 from typing import Any
 
 import numpy as np
-from matplotlib import ticker
 
 import landscape
 from landscape import plots
@@ -26,13 +25,12 @@ from landscape.paper.figure import (
     test_error,
 )
 from landscape.paper.settings import SMOKE_NOTE, mnist, seeds
-from landscape.plots_surface import panels, plain_numbers, style
-from landscape.plots_training import COLORS
+from landscape.plots_surface import panels, style
 from landscape.train import onward
 
 OURS = "only the abstract is at hand: all settings are ours"
 
-# ---- DPSGD-2021: smoothing, the self-adjusting rate, and which rates diverge
+# ---- DPSGD-2021: smoothing and the self-adjusting rate
 
 
 def _smoothing_runs(scale: Scale) -> Runs:
@@ -118,73 +116,6 @@ figure(
     laptop=f"Figure 2(a), early (a tenth) and at the end, 10,000 training samples; {OURS}",
     paper=f"Figure 2(a); {OURS}",
 )(_smoothing)
-
-RATES = (0.2, 0.5, 1.0, 2.0, 4.0)
-
-
-def _rate_runs(scale: Scale) -> Runs:
-    return {
-        f"{a} {rate:g}/{s}": mnist(
-            scale, f"fig2a-{a}", s, f"lr={rate}", "decompose.every=0", "evaluate.every=50", steps=1000
-        )
-        for a, rate, s in itertools.product(("ssgd", "dpsgd"), RATES, seeds(scale, 3))
-    }
-
-
-def _rates(work: Work) -> Drawing:
-    rows, largest = list[dict[str, Any]](), dict[str, float]()
-    with style():
-        picture, (ax,) = panels(1, 1, 6.8, 3.8)
-        for a, marker in (("ssgd", "o"), ("dpsgd", "s")):
-            errors = [[test_error(run) for run in work.group(f"{a} {rate:g}")] for rate in RATES]
-            medians = [float(np.median(e)) for e in errors]
-            spread = np.array([[m - min(e), max(e) - m] for m, e in zip(medians, errors, strict=True)]).T
-            ax.errorbar(RATES, medians, spread, marker=marker, color=COLORS[a], capsize=3, label=a.upper())
-            good = [rate for rate, value in zip(RATES, medians, strict=True) if value < CONVERGED]
-            largest[a] = max(good, default=0.0)
-            rows += [
-                {
-                    "algorithm": a.upper(),
-                    "lr": rate,
-                    "seed": s,
-                    "test_error_percent": value,
-                    "diverged": work.group(f"{a} {rate:g}")[s].diverged,
-                }
-                for rate, values in zip(RATES, errors, strict=True)
-                for s, value in enumerate(values)
-            ]
-        ax.axhline(CONVERGED, color="#777777", lw=0.9, ls=":")
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        ax.set_xticks(RATES, [f"{rate:g}" for rate in RATES])
-        ax.xaxis.set_minor_locator(ticker.NullLocator())
-        plain_numbers(ax.yaxis)
-        ax.set_xlabel("learning rate α")
-        ax.set_ylabel("test error of $w_a$ (%)")
-        picture.legend(loc="outside lower center", ncols=2)
-        picture.suptitle(work.title)
-    return Drawing(
-        {"": picture},
-        rows,
-        [Compared(f"largest rate tried at which {a.upper()} converges", f"{largest[a]:g}") for a in largest],
-        f"The largest rate tried with a median test error below {CONVERGED:g}% is {largest['ssgd']:g} for "
-        f"SSGD and {largest['dpsgd']:g} for DPSGD.",
-        largest["dpsgd"] > largest["ssgd"],
-    )
-
-
-# Test error in % below which a run on MNIST counts as converged (ours): a linear model has 8.
-CONVERGED = 8.0
-figure(
-    "lr-divergence",
-    "DPSGD-2021",
-    "learning rate against divergence, MNIST",
-    "DPSGD converges at rates at which SSGD does not.",
-    _rate_runs,
-    smoke=SMOKE_NOTE,
-    laptop=f"784-50-50-10, n = 5, nB = 2000, full averaging, 1,000 steps, three seeds; {OURS}",
-    paper=OURS,
-)(_rates)
 
 # ---- LocalSGD-2021
 

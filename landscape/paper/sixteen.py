@@ -52,8 +52,7 @@ def _sixteen(work: Work) -> Drawing:
             runs = work.group(a)
             found = curves(ax, runs, "test_accuracy", color=COLOR[a], lw=1.4, label=ALL[a])
             rows += [
-                {"algorithm": ALL[a], "epoch": r["epoch"], "test_accuracy_percent": r["test_accuracy"]}
-                for r in found
+                {"algorithm": ALL[a], "test_accuracy_percent": r.pop("test_accuracy"), **r} for r in found
             ]
             ends[a] = [accuracy(run) for run in runs]
         ax.set_xlabel("epoch")
