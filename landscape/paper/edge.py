@@ -257,14 +257,14 @@ def _lamb_runs(scale: Scale) -> Runs:
                 "optimizer={name='lamb'}",
                 steps=1000,
             )
-    for name, seed in itertools.product(("SSGD", "ring(2) AWC"), seeds(scale, 3)):
-        runs[f"SGD 0.2 {name}/{seed}"] = mnist(
-            scale, "fig2b-dpsgd", seed, *_settings(name), "decompose.every=0", steps=1000
+    for rate, name, seed in itertools.product(SGD_RATES, ("SSGD", "ring(2) AWC"), seeds(scale, 3)):
+        runs[f"SGD {rate:g} {name}/{seed}"] = mnist(
+            scale, "fig2b-dpsgd", seed, f"lr={rate}", *_settings(name), "decompose.every=0", steps=1000
         )
     return runs
 
 
-LAMB_RATES = (0.003, 0.01, 0.03)
+LAMB_RATES, SGD_RATES = (0.003, 0.01, 0.03), (0.2, 0.5, 1.0)
 
 
 def _lamb(work: Work) -> Drawing:
@@ -273,7 +273,7 @@ def _lamb(work: Work) -> Drawing:
         picture, (ax,) = panels(1, 1, 6.8, 3.8)
         for name, marker in (("SSGD", "o"), ("ring(2) AWC", "s")):
             color = COLORS[name.split()[0]]
-            for kind, rates in (("LAMB", LAMB_RATES), ("SGD", (0.2,))):
+            for kind, rates in (("LAMB", LAMB_RATES), ("SGD", SGD_RATES)):
                 errors = [
                     [test_error(run) for run in work.group(f"{kind} {rate:g} {name}")] for rate in rates
                 ]
@@ -282,7 +282,7 @@ def _lamb(work: Work) -> Drawing:
                 ax.errorbar(
                     rates,
                     medians,
-                    [np.std(e, ddof=1) for e in errors],
+                    np.array([[m - min(e), max(e) - m] for m, e in zip(medians, errors, strict=True)]).T,
                     color=color,
                     marker=marker,
                     capsize=3,
@@ -302,6 +302,7 @@ def _lamb(work: Work) -> Drawing:
                 ]
         ax.set_xscale("log")
         ax.set_yscale("log")
+        plain_numbers(ax.xaxis)
         plain_numbers(ax.yaxis)
         ax.set_xlabel("learning rate")
         ax.set_ylabel("test error of $w_a$ (%)")
@@ -325,7 +326,8 @@ def _lamb(work: Work) -> Drawing:
         compared,
         f"At each one's best rate, SSGD's test error less that of DPSGD ring(2) is {told} points (± standard "
         "error).",
-        bool(gaps["LAMB"][0] < gaps["SGD"][0]),
+        # Without an advantage under SGD there is none to vanish.
+        bool(gaps["LAMB"][0] < 2 * gaps["LAMB"][1]) if gaps["SGD"][0] > 2 * gaps["SGD"][1] else None,
     )
 
 

@@ -122,7 +122,8 @@ def _rates(work: Work) -> Drawing:
         rows,
         compared,
         "The largest rate tried at which every seed converges (test error below the dotted line, halfway "
-        f"from the best to chance) is larger for DPSGD than for SSGD on {sum(wider)} of {len(wider)} networks.",
+        "from the best to chance) is larger for DPSGD than for SSGD on "
+        f"{sum(wider)} of {len(wider)} networks.",
         all(wider),
     )
 
