@@ -59,7 +59,7 @@ def _boundary(work: Work) -> Drawing:
                 )
         ax.plot(
             DELAYS[1:],
-            [np.pi / (2 * tau + 1) / 1 for tau in DELAYS[1:]],
+            [np.pi / (2 * tau + 1) for tau in DELAYS[1:]],
             color="#777777",
             lw=0.9,
             ls=":",
