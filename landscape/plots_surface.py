@@ -84,19 +84,17 @@ def levels(losses: Sequence[Array]) -> Array:
     """Levels for surfaces drawn together: 0.005 apart if that takes 4 to 40 lines, else at round numbers.
 
     Losses that differ a hundredfold get levels at equal ratios: at equal distances all of a valley would lie
-    below the first.
+    below the first. Where the highest 2% of the losses would take more than half of the levels, these end
+    below them.
     """
-    finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses])
-    if finite.size == 0:
-        raise InputError("loss: no value is finite, there is nothing to draw")
-    low, high = float(finite.min()), float(finite.max())
+    low, high = _range(losses)
     if high - low <= 1e-12 * max(1.0, abs(high)):  # a flat surface: one level on either side
         pad = max(abs(high), 1.0) * 1e-6
         return np.array([low - pad, high + pad])
     if (high - low) / PAPER_SPACING <= MAX_LEVELS and (high - low) / PAPER_SPACING >= 4:
         start, stop = np.floor(low / PAPER_SPACING), np.ceil(high / PAPER_SPACING)
         chosen = np.arange(start, stop + 1) * PAPER_SPACING
-    elif _by_ratio(losses):
+    elif _by_ratio(low, high):
         chosen = np.geomspace(low, high, LOG_LEVELS)
     else:
         chosen = np.asarray(ticker.MaxNLocator(24).tick_values(low, high))
@@ -104,15 +102,24 @@ def levels(losses: Sequence[Array]) -> Array:
     return chosen
 
 
-def _by_ratio(losses: Sequence[Array]) -> bool:
+def _range(losses: Sequence[Array]) -> tuple[float, float]:
+    """What the levels go from and to."""
     finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses])
-    return bool(finite.min() > 0 and finite.max() > max(LOG_RATIO * finite.min(), MAX_LEVELS * PAPER_SPACING))
+    if finite.size == 0:
+        raise InputError("loss: no value is finite, there is nothing to draw")
+    low, high, usual = float(finite.min()), float(finite.max()), float(np.quantile(finite, 0.98))
+    return low, usual if usual > low and high - low > 2 * (usual - low) else high
+
+
+def _by_ratio(low: float, high: float) -> bool:
+    return low > 0 and high > max(LOG_RATIO * low, MAX_LEVELS * PAPER_SPACING)
 
 
 def _scale(results: Sequence[Surface]) -> tuple[Array, colors.Normalize, str]:
     """Levels, colour scale and what the distance of two lines is, for surfaces drawn together."""
-    shared = levels([r.loss for r in results])
-    if _by_ratio([r.loss for r in results]):
+    losses = [r.loss for r in results]
+    shared = levels(losses)
+    if _by_ratio(*_range(losses)):
         step = f"each line {100 * (shared[1] / shared[0] - 1):.0f}% above the last"
         return shared, colors.LogNorm(shared[0], shared[-1]), step
     step = f"lines {float(shared[1] - shared[0]):.3g} apart"
@@ -136,11 +143,13 @@ def surfaces(results: Sequence[Surface], title: str = "") -> Figure:
         for k, (ax, r) in enumerate(zip(axes, results, strict=True)):
             _ground(ax, r)
             masked = np.ma.masked_invalid(r.loss)
-            ax.contourf(r.x, r.y, masked, shared, cmap=cmap, norm=norm)
+            ax.contourf(r.x, r.y, masked, shared, cmap=cmap, norm=norm, extend="max")
             ax.contour(r.x, r.y, masked, shared, colors="k", linewidths=0.35, alpha=0.55)
             _mark(ax, r)
             ax.set_title(_surface_title(r) + own[k] + statistics[k])
-        _finish(figure, axes, norm, cmap, f"{results[0].split or 'mean'} loss (nat), {step}")
+        above = any((r.loss[np.isfinite(r.loss)] > shared[-1]).any() for r in results)
+        label = f"{results[0].split or 'mean'} loss (nat), {step}"
+        _finish(figure, axes, norm, cmap, label, "max" if above else "neither")
         figure.suptitle(title or f"Loss{made}{note}")
     return figure
 
@@ -187,6 +196,7 @@ def surfaces_3d(results: Sequence[Surface], title: str = "") -> Figure:
     with style():
         figure, axes = several(len(results), 4.8, 4.5, subplot_kw={"projection": "3d"})
         shared, norm, _ = _scale(results)
+        top = max(float(np.max(r.loss, initial=-np.inf, where=np.isfinite(r.loss))) for r in results)
         made, own = _common([f"\n{_made(r)}\nx: {r.axes[0]}\ny: {r.axes[1]}" for r in results])
         note, statistics = _common([bn_note(r) for r in results])
         cmap = sns.color_palette("mako_r", as_cmap=True)
@@ -197,7 +207,7 @@ def surfaces_3d(results: Sequence[Surface], title: str = "") -> Figure:
                 x, y, height, cmap=cmap, norm=norm, lw=0.1, edgecolor="#00000040",
                 rcount=MAX_FACETS, ccount=MAX_FACETS,
             )  # fmt: skip
-            ax.set_zlim(shared[0], shared[-1])
+            ax.set_zlim(shared[0], max(shared[-1], top))
             ax.view_init(elev=32, azim=-58)
             ax.set_box_aspect(None, zoom=0.85)
             ax.tick_params(labelsize=7.5, pad=0)
@@ -280,9 +290,11 @@ def _mark(ax: Axes, r: Surface) -> None:
         ax.plot(0, 0, label="centre", **_CENTER)
 
 
-def _finish(figure: Figure, axes: Sequence[Any], norm: Any, cmap: Any, label: str) -> None:
+def _finish(
+    figure: Figure, axes: Sequence[Any], norm: Any, cmap: Any, label: str, extend: Any = "neither"
+) -> None:
     """One colour bar and one legend for all panels."""
-    bar = figure.colorbar(cm.ScalarMappable(norm, cmap), ax=axes, shrink=0.85, pad=0.02)
+    bar = figure.colorbar(cm.ScalarMappable(norm, cmap), ax=axes, shrink=0.85, pad=0.02, extend=extend)
     bar.set_label(label)
     entries: dict[str, Any] = {}
     for ax in axes:

@@ -53,6 +53,21 @@ def test_the_papers_spacing_where_it_fits() -> None:
     np.testing.assert_allclose(np.diff(levels([np.array([0.051, 0.149])])), 0.005)
 
 
+def test_levels_end_below_what_few_points_reach(surface: Surface) -> None:
+    spike = np.linspace(1.0, 2.0, 400)
+    spike[0] = 40.0
+    assert levels([spike])[-1] < 2.2
+    assert levels([np.linspace(1.0, 2.0, 400)])[-1] >= 2.0
+    for loss, reached in ((surface.loss, True), (np.tile(surface.loss, (10, 10)), False)):
+        loss = loss.copy()
+        loss[-1, -1] = 1e3  # more than 2% of the small grid, less of the large one
+        y, x = (np.linspace(-1, 1, n) for n in loss.shape)
+        *_, bar = plots.surfaces(
+            [dataclasses.replace(surface, loss=loss, x=x, y=y, accuracy=loss, done=loss > 0)]
+        ).axes
+        assert (bar.get_ylim()[1] >= 1e3) == reached
+
+
 def test_training_curves_of_several_seeds() -> None:
     runs = [Trainer(recipe.read(f"digits-{a}", ["steps=12", f"seed={s}", "evaluate.every=4"])).run()
             for a in ("ssgd", "dpsgd") for s in (0, 1)]  # fmt: skip
