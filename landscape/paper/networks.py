@@ -30,7 +30,7 @@ from landscape.paper.settings import (
     cifar_note,
 )
 from landscape.paper.tables import NETWORKS
-from landscape.plots_surface import panels, style
+from landscape.plots_surface import panels, several, style
 from landscape.plots_training import COLORS
 
 # What the paper calls the networks.
@@ -103,6 +103,8 @@ def curves(ax: Any, runs: list[Checkpoint], column: str, **look: Any) -> list[di
     return rows
 
 
+_WHAT = {"test_accuracy": "test accuracy of $w_a$ (%)", "test_loss": "held-out loss (nat)"}
+
 # ---- Figure 1
 
 _FIRST = (
@@ -134,7 +136,7 @@ def _fig1(work: Work) -> Drawing:
                 ]
                 values = [accuracy(run) if column == "test_accuracy" else held_out(run) for run in runs]
                 final[a] = np.mean(values)
-                what = "held-out loss (nat)" if column == "test_loss" else "test accuracy (%)"
+                what = _WHAT[column].replace(" of $w_a$", "")
                 printed = paper.get(model, ("10.37", "", "1.66"))[k]
                 ours = mean_and_spread(values) if np.isfinite(final[a]) else "diverged"
                 compared.append(Compared(f"{what}, {_name(model)}, {name}", ours, printed))
@@ -142,7 +144,7 @@ def _fig1(work: Work) -> Drawing:
             better.append(sign * final["dpsgd"] > max(sign * final["ssgd"], sign * final["ssgd-noise"]))
             ax.set_title(f"{_name(model)}, batch {batch}")
             ax.set_xlabel("epoch")
-            ax.set_ylabel("held-out loss (nat)" if column == "test_loss" else "test accuracy of $w_a$ (%)")
+            ax.set_ylabel(_WHAT[column])
         picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
         picture.suptitle(work.title)
     return Drawing(
@@ -324,7 +326,7 @@ def _table3_runs(scale: Scale) -> Runs:
 def _progress(work: Work, found: list[tuple[str, list[int]]], column: str) -> Drawing:
     rows: list[dict[str, Any]] = []
     with style():
-        picture, axes = panels(1, len(found), 3.9 if len(found) > 1 else 6.0, 3.5, sharey=True)
+        picture, axes = several(len(found), 3.9 if len(found) > 1 else 6.0, 3.2, sharey=True)
         for ax, (model, batches) in zip(axes, found, strict=True):
             for a, (k, batch) in itertools.product(BOTH, enumerate(batches)):
                 runs = work.group(cell(model, batch, a))
@@ -333,9 +335,8 @@ def _progress(work: Work, found: list[tuple[str, list[int]]], column: str) -> Dr
                 rows += [{"model": _name(model), "batch": batch, "algorithm": ALL[a], **r} for r in got]
             ax.set_title(_name(model))
             ax.set_xlabel("epoch")
-        axes[0].set_ylabel(
-            "test accuracy of $w_a$ (%)" if column == "test_accuracy" else "held-out loss (nat)"
-        )
+            if ax.get_subplotspec().is_first_col():
+                ax.set_ylabel(_WHAT[column])
         handles = [Line2D([], [], color=COLOR[a], label=ALL[a]) for a in BOTH]
         handles += [
             Line2D(
