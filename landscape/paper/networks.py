@@ -60,8 +60,8 @@ def seeded(scale: Scale, names: Iterable[str]) -> Runs:
     """Three seeds of each cell, but on a laptop one where the batch is not the task's largest."""
     runs: dict[str, Any] = {}
     for name in names:
-        largest = any(f"-b{batches[-1]}-" in name for batches in (BATCHES, SPEECH_BATCHES))
-        runs |= cells(scale, [name], 3 if largest or scale != "laptop" else 1)
+        largest = (SPEECH_BATCHES if name.startswith("speech") else BATCHES)[-1]
+        runs |= cells(scale, [name], 3 if f"-b{largest}-" in name or scale != "laptop" else 1)
     return runs
 
 
