@@ -20,7 +20,7 @@ from landscape.options import FailedError
 from landscape.paper import edge, figure, gallery, networks, numbers
 from landscape.paper.figure import SCALES, Compared, Drawing, Scale, Work
 from landscape.paper.workshop import Workshop, identity
-from landscape.plots_surface import panels, plain_numbers, style
+from landscape.plots_surface import panels, style
 from landscape.stability import Stability
 from landscape.train import recipe
 from landscape.train.recipe import Recipe
@@ -175,26 +175,19 @@ def test_a_figure_without_runs_is_made_with_data_and_a_page(tmp_path: Path, comm
         gallery.page(folder)
 
 
-@pytest.mark.parametrize("width", [4.0, 6.6, 12.0])
-def test_a_title_is_no_wider_than_its_picture(tmp_path: Path, width: float) -> None:
+@pytest.mark.parametrize("width", [5.6, 6.8, 11.7])
+def test_titles_are_no_wider_than_their_picture(tmp_path: Path, width: float) -> None:
     with style():
-        picture, (ax,) = panels(1, 1, width, 3.0)
-        ax.plot([0.03, 0.6], [1, 2])
-        ax.set_xscale("log")
-        plain_numbers(ax.xaxis)
-        chosen = figure.get("lamb")
-        work = Work(chosen, "laptop", Workshop(tmp_path), {})
+        picture, _ = panels(1, 1, width, 3.0)
+    for name in figure.names():
+        work = Work(figure.get(name), "laptop", Workshop(tmp_path), {})
         picture.suptitle(work.title)
-        gallery.keep(work, Drawing({"": picture}, [], [], "", None), tmp_path, 0.0)
+        gallery.wrap_title(picture)
         FigureCanvasAgg(picture).draw()
-        assert len(work.title.splitlines()) == 2
+        assert " ".join(picture.get_suptitle().split()) == " ".join(work.title.split())
         box = picture._suptitle.get_window_extent()  # type: ignore[attr-defined]
-        assert box.x0 >= 0
-        assert box.x1 <= picture.bbox.width
-        ticks = [*ax.get_xticklabels(), *ax.get_xticklabels(minor=True)]
-        labels = {label.get_text() for label in ticks} - {""}
-    assert labels
-    assert labels == {f"{float(label):g}" for label in labels}
+        assert box.x0 >= 0, name
+        assert box.x1 <= picture.bbox.width, name
 
 
 def test_a_figure_that_was_stopped_repeats_no_run(tmp_path: Path, command: Command) -> None:

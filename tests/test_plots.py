@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import landscape
 from landscape import FailedError, InputError, Surface, plots
-from landscape.plots_surface import LOG_LEVELS, MAX_LEVELS, levels
+from landscape.plots_surface import LOG_LEVELS, MAX_LEVELS, levels, panels, plain_numbers
 from landscape.train import recipe
 from landscape.train.loop import Trainer
 from tests import problems
@@ -66,6 +67,19 @@ def test_levels_end_below_what_few_points_reach(surface: Surface) -> None:
             [dataclasses.replace(surface, loss=loss, x=x, y=y, accuracy=loss, done=loss > 0)]
         ).axes
         assert (bar.get_ylim()[1] >= 1e3) == reached
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.03, 0.6), (0.4, 90.0)])
+def test_plain_numbers_are_no_powers_of_ten(low: float, high: float) -> None:
+    figure, (ax,) = panels(1, 1, 4.0, 3.0)
+    ax.plot([low, high], [low, high])
+    ax.set_yscale("log")
+    plain_numbers(ax.yaxis)
+    FigureCanvasAgg(figure).draw()
+    ticks = [*ax.get_yticklabels(), *ax.get_yticklabels(minor=True)]
+    labels = {tick.get_text() for tick in ticks} - {""}
+    assert len(labels) > 2
+    assert labels == {f"{float(label):g}" for label in labels}
 
 
 def test_training_curves_of_several_seeds() -> None:

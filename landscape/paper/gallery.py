@@ -22,7 +22,7 @@ from landscape.plots_surface import style
 # Colours a picture keeps: what a palette of 8 bits holds. A picture is a third of its size so.
 COLORS = 256
 # Characters of a title in an inch of a picture, at the size that style.mplstyle gives it.
-TITLE = 12
+TITLE = 11
 
 
 def keep(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]:
@@ -35,7 +35,7 @@ def keep(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]:
     pictures = []
     for suffix, picture in drawing.pictures.items():
         path = folder / f"{name}{suffix}.png"
-        _wrap(picture)
+        wrap_title(picture)
         plots.save_figure(picture, path)
         _shrink(path)
         pictures.append(path)
@@ -58,7 +58,7 @@ def keep(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]:
     return pictures
 
 
-def _wrap(picture: Figure) -> None:
+def wrap_title(picture: Figure) -> None:
     """Break the lines of the title where the picture ends."""
     room = int(TITLE * picture.get_figwidth())
     title = [textwrap.fill(line, room) for line in picture.get_suptitle().splitlines()]
