@@ -207,7 +207,7 @@ def test_processes_share_a_grid_and_a_failure_names_its_rank(
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     context = mp.start_processes(member, (str(tmp_path), ending), nprocs=2, join=False, start_method="spawn")
     for process in context.processes:
-        process.join(60)
+        process.join(180)
     found = [np.load(tmp_path / f"{r}.npz") for r in range(1 if ending == "silence" else 2)]
     expected = 2 * np.arange(20.0)
     expected[3] = 7.0  # the first process had it

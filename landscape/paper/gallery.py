@@ -103,7 +103,8 @@ def page(folder: Path) -> Path:
         "Setting?*, DPSGD-2021 *Loss Landscape Dependent Self-Adjusting Learning Rates in Decentralized "
         "SGD*, LocalSGD-2021 *Trade-offs of Local SGD at Scale*, Delay-2019 *At Stability's Edge*. The time "
         "is that of training and analysis on one core of a small machine, runs that figures share counted "
-        "in each.",
+        "in each. A verdict is on what was run, which at laptop scale is often less than what the paper's "
+        "claim is about.",
         "",
         "| figure | what | scale | claim |",
         "|---|---|---|---|",
