@@ -23,6 +23,7 @@ from landscape.options import FailedError, InputError, choose
 from landscape.plots_stability import minima, smoothings, stabilities
 from landscape.plots_surface import bn_note, difference, lines, surfaces, surfaces_3d
 from landscape.plots_surface import panels as _panels
+from landscape.plots_surface import plain_numbers as _plain_numbers
 from landscape.plots_surface import several as _several
 from landscape.plots_surface import style as _style
 from landscape.plots_sweep import sweeps
@@ -219,6 +220,7 @@ def run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
                 ax.set_xticks(sorted({int(w) for w in r.workers}))
                 ax.set_xlabel("workers (log scale)")
                 ax.set_title(f"{r.label}\nDPSGD, {order.upper()} order")
+            _plain_numbers(axes[2 * k].yaxis)
             axes[2 * k].set_ylabel("time a step (s, log scale)")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
         figure.suptitle(title or "Predicted time a step: SSGD, and DPSGD by topology")
