@@ -191,10 +191,14 @@ def figure(
 
 
 def names() -> list[str]:
-    """The figures, in the order of their papers; ours come last."""
+    """The figures by paper, in the order that it has them, the rest after its tables; ours come last."""
     papers = ("DPSGD-2020", "DPSGD-2021", "LocalSGD-2021", "Delay-2019")
-    order = {paper: k for k, paper in enumerate(papers)}
-    return sorted(_FIGURES, key=lambda name: order.get(_FIGURES[name].where.split(",")[0], len(papers)))
+
+    def place(name: str) -> tuple[int, bool, str]:
+        paper, _, part = _FIGURES[name].where.partition(", ")
+        return (*papers, paper).index(paper), not part.startswith(("Figure", "Table")), part
+
+    return sorted(_FIGURES, key=place)
 
 
 def get(name: str) -> Figure:
