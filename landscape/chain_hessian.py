@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from landscape.problem import Problem
 from landscape.stack import LinearStep, chain, plain_cross_entropy, stacked_losses
+from landscape.vector import gradients
 
 # What the widest layer's outputs of a chunk of samples may take, for all sets of weights: on 2 cores with
 # 784-50-50-10 one set is fastest at 5,000 to 10,000 samples, 16 sets at 2,000.
@@ -143,7 +144,7 @@ class ChainHessian:
         slope = self._slope(z, c.y)
         if not slope.requires_grad:  # a loss that is linear in the outputs
             return torch.zeros_like(rz)
-        return torch.autograd.grad(slope, z, rz, materialize_grads=True)[0]
+        return gradients(slope, [z], rz)[0]
 
     @torch.no_grad()
     def __call__(self, vectors: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -230,5 +231,5 @@ def _derivatives(act: nn.Module, z: Tensor) -> tuple[Tensor, Tensor, Tensor | No
         slope = torch.autograd.grad(a.sum(), z, create_graph=True)[0]
         if not slope.requires_grad:
             return a.detach(), slope, None
-        bend = torch.autograd.grad(slope.sum(), z, materialize_grads=True)[0]
+        bend = gradients(slope.sum(), [z])[0]
     return a.detach(), slope.detach(), bend if bool(bend.any()) else None

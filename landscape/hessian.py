@@ -14,6 +14,7 @@ from landscape.memory import SavedBytes
 from landscape.options import InputError, choose
 from landscape.problem import RANDOMNESS, Problem, fixed_randomness
 from landscape.stack import chain
+from landscape.vector import gradients
 
 # Memory that kept gradient graphs may take (ours: small beside the 24 GB of a usual machine, and enough to
 # keep all of MNIST's test set for a small network).
@@ -42,20 +43,14 @@ class HessianChunk:
         if not loss.requires_grad:  # no parameter in question reaches it
             return
         parts = torch.autograd.grad(loss, active, create_graph=True, materialize_grads=True)
-        self.live = [i for i, part in enumerate(parts) if part.requires_grad]
+        self.live = [i for i, part in enumerate(parts) if part.grad_fn]
         self.gradients = [parts[i] for i in self.live]
 
     def product(self, vectors: list[Tensor], keep: bool) -> Sequence[Tensor] | None:
         """∇²L·v by parameter; None where the gradient does not depend on θ."""
         if not self.live:
             return None
-        return torch.autograd.grad(
-            self.gradients,
-            self.active,
-            grad_outputs=[vectors[i] for i in self.live],
-            retain_graph=keep,
-            materialize_grads=True,
-        )
+        return gradients(self.gradients, self.active, [vectors[i] for i in self.live], keep=keep)
 
 
 class GaussNewtonChunk:
@@ -83,8 +78,8 @@ class GaussNewtonChunk:
         self.pulled = torch.autograd.grad(
             self.outputs, active, self.u, create_graph=True, materialize_grads=True
         )
-        self.reached = [i for i, part in enumerate(self.pulled) if part.requires_grad]
-        self.live = self.slope.requires_grad  # a loss linear in the outputs has no curvature there
+        self.reached = [i for i, part in enumerate(self.pulled) if part.grad_fn]
+        self.live = self.slope.grad_fn is not None  # a loss linear in the outputs has no curvature there
 
     def product(self, vectors: list[Tensor], keep: bool) -> Sequence[Tensor] | None:
         """JᵀH_L J·v by parameter; None where it is zero whatever v is."""
@@ -93,7 +88,7 @@ class GaussNewtonChunk:
         pulled = [self.pulled[i] for i in self.reached]
         pushed = torch.autograd.grad(pulled, self.u, [vectors[i] for i in self.reached], retain_graph=True)[0]
         bent = torch.autograd.grad(self.slope, self.z, pushed, retain_graph=keep)[0]
-        return torch.autograd.grad(self.outputs, self.active, bent, retain_graph=keep, materialize_grads=True)
+        return gradients(self.outputs, self.active, bent, keep=keep)
 
 
 class HessianOperator:

@@ -29,7 +29,7 @@ from landscape.batches import (
 )
 from landscape.memory import SavedBytes, fits
 from landscape.options import InputError
-from landscape.vector import Layout
+from landscape.vector import Layout, gradients
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -374,7 +374,7 @@ class Problem:
         for i, (x, y, count) in enumerate(self.chunks()):
             with fixed_randomness(self, i if seeded else None):
                 value = self.criterion(self.call(leaves, x), y) * (count / self.samples)
-            parts = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+            parts = gradients(value, list(leaves.values()))
             for view, part in zip(self.layout.views(gradient).values(), parts, strict=True):
                 view.copy_(part) if i == 0 else view.add_(part)
             total += float(value.detach())

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from landscape.batches import call, named_tensors, take, tree_map
 from landscape.problem import Loss, Problem, fixed_randomness
+from landscape.vector import gradients
 
 # Modules that act on each number by itself, so that any leading or trailing dimensions may be added.
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
@@ -246,7 +247,7 @@ class Stack:
         return self.problem.criterion(outputs, y)
 
     def _write(self, leaves: dict[str, Tensor], losses: Tensor, out: Tensor) -> Tensor:
-        parts = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+        parts = gradients(losses.sum(), list(leaves.values()))
         for view, part in zip(self.problem.layout.views(out).values(), parts, strict=True):
             view.copy_(part)
         return losses.detach()

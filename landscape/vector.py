@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,17 @@ NORM_LAYERS: tuple[type[nn.Module], ...] = (
     nn.LayerNorm,
     nn.RMSNorm,
 )
+
+
+def gradients(
+    outputs: Any, inputs: Sequence[Tensor], grad_outputs: Any = None, *, keep: bool = False
+) -> list[Tensor]:
+    """The gradients of ``outputs`` in ``inputs``, without graphs of their own; zero where nothing depends.
+
+    ``keep``: the graph of the outputs. PyTorch up to 2.6 makes those zeros require a gradient.
+    """
+    parts = torch.autograd.grad(outputs, inputs, grad_outputs, retain_graph=keep, materialize_grads=True)
+    return [part.detach() for part in parts]
 
 
 @dataclass(frozen=True)

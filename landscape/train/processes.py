@@ -83,7 +83,7 @@ class Group:
             return TCPStore(
                 host, port, is_master=master, timeout=self.timeout, wait_for_workers=False, use_libuv=True
             )
-        except dist.DistNetworkError as error:
+        except RuntimeError as error:  # DistNetworkError, but for a port in use up to PyTorch 2.6
             if master:
                 raise FailedError(
                     f"MASTER_PORT: {port} cannot be used on {host} ({first_line(error)})"
