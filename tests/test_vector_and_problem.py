@@ -12,7 +12,7 @@ from torch import nn
 
 import landscape
 from landscape import InputError, Problem
-from landscape.vector import Layout
+from landscape.vector import Layout, gradients
 from tests import problems
 
 
@@ -56,6 +56,14 @@ def test_tied_parameters_appear_once_and_frozen_ones_not() -> None:
     expected = nn.functional.mse_loss(shifted(x), y).item()
     assert problem.loss(moved) == pytest.approx(expected, rel=1e-6)
     assert problems.linear_regression().layout.size == 5
+
+
+def test_gradients_have_no_graph_and_are_zero_where_nothing_depends() -> None:
+    a, b = torch.tensor([1.0, 2.0], requires_grad=True), torch.ones(3, requires_grad=True)
+    for keep in (True, False):
+        found = gradients((a**2).sum(), [a, b], keep=keep)
+        assert not any(part.requires_grad for part in found)
+        torch.testing.assert_close(found, [2 * a.detach(), torch.zeros(3)])
 
 
 @pytest.mark.parametrize("name", problems.ALL)
