@@ -98,10 +98,10 @@ def cell(scale: Scale, name: str, seed: int = 0, *settings: str, epochs: int = E
     return tables.read(name, [*changes, *settings, f"seed={seed}"])
 
 
-def cells(scale: Scale, names: Sequence[str], many: int = 1, *settings: str, epochs: int = EPOCHS) -> Runs:
+def cells(scale: Scale, names: Sequence[str], many: int = 1, epochs: int = EPOCHS) -> Runs:
     """Cells of the tables by "NAME/SEED", with ``many`` seeds."""
     return {
-        f"{name}/{seed}": cell(scale, name, seed, *settings, epochs=epochs)
+        f"{name}/{seed}": cell(scale, name, seed, epochs=epochs)
         for name in names
         for seed in seeds_of(scale, many)
     }
