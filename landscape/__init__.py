@@ -13,7 +13,7 @@ from landscape.lanczos import Eigenpairs, Ends
 from landscape.line import Line, barrier, line
 from landscape.minima import Minima
 from landscape.noise import NoiseEstimate, estimate_noise
-from landscape.options import FailedError, InputError
+from landscape.options import FailedError, InputError, PathWarning
 from landscape.planes import between, eigen_plane, learners_plane, pca_plane
 from landscape.problem import Problem
 from landscape.runtime import RunTimes
@@ -37,6 +37,7 @@ __all__ = [
     "Line",
     "Minima",
     "NoiseEstimate",
+    "PathWarning",
     "Plane",
     "Problem",
     "RunTimes",

@@ -26,6 +26,13 @@ class FailedError(InputError):
     exit_code = 1
 
 
+class PathWarning(UserWarning):
+    """A fast way of computing something disagreed with the plain one on this model: the plain one is used.
+
+    The result is right, and slower; the command line prints it as one line.
+    """
+
+
 def choose(where: str, name: str, allowed: Iterable[str]) -> str:
     """Return ``name`` if it is among ``allowed``; else raise InputError naming the nearest allowed one."""
     known = sorted(allowed)
