@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,6 +33,19 @@ def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
         return type(tree)(*(tree_map(function, value) for value in tree))
     if isinstance(tree, (tuple, list)):
         return type(tree)(tree_map(function, value) for value in tree)
+    return tree
+
+
+def as_tensors(tree: Any) -> Any:
+    """``tree`` with NumPy arrays as tensors; an iterable that is no tuple, list or dict stays as it is."""
+    if isinstance(tree, np.ndarray):
+        return torch.from_numpy(tree)
+    if isinstance(tree, Mapping):
+        return {key: as_tensors(value) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(as_tensors(value) for value in tree))
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(as_tensors(value) for value in tree)
     return tree
 
 
@@ -60,12 +76,28 @@ def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
 def is_resident(data: Any) -> bool:
     """Whether ``data`` is the data itself, samples first, and not an iterable of batches of it.
 
-    It is where it is a dict, a tuple of two, or a list of two tensors.
+    It is where it is a dict, a tuple of two, or a list of two tensors. Raises InputError for a tuple of two
+    pairs that may as well be two batches.
     """
     pair = isinstance(data, (tuple, list)) and len(data) == 2
+    if pair and isinstance(data, tuple) and _alike(*data):
+        raise InputError(
+            "data: a tuple of two pairs may be two batches, or pairs of inputs and of targets; give batches "
+            "as a list, [(x1, y1), (x2, y2)], and inputs that the model takes together as a dict"
+        )
     return isinstance(data, Mapping) or (
         pair and (isinstance(data, tuple) or all(isinstance(part, Tensor) for part in data))
     )
+
+
+def _alike(first: Any, second: Any) -> bool:
+    """Whether both are pairs of tensors, of the same kinds and shapes but for the number of samples."""
+    pairs = [first, second]
+    if not all(isinstance(p, (tuple, list)) and len(p) == 2 for p in pairs):
+        return False
+    if not all(isinstance(t, Tensor) and t.dim() for p in pairs for t in p):
+        return False
+    return all((a.dtype, a.shape[1:]) == (b.dtype, b.shape[1:]) for a, b in zip(first, second, strict=True))
 
 
 def split(batch: Any, own_loss: bool) -> tuple[Any, Any]:
@@ -94,9 +126,13 @@ def count_samples(x: Any, y: Any, *, alike: bool) -> int:
     With ``alike``, InputError unless all tensors are of that length.
     """
     found = [*named_tensors(y, "targets"), *named_tensors(x, "inputs")]
-    if not found or found[0][1].dim() == 0:
-        what = "no tensor" if not found else f"a single number as {found[0][0]}"
-        raise InputError(f"data: a batch holds {what}, it must hold tensors with the samples first")
+    lone = isinstance(y, (bool, int, float)) or (found and found[0][1].dim() == 0)
+    if not found or lone:
+        what = f"a single number as {found[0][0] if found and found[0][1].dim() == 0 else 'targets'}"
+        raise InputError(
+            f"data: a batch holds {what if found else 'no tensor'}, it must hold tensors with the samples "
+            "first; single samples, or lists of numbers, go through a DataLoader(…, batch_size=…)"
+        )
     first, length = found[0][0], len(found[0][1])
     for name, tensor in found if alike else ():
         if tensor.dim() == 0 or len(tensor) != length:
@@ -118,6 +154,18 @@ def output_loss(outputs: Any, targets: Any) -> Tensor:
     return value
 
 
+def class_loss(loss: Any) -> tuple[int, Tensor | None] | None:
+    """(ignore_index, class weights) of PyTorch's cross-entropy or negative log-likelihood; else None."""
+    if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
+        return loss.ignore_index, loss.weight
+    options: dict[str, Any] = {}
+    while isinstance(loss, partial) and not loss.args:
+        loss, options = loss.func, {**loss.keywords, **options}
+    if loss in (F.cross_entropy, F.nll_loss):
+        return options.get("ignore_index", IGNORED), options.get("weight")
+    return None
+
+
 def loss_terms(loss: Any, targets: Any) -> Tensor | None:
     """(B,) how many terms of the mean each sample brings to cross-entropy or negative log-likelihood.
 
@@ -126,12 +174,10 @@ def loss_terms(loss: Any, targets: Any) -> Tensor | None:
     """
     if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.dim() == 0:
         return None
-    if loss in (F.cross_entropy, F.nll_loss):
-        ignored, weight = IGNORED, None
-    elif isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
-        ignored, weight = loss.ignore_index, loss.weight
-    else:
+    known = class_loss(loss)
+    if known is None:
         return None
+    ignored, weight = known
     terms = (targets != ignored).double()
     if weight is not None:
         terms *= weight.to(targets.device)[targets.where(terms > 0, torch.zeros_like(targets))]
@@ -146,7 +192,9 @@ def check_labels(loss: Any, outputs: Any, targets: Any) -> None:
     terms = loss_terms(loss, targets)
     if terms is None or not isinstance(outputs, Tensor) or outputs.dim() < 2:
         return
-    ignored = loss.ignore_index if isinstance(loss, nn.Module) else IGNORED
+    known = class_loss(loss)
+    assert known is not None
+    ignored = known[0]
     kept, classes = targets[targets != ignored], outputs.shape[1]
     if len(kept) and not 0 <= int(kept.min()) <= int(kept.max()) < classes:
         raise InputError(
@@ -169,19 +217,28 @@ def label_terms(labels: Any, shifted: bool) -> Tensor | None:
     return (terms[:, 1:] if shifted else terms).flatten(1).sum(1)
 
 
-def correct(outputs: Any, targets: Any) -> Tensor:
+def correct(outputs: Any, targets: Any, loss: Any) -> Tensor:
     """How many of (B, classes, ...) ``outputs`` have their largest entry at the target (B, ...).
 
     Of an output that carries ``logits``, of these. A sample with several targets counts by the share that is
-    right. NaN if it is not such a task, or some targets are masked by a negative number.
+    right, and only where the loss is PyTorch's cross-entropy or negative log-likelihood, which say that the
+    classes come second. NaN if it is not such a task, if there is one output alone, which no other can
+    exceed, or if some targets are no classes, as those that a negative number masks.
     """
     z = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
-    if not isinstance(z, Tensor) or not isinstance(targets, Tensor) or targets.is_floating_point():
+    if not isinstance(z, Tensor) or not _classes(targets):
         return torch.tensor(torch.nan, dtype=torch.float64)
-    if z.dim() < 2 or targets.shape != (len(z), *z.shape[2:]):
+    if z.dim() < 2 or z.shape[1] < 2 or targets.shape != (len(z), *z.shape[2:]):
+        return torch.tensor(torch.nan, dtype=torch.float64)
+    if z.dim() > 2 and class_loss(loss) is None:
         return torch.tensor(torch.nan, dtype=torch.float64)
     right: Tensor = (z.argmax(1) == targets).double().sum() / max(1, targets[:1].numel())
-    return right.where(targets.min() >= 0, torch.nan)
+    return right.where(((targets >= 0) & (targets < z.shape[1])).all(), torch.nan)
+
+
+def _classes(targets: Any) -> bool:
+    """Whether ``targets`` can be numbers of classes."""
+    return isinstance(targets, Tensor) and not targets.is_floating_point() and not targets.is_complex()
 
 
 class Stream(ABC):
@@ -218,3 +275,22 @@ class HostStream(Stream):
 
     def part(self, rows: slice) -> Stream:
         return HostStream(take(self.x, rows), take(self.y, rows), len(range(self.samples)[rows]))
+
+
+class _Placed(Protocol):
+    device: torch.device
+
+
+@contextlib.contextmanager
+def fixed_randomness(problem: _Placed, seed: int | None) -> Iterator[None]:
+    """Random numbers drawn inside come from ``seed``, and PyTorch's own state is as before afterwards.
+
+    None leaves everything as it is.
+    """
+    if seed is None:
+        yield
+        return
+    devices = [problem.device] if problem.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

@@ -52,6 +52,7 @@ def with_policy(problem: Problem, bn: str, samples: int = SAMPLES) -> Problem:
         bn: "center": the statistics in the model's buffers, at every point (the problem itself is returned);
             "recalibrate": re-estimated at each point before it is evaluated, on a fixed random sample of the
             problem's data, as the average over batches of 250 (what torch.optim.swa_utils.update_bn does);
+            derivatives at a point hold the statistics of that point fixed;
             "train": the statistics of the batch itself, as in training, in batches of ``samples`` (for data
             given as batches, in those), so that a sample's loss depends on its batch.
         samples: how many samples "recalibrate" draws (at most all; of data given as batches, the first
@@ -65,33 +66,34 @@ def with_policy(problem: Problem, bn: str, samples: int = SAMPLES) -> Problem:
     if bn == "center" or not _layers(problem.model):
         return problem
     if bn == "recalibrate":
-        return _Recalibrated(problem, samples)
-    own = copy.copy(problem)
+        return _recalibrated(problem, samples)
+    own = problem.in_chunks(samples)
     own.model = copy.deepcopy(problem.model)
-    own.bn, own._chunk = bn, samples
+    own.bn = bn
     own.bn_samples = samples if problem.resident is not None else 0  # else the data's own batches
-    for layer in _layers(
-        own.model
-    ):  # without buffers a layer takes its batch's statistics, in eval mode, too
+    # Without buffers a layer takes its batch's statistics, in eval mode, too.
+    for layer in _layers(own.model):
         layer.running_mean = layer.running_var = layer.num_batches_tracked = None
     return own
 
 
-class _Recalibrated(Problem):
-    """A problem whose ``totals`` estimates the BatchNorm statistics anew, in a model of its own."""
+def _recalibrated(problem: Problem, samples: int) -> Problem:
+    """``problem`` with statistics estimated at the weights asked for, from one sample of its inputs."""
+    inputs = list(_sample(problem, samples))
+    estimator = copy.copy(problem)
+    estimator.model = copy.deepcopy(problem.model)
+    names = buffer_names(problem.model)
 
-    def __init__(self, problem: Problem, samples: int) -> None:
-        self.__dict__.update(problem.__dict__)
-        self.bn = "recalibrate"
-        self.model = copy.deepcopy(problem.model)
-        self._inputs = list(_sample(problem, samples))
-        self.bn_samples = sum(count_samples(x, None, alike=False) for x in self._inputs)
+    def statistics(theta: Tensor) -> dict[str, Tensor]:
+        _estimate(estimator, theta, inputs)
+        found = dict(estimator.model.named_buffers())
+        return {name: found[name].clone() for name in names}
 
-    def totals(self, theta: Tensor | None = None) -> Tensor:
-        """The sums at ``theta`` with the statistics that the sample has at ``theta``."""
-        theta = self.theta if theta is None else theta
-        _estimate(self, theta, self._inputs)
-        return super().totals(theta)
+    own = copy.copy(problem)
+    own.bn = "recalibrate"
+    own.bn_samples = sum(count_samples(x, None, alike=False) for x in inputs)
+    own.buffers_at = statistics
+    return own
 
 
 @torch.no_grad()

@@ -211,7 +211,7 @@ def _product(a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
 
 
 def _layers(problem: Problem) -> list[_Layer] | None:
-    steps = chain(problem.model) if problem.tensors is not None else None
+    steps = chain(problem)
     if steps is None or not isinstance(steps[0], LinearStep):
         return None
     layers: list[_Layer] = []

@@ -18,6 +18,7 @@ from landscape.grid import MismatchError, coincide, difference, fill
 from landscape.options import positive
 from landscape.problem import Problem
 from landscape.store import About, Array, Result
+from landscape.vector import as_array
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -202,8 +203,8 @@ def contour(
     fields |= {
         "x": x,
         "y": y,
-        "directions": plane.directions.cpu().numpy(),
-        "center": plane.center.cpu().numpy(),
+        "directions": as_array(plane.directions),
+        "center": as_array(plane.center),
         "span": span,
         "path": run.path,
         "batchnorm": has_batchnorm(problem.model),

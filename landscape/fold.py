@@ -39,11 +39,24 @@ class FoldedForward:
     by :meth:`inputs`, are laid out channels last, which CPUs and GPUs convolve fastest.
     """
 
-    def __init__(self, graph: fx.GraphModule, pairs: list[Pair], dtype: torch.dtype) -> None:
+    def __init__(
+        self, graph: fx.GraphModule, pairs: list[Pair], dtype: torch.dtype, trainable: set[int]
+    ) -> None:
         self._graph, self._pairs, self._dtype = graph, pairs, dtype
+        self.convolves = any(isinstance(m, CONVOLUTIONS) for m in graph.modules())
+        # A trace has no layer that the forward pass leaves out.
+        self._names = {name for name, _ in graph.named_parameters(remove_duplicate=False)}
         # Frozen parameters, and buffers, which need the precision of the rest.
-        self._own = {**dict(graph.named_parameters()), **dict(graph.named_buffers())}
+        frozen = ((name, p) for name, p in graph.named_parameters() if id(p) not in trainable)
+        self._own: dict[str, Tensor] = dict(frozen)
+        self._own.update(graph.named_buffers())
         self._norms: dict[str, Any] = {pair.norm: graph.get_submodule(pair.norm) for pair in pairs}
+
+    def converted(self, dtype: torch.dtype) -> FoldedForward:
+        """The same in another precision."""
+        other = copy.copy(self)
+        other._dtype = dtype
+        return other
 
     def inputs(self, x: Any) -> Any:
         """``x`` as this forward wants it: to be called once, not once a point."""
@@ -55,7 +68,7 @@ class FoldedForward:
 
     def weights(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
         """The graph's parameters and buffers at the weights ``views``, folded: once a point."""
-        tensors = {**self._own, **views}
+        tensors = self._own | {name: view for name, view in views.items() if name in self._names}
         for pair in self._pairs:
             norm = self._norms[pair.norm]
             scale = torch.rsqrt(norm.running_var + norm.eps)
@@ -78,7 +91,8 @@ def fold(model: nn.Module, dtype: torch.dtype) -> FoldedForward | None:
     """The folded forward of ``model`` (in eval mode), or None where torch.fx cannot trace it.
 
     Only pairs whose BatchNorm tracks statistics and whose modules are used once are folded; there may be
-    none, and then only the memory layout and ``dtype`` differ from the model itself.
+    none, and then only the memory layout and ``dtype`` differ from the model itself. A trace need not be the
+    user's function (it drops hooks, and follows one branch): who uses it compares it with the model first.
     """
     # fx takes an optional argument as one that is given: "if mask is not None" would always hold.
     if any(p.default is not p.empty for p in inspect.signature(model.forward).parameters.values()):
@@ -90,26 +104,48 @@ def fold(model: nn.Module, dtype: torch.dtype) -> FoldedForward | None:
     except Exception:  # control flow on values, or code that fx does not know: fx raises what it likes
         return None
     modules = dict(graph.named_modules())
-    calls = [str(node.target) for node in graph.graph.nodes if node.op == "call_module"]
     pairs = []
     for node in list(graph.graph.nodes):
-        source = node.args[0] if node.op == "call_module" and node.args else None
-        if not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) != 1:
+        pair = _pair(graph, modules, node)
+        if pair is None:
             continue
-        norm, convolution = modules[str(node.target)], modules[str(source.target)]
-        once = calls.count(str(node.target)) == calls.count(str(source.target)) == 1
-        if not once or type(norm) not in BATCHNORMS or type(convolution) not in CONVOLUTIONS:
-            continue
-        if norm.training or norm.running_mean is None:
-            continue
+        convolution, norm = modules[pair.convolution], modules[pair.norm]
         if convolution.bias is None:
             convolution.bias = nn.Parameter(torch.zeros_like(norm.running_mean))
-        node.replace_all_uses_with(source)
+        node.replace_all_uses_with(node.args[0])
         graph.graph.erase_node(node)
-        pairs.append(Pair(str(source.target), str(node.target)))
+        pairs.append(pair)
+    for node in graph.graph.nodes:
+        if node.op == "call_method" and node.target == "view":
+            node.target = "reshape"  # the same numbers, and it takes what lies channels last
     _in_place(graph, modules)
     graph.recompile()
-    return FoldedForward(graph, pairs, dtype)
+    return FoldedForward(graph, pairs, dtype, {id(p) for p in model.parameters() if p.requires_grad})
+
+
+def _pair(graph: fx.GraphModule, modules: dict[str, nn.Module], node: fx.Node) -> Pair | None:
+    """The convolution and BatchNorm at a ``node``, if these two and nothing else use their tensors."""
+    source = node.args[0] if node.op == "call_module" and node.args else None
+    if not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) != 1:
+        return None
+    pair = Pair(str(source.target), str(node.target))
+    norm, convolution = modules[pair.norm], modules[pair.convolution]
+    if type(norm) not in BATCHNORMS or type(convolution) not in CONVOLUTIONS:
+        return None
+    if norm.training or norm.running_mean is None:
+        return None
+    counts: dict[int, int] = {}
+    for _, tensor in graph.named_parameters(remove_duplicate=False):
+        counts[id(tensor)] = counts.get(id(tensor), 0) + 1
+    targets = [str(n.target) for n in graph.graph.nodes if n.op in ("call_module", "get_attr")]
+    for name, module in ((pair.convolution, convolution), (pair.norm, norm)):
+        # Used once, by no other name, nowhere by its tensors, and with nothing hung on it.
+        tied = any(counts[id(p)] > 1 for p in module.parameters())
+        touched = sum(t == name or t.startswith(f"{name}.") for t in targets)
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        if tied or touched != 1 or hooked or list(module.children()):
+            return None
+    return pair
 
 
 def _in_place(graph: fx.GraphModule, modules: dict[str, nn.Module]) -> None:
@@ -139,7 +175,8 @@ def _in_place(graph: fx.GraphModule, modules: dict[str, nn.Module]) -> None:
             replace(node, torch.relu_, node.args[0])
 
 
-def _sum(own: Tensor, other: Any) -> Tensor:
+def _sum(own: Any, other: Any) -> Any:
     """own + other, in the memory of ``own`` where it fits."""
-    alike = isinstance(other, Tensor) and (other.shape, other.dtype) == (own.shape, own.dtype)
+    tensors = isinstance(own, Tensor) and isinstance(other, Tensor)
+    alike = tensors and (other.shape, other.dtype) == (own.shape, own.dtype)
     return own.add_(other) if alike else own + other

@@ -18,6 +18,7 @@ from torch import Tensor
 from landscape.evaluate import Progress
 from landscape.options import FailedError, InputError
 from landscape.store import Array, Result
+from landscape.vector import as_array
 
 # A portion takes about so long, and at least SAVE_SHARE times as long as its saving (ours): little is lost
 # with a process that is killed, and no more than a tenth of the time goes into files.
@@ -63,7 +64,7 @@ def difference(previous: Result, wanted: Mapping[str, Any]) -> str:
             if old != value:
                 return f"its {name} is {_short(old)} and not {_short(value)}"
             continue
-        new = value.cpu().numpy() if isinstance(value, Tensor) else value
+        new = as_array(value) if isinstance(value, Tensor) else value
         if old.shape != new.shape or old.dtype != new.dtype:
             return f"its {name} has shape {old.shape} ({old.dtype}), not {new.shape} ({new.dtype})"
         limit = 100 * np.finfo(new.dtype).eps

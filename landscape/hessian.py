@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from landscape.batches import fixed_randomness
 from landscape.memory import SavedBytes
 from landscape.options import InputError, choose
-from landscape.problem import RANDOMNESS, Problem, fixed_randomness
+from landscape.problem import RANDOMNESS, Problem
 from landscape.stack import chain
 from landscape.vector import gradients
 
@@ -121,7 +122,7 @@ class HessianOperator:
     ) -> None:
         self.kind = choose("kind", kind, KINDS)
         self.randomness = choose("randomness", randomness, RANDOMNESS)
-        self.problem = problem
+        self.problem = problem.at(theta)
         self.slots = problem.layout.select(part)
         self.size = sum(slot.size for slot in self.slots)
         views = problem.layout.views(problem.theta if theta is None else theta)
@@ -215,7 +216,7 @@ def operator(
     Raises InputError for a model whose forward pass is random in eval mode, unless ``randomness`` is "seed".
     """
     made = HessianOperator(problem, theta, kind=kind, part=part, randomness=randomness)
-    if randomness == "refuse" and chain(problem.model) is None:  # what such chains are made of is not random
+    if randomness == "refuse" and chain(problem) is None:  # what such chains are made of is not random
         check_deterministic(problem, theta)
     return made
 

@@ -15,6 +15,7 @@ from landscape.directions import SPAN
 from landscape.options import InputError, positive
 from landscape.problem import Problem
 from landscape.store import About, Array, Result
+from landscape.vector import as_array
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -131,8 +132,8 @@ def line(
         t=t,
         loss=loss,
         accuracy=values.accuracy.numpy(),
-        start=start.cpu().numpy(),
-        direction=direction.cpu().numpy(),
+        start=as_array(start),
+        direction=as_array(direction),
         kind=kind,
         barrier=barrier(t, loss) if kind == "interpolation" else float("nan"),
         samples=problem.samples,

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from landscape import checks
 from landscape.batches import (
-    HostStream,
-    Stream,
     call,
     check_labels,
     correct,
     count_samples,
-    is_resident,
+    fixed_randomness,
     label_terms,
     loss_terms,
     named_tensors,
     output_loss,
-    split,
-    take,
     tree_map,
 )
-from landscape.memory import SavedBytes, fits
-from landscape.options import InputError
-from landscape.vector import Layout, gradients
+from landscape.memory import SavedBytes
+from landscape.options import InputError, choose
+from landscape.problem_data import PROBE, Data
+from landscape.vector import Layout, gradients, independent_copy, unwrapped
 
 Loss = Callable[[Any, Any], Tensor]
+Penalty = Callable[[dict[str, Tensor]], Tensor]
 
 # Samples evaluated at once, at most. Measured on 2 cores with a 784-50-50-10 MLP: 1,000 to 10,000 lie within
 # 10% of each other, 2,000 is the fastest. Large networks are bounded by ACTIVATION_BYTES instead.
@@ -39,6 +37,8 @@ MAX_CHUNK = 2000
 # What one chunk may keep for its backward pass. On 2 cores ResNet-18 evaluates fastest at 50 to 100 images of
 # 50, 100, 200 and 400; this bound gives it 56.
 ACTIVATION_BYTES = 2**28
+# Samples of check="full" (ours).
+FULL_PROBE = 256
 # What to do with a model whose forward pass is random even in eval mode.
 RANDOMNESS = ("refuse", "seed")
 
@@ -48,16 +48,19 @@ class Problem:
 
     Args:
         model: any module; it is copied, put in eval mode, and never changed. A dict x is passed to it as
-            ``model(**x)``, a tuple or list as ``model(*x)``, anything else as ``model(x)``.
+            ``model(**x)``, a tuple or list as ``model(*x)``, anything else as ``model(x)``. Of DataParallel,
+            DistributedDataParallel and torch.compile, the module inside.
         loss: ``loss(outputs, targets)``, the *mean* over the samples it is given; None where the model's
-            output carries it, as ``.loss`` or ["loss"] (Hugging Face models).
-        data: ``(x, y)``, or an iterable (not an iterator) of such batches. x and y are tensors with the
-            samples first, or tuples, lists and dicts of these, nested at will; what is no tensor is passed on
-            as it is. In place of a pair, one dict: its "labels" are the targets (the whole dict where it has
-            none), and the model is given them only where ``loss`` is None. Data that is a dict, a tuple of
-            two or a list of two tensors is moved to the device once, or in parts if it does not fit there;
-            of anything else each batch in turn. Minibatches can be drawn from such data, and from a
-            :class:`landscape.batches.Stream`, whose samples all weigh the same.
+            output carries it, as ``.loss`` or ["loss"] (Hugging Face models). A module is copied to the
+            problem's device and precision.
+        data: ``(x, y)``, a torch.utils.data.Dataset, or an iterable (not an iterator) of batches (x, y). x
+            and y are tensors or NumPy arrays with the samples first, or tuples, lists and dicts of these,
+            nested at will; anything else is passed on as it is. In place of a pair, one dict: its "labels"
+            are the targets (the whole dict where it has none), and the model is given them only where
+            ``loss`` is None. Data that is a dict, a tuple of two or a list of two tensors is moved to the
+            device once, or in parts if it does not fit there; of anything else each batch in turn.
+            Minibatches can be drawn from such data, and from a :class:`landscape.batches.Stream`, whose
+            samples all weigh the same.
         theta: weights (P,) to centre on; default: the model's own.
         device, dtype: default: those of the model's first parameter.
         terms: ``terms(targets)`` gives (B,) how many terms of the mean each sample brings. Default: one each;
@@ -65,15 +68,30 @@ class Problem:
             ``ignore_index``, or the sum of their class weights; for a loss of the model's own with integer
             "labels", as many as these are not −100, the first of each sequence left out if the loss does not
             depend on it (causal language models; two passes over the first samples tell).
+        penalty: ``penalty(parameters)`` of the dict name -> tensor of all trainable parameters, one number,
+            added to the mean loss: the place for regularisers, since a loss that uses the model's own
+            parameters would not see other weights.
+        weight_decay: λ adds λ/2·‖θ‖², whose gradient is that of torch.optim.SGD(weight_decay=λ).
+        check: "quick" sees on a few samples that the loss follows all of θ and nothing else, is the mean over
+            the samples, and that two passes over batches are equal; "full" on more samples, at more weights;
+            "off" not at all.
 
     θ is the flat vector of the model's trainable parameters (``layout`` says which slice is which). Chunks
     and batches weigh by their terms, so that a short last one counts for as much as it holds.
-    Raises InputError for weights that are not finite, no parameters, no samples, tensors of unequal length,
-    or an exhausted iterator.
+
+    Raises InputError for weights that are not finite, complex or no parameters, no samples, tensors of
+    unequal length, an exhausted iterator, and for what a check finds.
+
+    Example:
+        >>> x, y = torch.randn(20, 3), torch.randint(2, (20,))
+        >>> landscape.Problem(nn.Linear(3, 2), nn.functional.cross_entropy, (x, y), weight_decay=1e-4)
+        Problem(Linear, 8 parameters, cross_entropy, 20 samples, float32 on cpu)
     """
 
     bn = "center"  # whose statistics BatchNorm uses (landscape.batchnorm)
     bn_samples = 0  # how many samples BatchNorm's statistics come from, 0: its buffers (landscape.batchnorm)
+    # θ -> buffers by name that belong to these weights, or None: the model's own serve everywhere.
+    buffers_at: Callable[[Tensor], dict[str, Tensor]] | None = None
 
     def __init__(
         self,
@@ -85,18 +103,67 @@ class Problem:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         terms: Callable[[Any], Tensor] | None = None,
+        penalty: Penalty | None = None,
+        weight_decay: float = 0.0,
+        check: str = "quick",
     ) -> None:
-        self.layout = Layout.of(model)
+        self.check = choose("check", check, checks.CHECKS)
+        if not 0 <= weight_decay < float("inf"):
+            raise InputError(f"weight_decay: {weight_decay} is not allowed, it must be a finite number ≥ 0")
+        original = unwrapped(model)
+        self.model = independent_copy(original)
+        self.layout = Layout.of(self.model)
         if self.layout.size == 0:
             raise InputError("model: it has no trainable parameters, at least one is needed")
-        first = next(p for p in model.parameters() if p.requires_grad)
+        first = next(p for p in self.model.parameters() if p.requires_grad and p.numel())
+        if any(p.is_complex() for p in self.model.parameters() if p.requires_grad):
+            raise InputError("model: it has complex parameters, they must be real; keep two real ones each")
         self.device = torch.device(device) if device is not None else first.device
         self.dtype = dtype or first.dtype
-        self.model = copy.deepcopy(model).to(self.device, self.dtype).eval()
+        self.model = self.model.to(self.device, self.dtype).eval()
         for layer in self.model.modules():
             if isinstance(layer, nn.RNNBase) and not layer.dropout:  # the same function; but cuDNN's backward
                 layer.train()  # pass is there in training mode only
-        self.criterion = output_loss if loss is None else loss
+        self.criterion = output_loss if loss is None else self._placed_loss(loss)
+        self.penalty, self.weight_decay = penalty, float(weight_decay)
+        self._buffers: dict[str, Tensor] = {}  # in place of the model's own
+        self._chunk: int | None = None
+        self._set_center(theta)
+        self._terms_of, self._shifted = terms, False
+        self.data = Data(data, self.device, self.dtype, self.criterion is output_loss)
+        if self.data.samples or not self.data.indexed:
+            x, y = self.data.first()
+            count_samples(x, y, alike=False)
+            with fixed_randomness(self, 0):
+                self._shifted = self._is_shifted(x, y)
+                if check != "off":
+                    self._look(original, x, y)
+        self.data.weigh(self._terms_in, equal=check != "off")
+
+    def __repr__(self) -> str:
+        loss = checks.describe_loss(self.criterion).split(".")[-1]
+        dtype = str(self.dtype).removeprefix("torch.")
+        return (
+            f"Problem({type(self.model).__name__}, {self.layout.size:,} parameters, {loss}, "
+            f"{self.samples:,} samples, {dtype} on {self.device})"
+        )
+
+    def _placed_loss(self, loss: Loss) -> Loss:
+        """``loss`` with its tensors, such as class weights, on the device and in the problem's precision."""
+
+        def place(tensor: Tensor) -> Tensor:
+            return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+
+        if isinstance(loss, nn.Module):
+            tensors = [*loss.parameters(), *loss.buffers()]
+            if all(t is place(t) for t in tensors):
+                return loss
+            return copy.deepcopy(loss).to(self.device, self.dtype)
+        if isinstance(loss, functools.partial):
+            return functools.partial(loss.func, *tree_map(place, loss.args), **tree_map(place, loss.keywords))
+        return loss
+
+    def _set_center(self, theta: Tensor | None) -> None:
         named = dict(self.model.named_parameters())
         own = self.layout.flatten({s.name: named[s.name].detach() for s in self.layout.slots})
         self.theta = own if theta is None else theta.detach().to(self.device, self.dtype)
@@ -105,66 +172,46 @@ class Problem:
         if not bool(torch.isfinite(self.theta).all()):
             bad = int((~torch.isfinite(self.theta)).sum())
             raise InputError(f"weights: {bad} of {self.layout.size} are NaN or infinite, all must be finite")
-        self._chunk: int | None = None
-        self._terms_of, self._shifted = terms, False
-        # (x, y) on the device, and how many terms of the loss each sample brings (None: all the same number).
-        self.resident: tuple[Any, Any] | None = None
-        self._terms: Tensor | None = None
-        self._batches: Iterable[Any] = ()
-        self.samples, self.terms = 0, 0.0  # terms: how many the loss is the mean of
-        if is_resident(data):
-            x, y = self._split(data)
-            self.samples = count_samples(x, y, alike=True)
-            if fits(self._size(x) + self._size(y), self.device):
-                self.resident = self._place(x), self._place(y)
-            else:
-                self._batches = HostStream(x, y, self.samples)
-            if self.samples > 0:
-                self._shifted = self._is_shifted(*self._first())
-                each = self._terms_in(x, y)
-                self.terms = float(each.sum())
-                self._terms = each if bool((each != each[0]).any()) else None
-        elif isinstance(data, Iterator) or not isinstance(data, Iterable):
-            raise InputError(
-                f"data: a {type(data).__name__} is no iterable, or an iterator, which can be read only once; "
-                "give (x, y), a dict, a list of batches or a DataLoader"
-            )
-        elif isinstance(data, Stream):
-            self._batches, self.samples, self.terms = data, data.samples, float(data.samples)
-        else:
-            self._batches = data
-            for batch in data:
-                x, y = self._split(batch)
-                if self.samples == 0:
-                    self._shifted = self._is_shifted(self._place(x), self._place(y))
-                self.samples += count_samples(x, y, alike=False)
-                self.terms += float(self._terms_in(x, y).sum())
-        if self.samples == 0:
-            raise InputError("data: it holds no samples, at least one is needed")
-        if not self.terms > 0:
-            raise InputError("data: all its targets are left out of the loss, at least one must count")
+
+    def _look(self, original: nn.Module, x: Any, y: Any) -> None:
+        """The checks of :mod:`landscape.checks`; ``x``, ``y``: the first samples, or batch."""
+        full = self.check == "full"
+        batches = not self.data.indexed
+        x, y = self.data.pick(x, y, FULL_PROBE if full else PROBE)
+        # Neither model nor loss gets the data itself before it is known whether they write to it.
+        given = checks.copied((x, y))
+        self._try(given[0], given[1], labels=self.data.resident[1] if self.data.resident else None)
+        if checks.writes(x, given[0]):
+            checks.clone_inputs(self.model)
+        if checks.writes(y, given[1]):
+            self.criterion = checks.ClonedTargets(self.criterion)
+        checks.check_leaves(self, original, x, y)
+        for seed in range(3 if full else 1):
+            checks.check_parameters(self, x, y, seed=seed)
+        known = self._terms_of is not None
+        checks.check_mean(self, self._terms_in, x, y, batches=batches, known=known)
+        if full:
+            checks.check_original(self, original, x, y)
+
+    @property
+    def samples(self) -> int:
+        """N, how many samples the data holds."""
+        return self.data.samples
+
+    @property
+    def terms(self) -> float:
+        """How many terms of the loss's mean the samples bring together."""
+        return self.data.terms
+
+    @property
+    def resident(self) -> tuple[Any, Any] | None:
+        """(x, y) on the device, or None where the data comes in batches."""
+        return self.data.resident
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
         """(x, y) where each is one tensor and all samples weigh the same: what batched paths work on."""
-        if self.resident is None or self._terms is not None:
-            return None
-        x, y = self.resident
-        return (x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else None
-
-    def _split(self, batch: Any) -> tuple[Any, Any]:
-        return split(batch, self.criterion is output_loss)
-
-    def _place(self, tree: Any) -> Any:
-        def place(tensor: Tensor) -> Tensor:
-            return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
-
-        return tree_map(place, tree)
-
-    def _size(self, tree: Any) -> int:
-        """Bytes that the tensors of ``tree`` take on the device."""
-        tensors = (tensor for _, tensor in named_tensors(tree))
-        return sum(t.numel() * (self.dtype if t.is_floating_point() else t.dtype).itemsize for t in tensors)
+        return self.data.tensors
 
     def _terms_in(self, x: Any, y: Any) -> Tensor:
         """(B,) float64 on the CPU: how many terms of the loss's mean each sample of a batch brings."""
@@ -203,22 +250,12 @@ class Problem:
                 seen.append(self.criterion(self.outputs(self.theta, {**x, "labels": given}), given))
         return torch.allclose(seen[0], seen[1], rtol=0, atol=0, equal_nan=True)
 
-    def _first(self) -> tuple[Any, Any]:
-        """The first two samples, or the first batch, on the device."""
-        if self.resident is not None:
-            return take(self.resident[0], slice(2)), take(self.resident[1], slice(2))
-        x, y = self._split(next(iter(self._batches)))
-        return self._place(x), self._place(y)
-
-    def check_fit(self) -> None:
-        """Raise InputError, in one line, unless model, loss and the first samples fit together.
-
-        All labels of data that lies on the device must be classes that the model's outputs have.
-        """
-        self._try(*self._first(), labels=self.resident[1] if self.resident else None)
-
     @torch.no_grad()
     def _try(self, x: Any, y: Any, labels: Any = None) -> None:
+        """Raise InputError, in one line, unless model, loss and some samples fit together.
+
+        ``labels``: must be classes that the model's outputs have, if the loss takes classes.
+        """
         try:
             outputs = self.outputs(self.theta, x)
             check_labels(self.criterion, outputs, labels)
@@ -240,7 +277,7 @@ class Problem:
 
     def call(self, weights: dict[str, Tensor], x: Any) -> Any:
         """The model's outputs with the parameters ``weights`` (name -> tensor), differentiable in them."""
-        return call(self.model, weights, x)
+        return call(self.model, {**self._buffers, **weights} if self._buffers else weights, x)
 
     def outputs(self, theta: Tensor, x: Any) -> Any:
         """The model's outputs at weights ``theta`` (P,), differentiable in both."""
@@ -250,7 +287,7 @@ class Problem:
     def sample_bytes(self) -> int:
         """Bytes that one sample keeps for its backward pass; a forward pass alone holds less at a time."""
         assert self.resident is not None
-        x, y = self._first()
+        x, y = self.data.first()
         leaves = {k: v.detach().requires_grad_() for k, v in self.layout.views(self.theta).items()}
         saved = SavedBytes(besides=leaves.values())
         with torch.enable_grad(), saved:
@@ -265,70 +302,56 @@ class Problem:
         return self._chunk
 
     def chunks(self) -> Iterator[tuple[Any, Any, float]]:
-        """The data as (x, y, count), on the device; every sample once.
-
-        The counts are what the chunks weigh in the mean, and add up to ``samples``: numbers of samples, but
-        where these bring unequal numbers of terms to the loss. A chunk with no term is left out.
-        """
-        done = 0
-        for x, y in self._parts():
-            if self.indexed:
-                part = slice(done, done + count_samples(x, y, alike=False))
-                done, count = part.stop, float(part.stop - part.start)
-                if self._terms is not None:
-                    count = float(self._terms[part].sum()) * self.samples / self.terms
-            else:
-                count = float(self._terms_in(x, y).sum()) * self.samples / self.terms
-            if count > 0:
-                yield self._place(x), self._place(y), count
-
-    def _parts(self) -> Iterator[tuple[Any, Any]]:
-        if self.resident is None:
-            yield from (self._split(batch) for batch in self._batches)
-            return
-        for i in range(0, self.samples, self.chunk):
-            part = slice(i, min(i + self.chunk, self.samples))
-            yield take(self.resident[0], part), take(self.resident[1], part)
+        """The data as (x, y, count), on the device; see :meth:`landscape.problem_data.Data.chunks`."""
+        return self.data.chunks(self.chunk if self.resident is not None else 0)
 
     @property
     def indexed(self) -> bool:
         """Whether any sample can be had by its number, so that minibatches can be drawn."""
-        return self.resident is not None or isinstance(self._batches, Stream)
+        return self.data.indexed
 
     def gather(self, indices: Tensor) -> tuple[Any, Any]:
         """(x, y) of the samples ``indices``, of any shape, repeats allowed; on the device, indices first."""
-        flat = indices.flatten()
-        if self.resident is not None:
-            flat = flat.to(self.device)
-            whole = tree_map(lambda t: t.index_select(0, flat), self.resident)
-        elif isinstance(self._batches, Stream):
-            whole = self._place(self._batches.gather(flat.cpu()))
-        else:
-            raise InputError("data: drawing minibatches needs (x, y) tensors, not an iterable of batches")
-        x, y = tree_map(lambda t: t.view(*indices.shape, *t.shape[1:]), whole)
-        return x, y
+        return self.data.gather(indices)
 
     def subset(self, indices: Tensor | slice) -> Problem:
         """The same on the samples ``indices`` (repeats allowed; a slice copies nothing). Not of batches."""
         part = copy.copy(self)
-        if isinstance(indices, Tensor):
-            part.resident = self.gather(indices)
-            part.samples = len(indices)
-        elif self.resident is not None:
-            part.resident = take(self.resident[0], indices), take(self.resident[1], indices)
-            part.samples = count_samples(*part.resident, alike=False)
-        elif isinstance(self._batches, Stream):
-            part._batches = self._batches.part(indices)
-            part.samples = part._batches.samples
-        else:
-            raise InputError("data: drawing minibatches needs (x, y) tensors, not an iterable of batches")
+        part.data = self.data.subset(indices)
         if self.resident is not None:
             part._chunk = self.chunk
-        part.terms = self.terms * part.samples / self.samples
-        if self._terms is not None:
-            part._terms = self._terms[indices if isinstance(indices, slice) else indices.cpu()]
-            part.terms = float(part._terms.sum())
         return part
+
+    def probe(self, count: int = PROBE) -> Problem:
+        """The same on a few samples, for checks: of batches, some of the first."""
+        part = copy.copy(self)
+        part.data = self.data.few(count)
+        part._chunk = None
+        return part
+
+    def in_chunks(self, size: int) -> Problem:
+        """The same with ``size`` samples evaluated at once; data given as batches keeps its own."""
+        part = copy.copy(self)
+        part._chunk = size
+        return part
+
+    def at(self, theta: Tensor | None = None) -> Problem:
+        """The same with the BatchNorm statistics of ``theta``, fixed: what a derivative at θ is taken of."""
+        if self.buffers_at is None:
+            return self
+        part = copy.copy(self)
+        part._buffers, part.buffers_at = self.buffers_at(self.theta if theta is None else theta), None
+        return part
+
+    @property
+    def regularised(self) -> bool:
+        """Whether a penalty or weight decay is added to the mean loss."""
+        return self.penalty is not None or self.weight_decay > 0
+
+    def penalty_value(self, theta: Tensor) -> Tensor:
+        """What is added to the mean loss at ``theta`` (P,), one number, differentiable."""
+        value = theta.new_zeros(()) if self.penalty is None else self.penalty(self.layout.views(theta))
+        return value + self.weight_decay / 2 * theta.square().sum()
 
     @torch.no_grad()
     def totals(self, theta: Tensor | None = None) -> Tensor:
@@ -337,18 +360,21 @@ class Problem:
         Nothing here waits for the device.
         """
         theta = self.theta if theta is None else theta
+        problem = self.at(theta)
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         for x, y, count in self.chunks():
-            outputs = self.outputs(theta, x)
+            outputs = problem.outputs(theta, x)
             total[0] += self.criterion(outputs, y).double() * count
-            total[1] += correct(outputs, y)
+            total[1] += correct(outputs, y, self.criterion)
+        if self.regularised:
+            total[0] += self.penalty_value(theta).double() * self.samples
         return total
 
     def evaluate(self, theta: Tensor | None = None) -> tuple[float, float]:
         """(mean loss, accuracy) at ``theta``, default the centre; sums in float64.
 
         Accuracy is the share of samples whose largest output is the target; NaN where the outputs, or their
-        ``logits``, are not (B, classes) with integer targets (B,).
+        ``logits``, are not (B, classes) with integer targets (B,); see :func:`landscape.batches.correct`.
         """
         loss, right = (self.totals(theta) / self.samples).tolist()
         return loss, right
@@ -370,31 +396,23 @@ class Problem:
         """
         theta = self.theta if theta is None else theta
         leaves = {k: v.detach().requires_grad_() for k, v in self.layout.views(theta).items()}
+        problem = self.at(theta)
         total, gradient = 0.0, torch.empty_like(theta) if out is None else out
         for i, (x, y, count) in enumerate(self.chunks()):
             with fixed_randomness(self, i if seeded else None):
-                value = self.criterion(self.call(leaves, x), y) * (count / self.samples)
+                value = self.criterion(problem.call(leaves, x), y) * (count / self.samples)
             parts = gradients(value, list(leaves.values()))
             for view, part in zip(self.layout.views(gradient).values(), parts, strict=True):
                 view.copy_(part) if i == 0 else view.add_(part)
+            total += float(value.detach())
+        if self.regularised:
+            leaf = theta.detach().requires_grad_()
+            with torch.enable_grad():
+                value = self.penalty_value(leaf)
+            gradient += gradients(value, [leaf])[0]
             total += float(value.detach())
         return total, gradient
 
     def gradient(self, theta: Tensor | None = None, *, seeded: bool = False) -> Tensor:
         """∇L (P,) at ``theta``, default the centre, over the whole data; as :meth:`loss_and_gradient`."""
         return self.loss_and_gradient(theta, seeded=seeded)[1]
-
-
-@contextlib.contextmanager
-def fixed_randomness(problem: Problem, seed: int | None) -> Iterator[None]:
-    """Random numbers drawn inside come from ``seed``, and PyTorch's own state is as before afterwards.
-
-    None leaves everything as it is.
-    """
-    if seed is None:
-        yield
-        return
-    devices = [problem.device] if problem.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        yield

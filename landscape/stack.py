@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landscape.batches import call, named_tensors, take, tree_map
-from landscape.problem import Loss, Problem, fixed_randomness
+from landscape.batches import call, fixed_randomness, named_tensors, take, tree_map
+from landscape.problem import Loss, Problem
 from landscape.vector import gradients
 
 # Modules that act on each number by itself, so that any leading or trailing dimensions may be added.
@@ -53,35 +53,37 @@ class LinearStep:
 Step = LinearStep | nn.Module
 
 
-def chain(model: nn.Module) -> list[Step] | None:
-    """The steps of ``model`` if it is Flatten, then Linear layers and element-wise functions; else None.
+def chain(problem: Problem) -> list[Step] | None:
+    """The steps of a model that is Flatten, then Linear layers and element-wise functions; None for others.
 
     Only an exact ``nn.Sequential`` counts (a subclass may do anything in its forward), without hooks or
-    parametrisations, with every linear parameter trainable and used once, so that the layout holds it.
+    parametrisations, whose linear layers hold all of θ and are used once each, on data with one row of
+    features a sample; without Flatten it must have no other dimensions.
     """
+    model, tensors = problem.model, problem.tensors
+    if tensors is None or type(model) is not nn.Sequential:
+        return None
     steps: list[Step] = []
-    used: set[int] = set()
     leaves = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if not list(m.children())]
     for module in model.modules():
         hooked = module._forward_hooks or module._forward_pre_hooks
         if hooked or (list(module.children()) and type(module) is not nn.Sequential):
             return None
-    if type(model) is not nn.Sequential or not leaves:
-        return None
     for i, (name, module) in enumerate(leaves):
         if type(module) is nn.Flatten and i == 0 and (module.start_dim, module.end_dim) == (1, -1):
             continue
         if type(module) is nn.Linear:
-            parameters = list(module.parameters())
-            if any(not p.requires_grad or id(p) in used for p in parameters):
-                return None
-            used.update(id(p) for p in parameters)
             steps.append(LinearStep(f"{name}.weight", f"{name}.bias" if module.bias is not None else None))
         elif type(module) in ELEMENTWISE and not getattr(module, "inplace", False):
             steps.append(module)
         else:
             return None
-    return steps if any(isinstance(s, LinearStep) for s in steps) else None
+    linear = [step for step in steps if isinstance(step, LinearStep)]
+    names = [name for step in linear for name in (step.weight, step.bias) if name]
+    # Tied, frozen and other parameters: each must be in θ once, and nothing else.
+    if not linear or sorted(names) != sorted(slot.name for slot in problem.layout.slots):
+        return None
+    return steps if type(leaves[0][1]) is nn.Flatten or tensors[0].dim() == 2 else None
 
 
 def plain_cross_entropy(loss: Loss) -> bool:
@@ -101,7 +103,7 @@ def stacked_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """(K,) mean losses of K sets of outputs (K, C, B), each with its own targets (K, B, ...)."""
     if plain_cross_entropy(loss) and targets.dim() == 2 and not targets.is_floating_point():
         return F.cross_entropy(outputs, targets, reduction="none").mean(1)
-    return torch.stack([loss(o.T, t) for o, t in zip(outputs, targets, strict=True)])
+    return torch.stack([loss(o.T.contiguous(), t) for o, t in zip(outputs, targets, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class Stack:
         seed: int | None = None,
     ) -> None:
         self.problem, self.accumulate, self.seed = problem, accumulate, seed
-        self.steps = chain(problem.model) if problem.tensors is not None else None
+        self.steps = chain(problem)
         self.precision = precision
         self.batched = False
         # Convolutions are a tenth faster where a pixel's channels lie together (ResNet-18, 2 cores).

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from landscape.options import InputError, near
 
+Array = np.ndarray[Any, Any]
 NORM_LAYERS: tuple[type[nn.Module], ...] = (
     nn.modules.batchnorm._NormBase,
     nn.GroupNorm,
@@ -29,6 +32,46 @@ def gradients(
     """
     parts = torch.autograd.grad(outputs, inputs, grad_outputs, retain_graph=keep, materialize_grads=True)
     return [part.detach() for part in parts]
+
+
+def as_array(tensor: Tensor) -> Array:
+    """``tensor`` as a NumPy array; bfloat16, which NumPy does not have, as float32."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside DataParallel, DistributedDataParallel and torch.compile."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if inner is None and isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            inner = module.module
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+def independent_copy(model: nn.Module) -> nn.Module:
+    """A copy of ``model`` without torch.compile and sparse gradients inside, which have no second derivative.
+
+    Tensors that a forward pass left as attributes, such as the weights of spectral_norm, are copied by value.
+    """
+    attributes = [value for m in model.modules() for value in vars(m).values()]
+    made = {id(t): t.detach().clone() for t in attributes if isinstance(t, Tensor) and not t.is_leaf}
+    try:
+        own = copy.deepcopy(model, made)
+    except Exception as error:  # whatever the user's module holds
+        words = " ".join(str(error).split())[:200]
+        raise InputError(f"model: it cannot be copied ({type(error).__name__}: {words})") from error
+    for parent in list(own.modules()):
+        for name, child in list(parent.named_children()):
+            if unwrapped(child) is not child:
+                setattr(parent, name, unwrapped(child))
+        if isinstance(parent, (nn.Embedding, nn.EmbeddingBag)):
+            parent.sparse = False
+        if getattr(parent, "_compiled_call_impl", None) is not None:
+            parent._compiled_call_impl = None
+    return own
 
 
 @dataclass(frozen=True)
@@ -99,7 +142,7 @@ class Layout:
     def views(self, theta: Tensor) -> dict[str, Tensor]:
         """Name -> view of ``theta`` (..., P) in the parameter's shape (..., *shape). No copy."""
         lead = theta.shape[:-1]
-        return {s.name: theta[..., s.offset : s.offset + s.size].view(*lead, *s.shape) for s in self.slots}
+        return {s.name: theta[..., s.offset : s.offset + s.size].view((*lead, *s.shape)) for s in self.slots}
 
     def flatten(self, tensors: Mapping[str, Tensor], lead: int = 0) -> Tensor:
         """Inverse of :meth:`views`: one (..., P) tensor from named ones with ``lead`` leading dimensions."""

@@ -364,10 +364,10 @@ def test_what_does_not_fit_is_one_line() -> None:
     with pytest.raises(
         InputError, match=r"model and data do not fit: RuntimeError: .*inputs \(2, 3\)"
     ) as caught:
-        Problem(model, ce, (torch.randn(4, 3), y)).check_fit()
+        Problem(model, ce, (torch.randn(4, 3), y))
     assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match=r"loss: it gives shape \(2,\)"):
-        Problem(model, lambda out, y: (out - y[:, None]).sum(1), (x, y)).check_fit()
+        Problem(model, lambda out, y: (out - y[:, None]).sum(1), (x, y))
     with pytest.raises(InputError, match="'gauss-newton' needs a model whose output is one tensor"):
         landscape.HessianOperator(problems.structured(), kind="gauss-newton")(problems.structured().theta)
     for name in ("structured", "masked classes"):

@@ -196,7 +196,7 @@ def open_problem(
         raise InputError(f"--dtype: '{dtype}' is not allowed, it must be float32 or float64")
     if source.data:
         check_same_data(checkpoint, source.data, source.own_data)
-    problem = checkpoint.problem(
+    return checkpoint.problem(
         split,
         model=source.build_model if source.model else None,
         data=source.own_data,
@@ -205,9 +205,6 @@ def open_problem(
         device=pick_device(device_name),
         dtype=getattr(torch, dtype),
     )
-    if source.model or source.data or source.loss:
-        problem.check_fit()
-    return problem
 
 
 def check_same_data(checkpoint: Checkpoint, spec: factories.Spec, data: Any) -> None:

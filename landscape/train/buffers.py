@@ -12,11 +12,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from landscape.batches import call
+from landscape.batches import call, fixed_randomness
 from landscape.batchnorm import buffer_names, reestimated, sample_parts
 from landscape.checkpoint import fill
 from landscape.options import FailedError, InputError
-from landscape.problem import Problem, fixed_randomness
+from landscape.problem import Problem
 from landscape.stack import Training
 from landscape.train.comm import Comm
 from landscape.train.randomness import generator

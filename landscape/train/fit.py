@@ -24,7 +24,7 @@ def check_fit(
     buffers: Buffers,
 ) -> None:
     """Raise InputError where model, data (``problems``: train, test) and device do not fit."""
-    (train, test), samples = problems, recipe.decompose.samples
+    train, samples = problems[0], recipe.decompose.samples
     if samples % GROUPS:
         raise InputError(f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}")
     on_gpu = train.device.type == "cuda"
@@ -54,8 +54,6 @@ def check_fit(
             )
     else:
         train.gather(torch.zeros(1, dtype=torch.long))  # refuses batches, which cannot be drawn from
-        train.check_fit()
-        test.check_fit()
     if stack.steps is None:
         buffers.check(stack.training_model, micro)
     if recipe.sampling == "all" and recipe.batch != train.samples:
