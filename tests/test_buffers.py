@@ -323,7 +323,7 @@ def test_a_diverged_run_keeps_the_statistics_of_its_last_finite_state() -> None:
         ({"decompose": {"samples": 32}}, "BatchNorm needs at least 16 batches of 12 samples"),
         ({"evaluate": {"bn_samples": 1}}, "evaluate.bn_samples: 1 is not allowed"),
         ({"model": {"name": "tests.nets:none"}}, "model: tests.nets has no 'none'"),
-        ({"data": {"name": "digits"}}, "does not take inputs of shape (64,)"),
+        ({"data": {"name": "digits"}}, "model and data do not fit"),
     ],
 )
 def test_what_cannot_be_trained_is_one_line(changes: dict[str, Any], words: str) -> None:

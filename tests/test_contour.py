@@ -11,6 +11,7 @@ from torch import nn
 
 import landscape
 from landscape import InputError, Problem
+from landscape.data.synthetic import mean_output
 from landscape.evaluate import evaluate_plane
 from landscape.stack import chain
 from tests import problems
@@ -44,7 +45,7 @@ def test_every_problem_matches_the_textbook_loop(name: str) -> None:
 def test_every_path_weighs_a_ragged_last_chunk_by_its_samples(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("landscape.evaluate.CHUNK", 20)
+    monkeypatch.setattr("landscape.batched.CHUNK", 20)
     monkeypatch.setattr("landscape.evaluate.MAX_BLOCK", 4)  # 15 points: the last block is ragged, too
     problem = problems.mlp()  # 53 samples
     problem._chunk = 20
@@ -148,13 +149,16 @@ def test_what_is_not_a_plain_chain_is_not_taken_for_one() -> None:
         nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3)),
         problems.SmallConv(),
         nn.Linear(3, 3),
-        nn.ReLU(),
     ):
-        assert chain(model) is None, model
-    assert (
-        chain(nn.Sequential(nn.Flatten(), nn.Linear(3, 3), nn.Sequential(nn.Tanh(), nn.Linear(3, 2))))
-        is not None
-    )
+        x = torch.randn(4, 1, 5, 5) if isinstance(model, problems.SmallConv) else torch.randn(4, 3)
+        assert chain(Problem(model, mean_output, (x, torch.zeros(4)))) is None, model
+    plain = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Tanh(), nn.Linear(3, 2)))
+    flat, wide = (torch.randn(4, 3), torch.zeros(4)), (torch.randn(4, 1, 3), torch.zeros(4))
+    assert chain(Problem(plain, mean_output, flat)) is not None
+    assert chain(Problem(plain, mean_output, wide)) is None  # acts on each row of a sample
+    assert chain(Problem(nn.Sequential(nn.Flatten(), *plain), mean_output, wide)) is not None
+    plain.register_parameter("own", nn.Parameter(torch.ones(2)))
+    assert chain(Problem(plain, mean_output, flat)) is None  # a parameter that no layer has
 
 
 def test_a_chain_that_is_one_linear_layer_in_a_wrapper_is_right() -> None:

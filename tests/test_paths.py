@@ -59,7 +59,7 @@ class Branching(problems.SmallConv):
     """Control flow on values, which torch.fx cannot trace."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x if float(x.mean()) > 0 else -x)
+        return super().forward(x if float(x.square().sum()) >= 0 else -x)
 
 
 def residual() -> Problem:
@@ -167,10 +167,11 @@ def test_auto_falls_back_where_compiling_fails(monkeypatch: pytest.MonkeyPatch) 
 
         return fail
 
-    monkeypatch.setattr("landscape.evaluate.COMPILE_SECONDS", 0.0)
+    monkeypatch.setattr("landscape.batched.COMPILE_WORK", 0.0)
     monkeypatch.setattr(torch, "compile", broken)
     problem = problems.mlp()
-    s = landscape.contour(problem, landscape.random_plane(problem), grid=(4, 4))
+    with pytest.warns(landscape.PathWarning, match="no compiler"):
+        s = landscape.contour(problem, landscape.random_plane(problem), grid=(4, 4))
     assert s.path == "batched"
     assert np.isfinite(s.loss).all()
     with pytest.raises(FailedError, match=r"path: 'compiled' fails here \(no compiler\); use 'batched'"):

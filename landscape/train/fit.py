@@ -38,14 +38,7 @@ def check_fit(
         )
     if isinstance(dataset, Dataset):
         first, y = train.gather(torch.zeros(1, dtype=torch.long))
-        try:
-            outputs = train.outputs(train.theta, first)
-        except RuntimeError as error:
-            words = str(error).splitlines()[0]
-            shape = tuple(first.shape[1:])
-            raise InputError(
-                f"model: '{model.name}' does not take inputs of shape {shape} ({words})"
-            ) from error
+        outputs = train.outputs(train.theta, first)
         needed = (dataset.classes, *y.shape[1:])
         if dataset.classes and outputs.shape[1:] != needed:
             raise InputError(
