@@ -13,13 +13,15 @@ from torch import Tensor
 from landscape.batchnorm import has_batchnorm
 from landscape.contour import axes, grid_points
 from landscape.directions import Plane
-from landscape.eigenvalues import eigenpairs, points_at_once, start_vector
+from landscape.eigenvalues import eigenpairs, extreme_eigenvalues, points_at_once, start_vector
 from landscape.evaluate import Progress
 from landscape.grid import MismatchError, coincide, difference, fill
 from landscape.hessian import operator
 from landscape.lanczos import MAX_PRODUCTS, TOL, ends_of
 from landscape.problem import Problem
+from landscape.provenance import changed, provenance
 from landscape.store import About, Array, Result
+from landscape.vector import as_array
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -36,7 +38,8 @@ class HessianGrid(Result):
     converged flags belong to each point; ``ratio`` is infinite where λ_max is 0. Points that are not ``done``
     (ny, nx) yet are NaN, 0 or False; a file older than this field is whole. ``plane_sha256`` is of the bytes
     of centre and directions. ``batchnorm``, ``bn`` and ``bn_samples`` as in :class:`landscape.Surface`;
-    files older than these fields are of the centre's statistics.
+    files older than these fields are of the centre's statistics. ``provenance`` as in
+    :class:`landscape.Surface`.
     """
 
     schema: ClassVar[str] = "landscape.hessian_grid"
@@ -67,6 +70,9 @@ class HessianGrid(Result):
     bn: str = "center"
     bn_samples: int = 0
     done: Array = field(default_factory=lambda: np.zeros((0, 0), bool))
+    max_products: int = 0
+    randomness: str = ""
+    provenance: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         shape = (len(self.y), len(self.x))
@@ -80,6 +86,26 @@ class HessianGrid(Result):
         from landscape import plots  # numerics import no matplotlib until a picture is asked for
 
         return plots.hessian_grids([self], **options)
+
+
+def _another(previous: HessianGrid, wanted: dict[str, Any], problem: Problem, plane: Plane) -> str:
+    """In what ``previous`` is of something else, in words, or ""."""
+    if previous.provenance:
+        exact = {k: v for k, v in wanted.items() if k not in ("max_products", "provenance")}
+        reason = difference(previous, exact)
+        return reason or changed(previous.provenance, wanted["provenance"], problem.dtype)
+    # A file older than these fields: what it is of is found out by computing one of its points again.
+    exact = {k: v for k, v in wanted.items() if k not in ("max_products", "provenance", "randomness")}
+    known = np.argwhere(previous.done & previous.converged)
+    if (reason := difference(previous, exact)) or not len(known):
+        return reason
+    i, j = known[0]
+    theta = plane.center + previous.x[j] * plane.directions[0] + previous.y[i] * plane.directions[1]
+    ends = extreme_eigenvalues(problem, previous.tol, theta=theta, seed=previous.seed)
+    pairs = ((ends.max, previous.lambda_max[i, j]), (ends.min, previous.lambda_min[i, j]))
+    if any(abs(now - before) > 2 * previous.tol * abs(before) for now, before in pairs):
+        return "its eigenvalues at one point are others: it is of another model, loss or data"
+    return ""
 
 
 def hessian_grid(
@@ -109,8 +135,8 @@ def hessian_grid(
     x, y = axes(grid, span)
     shape = (len(y), len(x))
     operator(problem, randomness=randomness)  # refuses a random model
-    digest = hashlib.sha256(plane.center.cpu().numpy().tobytes())
-    digest.update(plane.directions.cpu().numpy().tobytes())
+    digest = hashlib.sha256(as_array(plane.center).tobytes())
+    digest.update(as_array(plane.directions).tobytes())
     fields: dict[str, Any] = {
         "kind": plane.kind,
         "norm": plane.norm,
@@ -119,6 +145,9 @@ def hessian_grid(
         "samples": problem.samples,
         "dtype": str(problem.dtype).removeprefix("torch."),
         "search": search,
+        "max_products": max_products,
+        "randomness": randomness,
+        "provenance": provenance(problem),
         "plane_sha256": digest.hexdigest(),
         "batchnorm": has_batchnorm(problem.model),
         "bn": problem.bn,
@@ -129,12 +158,14 @@ def hessian_grid(
     done = np.zeros(shape, bool)
     if previous is not None:
         wanted = {k: v for k, v in about.items() if k in ("source_sha256", "split")} | fields
-        if reason := difference(previous, wanted):
+        if reason := _another(previous, wanted, problem, plane):
             raise MismatchError(reason)
-        if np.array_equal(x, previous.x) and np.array_equal(y, previous.y) and previous.done.all():
+        # With other limits a point that did not converge is searched again.
+        usable = previous.done & (previous.converged | (previous.max_products == max_products))
+        if np.array_equal(x, previous.x) and np.array_equal(y, previous.y) and usable.all():
             return previous
         (across, old_across), (up, old_up) = coincide(x, previous.x), coincide(y, previous.y)
-        old = {name: getattr(previous, name) for name in columns} | {"done": previous.done}
+        old = {name: getattr(previous, name) for name in columns} | {"done": usable}
         for name, column in (columns | {"done": done}).items():
             column[np.ix_(up, across)] = old[name][np.ix_(old_up, old_across)]
     # Every point starts from the same random vector. Starting from the neighbour's eigenvectors plus a random

@@ -12,7 +12,7 @@ from torch import Tensor
 from landscape.batchnorm import has_batchnorm, with_policy
 from landscape.evaluate import Progress
 from landscape.hessian import HessianOperator, check_deterministic
-from landscape.options import choose, positive
+from landscape.options import InputError, choose, positive
 from landscape.problem import RANDOMNESS, Problem
 from landscape.stack import Stack
 from landscape.store import About, Array, Result
@@ -108,6 +108,8 @@ def estimate_noise(
     positive("draws", draws, least=2)
     positive("local_batch", local_batch, least=1)
     positive("lr", lr)
+    if problem.regularised:
+        raise InputError("penalty: Δ(2) is of the data's minibatches, leave out penalty and weight_decay")
     problem.gather(torch.zeros(1, dtype=torch.long))  # refuses data that cannot be indexed, before the work
     if has_batchnorm(problem.model):
         batch = min(local_batch, problem.samples)

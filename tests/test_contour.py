@@ -46,7 +46,7 @@ def test_every_path_weighs_a_ragged_last_chunk_by_its_samples(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("landscape.batched.CHUNK", 20)
-    monkeypatch.setattr("landscape.evaluate.MAX_BLOCK", 4)  # 15 points: the last block is ragged, too
+    monkeypatch.setattr("landscape.batched.MAX_BLOCK", 4)  # 15 points: the last block is ragged, too
     problem = problems.mlp()  # 53 samples
     problem._chunk = 20
     plane = landscape.random_plane(problem, seed=1)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import landscape
-from landscape import InputError, Problem, Surface, evaluate, grid
+from landscape import InputError, Problem, Surface, batched, evaluate, grid
 from landscape.contour import kept
 from landscape.grid import MismatchError, coincide, fill
 from tests import problems
@@ -37,7 +37,7 @@ def test_a_surface_gone_on_with_has_the_bits_of_an_unbroken_one(
 ) -> None:
     monkeypatch.setattr(grid, "PORTION_SECONDS", 0.0)
     monkeypatch.setattr(grid, "SAVE_SHARE", 0.0)
-    monkeypatch.setattr(evaluate, "MAX_BLOCK", 4)
+    monkeypatch.setattr(batched, "MAX_BLOCK", 4)
     own = problems.ALL[name]()
     problem = Problem(own.model, own.criterion, own.tensors or (), dtype=dtype)
     plane = landscape.random_plane(problem)
@@ -115,7 +115,7 @@ def test_what_is_of_something_else_is_refused_with_the_reason() -> None:
     single = Problem(problem.model, problem.criterion, (x, y), dtype=torch.float32)
     other("dtype is", single, landscape.random_plane(single))
     other("samples is", Problem(problem.model, problem.criterion, (x[1:], y[1:])))
-    other("another model, loss or data", Problem(problem.model, problem.criterion, (x, 1 - y)))
+    other("other data", Problem(problem.model, problem.criterion, (x, 1 - y)))
     other("another model", Problem(problem.model, nn.CrossEntropyLoss(label_smoothing=0.1), (x, y)))
 
 
@@ -317,7 +317,7 @@ def test_a_later_surface_is_kept_while_an_earlier_one_is_computed(
     assert command("contour", files[1], "--grid", "4", "-o", out)[0] == 0
     monkeypatch.setattr(grid, "PORTION_SECONDS", 0.0)
     monkeypatch.setattr(grid, "SAVE_SHARE", 0.0)
-    monkeypatch.setattr(evaluate, "MAX_BLOCK", 4)
+    monkeypatch.setattr(batched, "MAX_BLOCK", 4)
     seen = []
     real = landscape.store.save
     monkeypatch.setattr(

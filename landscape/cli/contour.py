@@ -10,7 +10,7 @@ import landscape
 from landscape import evaluate
 from landscape.cli import common, planes, processes
 from landscape.cli.gridfile import GridFile
-from landscape.contour import kept
+from landscape.contour import ERROR_POINTS, kept
 from landscape.memory import parse_size
 from landscape.options import choose
 
@@ -134,7 +134,8 @@ def summary(surface: landscape.Surface, previous: landscape.Surface | None, spli
     text = f"{surface.label}: {split} loss from {surface.loss.min():.4g} to {surface.loss.max():.4g}"
     text += planes.summary(surface)
     if surface.precision != "model":
-        text += f"; {surface.precision}: within {surface.precision_error:.2g} of {surface.dtype} at 2 points"
+        error = f"{surface.precision_error:.2g} of {surface.dtype} at up to {ERROR_POINTS} points"
+        text += f"; {surface.precision}: within {error}"
     if previous:
         text += f"; {kept(previous, surface):,} of {surface.loss.size:,} points were there already"
     return text
