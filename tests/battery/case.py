@@ -25,7 +25,8 @@ class Case:
     right and whatever needs second derivatives is refused. ``differences``: PyTorch's own second derivative
     is missing or wrong, so the reference takes differences of gradients. ``whole``: the data as one
     batch, and ``plain`` the model that the reference takes, where they are not those of ``build()``.
-    ``falls_back``: a PathWarning is expected. ``accuracy``: (outputs, targets) -> the share that is right.
+    ``falls_back``: a PathWarning is expected. ``accuracy``: (outputs, targets) -> the share that is right; ``mean``: the
+    loss that the reference takes, where it is not that of ``build()``.
     """
 
     name: str
@@ -40,7 +41,6 @@ class Case:
     mean: Callable[[Any, Any], Tensor] | None = None
     falls_back: bool = False
     accuracy: Callable[[Any, Any], float] | None = None
-    slow: bool = False
 
     def parts(self) -> Parts:
         """``build()`` with random numbers of its own."""

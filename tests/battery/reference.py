@@ -146,7 +146,7 @@ class Reference:
         if not component.requires_grad:
             return torch.zeros_like(self.center)
         parts = torch.autograd.grad(component, self.parameters, retain_graph=True, materialize_grads=True)
-        return torch.cat([p.flatten() for p in parts])
+        return torch.cat([p.to_dense().flatten() for p in parts])
 
     def gauss_newton(self, theta: Tensor) -> Tensor | None:
         """JᵀH_L J (P, P), J the Jacobian of the outputs, H_L the loss's Hessian in them; None for outputs that

@@ -12,18 +12,30 @@ THEMES = (cases_activations, cases_layers, cases_sequences, cases_models, cases_
 CASES: list[Case] = [case for theme in THEMES for case in theme.CASES]
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=[pytest.mark.slow] * c.slow, id=c.name.replace(" ", "-")) for c in CASES]
-)
-def test_right_or_refused(case: Case) -> None:
-    found = run(case)
+# Every so manieth case goes through all quantities in the fast part, too.
+SHARE = 8
+
+
+def _check(case: Case, **how: bool) -> None:
+    found = run(case, **how)
     assert not found.wrong, f"{case.name}:\n" + "\n".join(found.wrong)
 
 
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda i: CASES[i].name)
+def test_right_or_refused(number: int) -> None:
+    _check(CASES[number], thorough=number % SHARE == 0)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [c for c in CASES if c.name in ("activation Tanh", "activation ReLU", "MSE")])
-def test_the_compiled_path(case: Case) -> None:
-    assert not run(case, compiled=True).wrong
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda i: CASES[i].name)
+def test_all_quantities_are_right_or_refused(number: int) -> None:
+    _check(CASES[number])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["activation Tanh", "activation ReLU", "MSE", "weights tied"])
+def test_the_compiled_path(name: str) -> None:
+    _check(next(case for case in CASES if case.name == name), compiled=True)
 
 
 def test_there_are_at_least_120_combinations_of_different_names() -> None:
