@@ -25,7 +25,8 @@ class Case:
     right and whatever needs second derivatives is refused. ``differences``: PyTorch's own second derivative
     is missing or wrong, so the reference takes differences of gradients. ``whole``: the data as one
     batch, and ``plain`` the model that the reference takes, where they are not those of ``build()``.
-    ``falls_back``: a PathWarning is expected. ``accuracy``: (outputs, targets) -> the share that is right; ``mean``: the
+    ``falls_back``: a PathWarning is expected. ``inside``: a coarser precision that the model itself goes
+    through, whatever its parameters have, and which tolerances then are of. ``accuracy``: (outputs, targets) -> the share that is right; ``mean``: the
     loss that the reference takes, where it is not that of ``build()``.
     """
 
@@ -40,6 +41,7 @@ class Case:
     plain: Callable[[nn.Module], nn.Module] = lambda model: model
     mean: Callable[[Any, Any], Tensor] | None = None
     falls_back: bool = False
+    inside: torch.dtype | None = None
     accuracy: Callable[[Any, Any], float] | None = None
 
     def parts(self) -> Parts:

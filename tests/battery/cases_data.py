@@ -45,7 +45,9 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
 class Rows(Dataset[Any]):
     """Samples that ``make`` makes of (x, y)."""
 
-    def __init__(self, x: Tensor, y: Tensor, make: Callable[[Tensor, Tensor], Any] = lambda x, y: (x, y)) -> None:
+    def __init__(
+        self, x: Tensor, y: Tensor, make: Callable[[Tensor, Tensor], Any] = lambda x, y: (x, y)
+    ) -> None:
         self.x, self.y, self.make = x, y, make
 
     def __len__(self) -> int:

@@ -44,8 +44,14 @@ def _of_dimension(dimension: int) -> Case:
     shape = (9, 2, *[4] * dimension)
 
     def build() -> Parts:
-        model = nn.Sequential(convolution(2, 2, 2), norm(2), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 3**dimension, 3))
-        return warmed(model, torch.randn(shape)), F.cross_entropy, (torch.randn(shape), torch.randint(3, (9,)))
+        model = nn.Sequential(
+            convolution(2, 2, 2), norm(2), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 3**dimension, 3)
+        )
+        return (
+            warmed(model, torch.randn(shape)),
+            F.cross_entropy,
+            (torch.randn(shape), torch.randint(3, (9,))),
+        )
 
     return Case(f"convolution {dimension}d with BatchNorm{dimension}d", build)
 

@@ -14,10 +14,17 @@ from tests.battery.case import Case, Net, Parts, chain, classes
 
 
 def _loss(
-    name: str, loss: Callable[[], Any], targets: Callable[[], Tensor], outputs: int = 3, samples: int = 23, **expected: Any
+    name: str,
+    loss: Callable[[], Any],
+    targets: Callable[[], Tensor],
+    outputs: int = 3,
+    samples: int = 23,
+    **expected: Any,
 ) -> Case:
     """A chain of 4 features to ``outputs``, and ``loss`` with ``targets``."""
-    return Case(name, lambda: (chain(4, 5, outputs), loss(), (torch.randn(samples, 4), targets())), **expected)
+    return Case(
+        name, lambda: (chain(4, 5, outputs), loss(), (torch.randn(samples, 4), targets())), **expected
+    )
 
 
 def ints(count: int = 3, *shape: int, low: int = 0) -> Callable[[], Tensor]:
@@ -77,7 +84,9 @@ def _l2(named: dict[str, Tensor]) -> Tensor:
 
 
 def _only_weights(named: dict[str, Tensor]) -> Tensor:
-    total: Tensor = 0.03 * sum(p.abs().sum() + p.pow(4).sum() for n, p in named.items() if n.endswith("weight"))
+    total: Tensor = 0.03 * sum(
+        p.abs().sum() + p.pow(4).sum() for n, p in named.items() if n.endswith("weight")
+    )
     return total
 
 

@@ -59,7 +59,9 @@ def without_hooks(model: nn.Module) -> nn.Module:
 
 def own_parameters() -> nn.Module:
     """Weight decay inside forward."""
-    return Net(lambda m, x: m.a(x) + sum(p.square().sum() for p in m.parameters()) * x[:, :3], a=nn.Linear(4, 3))
+    return Net(
+        lambda m, x: m.a(x) + sum(p.square().sum() for p in m.parameters()) * x[:, :3], a=nn.Linear(4, 3)
+    )
 
 
 def by_name() -> nn.Module:
@@ -114,16 +116,23 @@ def lambda_over_a_weight() -> nn.Module:
 
 def partial_over_a_weight() -> nn.Module:
     a = nn.Linear(4, 4)
-    return Net(lambda m, x: m.out(m.a(x).tanh())[:, :3], a=a, out=functools.partial(F.linear, weight=a.weight))
+    return Net(
+        lambda m, x: m.out(m.a(x).tanh())[:, :3], a=a, out=functools.partial(F.linear, weight=a.weight)
+    )
 
 
 def modules_in_a_plain_list() -> nn.Module:
     layers = [nn.Linear(4, 4), nn.Linear(4, 3)]
-    return Net(lambda m, x: m.layers[1](m.layers[0](x).tanh()), layers=layers, first=layers[0], second=layers[1])
+    return Net(
+        lambda m, x: m.layers[1](m.layers[0](x).tanh()), layers=layers, first=layers[0], second=layers[1]
+    )
 
 
 def parameter_list() -> nn.Module:
-    return Net(lambda m, x: (x @ m.all[0]).tanh() @ m.all[1], all=nn.ParameterList([parameter(4, 5), parameter(5, 3)]))
+    return Net(
+        lambda m, x: (x @ m.all[0]).tanh() @ m.all[1],
+        all=nn.ParameterList([parameter(4, 5), parameter(5, 3)]),
+    )
 
 
 def parameter_dict() -> nn.Module:
@@ -218,7 +227,11 @@ def constant_tensor() -> nn.Module:
 
 def scalar() -> nn.Module:
     """CLIP's logit_scale: a 0-dim parameter."""
-    return Net(lambda m, x: m.a(x) * m.logit_scale.exp(), a=nn.Linear(4, 3), logit_scale=nn.Parameter(torch.tensor(0.7)))
+    return Net(
+        lambda m, x: m.a(x) * m.logit_scale.exp(),
+        a=nn.Linear(4, 3),
+        logit_scale=nn.Parameter(torch.tensor(0.7)),
+    )
 
 
 def zero_size() -> nn.Module:

@@ -30,7 +30,9 @@ def _recurrent(name: str, layer: Callable[[], nn.Module], width: int = 3, **expe
     return Case(name, build, **expected)
 
 
-def _tokens(name: str, body: Callable[[], nn.Module], forward: Callable[[Any, Tensor], Tensor], **expected: Any) -> Case:
+def _tokens(
+    name: str, body: Callable[[], nn.Module], forward: Callable[[Any, Tensor], Tensor], **expected: Any
+) -> Case:
     def build() -> Parts:
         return Net(forward, e=body(), head=nn.Linear(4, 3)), F.cross_entropy, words()
 
@@ -90,13 +92,21 @@ def attention_with_weights() -> Parts:
 
 def encoder() -> Parts:
     layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, activation="gelu")
-    return Net(lambda m, x: m.head(m.e(x).mean(1)), e=layer, head=nn.Linear(4, 3)), F.cross_entropy, sequences(7, 3, 4)
+    return (
+        Net(lambda m, x: m.head(m.e(x).mean(1)), e=layer, head=nn.Linear(4, 3)),
+        F.cross_entropy,
+        sequences(7, 3, 4),
+    )
 
 
 def encoder_norm_first() -> Parts:
     layer = nn.TransformerEncoderLayer(4, 1, 4, dropout=0.1, batch_first=True, norm_first=True)
     body = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
-    return Net(lambda m, x: m.head(m.e(x)[:, 0]), e=body, head=nn.Linear(4, 3)), F.cross_entropy, sequences(7, 3, 4)
+    return (
+        Net(lambda m, x: m.head(m.e(x)[:, 0]), e=body, head=nn.Linear(4, 3)),
+        F.cross_entropy,
+        sequences(7, 3, 4),
+    )
 
 
 def decoder() -> Parts:
@@ -175,7 +185,11 @@ def conv_lstm() -> Parts:
         return m.head(m.r(h)[0].mean(1))
 
     model = Net(
-        forward, c=nn.Conv1d(3, 2, 2), n=nn.BatchNorm1d(2), r=nn.LSTM(2, 2, batch_first=True), head=nn.Linear(2, 3)
+        forward,
+        c=nn.Conv1d(3, 2, 2),
+        n=nn.BatchNorm1d(2),
+        r=nn.LSTM(2, 2, batch_first=True),
+        head=nn.Linear(2, 3),
     )
     return model, F.cross_entropy, sequences()
 

@@ -27,7 +27,9 @@ TOLERANCES = {
     torch.bfloat16: (3e-2, 2e-1),
 }
 # A refusal is one line with what to do: one of these words stands in it.
-REMEDY = re.compile(r"\b(must|use|give|make|load|set|wrap|take|pass|needs|needed|replace|allowed|expected)\b", re.I)
+REMEDY = re.compile(
+    r"\b(must|use|give|make|load|set|wrap|take|pass|needs|needed|replace|allowed|expected)\b", re.I
+)
 GRID, SPAN = (3, 2), 0.3
 PATHS = ("auto", "pointwise", "batched", "folded")
 PROBES, STEPS = 6, 8
@@ -111,14 +113,18 @@ def _run(case: Case, found: Findings, thorough: bool, compiled: bool) -> None:
         found.wrong.append(f"problem: P = {problem.layout.size}, expected {reference.size}")
         return
     _first_order(case, found, problem, reference, theta)
-    _surfaces(found, problem, reference, theta, compiled)
-    _learners(found, problem, reference, theta)
+    _surfaces(case, found, problem, reference, theta, compiled)
+    _learners(case, found, problem, reference, theta)
     _second_order(case, found, problem, reference, theta, thorough)
     after = dict(model.state_dict()), list(tensors(data))
     if not all(torch.equal(before[0][k], v) for k, v in after[0].items()):
         found.wrong.append("the user's model was changed")
     if not all(torch.equal(a, b) for a, b in zip(before[1], after[1], strict=True)):
         found.wrong.append("the user's data was changed")
+
+
+def _tolerances(case: Case, problem: Problem) -> tuple[float, float]:
+    return TOLERANCES[case.inside or problem.dtype]
 
 
 def _refused(problem: Problem) -> None:
@@ -130,10 +136,8 @@ def _refused(problem: Problem) -> None:
     landscape.extreme_eigenvalues(problem)
 
 
-def _first_order(
-    case: Case, found: Findings, problem: Problem, reference: Reference, theta: Tensor
-) -> None:
-    tol = TOLERANCES[problem.dtype][0]
+def _first_order(case: Case, found: Findings, problem: Problem, reference: Reference, theta: Tensor) -> None:
+    tol = _tolerances(case, problem)[0]
     moved = theta + 0.1 * torch.linspace(-1, 1, len(theta), dtype=torch.float64)
     for name, at in (("", None), (" elsewhere", moved)):
         there = theta if at is None else at
@@ -155,9 +159,9 @@ def _first_order(
 
 
 def _surfaces(
-    found: Findings, problem: Problem, reference: Reference, theta: Tensor, compiled: bool
+    case: Case, found: Findings, problem: Problem, reference: Reference, theta: Tensor, compiled: bool
 ) -> None:
-    tol = TOLERANCES[problem.dtype][0]
+    tol = _tolerances(case, problem)[0]
     wanted = [("none", p) for p in (*PATHS, *(["compiled"] if compiled else []))]
     for norm, path in (*wanted, ("filter", "auto"), ("layer", "auto")):
         quantity = f"contour norm={norm} path={path}"
@@ -179,11 +183,11 @@ def _unless(condition: bool, error: type[Exception], words: str) -> Iterator[Non
             raise
 
 
-def _learners(found: Findings, problem: Problem, reference: Reference, theta: Tensor) -> None:
+def _learners(case: Case, found: Findings, problem: Problem, reference: Reference, theta: Tensor) -> None:
     """Minibatch gradients of three learners, as training takes them."""
     if not problem.indexed or reference.penalty is not None:
         return
-    tol, n = TOLERANCES[problem.dtype][0], 3
+    tol, n = _tolerances(case, problem)[0], 3
     indices = torch.arange(4 * n).view(n, 4) % problem.samples
     weights = torch.stack([theta + 0.05 * j for j in range(n)]).to(problem.theta)
     with found.attempt("learners' gradients"):
@@ -203,8 +207,8 @@ def _rows(tree: Any, rows: Tensor) -> Any:
 def _second_order(
     case: Case, found: Findings, problem: Problem, reference: Reference, theta: Tensor, thorough: bool
 ) -> None:
-    tol = TOLERANCES[problem.dtype][1]
-    search = 1e-6 if problem.dtype == torch.float64 else tol / 3
+    tol = _tolerances(case, problem)[1]
+    search = 1e-6 if tol < 1e-4 else tol / 3
     if case.refused_hessian:
         _no_hessian(found, problem, case.refused_hessian)
         return
@@ -212,7 +216,7 @@ def _second_order(
     h = reference.hessian(theta, differences=case.differences)
     values = torch.linalg.eigvalsh((h + h.T) / 2)
     radius = float(values.abs().max())
-    if not float((h - h.T).abs().max()) <= 1e-8 * max(radius, 1e-8):
+    if not float((h - h.T).abs().max()) <= tol * max(radius, 1e-8):
         found.wrong.append("reference: its Hessian is not symmetric")
     v = torch.linspace(-1, 1, p, dtype=torch.float64).cos()
     with found.attempt("Hessian product"):
@@ -233,7 +237,7 @@ def _second_order(
         _trace(found, problem, float(values.sum()), tol * radius)
     with found.attempt("density"):
         _density(found, problem, h, tol)
-    _gauss_newton(found, problem, reference, theta, v, search)
+    _gauss_newton(found, problem, reference, theta, v, tol, search)
 
 
 def _no_hessian(found: Findings, problem: Problem, words: str) -> None:
@@ -270,9 +274,14 @@ def _density(found: Findings, problem: Problem, h: Tensor, tol: float) -> None:
 
 
 def _gauss_newton(
-    found: Findings, problem: Problem, reference: Reference, theta: Tensor, v: Tensor, search: float
+    found: Findings,
+    problem: Problem,
+    reference: Reference,
+    theta: Tensor,
+    v: Tensor,
+    tol: float,
+    search: float,
 ) -> None:
-    tol = TOLERANCES[problem.dtype][1]
     if reference.loss_of is None or reference.penalty is not None:
         return
     g = reference.gauss_newton(theta)
@@ -284,4 +293,3 @@ def _gauss_newton(
         found.compare("Gauss-Newton product", got, g @ v, tol, radius)
         e = landscape.top_eigenvalues(problem, kind="gauss-newton", tol=search)
         found.compare("Gauss-Newton λ_max", e.values, [radius], tol, radius)
-

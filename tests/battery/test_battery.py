@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.battery import cases_activations, cases_data, cases_layers, cases_losses, cases_models, cases_sequences
+from tests.battery import (
+    cases_activations,
+    cases_data,
+    cases_layers,
+    cases_losses,
+    cases_models,
+    cases_sequences,
+)
 from tests.battery.case import Case
 from tests.battery.checks import run
 

@@ -11,7 +11,14 @@ from tests.battery.case import Case
 from tests.battery.reference import Reference
 from tests.battery.test_battery import CASES
 
-SMOOTH = ("activation Tanh", "BatchNorm2d", "LSTM", "TransformerEncoderLayer", "weights tied", "0-dim parameter")
+SMOOTH = (
+    "activation Tanh",
+    "BatchNorm2d",
+    "LSTM",
+    "TransformerEncoderLayer",
+    "weights tied",
+    "0-dim parameter",
+)
 
 
 def reference(case: Case) -> Reference:
