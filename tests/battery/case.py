@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.battery.reference import one_batch
@@ -26,7 +27,8 @@ class Case:
     is missing or wrong, so the reference takes differences of gradients. ``whole``: the data as one
     batch, and ``plain`` the model that the reference takes, where they are not those of ``build()``.
     ``falls_back``: a PathWarning is expected. ``inside``: a coarser precision that the model itself goes
-    through, whatever its parameters have, and which tolerances then are of. ``accuracy``: (outputs, targets) -> the share that is right; ``mean``: the
+    through, whatever its parameters have, and which tolerances then are of. ``accuracy``: (outputs, targets) -> the share that is right,
+    where it is another task than the largest of several outputs, and NaN would do, too; ``mean``: the
     loss that the reference takes, where it is not that of ``build()``.
     """
 
@@ -73,6 +75,11 @@ def chain(inputs: int = 4, hidden: int = 5, outputs: int = 3) -> nn.Sequential:
 
 def classes(samples: int = 23, features: int = 4, count: int = 3) -> tuple[Tensor, Tensor]:
     return torch.randn(samples, features), torch.randint(count, (samples,))
+
+
+def classifier(name: str, model: Callable[[], nn.Module], **expected: Any) -> Case:
+    """``model`` of 4 features to 3 classes, with cross-entropy."""
+    return Case(name, lambda: (model(), F.cross_entropy, classes()), **expected)
 
 
 def images(samples: int = 9, channels: int = 2, size: int = 6, count: int = 3) -> tuple[Tensor, Tensor]:

@@ -202,6 +202,16 @@ def batchnorm_without_affine_behind_convolution() -> Parts:
     return warmed(model, torch.randn(8, 2, 6, 6)), F.cross_entropy, images()
 
 
+def batch_statistics() -> Parts:
+    """What the refusal of such layers advises: the data as one batch, which is never split."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, 3))
+    return model, F.cross_entropy, [classes()]
+
+
+def each_once(y: Tensor) -> Tensor:
+    return torch.ones(len(y))
+
+
 def own_normalisation() -> Parts:
     """Weights divided by their own norm in forward."""
     model = Net(lambda m, x: x @ (m.w / m.w.norm(dim=0)) * m.g, w=parameter(4, 3), g=parameter(3))
@@ -211,7 +221,7 @@ def own_normalisation() -> Parts:
 CASES = [
     _flat("BatchNorm1d", lambda: nn.BatchNorm1d(5)),
     _flat("BatchNorm1d affine=False", lambda: nn.BatchNorm1d(5, affine=False)),
-    _flat("BatchNorm1d track_running_stats=False", lambda: nn.BatchNorm1d(5, track_running_stats=False)),
+    _flat("BatchNorm1d track_running_stats=False", lambda: nn.BatchNorm1d(5, track_running_stats=False), refused="mix samples"),
     _flat("BatchNorm1d momentum=None", lambda: nn.BatchNorm1d(5, momentum=None)),
     _flat("LayerNorm", lambda: nn.LayerNorm(5)),
     _flat("LayerNorm without affine", lambda: nn.LayerNorm(5, elementwise_affine=False)),
@@ -231,7 +241,7 @@ CASES = [
     _flat("AlphaDropout in eval mode", lambda: nn.AlphaDropout(0.5)),
     _image("BatchNorm2d", _conv(), lambda: nn.BatchNorm2d(3)),
     _image("BatchNorm2d before the convolution", lambda: nn.BatchNorm2d(2), _conv()),
-    _image("BatchNorm2d track_running_stats=False", _conv(), lambda: nn.BatchNorm2d(3, track_running_stats=False)),
+    _image("BatchNorm2d track_running_stats=False", _conv(), lambda: nn.BatchNorm2d(3, track_running_stats=False), refused="mix samples"),
     _image("GroupNorm", _conv(), lambda: nn.GroupNorm(3, 3)),
     _image("InstanceNorm2d", _conv(), lambda: nn.InstanceNorm2d(3)),
     _image("InstanceNorm2d with statistics", _conv(), lambda: nn.InstanceNorm2d(3, affine=True, track_running_stats=True)),
@@ -258,5 +268,6 @@ CASES = [
     Case("U-net with a class a pixel", unet),
     Case("spectral_norm old with BatchNorm", spectral_with_batchnorm),
     Case("BatchNorm2d affine=False", batchnorm_without_affine_behind_convolution),
+    Case("batch statistics, one batch", batch_statistics, options={"terms": each_once}),
     Case("own weight normalisation", own_normalisation),
 ]  # fmt: skip

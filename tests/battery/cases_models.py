@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.battery.case import Case, Net, Parts, chain, classes, images, parameter, warmed
-
-
-def _classes(name: str, model: Callable[[], nn.Module], **expected: Any) -> Case:
-    """``model`` of 4 features to 3 classes, with cross-entropy."""
-    return Case(name, lambda: (model(), F.cross_entropy, classes()), **expected)
+from tests.battery.case import Case, Net, Parts, chain, classifier, images, parameter, warmed
 
 
 def hooked() -> nn.Module:
@@ -287,72 +280,6 @@ class Cube(torch.autograd.Function):
         return 3 * ctx.saved_tensors[0] ** 2 * grad
 
 
-class Two(NamedTuple):
-    logits: Tensor
-    hidden: Tensor
-
-
-@dataclass
-class Result:
-    logits: Tensor
-    hidden: Tensor
-
-
-def _outputs(kind: Callable[[Tensor, Tensor], Any], logits: Callable[[Any], Tensor]) -> Callable[[], Parts]:
-    """A model with two outputs in one structure, and a loss of both."""
-
-    def forward(m: Any, x: Tensor) -> Any:
-        h = m.a(x).tanh()
-        return kind(m.b(h), h)
-
-    def loss(o: Any, y: Tensor) -> Tensor:
-        return F.cross_entropy(logits(o), y)
-
-    return lambda: (Net(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 3)), loss, classes())
-
-
-class TwoInputs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(2, 3), nn.Linear(4, 3)
-
-    def forward(self, left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
-        return self.a(left).tanh() * scale + self.b(right)
-
-
-def tuple_inputs() -> Parts:
-    x, y = classes()
-    return TwoInputs(), F.cross_entropy, ((x[:, :2].clone(), x), y)
-
-
-def dict_inputs() -> Parts:
-    x, y = classes()
-    return TwoInputs(), F.cross_entropy, ({"left": x[:, :2].clone(), "right": x, "scale": 0.5}, y)
-
-
-def nested_inputs() -> Parts:
-    class Nested(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Linear(6, 3)
-
-        def forward(self, left: Tensor, rest: dict[str, list[Tensor]]) -> Tensor:
-            return self.a(torch.cat((left, *rest["parts"]), 1))
-
-    x, y = classes()
-    return Nested(), F.cross_entropy, ((x, {"parts": [x[:, :1].clone(), x[:, 1:2].clone()]}), y)
-
-
-def complex_parameter() -> nn.Module:
-    w = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))
-    return Net(lambda m, x: (x.to(m.w.dtype) @ m.w).abs(), w=w)
-
-
-def mixed_precision() -> nn.Module:
-    """A float64 layer behind a float32 one."""
-    return Net(lambda m, x: m.b(m.a(x).to(m.b.weight.dtype)), a=nn.Linear(4, 4), b=nn.Linear(4, 3).double())
-
-
 def data_parallel() -> nn.Module:
     return nn.DataParallel(chain())
 
@@ -375,66 +302,51 @@ def implicit() -> nn.Module:
 
 
 CASES = [
-    _classes("forward hook", hooked),
-    _classes("forward hook inside", hooked_inside),
-    _classes("forward pre-hook", pre_hooked),
+    classifier("forward hook", hooked),
+    classifier("forward hook inside", hooked_inside),
+    classifier("forward pre-hook", pre_hooked),
     Case("forward hook on a convolution with BatchNorm", hooked_convolution),
-    _classes("gradient hook on a parameter", backward_hook, plain=without_hooks),
-    _classes("self.parameters() in forward", own_parameters),
-    _classes("self.named_parameters() in forward", by_name),
-    _classes("isinstance(x, Tensor) in forward", asks_for_a_tensor),
-    _classes("torch.is_tensor in forward", asks_is_tensor),
-    _classes("torch.is_grad_enabled in forward", asks_for_gradients, refused="grad"),
-    _classes("writes to its input", writes_to_input),
-    _classes("LeakyReLU in place first", in_place_first),
-    _classes("list of parameters", list_of_parameters),
-    _classes("dict of parameters", dict_of_parameters),
-    _classes("lambda over a weight", lambda_over_a_weight, refused="reach|parameters"),
-    _classes("partial over a weight", partial_over_a_weight, refused="reach|parameters"),
-    _classes("modules in a plain list", modules_in_a_plain_list),
-    _classes("ParameterList", parameter_list),
-    _classes("ParameterDict", parameter_dict),
-    _classes("Sequential with a parameter of its own", own_parameter_in_sequential),
-    _classes("Sequential in Sequential", nested),
-    _classes("Sequential subclass", lambda: nn.Sequential(Residual(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 3))),
-    _classes("ModuleList", module_list),
-    _classes("module used twice", used_twice),
-    _classes("weights tied", tied),
-    _classes("frozen parameters", frozen),
-    _classes("first layer frozen", frozen_first_layer),
-    _classes("buffers", buffered),
-    _classes("buffer that counts calls", counting),
-    _classes("buffer that changes the outputs", remembering, refused="random|differ|two passes"),
-    _classes("constant tensor", constant_tensor),
-    _classes("0-dim parameter", scalar),
-    _classes("zero-size parameter", zero_size),
-    _classes("unused submodule", unused_submodule),
+    classifier("gradient hook on a parameter", backward_hook, plain=without_hooks),
+    classifier("self.parameters() in forward", own_parameters),
+    classifier("self.named_parameters() in forward", by_name),
+    classifier("isinstance(x, Tensor) in forward", asks_for_a_tensor),
+    classifier("torch.is_tensor in forward", asks_is_tensor),
+    classifier("torch.is_grad_enabled in forward", asks_for_gradients, refused="grad"),
+    classifier("writes to its input", writes_to_input),
+    classifier("LeakyReLU in place first", in_place_first),
+    classifier("list of parameters", list_of_parameters, refused="ParameterList"),
+    classifier("dict of parameters", dict_of_parameters, refused="ParameterDict"),
+    classifier("lambda over a weight", lambda_over_a_weight, dtype=None, refused="past the module"),
+    classifier("partial over a weight", partial_over_a_weight, dtype=None, refused="past the module"),
+    classifier("modules in a plain list", modules_in_a_plain_list),
+    classifier("ParameterList", parameter_list),
+    classifier("ParameterDict", parameter_dict),
+    classifier("Sequential with a parameter of its own", own_parameter_in_sequential),
+    classifier("Sequential in Sequential", nested),
+    classifier("Sequential subclass", lambda: nn.Sequential(Residual(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 3))),
+    classifier("ModuleList", module_list),
+    classifier("module used twice", used_twice),
+    classifier("weights tied", tied),
+    classifier("frozen parameters", frozen),
+    classifier("first layer frozen", frozen_first_layer),
+    classifier("buffers", buffered),
+    classifier("buffer that counts calls", counting),
+    classifier("buffer that changes the outputs", remembering, refused="random|differ|two passes"),
+    classifier("constant tensor", constant_tensor),
+    classifier("0-dim parameter", scalar),
+    classifier("zero-size parameter", zero_size),
+    classifier("unused submodule", unused_submodule),
     Case("unused convolution", unused_convolution),
-    _classes("model.compile()", compiled),
-    _classes("torch.compile(model)", compiled_wrapper, plain=lambda m: m._orig_mod),
-    _classes("DataParallel", data_parallel, plain=lambda m: m.module),
-    _classes("random in eval mode", random_in_eval, refused="random"),
-    _classes("branches on values", branches_on_values),
-    _classes("detached part", detached),
-    _classes("no second derivative", lambda: Net(lambda m, x: Cube.apply(m.a(x)), a=nn.Linear(4, 3)), refused_hessian="second derivative|twice"),
-    _classes("complex parameter", complex_parameter, refused="complex"),
-    _classes("float64 behind float32", mixed_precision),
-    _classes("no trainable parameter", lambda: chain().requires_grad_(False), refused="no trainable"),
-    _classes("weights that are NaN", lambda: Net(lambda m, x: m.a(x) / m.b, a=nn.Linear(4, 3), b=nn.Parameter(torch.tensor([float("nan")]))), refused="NaN"),
-    _classes("hypernetwork", hypernetwork),
-    _classes("fixed point iteration", implicit),
-    _classes("Bilinear", lambda: Net(lambda m, x: m.a(x, x.tanh()), a=nn.Bilinear(4, 4, 3))),
-    _classes("float32 chain", chain, dtype=None),
-    _classes("float64 model, float32 data", lambda: chain().double(), dtype=None),
-    _classes("bfloat16 chain", lambda: chain().bfloat16(), dtype=None),
-    _classes("bfloat16 model, no chain", lambda: Net(lambda m, x: m.a(x).square(), a=nn.Linear(4, 3)).bfloat16(), dtype=None),
-    Case("float32 convolution", lambda: (nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)), F.cross_entropy, images()), dtype=None),
-    Case("tuple of outputs", _outputs(lambda z, h: (z, h), lambda o: o[0] + o[1].sum(1, keepdim=True) ** 2)),
-    Case("dict of outputs", _outputs(lambda z, h: {"z": z, "h": h}, lambda o: o["z"] * o["h"].mean())),
-    Case("NamedTuple of outputs", _outputs(Two, lambda o: o.logits * o.hidden.mean())),
-    Case("dataclass of outputs", _outputs(Result, lambda o: o.logits * o.hidden.mean())),
-    Case("outputs with None", _outputs(lambda z, h: (z, None), lambda o: o[0])),
-    Case("tuple of inputs", tuple_inputs),
-    Case("dict of inputs", dict_inputs),
-    Case("nested inputs", nested_inputs),
+    classifier("model.compile()", compiled),
+    classifier("torch.compile(model)", compiled_wrapper, plain=lambda m: m._orig_mod),
+    classifier("DataParallel", data_parallel, plain=lambda m: m.module),
+    classifier("random in eval mode", random_in_eval, refused="random"),
+    classifier("branches on values", branches_on_values, refused="mix samples"),
+    classifier("detached part", detached),
+    classifier("no second derivative", lambda: Net(lambda m, x: Cube.apply(m.a(x)), a=nn.Linear(4, 3)), refused_hessian="second derivative|twice"),
+    classifier("no trainable parameter", lambda: chain().requires_grad_(False), refused="no trainable"),
+    classifier("weights that are NaN", lambda: Net(lambda m, x: m.a(x) / m.b, a=nn.Linear(4, 3), b=nn.Parameter(torch.tensor([float("nan")]))), refused="NaN"),
+    classifier("hypernetwork", hypernetwork),
+    classifier("fixed point iteration", implicit),
+    classifier("Bilinear", lambda: Net(lambda m, x: m.a(x, x.tanh()), a=nn.Bilinear(4, 4, 3))),
 ]  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch.distributed as dist
+from torch import nn
 
 from tests.battery import (
     cases_activations,
@@ -11,11 +13,20 @@ from tests.battery import (
     cases_losses,
     cases_models,
     cases_sequences,
+    cases_structures,
 )
-from tests.battery.case import Case
+from tests.battery.case import Case, chain, classifier
 from tests.battery.checks import run
 
-THEMES = (cases_activations, cases_layers, cases_sequences, cases_models, cases_losses, cases_data)
+THEMES = (
+    cases_activations,
+    cases_layers,
+    cases_sequences,
+    cases_models,
+    cases_structures,
+    cases_losses,
+    cases_data,
+)
 CASES: list[Case] = [case for theme in THEMES for case in theme.CASES]
 
 
@@ -43,6 +54,15 @@ def test_all_quantities_are_right_or_refused(number: int) -> None:
 @pytest.mark.parametrize("name", ["activation Tanh", "activation ReLU", "MSE", "weights tied"])
 def test_the_compiled_path(name: str) -> None:
     _check(next(case for case in CASES if case.name == name), compiled=True)
+
+
+def test_a_distributed_wrapper_is_taken_off() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = lambda: nn.parallel.DistributedDataParallel(chain())  # noqa: E731
+        _check(classifier("DistributedDataParallel", wrapped, plain=lambda m: m.module))
+    finally:
+        dist.destroy_process_group()
 
 
 def test_there_are_at_least_120_combinations_of_different_names() -> None:
