@@ -62,6 +62,44 @@ def clone_inputs(model: nn.Module) -> None:
     model.register_forward_pre_hook(hook, with_kwargs=True)
 
 
+def check_passes(problem: Function, before: Tensor, x: Any, y: Any) -> None:
+    """Raise InputError unless a pass leaves θ as it was, ``before``, and all passes give one loss.
+
+    A pass may differ from the next in a buffer that it updates, and from one that records gradients in what
+    asks for that, as the padding of PyTorch's own TransformerEncoder does.
+    """
+    if not torch.equal(problem.theta, before):
+        raise InputError(
+            "model: its forward pass writes to its own parameters (an embedding's max_norm?), so that other "
+            "weights are evaluated than asked for; leave that out of forward, and bound them after each step "
+            "of training"
+        )
+    views = problem.layout.views(problem.theta)
+    buffers = {name: buffer.clone() for name, buffer in problem.model.named_buffers()}
+
+    def loss(*, recorded: bool) -> Tensor:
+        with fixed_randomness(problem, 0), torch.set_grad_enabled(recorded):
+            return problem.criterion(problem.call(views, copied(x)), copied(y)).detach()
+
+    first, second, third = loss(recorded=False), loss(recorded=False), loss(recorded=True)
+    allowed = max(tolerance(dtype) for dtype in (problem.theta.dtype, first.dtype))
+    if not torch.allclose(first, second, rtol=allowed, atol=allowed, equal_nan=True):
+        after = dict(problem.model.named_buffers())
+        changed = [name for name, buffer in buffers.items() if not torch.equal(buffer, after[name])]
+        raise InputError(
+            f"model: two passes over the same samples differ, with losses {float(first):.6g} and "
+            f"{float(second):.6g}: it keeps something of a pass for the next"
+            + (f", in its buffer '{changed[0]}'" if changed else "")
+            + "; let it do so in training mode only (if self.training)"
+        )
+    if not torch.allclose(first, third, rtol=allowed, atol=allowed, equal_nan=True):
+        raise InputError(
+            f"model: its loss is {float(first):.6g}, but {float(third):.6g} where gradients are recorded: its "
+            "forward pass asks for that (torch.is_grad_enabled; a TransformerEncoder given padding, unless "
+            "made with enable_nested_tensor=False); make it compute the same either way"
+        )
+
+
 class ClonedTargets:
     """A loss that writes to its targets, given clones of them."""
 

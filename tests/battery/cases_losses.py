@@ -215,6 +215,7 @@ CASES = [
     _loss("KL divergence", lambda: lambda o, y: F.kl_div(o.log_softmax(1), y, reduction="batchmean"), distribution),
     _loss("cosine", lambda: lambda o, y: 1 - F.cosine_similarity(o, y).mean(), reals(23, 3)),
     _loss("cross-entropy squared", lambda: lambda o, y: F.cross_entropy(o, y) ** 2, ints(), refused="mean|terms"),
+    _loss("loss in float32", lambda: lambda o, y: F.cross_entropy(o.float(), y), ints(), inside=torch.float32),
     _loss("focal loss", lambda: lambda o, y: ((1 - o.softmax(1).gather(1, y[:, None])) ** 2 * F.cross_entropy(o, y, reduction="none")[:, None]).mean(), ints()),
     _loss("functools.partial with label smoothing", _functional(F.cross_entropy, label_smoothing=0.2), ints()),
     _loss("functools.partial with ignore_index", _functional(F.cross_entropy, ignore_index=-1), ints(3, 23, low=-1)),

@@ -87,6 +87,7 @@ def run(case: Case, *, thorough: bool = True, compiled: bool = False) -> Finding
     found = Findings()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
         category = getattr(landscape, "PathWarning", None)
         if category is not None and case.falls_back:
             warnings.simplefilter("ignore", category)
