@@ -6,9 +6,11 @@ Each check works on a few samples, and raises InputError in one line that names 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,6 +22,9 @@ from landscape.options import InputError
 from landscape.vector import Layout
 
 CHECKS = ("full", "quick", "off")
+# How deep, and among how many, the model is looked for in what a loss holds: a partial of a function with a
+# list of layers is three (ours).
+DEPTH, MOST_HELD = 3, 1000
 # How far θ is moved to see that the loss follows it, relative to each parameter's mean magnitude (ours).
 MOVE = 0.1
 
@@ -78,8 +83,9 @@ def check_passes(problem: Function, before: Tensor, x: Any, y: Any) -> None:
     buffers = {name: buffer.clone() for name, buffer in problem.model.named_buffers()}
 
     def loss(*, recorded: bool) -> Tensor:
+        given = {name: view.detach().requires_grad_(recorded) for name, view in views.items()}
         with fixed_randomness(problem, 0), torch.set_grad_enabled(recorded):
-            return problem.criterion(problem.call(views, copied(x)), copied(y)).detach()
+            return problem.criterion(problem.call(given, copied(x)), copied(y)).detach()
 
     first, second, third = loss(recorded=False), loss(recorded=False), loss(recorded=True)
     allowed = max(tolerance(dtype) for dtype in (problem.theta.dtype, first.dtype))
@@ -94,8 +100,8 @@ def check_passes(problem: Function, before: Tensor, x: Any, y: Any) -> None:
         )
     if not torch.allclose(first, third, rtol=allowed, atol=allowed, equal_nan=True):
         raise InputError(
-            f"model: its loss is {float(first):.6g}, but {float(third):.6g} where gradients are recorded: its "
-            "forward pass asks for that (torch.is_grad_enabled; a TransformerEncoder given padding, unless "
+            f"model: its loss is {float(first):.6g}, but {float(third):.6g} where gradients are recorded: "
+            "its forward pass asks for that (torch.is_grad_enabled; a TransformerEncoder given padding, unless "
             "made with enable_nested_tensor=False); make it compute the same either way"
         )
 
@@ -248,6 +254,32 @@ def _loaded(problem: Function, theta: Tensor) -> Iterator[list[Tensor]]:
         with torch.no_grad():
             for p, value in zip(own, before, strict=True):
                 p.copy_(value)
+
+
+def mentions(function: Any, module: nn.Module) -> bool:
+    """Whether a loss holds ``module``, a part or a parameter of it: in its closure, globals, attributes."""
+    own = {id(each) for each in (*module.modules(), *module.parameters())}
+
+    def within(value: Any, depth: int) -> bool:
+        return id(value) in own or (depth > 0 and any(within(each, depth - 1) for each in _held(value)))
+
+    return within(function, DEPTH)
+
+
+def _held(value: Any) -> Iterable[Any]:
+    """What a function, a container or an object holds."""
+    if isinstance(value, types.FunctionType):
+        names = [value.__globals__.get(name) for name in value.__code__.co_names]
+        return [*inspect.getclosurevars(value).nonlocals.values(), *names, *(value.__defaults__ or ())]
+    if isinstance(value, types.MethodType):
+        return value.__self__, value.__func__
+    if isinstance(value, partial):
+        return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, (list, tuple, set, dict)):
+        return list(value.values() if isinstance(value, dict) else value)[:MOST_HELD]
+    if isinstance(value, (types.ModuleType, type, Tensor)):
+        return ()
+    return list(getattr(value, "__dict__", {}).values())
 
 
 def check_original(problem: Function, original: nn.Module, x: Any, y: Any) -> None:

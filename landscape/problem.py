@@ -191,7 +191,7 @@ class Problem:
             checks.check_parameters(self, x, y, seed=seed)
         known = self._terms_of is not None
         checks.check_mean(self, self._terms_in, x, y, batches=batches, known=known)
-        if full:
+        if full or checks.mentions(self.criterion, original):
             checks.check_original(self, original, x, y)
 
     @property

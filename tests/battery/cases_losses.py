@@ -74,6 +74,12 @@ def closure_over_detached() -> Parts:
     return model, lambda o, y: F.cross_entropy(o, y) * model[0].weight.detach().norm(), classes()
 
 
+def closure_without_harm() -> Parts:
+    """A loss that asks the model for its number of outputs only."""
+    model = chain()
+    return model, lambda o, y: F.mse_loss(o, F.one_hot(y, model[2].out_features).to(o)), classes()
+
+
 def penalised() -> Parts:
     return chain(), F.cross_entropy, classes()
 
@@ -234,7 +240,8 @@ CASES = [
     Case("class weights, batches", weighted_batches),
     Case("loss closes over the parameters", l2_closure, refused="penalty|weight_decay"),
     Case("loss closes over one weight", closure_over_one_weight, refused="penalty|weight_decay"),
-    Case("loss closes over a detached weight", closure_over_detached, refused="penalty|weight_decay|parameters"),
+    Case("loss closes over a detached weight", closure_over_detached, refused="penalty"),
+    Case("loss closes over the model, not its weights", closure_without_harm),
     Case("penalty", penalised, options={"penalty": _l2}),
     Case("penalty of some weights", penalised, options={"penalty": _only_weights}),
     Case("loss with a trainable parameter", lambda: (chain(), WithTemperature(), classes()), refused="loss|parameter"),
