@@ -6,9 +6,11 @@ Each check works on a few samples, and raises InputError in one line that names 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,6 +22,9 @@ from landscape.options import InputError
 from landscape.vector import Layout
 
 CHECKS = ("full", "quick", "off")
+# How deep, and among how many, the model is looked for in what a loss holds: a partial of a function with a
+# list of layers is three (ours).
+DEPTH, MOST_HELD = 3, 1000
 # How far θ is moved to see that the loss follows it, relative to each parameter's mean magnitude (ours).
 MOVE = 0.1
 
@@ -60,6 +65,45 @@ def clone_inputs(model: nn.Module) -> None:
         return copied(args), copied(kwargs)
 
     model.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def check_passes(problem: Function, before: Tensor, x: Any, y: Any) -> None:
+    """Raise InputError unless a pass leaves θ as it was, ``before``, and all passes give one loss.
+
+    A pass may differ from the next in a buffer that it updates, and from one that records gradients in what
+    asks for that, as the padding of PyTorch's own TransformerEncoder does.
+    """
+    if not torch.equal(problem.theta, before):
+        raise InputError(
+            "model: its forward pass writes to its own parameters (an embedding's max_norm?), so that other "
+            "weights are evaluated than asked for; leave that out of forward, and bound them after each step "
+            "of training"
+        )
+    views = problem.layout.views(problem.theta)
+    buffers = {name: buffer.clone() for name, buffer in problem.model.named_buffers()}
+
+    def loss(*, recorded: bool) -> Tensor:
+        given = {name: view.detach().requires_grad_(recorded) for name, view in views.items()}
+        with fixed_randomness(problem, 0), torch.set_grad_enabled(recorded):
+            return problem.criterion(problem.call(given, copied(x)), copied(y)).detach()
+
+    first, second, third = loss(recorded=False), loss(recorded=False), loss(recorded=True)
+    allowed = max(tolerance(dtype) for dtype in (problem.theta.dtype, first.dtype))
+    if not torch.allclose(first, second, rtol=allowed, atol=allowed, equal_nan=True):
+        after = dict(problem.model.named_buffers())
+        changed = [name for name, buffer in buffers.items() if not torch.equal(buffer, after[name])]
+        raise InputError(
+            f"model: two passes over the same samples differ, with losses {float(first):.6g} and "
+            f"{float(second):.6g}: it keeps something of a pass for the next"
+            + (f", in its buffer '{changed[0]}'" if changed else "")
+            + "; let it do so in training mode only (if self.training)"
+        )
+    if not torch.allclose(first, third, rtol=allowed, atol=allowed, equal_nan=True):
+        raise InputError(
+            f"model: its loss is {float(first):.6g}, but {float(third):.6g} where gradients are recorded: "
+            "its forward pass asks for that (torch.is_grad_enabled; a TransformerEncoder given padding, unless "
+            "made with enable_nested_tensor=False); make it compute the same either way"
+        )
 
 
 class ClonedTargets:
@@ -212,6 +256,32 @@ def _loaded(problem: Function, theta: Tensor) -> Iterator[list[Tensor]]:
                 p.copy_(value)
 
 
+def mentions(function: Any, module: nn.Module) -> bool:
+    """Whether a loss holds ``module``, a part or a parameter of it: in its closure, globals, attributes."""
+    own = {id(each) for each in (*module.modules(), *module.parameters())}
+
+    def within(value: Any, depth: int) -> bool:
+        return id(value) in own or (depth > 0 and any(within(each, depth - 1) for each in _held(value)))
+
+    return within(function, DEPTH)
+
+
+def _held(value: Any) -> Iterable[Any]:
+    """What a function, a container or an object holds."""
+    if isinstance(value, types.FunctionType):
+        names = [value.__globals__.get(name) for name in value.__code__.co_names]
+        return [*inspect.getclosurevars(value).nonlocals.values(), *names, *(value.__defaults__ or ())]
+    if isinstance(value, types.MethodType):
+        return value.__self__, value.__func__
+    if isinstance(value, partial):
+        return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, (list, tuple, set, dict)):
+        return list(value.values() if isinstance(value, dict) else value)[:MOST_HELD]
+    if isinstance(value, (types.ModuleType, type, Tensor)):
+        return ()
+    return list(getattr(value, "__dict__", {}).values())
+
+
 def check_original(problem: Function, original: nn.Module, x: Any, y: Any) -> None:
     """Raise InputError if the loss at θ changes with what the user's own module holds, for a moment."""
 
@@ -255,9 +325,13 @@ def check_mean(
         return
     views = problem.layout.views(problem.theta)
 
+    precisions = {problem.theta.dtype}  # Hugging Face's causal models take the loss in float32 always
+
     def loss(part: slice) -> float:
         with fixed_randomness(problem, 0):
-            return float(problem.criterion(problem.call(views, take(x, part)), take(y, part)))
+            value = problem.criterion(problem.call(views, take(x, part)), take(y, part))
+        precisions.add(value.dtype)
+        return float(value)
 
     whole = loss(slice(None))
     if _is_random(problem, x, y, whole) or not math.isfinite(whole):
@@ -275,7 +349,7 @@ def check_mean(
         return
     mean = sum(value * weight for value, weight in counted) / total
     scale = abs(whole) + max(abs(value) for value, _ in losses)
-    eps = torch.finfo(problem.theta.dtype).eps
+    eps = max(torch.finfo(dtype).eps for dtype in precisions)
     allowed = min(1000 * eps, 3 * math.sqrt(eps)) * scale  # a batch of another size rounds otherwise
     if abs(mean - whole) <= allowed:
         return

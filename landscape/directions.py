@@ -86,6 +86,8 @@ def random_plane(problem: Problem, norm: str = "none", seed: int = 0, *, ignore:
 
 def _normalise(direction: Tensor, center: Tensor, norm: str) -> None:
     """Scale ``direction`` in place to the norms of ``center``; a zero centre gives a zero direction."""
+    if not direction.numel():
+        return
     rows = (len(center), -1) if norm == "filter" and center.dim() > 1 else (1, -1)
     d, c = direction.view(rows), center.reshape(rows)
     own = d.norm(dim=1, keepdim=True)

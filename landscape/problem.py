@@ -179,18 +179,19 @@ class Problem:
         batches = not self.data.indexed
         x, y = self.data.pick(x, y, FULL_PROBE if full else PROBE)
         # Neither model nor loss gets the data itself before it is known whether they write to it.
-        given = checks.copied((x, y))
+        given, before = checks.copied((x, y)), self.theta.clone()
         self._try(given[0], given[1], labels=self.data.resident[1] if self.data.resident else None)
         if checks.writes(x, given[0]):
             checks.clone_inputs(self.model)
         if checks.writes(y, given[1]):
             self.criterion = checks.ClonedTargets(self.criterion)
+        checks.check_passes(self, before, x, y)
         checks.check_leaves(self, original, x, y)
         for seed in range(3 if full else 1):
             checks.check_parameters(self, x, y, seed=seed)
         known = self._terms_of is not None
         checks.check_mean(self, self._terms_in, x, y, batches=batches, known=known)
-        if full:
+        if full or checks.mentions(self.criterion, original):
             checks.check_original(self, original, x, y)
 
     @property

@@ -1,0 +1,98 @@
+"""Structures of inputs and outputs, and precisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.battery.case import Case, Net, Parts, chain, classes, classifier, images
+
+
+class Two(NamedTuple):
+    logits: Tensor
+    hidden: Tensor
+
+
+@dataclass
+class Result:
+    logits: Tensor
+    hidden: Tensor
+
+
+def _outputs(kind: Callable[[Tensor, Tensor], Any], logits: Callable[[Any], Tensor]) -> Callable[[], Parts]:
+    """A model with two outputs in one structure, and a loss of both."""
+
+    def forward(m: Any, x: Tensor) -> Any:
+        h = m.a(x).tanh()
+        return kind(m.b(h), h)
+
+    def loss(o: Any, y: Tensor) -> Tensor:
+        return F.cross_entropy(logits(o), y)
+
+    return lambda: (Net(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 3)), loss, classes())
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 3), nn.Linear(4, 3)
+
+    def forward(self, left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
+        return self.a(left).tanh() * scale + self.b(right)
+
+
+def tuple_inputs() -> Parts:
+    x, y = classes()
+    return TwoInputs(), F.cross_entropy, ((x[:, :2].clone(), x), y)
+
+
+def dict_inputs() -> Parts:
+    x, y = classes()
+    return TwoInputs(), F.cross_entropy, ({"left": x[:, :2].clone(), "right": x, "scale": 0.5}, y)
+
+
+def nested_inputs() -> Parts:
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(6, 3)
+
+        def forward(self, left: Tensor, rest: dict[str, list[Tensor]]) -> Tensor:
+            return self.a(torch.cat((left, *rest["parts"]), 1))
+
+    x, y = classes()
+    return Nested(), F.cross_entropy, ((x, {"parts": [x[:, :1].clone(), x[:, 1:2].clone()]}), y)
+
+
+def complex_parameter() -> nn.Module:
+    w = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))
+    return Net(lambda m, x: (x.to(m.w.dtype) @ m.w).abs(), w=w)
+
+
+def mixed_precision() -> nn.Module:
+    """A float64 layer behind a float32 one."""
+    return Net(lambda m, x: m.b(m.a(x).to(m.b.weight.dtype)), a=nn.Linear(4, 4), b=nn.Linear(4, 3).double())
+
+
+CASES = [
+    classifier("complex parameter", complex_parameter, refused="complex"),
+    classifier("float64 behind float32", mixed_precision),
+    classifier("float32 chain", chain, dtype=None),
+    classifier("float64 model, float32 data", lambda: chain().double(), dtype=None),
+    classifier("bfloat16 chain", lambda: chain().bfloat16(), dtype=None),
+    classifier("bfloat16 model, no chain", lambda: Net(lambda m, x: m.a(x).square(), a=nn.Linear(4, 3)).bfloat16(), dtype=None),
+    Case("float32 convolution", lambda: (nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)), F.cross_entropy, images()), dtype=None),
+    Case("tuple of outputs", _outputs(lambda z, h: (z, h), lambda o: o[0] + o[1].sum(1, keepdim=True) ** 2)),
+    Case("dict of outputs", _outputs(lambda z, h: {"z": z, "h": h}, lambda o: o["z"] * o["h"].mean(1, keepdim=True))),
+    Case("NamedTuple of outputs", _outputs(Two, lambda o: o.logits * o.hidden.mean(1, keepdim=True))),
+    Case("dataclass of outputs", _outputs(Result, lambda o: o.logits * o.hidden.mean(1, keepdim=True))),
+    Case("outputs with None", _outputs(lambda z, h: (z, None), lambda o: o[0])),
+    Case("tuple of inputs", tuple_inputs),
+    Case("dict of inputs", dict_inputs),
+    Case("nested inputs", nested_inputs),
+]  # fmt: skip

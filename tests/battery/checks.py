@@ -1,0 +1,295 @@
+"""What the package says of a case, held against the reference, quantity by quantity."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import landscape
+from landscape import InputError, Problem
+from landscape.stack import Stack
+from tests.battery.case import Case
+from tests.battery.reference import Reference, mapped, tensors
+
+# Relative tolerances of values and gradients, and of eigenvalues, in the arithmetic that was asked for.
+TOLERANCES = {
+    torch.float64: (1e-9, 1e-5),
+    torch.float32: (3e-5, 3e-3),
+    torch.bfloat16: (3e-2, 2e-1),
+}
+# A refusal is one line with what to do: one of these words stands in it.
+REMEDY = re.compile(
+    r"\b(must|use|give|make|load|set|wrap|take|pass|needs|needed|replace|allowed|expected)\b", re.I
+)
+GRID, SPAN = (3, 2), 0.3
+PATHS = ("auto", "pointwise", "batched", "folded")
+PROBES, STEPS = 6, 8
+FEW = 24  # products of a trace with an error bar
+EXACT = 40  # parameters up to which a trace takes as many products as it needs to be exact
+
+
+@dataclass
+class Findings:
+    """What disagrees, one line each, and what was refused as expected."""
+
+    wrong: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    def compare(self, quantity: str, got: Any, expected: Any, tol: float, scale: float = 0.0) -> None:
+        """``tol`` is relative to the largest expected magnitude, or to ``scale`` where that is larger."""
+        a, b = (torch.as_tensor(v, dtype=torch.float64).detach().cpu() for v in (got, expected))
+        if a.shape != b.shape:
+            self.wrong.append(f"{quantity}: shape {tuple(a.shape)}, expected {tuple(b.shape)}")
+            return
+        limit = tol * max(float(b.abs().max()) if b.numel() else 0.0, scale, 1e-12)
+        error = (a - b).abs().where(~((a == b) | (a.isnan() & b.isnan())), 0.0)
+        if not bool((error <= limit).all()):
+            at = int(error.nan_to_num(nan=math.inf).flatten().argmax())
+            self.wrong.append(
+                f"{quantity}: got {float(a.flatten()[at]):.8g}, expected {float(b.flatten()[at]):.8g}"
+            )
+
+    @contextlib.contextmanager
+    def attempt(self, quantity: str, refused: str = "") -> Iterator[None]:
+        """Whatever is raised inside is a finding, unless it is the refusal that ``refused`` describes."""
+        try:
+            yield
+        except InputError as error:
+            text = str(error)
+            if not refused or not re.search(refused, text):
+                self.wrong.append(f"{quantity}: refused: {text[:300]}")
+            elif "\n" in text or not REMEDY.search(text):
+                self.wrong.append(f"{quantity}: the refusal names no remedy: {text[:300]}")
+            else:
+                self.refused.append(quantity)
+        except Exception as error:  # a crash is what the battery looks for
+            words = " ".join(str(error).split())[:200]
+            self.wrong.append(f"{quantity}: {type(error).__name__}: {words}")
+        else:
+            if refused:
+                self.wrong.append(f"{quantity}: not refused, expected '{refused}'")
+
+
+def run(case: Case, *, thorough: bool = True, compiled: bool = False) -> Findings:
+    """The quantities of ``case``: loss, gradient, contours, Hessian products and both ends.
+
+    ``thorough`` adds the top three, trace, density and Gauss-Newton; ``compiled`` that path.
+    """
+    found = Findings()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
+        category = getattr(landscape, "PathWarning", None)
+        if category is not None and case.falls_back:
+            warnings.simplefilter("ignore", category)
+        _run(case, found, thorough, compiled)
+    return found
+
+
+def _run(case: Case, found: Findings, thorough: bool, compiled: bool) -> None:
+    model, loss, data = case.parts()
+    before = copy.deepcopy((dict(model.state_dict()), list(tensors(data))))
+    if case.refused:
+        with found.attempt("problem", case.refused):
+            _refused(Problem(model, loss, data, dtype=case.dtype, **case.options))
+        return
+    own, own_loss, own_data = case.parts()
+    x, y = case.whole(own_data)
+    reference = Reference(case.plain(own), case.mean or own_loss, x, y, case.options.get("penalty"))
+    theta, problem = reference.center.clone(), None
+    with found.attempt("problem"):
+        problem = Problem(model, loss, data, dtype=case.dtype, **case.options)
+    if problem is None:
+        return
+    if problem.layout.size != reference.size:
+        found.wrong.append(f"problem: P = {problem.layout.size}, expected {reference.size}")
+        return
+    _first_order(case, found, problem, reference, theta)
+    _surfaces(case, found, problem, reference, theta, compiled)
+    _learners(case, found, problem, reference, theta)
+    _second_order(case, found, problem, reference, theta, thorough)
+    after = dict(model.state_dict()), list(tensors(data))
+    if not all(torch.equal(before[0][k], v) for k, v in after[0].items()):
+        found.wrong.append("the user's model was changed")
+    if not all(torch.equal(a, b) for a, b in zip(before[1], after[1], strict=True)):
+        found.wrong.append("the user's data was changed")
+
+
+def _tolerances(case: Case, problem: Problem) -> tuple[float, float]:
+    return TOLERANCES[case.inside or problem.dtype]
+
+
+def _refused(problem: Problem) -> None:
+    """What anyone would do first: some refusals come at the first pass, some at the first Hessian."""
+    problem.loss()
+    problem.gradient()
+    landscape.contour(problem, landscape.random_plane(problem), grid=(2, 1))
+    landscape.extreme_eigenvalues(problem)
+
+
+def _first_order(case: Case, found: Findings, problem: Problem, reference: Reference, theta: Tensor) -> None:
+    tol = _tolerances(case, problem)[0]
+    moved = theta + 0.1 * torch.linspace(-1, 1, len(theta), dtype=torch.float64)
+    for name, at in (("", None), (" elsewhere", moved)):
+        there = theta if at is None else at
+        given = None if at is None else at.to(problem.theta)
+        expected = reference.loss(there)
+        with found.attempt(f"loss{name}"):
+            found.compare(f"loss{name}", problem.loss(given), expected, tol)
+            found.compare(f"loss{name}, again", problem.loss(given), expected, tol)
+        with found.attempt(f"gradient{name}"):
+            slope = reference.gradient(there)
+            found.compare(f"gradient{name}", problem.gradient(given), slope, 10 * tol, abs(expected))
+        with found.attempt(f"accuracy{name}"):
+            share, got = reference.accuracy(there), problem.accuracy(given)
+            if case.accuracy is not None:  # of another task, for which NaN is an answer
+                reference.load(there)
+                share = got if math.isnan(got) else case.accuracy(reference.outputs(), reference.y)
+            if share is not None:
+                found.compare(f"accuracy{name}", got, share, 1e-6)
+
+
+def _surfaces(
+    case: Case, found: Findings, problem: Problem, reference: Reference, theta: Tensor, compiled: bool
+) -> None:
+    tol = _tolerances(case, problem)[0]
+    wanted = [("none", p) for p in (*PATHS, *(["compiled"] if compiled else []))]
+    for norm, path in (*wanted, ("filter", "auto"), ("layer", "auto")):
+        quantity = f"contour norm={norm} path={path}"
+        # A path that is asked for by name, but is not there for this model, is refused: 'pointwise' always is.
+        forced = path not in ("auto", "pointwise")
+        with found.attempt(quantity), _unless(forced, InputError, "path: "):
+            plane = landscape.random_plane(problem, norm=norm, seed=1)
+            s = landscape.contour(problem, plane, grid=GRID, span=SPAN, path=path)
+            expected = reference.surface(theta, plane.directions, s.x.tolist(), s.y.tolist())
+            found.compare(quantity, s.loss, expected, 3 * tol)
+
+
+@contextlib.contextmanager
+def _unless(condition: bool, error: type[Exception], words: str) -> Iterator[None]:
+    try:
+        yield
+    except error as raised:
+        if not condition or words not in str(raised):
+            raise
+
+
+def _learners(case: Case, found: Findings, problem: Problem, reference: Reference, theta: Tensor) -> None:
+    """Minibatch gradients of three learners, as training takes them."""
+    if not problem.indexed or reference.penalty is not None:
+        return
+    tol, n = _tolerances(case, problem)[0], 3
+    indices = torch.arange(4 * n).view(n, 4) % problem.samples
+    weights = torch.stack([theta + 0.05 * j for j in range(n)]).to(problem.theta)
+    with found.attempt("learners' gradients"):
+        x, y = problem.gather(indices)
+        out = torch.full_like(weights, 7.0)
+        Stack(problem).gradients(weights, x, y, out)
+        for j in range(n):
+            xj, yj = (_rows(t, indices[j]) for t in (reference.x, reference.y))
+            expected = reference.gradient(weights[j].double(), xj, yj)
+            found.compare(f"learner {j}'s gradient", out[j], expected, 10 * tol, 1e-2)
+
+
+def _rows(tree: Any, rows: Tensor) -> Any:
+    return mapped(lambda t: t[rows], tree)
+
+
+def _second_order(
+    case: Case, found: Findings, problem: Problem, reference: Reference, theta: Tensor, thorough: bool
+) -> None:
+    tol = _tolerances(case, problem)[1]
+    search = 1e-6 if tol < 1e-4 else tol / 3
+    if case.refused_hessian:
+        _no_hessian(found, problem, case.refused_hessian)
+        return
+    p = reference.size
+    h = reference.hessian(theta, differences=case.differences)
+    values = torch.linalg.eigvalsh((h + h.T) / 2)
+    radius = float(values.abs().max())
+    if not float((h - h.T).abs().max()) <= tol * max(radius, 1e-8):
+        found.wrong.append("reference: its Hessian is not symmetric")
+    v = torch.linspace(-1, 1, p, dtype=torch.float64).cos()
+    with found.attempt("Hessian product"):
+        got = landscape.HessianOperator(problem)(v.to(problem.theta))
+        found.compare("Hessian product", got, h @ v, tol, radius)
+    with found.attempt("ends"):
+        e = landscape.extreme_eigenvalues(problem, tol=search)
+        found.compare("ends", [e.min, e.max], [values[0], values[-1]], tol, radius)
+        if not e.converged:
+            found.wrong.append("ends: not converged")
+    if not thorough:
+        return
+    with found.attempt("top 3"):
+        k = min(3, p)
+        top = landscape.top_eigenvalues(problem, k, tol=search)
+        found.compare("top 3", top.values, values.flip(0)[:k], tol, radius)
+    with found.attempt("trace"):
+        _trace(found, problem, float(values.sum()), tol * radius)
+    with found.attempt("density"):
+        _density(found, problem, h, tol)
+    _gauss_newton(found, problem, reference, theta, v, tol, search)
+
+
+def _no_hessian(found: Findings, problem: Problem, words: str) -> None:
+    with found.attempt("ends", words):
+        landscape.extreme_eigenvalues(problem)
+    with found.attempt("top", words):
+        landscape.top_eigenvalues(problem)
+    with found.attempt("trace", words):
+        landscape.trace(problem)
+    with found.attempt("density", words):
+        landscape.density(problem)
+
+
+def _trace(found: Findings, problem: Problem, expected: float, rounding: float) -> None:
+    """Exact where products are as many as Hutch++ needs for that, and within its error bar where not."""
+    p = problem.layout.size
+    if p <= EXACT:
+        found.compare("trace, exact", landscape.trace(problem, 3 * max(p, 2)).value, expected, 1.0, rounding)
+    few = landscape.trace(problem, FEW)
+    if not abs(few.value - expected) <= 5 * few.standard_error + rounding:
+        found.wrong.append(f"trace: got {few.value:.6g} ± {few.standard_error:.2g}, expected {expected:.6g}")
+
+
+def _density(found: Findings, problem: Problem, h: Tensor, tol: float) -> None:
+    """The first two moments within five standard errors: the variance of zᵀAz/P, z random signs, is
+    2 Σ_{i≠j} A_ij² / P²."""
+    d = landscape.density(problem, PROBES, STEPS)
+    for order, power in ((1, h), (2, h @ h)):
+        off = power - power.diag().diag()
+        error = 5 * math.sqrt(2 * float(off.square().sum()) / len(h) ** 2 / PROBES)
+        got, expected = d.moment(order)[0], float(power.trace()) / len(h)
+        if not abs(got - expected) <= error + tol * float(h.abs().max()) ** order:
+            found.wrong.append(f"moment {order}: got {got:.8g}, expected {expected:.8g} ± {error:.2g}")
+
+
+def _gauss_newton(
+    found: Findings,
+    problem: Problem,
+    reference: Reference,
+    theta: Tensor,
+    v: Tensor,
+    tol: float,
+    search: float,
+) -> None:
+    if reference.loss_of is None or reference.penalty is not None:
+        return
+    g = reference.gauss_newton(theta)
+    with found.attempt("Gauss-Newton", "" if g is not None else "gauss-newton"):
+        got = landscape.HessianOperator(problem, kind="gauss-newton")(v.to(problem.theta))
+        if g is None:
+            return
+        radius = float(torch.linalg.eigvalsh(g)[-1])
+        found.compare("Gauss-Newton product", got, g @ v, tol, radius)
+        e = landscape.top_eigenvalues(problem, kind="gauss-newton", tol=search)
+        found.compare("Gauss-Newton λ_max", e.values, [radius], tol, radius)
