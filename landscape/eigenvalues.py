@@ -19,9 +19,8 @@ from torch import Tensor
 from landscape import second_opinion
 from landscape.chain_hessian import ChainHessian
 from landscape.hessian import GRAPH_BYTES, HessianOperator, Part, operator
+from landscape.krylov import BASIS_BYTES, MAX_BASIS
 from landscape.lanczos import (
-    BASIS_BYTES,
-    MAX_BASIS,
     MAX_PRODUCTS,
     TOL,
     Eigenpairs,
@@ -127,7 +126,7 @@ def eigenpairs(
     pairs = searched(thetas, [start] * len(thetas), way)
     missed = [i for i, p in enumerate(pairs) if not p.converged and p.hvps < max_products]
     if missed and way is not whole:
-        starts = [pairs[i].vectors.sum(0) for i in missed]
+        starts = [warm_start(pairs[i].vectors.sum(0), start) for i in missed]
         for i, again in zip(missed, searched(thetas[missed], starts, whole), strict=True):
             pairs[i] = replace(again, hvps=pairs[i].hvps + again.hvps)
     return pairs

@@ -15,7 +15,8 @@ from landscape.batchnorm import has_batchnorm
 from landscape.eigenvalues import Products, eigenpairs, exact_products, start_vector, top_eigenvalues
 from landscape.evaluate import Progress
 from landscape.hessian import Part
-from landscape.lanczos import BASIS_BYTES, MAX_PRODUCTS, TOL, follow, negligible, orthogonalise, small_eigh
+from landscape.krylov import BASIS_BYTES, negligible, orthogonalise, small_eigh
+from landscape.lanczos import MAX_PRODUCTS, TOL, follow
 from landscape.options import InputError, choose, positive
 from landscape.problem import Problem
 from landscape.store import About, Array, Result

@@ -215,7 +215,7 @@ def test_low_and_high_from_one_run(values: list[float], low: int, high: int) -> 
 
 
 def test_the_top_of_a_large_matrix_through_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.lanczos.MAX_BASIS", 20)
+    monkeypatch.setattr("landscape.krylov.MAX_BASIS", 20)
     diagonal = torch.linspace(-9, 1, 500, dtype=torch.float64)
     diagonal[:4] = torch.tensor([3.0, 2.6, 2.2, 1.9])
     start = torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
