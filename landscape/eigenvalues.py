@@ -228,13 +228,16 @@ def _bfloat16_pays(problem: Problem) -> bool:
 def start_vector(problem: Problem, seed: int, size: int | None = None) -> Tensor:
     """A normal vector (size,), by default (P,), from ``seed``: the same draw on every device.
 
-    Lanczos needs one with components along all eigenvectors. InputError for a seed below 0.
+    Of a model in half precision it is float32, in which a basis can be orthogonal. Lanczos needs one with
+    components along all eigenvectors. InputError for a seed below 0.
     """
     if seed < 0:
         raise InputError(f"seed: {seed} is not allowed, it must be an integer ≥ 0")
     generator = torch.Generator().manual_seed(seed)
     length = problem.layout.size if size is None else size
-    return torch.randn(length, dtype=torch.float64, generator=generator).to(problem.theta)
+    return torch.randn(length, dtype=torch.float64, generator=generator).to(
+        problem.device, torch.promote_types(problem.dtype, torch.float32)
+    )
 
 
 def warm_start(near: Tensor, first: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from landscape.vector import gradients
 # keep all of MNIST's test set for a small network).
 GRAPH_BYTES = 2**30
 KINDS = ("hessian", "gauss-newton")
+# What products are tried on before they are used: samples, and random vectors, whose 6 pairs (ours) let an
+# asymmetry of the threshold's size pass once in a million problems.
+PROBE, TRIED = 16, 4
 
 Part = str | Sequence[str] | None
 
@@ -92,8 +96,38 @@ class GaussNewtonChunk:
         return gradients(self.outputs, self.active, bent, keep=keep)
 
 
+Chunk = HessianChunk | GaussNewtonChunk
+CHUNKS: dict[str, type[Chunk]] = {"hessian": HessianChunk, "gauss-newton": GaussNewtonChunk}
+
+
+class PenaltyHessian:
+    """The products with ∇²R at one θ (P,), R what a regularised problem adds to the mean loss."""
+
+    def __init__(self, problem: Problem, theta: Tensor) -> None:
+        self.theta = theta.detach().clone().requires_grad_()
+        value = problem.penalty_value(self.theta)  # type: ignore[attr-defined]
+        self.gradient = torch.zeros_like(theta)
+        if value.requires_grad:
+            self.gradient = torch.autograd.grad(value, self.theta, create_graph=True)[0]
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """∇²R·v, (P,) -> (P,)."""
+        if not self.gradient.requires_grad:  # R is linear
+            return torch.zeros_like(v)
+        return gradients(self.gradient, [self.theta], v, keep=True)[0]
+
+
+def penalty_hessians(problem: Problem, thetas: Sequence[Tensor]) -> list[PenaltyHessian]:
+    """One for each of ``thetas``; none where the problem is not regularised."""
+    if not getattr(problem, "regularised", False):
+        return []
+    return [PenaltyHessian(problem, theta) for theta in thetas]
+
+
 class HessianOperator:
     """v ↦ ∇²L(θ) v for a fixed θ, averaged over all samples of ``problem``.
+
+    Where the problem is regularised, the Hessian of its penalty is added, to either ``kind``.
 
     Args:
         theta: θ (P,); default: the problem's centre.
@@ -125,35 +159,44 @@ class HessianOperator:
         self.problem = problem.at(theta)
         self.slots = problem.layout.select(part)
         self.size = sum(slot.size for slot in self.slots)
-        views = problem.layout.views(problem.theta if theta is None else theta)
+        theta = problem.theta if theta is None else theta
+        views = problem.layout.views(theta)
         self._leaves = {k: v.detach().clone() for k, v in views.items()}
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
-        self._kept: list[tuple[HessianChunk | GaussNewtonChunk, float]] = []
+        self._kept: list[tuple[Chunk, float]] = []
         self._budget = graph_bytes
         self._full = self._complete = False
+        self._penalties = penalty_hessians(problem, [theta])
         self.products = 0
+        check_symmetric(self, theta)
 
     def __call__(self, v: Tensor) -> Tensor:
-        """The product with ``v``, (size,) -> (size,)."""
+        """The product with ``v``, (size,) -> (size,); the sum over the chunks is in the precision of v."""
         if v.shape != (self.size,):
             raise InputError(f"v: shape {tuple(v.shape)}, it must be {(self.size,)}")
         self.products += 1
         pieces = torch.split(v, [slot.size for slot in self.slots])
-        vectors = [piece.view(slot.shape) for piece, slot in zip(pieces, self.slots, strict=True)]
+        vectors = [piece.to(leaf).view(leaf.shape) for piece, leaf in zip(pieces, self._active, strict=True)]
         total = torch.zeros_like(v)
         for chunk, share, keep in self._chunks():
             with twice_differentiable(self.problem.model):
                 parts = chunk.product(vectors, keep)
             if parts is not None:
-                total.add_(torch.cat([part.flatten() for part in parts]), alpha=share)
+                total.add_(torch.cat([part.flatten() for part in parts]).to(v), alpha=share)
+        for penalty in self._penalties:
+            whole = v.new_zeros(self.problem.layout.size)
+            for slot, piece in zip(self.slots, pieces, strict=True):
+                whole[slot.offset : slot.offset + slot.size] = piece
+            bent = penalty(whole.to(penalty.theta)).to(v)
+            total += torch.cat([bent[slot.offset : slot.offset + slot.size] for slot in self.slots])
         return total
 
-    def _chunks(self) -> Iterator[tuple[HessianChunk | GaussNewtonChunk, float, bool]]:
+    def _chunks(self) -> Iterator[tuple[Chunk, float, bool]]:
         """Each chunk's graph, its share of the samples, and whether it serves again."""
         if self._complete:
             yield from ((chunk, share, True) for chunk, share in self._kept)
             return
-        build = HessianChunk if self.kind == "hessian" else GaussNewtonChunk
+        build = CHUNKS[self.kind]
         seeded = self.randomness == "seed"
         for i, (x, y, count) in enumerate(self.problem.chunks()):
             if i < len(self._kept):
@@ -176,6 +219,107 @@ class HessianOperator:
             # An iterable may give its batches in another order each time: which of them a kept graph stands
             # for could not be told, so it is all or none.
             self._kept = []
+
+
+def probe(problem: Problem) -> Problem:
+    """The same on its first samples; of batches, which may not be cut, on all of them."""
+    few = problem.subset(slice(0, PROBE)) if problem.indexed and problem.samples > PROBE else problem
+    return few if few.terms > 0 else problem
+
+
+def wider(problem: Problem) -> Problem:
+    """The same in float64 (of half precisions in float32), but for the data, which its ``_place`` casts."""
+    own = copy.copy(problem)
+    own.dtype = torch.float64 if problem.dtype.itemsize >= 4 else torch.float32
+    own.model = copy.deepcopy(problem.model).to(own.dtype)
+    if isinstance(problem.criterion, nn.Module):  # its class weights
+        own.criterion = copy.deepcopy(problem.criterion).to(own.dtype)
+    own.theta = problem.theta.to(own.dtype)
+    if problem.resident is not None:
+        own.resident = own._place(problem.resident[0]), own._place(problem.resident[1])
+    return own
+
+
+def holds_but_for_rounding(problem: Problem, test: Callable[[Problem], bool]) -> bool:
+    """Whether ``test`` holds of the problem, or else of the same in a precision with more digits.
+
+    (A network that fits its data well leaves few digits of a product: 1 − p is lost beside 1.) A model that
+    runs in its own precision only is judged by that; half precisions are too coarse to be asked first.
+    """
+    half = problem.dtype.itemsize < 4
+    if not half and test(problem):
+        return True
+    if problem.dtype == torch.float64:
+        return False
+    try:
+        return test(wider(problem))
+    except Exception:  # the model is the user's, it raises what it likes where dtypes do not fit
+        return half and test(problem)
+
+
+def check_symmetric(made: HessianOperator, theta: Tensor) -> None:
+    """Raise InputError if products differ from those of a symmetric matrix: no Hessian has such.
+
+    On a few samples, vᵀ(Hu) and uᵀ(Hv) of random u, v differ by some ‖Hu‖ where a layer's second derivative
+    is wrong, and otherwise by rounding. Once a problem, part and kind; not with ``check`` "off".
+    """
+    problem = made.problem
+    known: set[Any] = vars(problem).setdefault("_symmetric", set())
+    key = (made.kind, problem.bn, tuple(slot.name for slot in made.slots))
+    if key in known or getattr(problem, "check", "quick") == "off":
+        return
+    x, y, _ = next(iter(probe(problem).chunks()))
+
+    def symmetric(own: Problem) -> bool:
+        leaves = {k: t.detach().clone() for k, t in own.layout.views(theta.to(own.dtype)).items()}
+        active = [leaves[slot.name].requires_grad_() for slot in made.slots]
+        generator = torch.Generator().manual_seed(0)
+        draw = [
+            [torch.randn(a.shape, dtype=torch.float64, generator=generator).to(a) for a in active]
+            for _ in range(TRIED)
+        ]
+        draw.append([sum(parts[1:], parts[0]) for parts in zip(*draw, strict=True)])
+        seed = 0 if made.randomness == "seed" else None
+        with twice_differentiable(own.model), fixed_randomness(own, seed):
+            chunk = CHUNKS[made.kind](own, leaves, active, own._place(x), own._place(y))
+            images = [
+                chunk.product(vectors, True) or vectors for vectors in draw
+            ]  # None: zero, whatever v is
+        u, h = (
+            torch.stack([torch.cat([p.flatten() for p in v]) for v in vs]).double() for vs in (draw, images)
+        )
+        pairs = u[:-1] @ h[:-1].T
+        # Products are linear in v but for rounding, which this therefore shows.
+        rounding = (
+            100 * (h[-1] - h[:-1].sum(0)).norm() + torch.finfo(own.dtype).eps ** 0.5 * h.norm(dim=1).max()
+        )
+        return not bool((pairs - pairs.T).abs().max() > rounding)  # NaN is another matter
+
+    if not holds_but_for_rounding(problem, symmetric):
+        raise InputError(asymmetry(problem.model, made.kind))
+    known.add(key)
+
+
+def asymmetry(model: nn.Module, kind: str) -> str:
+    """What to say of a model whose products are not symmetric: which layer, and what to do."""
+    normed = []
+    for name, layer in model.named_modules():
+        parts = [part for each in getattr(layer, "parametrizations", {}).values() for part in each]
+        if any(type(each).__name__ == "_WeightNorm" for each in parts):
+            normed.append(name or "the model itself")
+    other = "" if kind == "gauss-newton" else ", or use kind 'gauss-newton'"
+    if normed:
+        some = f"{normed[0]} and {len(normed) - 1} more" if len(normed) > 1 else normed[0]
+        return (
+            f"model: PyTorch's second derivative of weight_norm (in {some}) is wrong, so that products with "
+            "the Hessian are not symmetric; take it off with "
+            f"torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight'){other}"
+        )
+    return (
+        f"model: its products (kind '{kind}') are not symmetric, as a Hessian's are: the second derivative "
+        "of one of its operations, or of the loss's, is wrong; write what has a backward pass of its own in "
+        f"differentiable operations{other}"
+    )
 
 
 @torch.no_grad()
