@@ -312,7 +312,7 @@ def top_eigenvalues(
     positive("k", k, least=1)
     h = operator(problem, theta, kind=kind, part=part, randomness=randomness)
     if choose("engine", engine, second_opinion.ENGINES) == "pyhessian":
-        second_opinion.check(kind, part)
+        second_opinion.check(problem, kind, part)
         if k != 1:
             raise InputError(f"k: {k} is not allowed with engine 'pyhessian', it must be 1")
         value, v, hvps = second_opinion.largest_magnitude(

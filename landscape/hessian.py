@@ -227,34 +227,36 @@ def probe(problem: Problem) -> Problem:
     return few if few.terms > 0 else problem
 
 
-def wider(problem: Problem) -> Problem:
-    """The same in float64 (of half precisions in float32), but for the data, which its ``_place`` casts."""
+def wider(problem: Problem, dtype: torch.dtype) -> Problem:
+    """The same in ``dtype``, but for the data, which its ``_place`` casts."""
     own = copy.copy(problem)
-    own.dtype = torch.float64 if problem.dtype.itemsize >= 4 else torch.float32
-    own.model = copy.deepcopy(problem.model).to(own.dtype)
+    own.dtype = dtype
+    own.model = copy.deepcopy(problem.model).to(dtype)
     if isinstance(problem.criterion, nn.Module):  # its class weights
-        own.criterion = copy.deepcopy(problem.criterion).to(own.dtype)
-    own.theta = problem.theta.to(own.dtype)
+        own.criterion = copy.deepcopy(problem.criterion).to(dtype)
+    own.theta = problem.theta.to(dtype)
     if problem.resident is not None:
         own.resident = own._place(problem.resident[0]), own._place(problem.resident[1])
     return own
 
 
 def holds_but_for_rounding(problem: Problem, test: Callable[[Problem], bool]) -> bool:
-    """Whether ``test`` holds of the problem, or else of the same in a precision with more digits.
+    """Whether ``test`` holds of the problem, or else of the same in float64.
 
-    (A network that fits its data well leaves few digits of a product: 1 − p is lost beside 1.) A model that
-    runs in its own precision only is judged by that; half precisions are too coarse to be asked first.
+    (A network that fits its data well leaves few digits of a product: 1 − p is lost beside 1.) Half
+    precisions are too coarse to be asked: float32 is. A model that runs in its own precision only is judged
+    by that.
     """
-    half = problem.dtype.itemsize < 4
-    if not half and test(problem):
-        return True
-    if problem.dtype == torch.float64:
-        return False
-    try:
-        return test(wider(problem))
-    except Exception:  # the model is the user's, it raises what it likes where dtypes do not fit
-        return half and test(problem)
+    asked = False
+    for dtype in dict.fromkeys((torch.promote_types(problem.dtype, torch.float32), torch.float64)):
+        try:
+            if test(problem if dtype == problem.dtype else wider(problem, dtype)):
+                return True
+            asked = True
+        except Exception:  # the model is the user's, it raises what it likes where dtypes do not fit
+            if dtype == problem.dtype:
+                raise
+    return not asked and test(problem)
 
 
 def check_symmetric(made: HessianOperator, theta: Tensor) -> None:
@@ -279,8 +281,7 @@ def check_symmetric(made: HessianOperator, theta: Tensor) -> None:
             for _ in range(TRIED)
         ]
         draw.append([sum(parts[1:], parts[0]) for parts in zip(*draw, strict=True)])
-        seed = 0 if made.randomness == "seed" else None
-        with twice_differentiable(own.model), fixed_randomness(own, seed):
+        with twice_differentiable(own.model), fixed_randomness(own, 0):
             chunk = CHUNKS[made.kind](own, leaves, active, own._place(x), own._place(y))
             images = [
                 chunk.product(vectors, True) or vectors for vectors in draw
