@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from landscape.hessian import TRIED, HessianOperator, holds_but_for_rounding, penalty_hessians, probe
+from landscape.hessian import TRIED, HessianOperator, holds_but_for_rounding, penalty_hessians
 from landscape.options import PathWarning
 from landscape.problem import Problem
 from landscape.stack import LinearStep, chain, plain_cross_entropy, stacked_losses
@@ -214,7 +214,7 @@ def agrees(problem: Problem, theta: Tensor, kind: str = "hessian") -> bool:
     Looked at once a problem and kind, with ``check`` other than "off"; a PathWarning says where they are not.
     """
     known: dict[str, bool] = vars(problem).setdefault("_chain_agrees", {})
-    if kind in known or getattr(problem, "check", "quick") == "off":
+    if kind in known or problem.check == "off":
         return known.get(kind, True)
 
     def same(own: Problem) -> bool:
@@ -231,7 +231,7 @@ def agrees(problem: Problem, theta: Tensor, kind: str = "hessian") -> bool:
         rounding += torch.finfo(own.dtype).eps ** 0.5 * expected.norm(dim=1).max()
         return bool((off.norm(dim=1) <= rounding).all())
 
-    known[kind] = holds_but_for_rounding(probe(problem), same)
+    known[kind] = holds_but_for_rounding(problem.probe(), same)
     if not known[kind]:
         warnings.warn(
             "the fast Hessian products of this chain of linear layers differ from PyTorch's on its first "

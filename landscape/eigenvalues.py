@@ -17,7 +17,7 @@ from torch import Tensor
 
 from landscape import second_opinion
 from landscape.chain_hessian import ChainHessian, agrees
-from landscape.hessian import GRAPH_BYTES, HessianOperator, Part, operator, probe
+from landscape.hessian import GRAPH_BYTES, HessianOperator, Part, operator
 from landscape.krylov import BASIS_BYTES, MAX_BASIS
 from landscape.lanczos import (
     MAX_PRODUCTS,
@@ -159,7 +159,7 @@ def _cheapest(problem: Problem, thetas: Tensor, is_chain: bool, one: ChainHessia
     """
     dtype = torch.bfloat16 if is_chain and _bfloat16_serves(problem) else problem.dtype
     known = plain_cross_entropy(problem.criterion) and problem.tensors is not None and not problem.bn_samples
-    known = known and not getattr(problem, "regularised", False)
+    known = known and not problem.regularised
     if not known or problem.tensors is None or problem.tensors[1].dim() != 1:
         return _Way(problem, dtype)
     missing = torch.zeros(problem.samples, device=problem.device)
@@ -228,7 +228,7 @@ def _bfloat16_serves(problem: Problem) -> bool:
     """Whether products with the data in bfloat16 are fast, and near enough on a few samples at the centre."""
     if problem.dtype != torch.float32 or not bfloat16_is_fast(problem.device):
         return False
-    few = ChainHessian(probe(problem), problem.theta[None])
+    few = ChainHessian(problem.probe(), problem.theta[None])
     v = start_vector(problem, 0)[None]
     exact = few(v)
     return bool((few(v, torch.bfloat16) - exact).norm() <= COARSE * exact.norm())

@@ -22,9 +22,9 @@ from landscape.vector import gradients
 # keep all of MNIST's test set for a small network).
 GRAPH_BYTES = 2**30
 KINDS = ("hessian", "gauss-newton")
-# What products are tried on before they are used: samples, and random vectors, whose 6 pairs (ours) let an
-# asymmetry of the threshold's size pass once in a million problems.
-PROBE, TRIED = 16, 4
+# Random vectors that products are tried with before they are used; one of their 6 pairs alone might miss
+# an asymmetry (ours).
+TRIED = 4
 
 Part = str | Sequence[str] | None
 
@@ -105,7 +105,7 @@ class PenaltyHessian:
 
     def __init__(self, problem: Problem, theta: Tensor) -> None:
         self.theta = theta.detach().clone().requires_grad_()
-        value = problem.penalty_value(self.theta)  # type: ignore[attr-defined]
+        value = problem.penalty_value(self.theta)
         self.gradient = torch.zeros_like(theta)
         if value.requires_grad:
             self.gradient = torch.autograd.grad(value, self.theta, create_graph=True)[0]
@@ -119,7 +119,7 @@ class PenaltyHessian:
 
 def penalty_hessians(problem: Problem, thetas: Sequence[Tensor]) -> list[PenaltyHessian]:
     """One for each of ``thetas``; none where the problem is not regularised."""
-    if not getattr(problem, "regularised", False):
+    if not problem.regularised:
         return []
     return [PenaltyHessian(problem, theta) for theta in thetas]
 
@@ -156,10 +156,10 @@ class HessianOperator:
     ) -> None:
         self.kind = choose("kind", kind, KINDS)
         self.randomness = choose("randomness", randomness, RANDOMNESS)
+        theta = problem.theta if theta is None else theta
         self.problem = problem.at(theta)
         self.slots = problem.layout.select(part)
         self.size = sum(slot.size for slot in self.slots)
-        theta = problem.theta if theta is None else theta
         views = problem.layout.views(theta)
         self._leaves = {k: v.detach().clone() for k, v in views.items()}
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
@@ -168,7 +168,7 @@ class HessianOperator:
         self._full = self._complete = False
         self._penalties = penalty_hessians(problem, [theta])
         self.products = 0
-        check_symmetric(self, theta)
+        check_symmetric(problem, theta, self)
 
     def __call__(self, v: Tensor) -> Tensor:
         """The product with ``v``, (size,) -> (size,); the sum over the chunks is in the precision of v."""
@@ -221,22 +221,17 @@ class HessianOperator:
             self._kept = []
 
 
-def probe(problem: Problem) -> Problem:
-    """The same on its first samples; of batches, which may not be cut, on all of them."""
-    few = problem.subset(slice(0, PROBE)) if problem.indexed and problem.samples > PROBE else problem
-    return few if few.terms > 0 else problem
-
-
 def wider(problem: Problem, dtype: torch.dtype) -> Problem:
-    """The same in ``dtype``, but for the data, which its ``_place`` casts."""
+    """The same in ``dtype``."""
     own = copy.copy(problem)
-    own.dtype = dtype
+    own.dtype, own.theta = dtype, problem.theta.to(dtype)
     own.model = copy.deepcopy(problem.model).to(dtype)
-    if isinstance(problem.criterion, nn.Module):  # its class weights
-        own.criterion = copy.deepcopy(problem.criterion).to(dtype)
-    own.theta = problem.theta.to(dtype)
+    own._buffers = {k: t.to(dtype) if t.is_floating_point() else t for k, t in problem._buffers.items()}
+    own.criterion = own._placed_loss(problem.criterion)
+    own.data = copy.copy(problem.data)
+    own.data.dtype = dtype
     if problem.resident is not None:
-        own.resident = own._place(problem.resident[0]), own._place(problem.resident[1])
+        own.data.resident = own.data.place(problem.resident[0]), own.data.place(problem.resident[1])
     return own
 
 
@@ -259,18 +254,16 @@ def holds_but_for_rounding(problem: Problem, test: Callable[[Problem], bool]) ->
     return not asked and test(problem)
 
 
-def check_symmetric(made: HessianOperator, theta: Tensor) -> None:
+def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> None:
     """Raise InputError if products differ from those of a symmetric matrix: no Hessian has such.
 
     On a few samples, vᵀ(Hu) and uᵀ(Hv) of random u, v differ by some ‖Hu‖ where a layer's second derivative
     is wrong, and otherwise by rounding. Once a problem, part and kind; not with ``check`` "off".
     """
-    problem = made.problem
     known: set[Any] = vars(problem).setdefault("_symmetric", set())
     key = (made.kind, problem.bn, tuple(slot.name for slot in made.slots))
-    if key in known or getattr(problem, "check", "quick") == "off":
+    if key in known or problem.check == "off":
         return
-    x, y, _ = next(iter(probe(problem).chunks()))
 
     def symmetric(own: Problem) -> bool:
         leaves = {k: t.detach().clone() for k, t in own.layout.views(theta.to(own.dtype)).items()}
@@ -281,8 +274,9 @@ def check_symmetric(made: HessianOperator, theta: Tensor) -> None:
             for _ in range(TRIED)
         ]
         draw.append([sum(parts[1:], parts[0]) for parts in zip(*draw, strict=True)])
+        x, y, _ = next(iter(own.chunks()))
         with twice_differentiable(own.model), fixed_randomness(own, 0):
-            chunk = CHUNKS[made.kind](own, leaves, active, own._place(x), own._place(y))
+            chunk = CHUNKS[made.kind](own, leaves, active, x, y)
             images = [
                 chunk.product(vectors, True) or vectors for vectors in draw
             ]  # None: zero, whatever v is
@@ -296,7 +290,7 @@ def check_symmetric(made: HessianOperator, theta: Tensor) -> None:
         )
         return not bool((pairs - pairs.T).abs().max() > rounding)  # NaN is another matter
 
-    if not holds_but_for_rounding(problem, symmetric):
+    if not holds_but_for_rounding(made.problem.probe(), symmetric):
         raise InputError(asymmetry(problem.model, made.kind))
     known.add(key)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from landscape.batchnorm import has_batchnorm
@@ -111,8 +112,9 @@ def hessian_grid(
     x, y = axes(grid, span)
     shape = (len(y), len(x))
     operator(problem, randomness=randomness)  # refuses a random model
-    digest = hashlib.sha256(plane.center.cpu().numpy().tobytes())
-    digest.update(plane.directions.cpu().numpy().tobytes())
+    digest = hashlib.sha256()
+    for part in (plane.center, plane.directions):
+        digest.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     fields: dict[str, Any] = {
         "kind": plane.kind,
         "norm": plane.norm,

@@ -74,7 +74,7 @@ def _asked(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple[
 
 def check(problem: Problem, kind: str, part: object) -> None:
     """Raise InputError for what pyhessian cannot do."""
-    if getattr(problem, "regularised", False):
+    if problem.regularised:
         raise InputError("engine: 'pyhessian' knows no penalty and no weight decay; use 'landscape'")
     if kind != "hessian":
         raise InputError(f"kind: '{kind}' is not allowed with engine 'pyhessian', it must be hessian")
