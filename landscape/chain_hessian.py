@@ -6,12 +6,15 @@ its work is two matrix products of the first layer with the data, which all sets
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from landscape.hessian import TRIED, HessianOperator, holds_but_for_rounding, penalty_hessians
+from landscape.options import PathWarning
 from landscape.problem import Problem
 from landscape.stack import LinearStep, chain, plain_cross_entropy, stacked_losses
 from landscape.vector import gradients
@@ -60,6 +63,8 @@ class _Chunk:
 class ChainHessian:
     """(v_1 … v_K) ↦ (∇²L(θ_1) v_1 … ∇²L(θ_K) v_K), averaged over all samples, for a chain of linear layers.
 
+    Where the problem is regularised, the Hessian of its penalty is added, to either ``kind``.
+
     Args:
         problem: one that :meth:`kept_bytes` knows.
         thetas: (K, P); or (1, P), for any number of vectors at one θ.
@@ -81,12 +86,13 @@ class ChainHessian:
         self.chunks = [self._chunk(views, *piece) for piece in pieces]
         classes = y.dim() == 1 and not y.is_floating_point()
         self.softmax = classes and plain_cross_entropy(problem.criterion)
+        self.penalties = penalty_hessians(problem, thetas.unbind())
 
     @staticmethod
     def kept_bytes(problem: Problem) -> int | None:
-        """What a set of weights costs in memory, at most; None where the model is no such chain."""
+        """What a set of weights costs in memory, at most; None for any model but such a chain."""
         layers = _layers(problem)
-        if layers is None:
+        if layers is None or problem.dtype.itemsize < 4:
             return None
         shapes = {slot.name: slot.shape for slot in problem.layout.slots}
         widths = sum(shapes[layer.step.weight][0] for layer in layers)
@@ -96,6 +102,7 @@ class ChainHessian:
         """From now on only the sets of weights ``rows``, in this order."""
         at = torch.tensor(rows, device=self.problem.device)
         self.weights = [w[at] for w in self.weights]
+        self.penalties = [self.penalties[row] for row in rows] if self.penalties else []
         for c in self.chunks:
             c.h, c.slope, c.delta = ([a[at] for a in part] for part in (c.h, c.slope, c.delta))
             c.bend = [None if a is None else a[at] for a in c.bend]
@@ -195,7 +202,44 @@ class ChainHessian:
                 bend = c.bend[k - 1]
                 if bend is not None:
                     r = torch.addcmul(r, bend, rzs[k - 1])
+        if self.penalties:
+            each = self.penalties * (count // len(self.penalties))  # one for all vectors, or one for each
+            out += torch.stack([penalty(v) for penalty, v in zip(each, vectors, strict=True)])
         return out
+
+
+def agrees(problem: Problem, theta: Tensor, kind: str = "hessian") -> bool:
+    """Whether the products of a chain are those of HessianOperator, on a few samples at ``theta`` (P,).
+
+    Looked at once a problem and kind, with ``check`` other than "off"; a PathWarning says where they are not.
+    """
+    known: dict[str, bool] = vars(problem).setdefault("_chain_agrees", {})
+    if kind in known or problem.check == "off":
+        return known.get(kind, True)
+
+    def same(own: Problem) -> bool:
+        generator = torch.Generator().manual_seed(0)
+        at = theta.to(own.dtype)
+        vectors = torch.randn(TRIED, len(theta), dtype=torch.float64, generator=generator).to(at)
+        plain = HessianOperator(own, at, kind=kind)
+        expected = torch.stack([plain(v) for v in vectors])
+        off = ChainHessian(own, at[None], kind=kind)(vectors) - expected
+        if not bool(expected.isfinite().all()):
+            return True
+        # Products are linear in v but for rounding, which this therefore shows.
+        rounding = 100 * (plain(vectors.sum(0)) - expected.sum(0)).norm()
+        rounding += torch.finfo(own.dtype).eps ** 0.5 * expected.norm(dim=1).max()
+        return bool((off.norm(dim=1) <= rounding).all())
+
+    known[kind] = holds_but_for_rounding(problem.probe(), same)
+    if not known[kind]:
+        warnings.warn(
+            "the fast Hessian products of this chain of linear layers differ from PyTorch's on its first "
+            "samples; PyTorch's are used, which is slower",
+            PathWarning,
+            stacklevel=2,
+        )
+    return known[kind]
 
 
 def _product(a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:

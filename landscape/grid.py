@@ -95,6 +95,7 @@ def fill(
     evaluate: Evaluate,
     *,
     least: int = 1,
+    block: int = 1,
     save: Callable[[], None] | None = None,
     group: dist.ProcessGroup | None = None,
     progress: Progress | None = None,
@@ -108,6 +109,8 @@ def fill(
         evaluate: called with some points (k, 2) and what takes the share of them that is done; returns
             values by name, (k,) each. All points in one call without ``save``.
         least: how many points a process must have in a call for it to be fast.
+        block: so many points, from the first on, are always evaluated in one call, also where some of them
+            are done: what comes out depends neither on the clock nor on what was done before.
         save: called, in one process, after each portion but the last.
         group: processes that all make this call; each evaluates an equal part of each portion, and all have
             all values in the end. What counts as done is what is done in the group's first process.
@@ -119,12 +122,15 @@ def fill(
         done[:], known = _gather((done, dict(values)), group)[0]
         for name, column in values.items():
             column[:] = known[name]
-    missing = np.flatnonzero(~done)
+    missing = np.unique(np.flatnonzero(~done) // block)  # the numbers of the blocks
+    least = -(-least // block)
     portion, saving = (len(missing) if save is None else least * size), 0.0
     while len(missing):
         now, missing = missing[:portion], missing[portion:]
-        mine = np.array_split(now, size)[rank]
-        start, share = 1 - (len(now) + len(missing)) / len(done), len(now) / len(done)
+        mine = (np.array_split(now, size)[rank][:, None] * block + np.arange(block)).ravel()
+        mine = mine[mine < len(done)]
+        whole = -(-len(done) // block)
+        start, share = 1 - (len(now) + len(missing)) / whole, len(now) / whole
 
         def report(part: float, start: float = start, share: float = share) -> None:
             if progress:
@@ -143,9 +149,10 @@ def fill(
         if group:
             parts = _gather(parts[0], group)
         for where, part, _, _, _ in parts:
+            fresh = ~done[where]
             for name, column in part.items():
-                values[name][where] = column
-            done[where] = bool(part)
+                values[name][where[fresh]] = column[fresh]
+            done[where] |= bool(part)
         failed = [(r, part[2]) for r, part in enumerate(parts) if part[2]]
         if save and rank == 0 and (len(missing) or failed):
             clock = time.perf_counter()
@@ -155,9 +162,9 @@ def fill(
             raise failure
         if failed:
             raise FailedError(f"rank {failed[0][0]} failed ({failed[0][1]}); {KEPT}")
-        pace = max(part[3] for part in parts) / -(-len(now) // size)  # seconds a point of the slowest
+        pace = max(part[3] for part in parts) / -(-len(now) // size)  # seconds a block of the slowest
         seconds = max(PORTION_SECONDS, SAVE_SHARE * parts[0][4])
-        portion = size * max(least, int(min(seconds / max(pace, 1e-9), len(done))))
+        portion = size * max(least, int(min(seconds / max(pace, 1e-9), whole)))
         report(1.0)
 
 

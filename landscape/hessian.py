@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from landscape.vector import gradients
 # keep all of MNIST's test set for a small network).
 GRAPH_BYTES = 2**30
 KINDS = ("hessian", "gauss-newton")
+# Random vectors that products are tried with before they are used; one of their 6 pairs alone might miss
+# an asymmetry (ours).
+TRIED = 4
 
 Part = str | Sequence[str] | None
 
@@ -92,8 +96,38 @@ class GaussNewtonChunk:
         return gradients(self.outputs, self.active, bent, keep=keep)
 
 
+Chunk = HessianChunk | GaussNewtonChunk
+CHUNKS: dict[str, type[Chunk]] = {"hessian": HessianChunk, "gauss-newton": GaussNewtonChunk}
+
+
+class PenaltyHessian:
+    """The products with ∇²R at one θ (P,), R what a regularised problem adds to the mean loss."""
+
+    def __init__(self, problem: Problem, theta: Tensor) -> None:
+        self.theta = theta.detach().clone().requires_grad_()
+        value = problem.penalty_value(self.theta)
+        self.gradient = torch.zeros_like(theta)
+        if value.requires_grad:
+            self.gradient = torch.autograd.grad(value, self.theta, create_graph=True)[0]
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """∇²R·v, (P,) -> (P,)."""
+        if not self.gradient.requires_grad:  # R is linear
+            return torch.zeros_like(v)
+        return gradients(self.gradient, [self.theta], v, keep=True)[0]
+
+
+def penalty_hessians(problem: Problem, thetas: Sequence[Tensor]) -> list[PenaltyHessian]:
+    """One for each of ``thetas``; none where the problem is not regularised."""
+    if not problem.regularised:
+        return []
+    return [PenaltyHessian(problem, theta) for theta in thetas]
+
+
 class HessianOperator:
     """v ↦ ∇²L(θ) v for a fixed θ, averaged over all samples of ``problem``.
+
+    Where the problem is regularised, the Hessian of its penalty is added, to either ``kind``.
 
     Args:
         theta: θ (P,); default: the problem's centre.
@@ -122,38 +156,47 @@ class HessianOperator:
     ) -> None:
         self.kind = choose("kind", kind, KINDS)
         self.randomness = choose("randomness", randomness, RANDOMNESS)
+        theta = problem.theta if theta is None else theta
         self.problem = problem.at(theta)
         self.slots = problem.layout.select(part)
         self.size = sum(slot.size for slot in self.slots)
-        views = problem.layout.views(problem.theta if theta is None else theta)
+        views = problem.layout.views(theta)
         self._leaves = {k: v.detach().clone() for k, v in views.items()}
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
-        self._kept: list[tuple[HessianChunk | GaussNewtonChunk, float]] = []
+        self._kept: list[tuple[Chunk, float]] = []
         self._budget = graph_bytes
         self._full = self._complete = False
+        self._penalties = penalty_hessians(problem, [theta])
         self.products = 0
+        check_symmetric(problem, theta, self)
 
     def __call__(self, v: Tensor) -> Tensor:
-        """The product with ``v``, (size,) -> (size,)."""
+        """The product with ``v``, (size,) -> (size,); the sum over the chunks is in the precision of v."""
         if v.shape != (self.size,):
             raise InputError(f"v: shape {tuple(v.shape)}, it must be {(self.size,)}")
         self.products += 1
         pieces = torch.split(v, [slot.size for slot in self.slots])
-        vectors = [piece.view(slot.shape) for piece, slot in zip(pieces, self.slots, strict=True)]
+        vectors = [piece.to(leaf).view(leaf.shape) for piece, leaf in zip(pieces, self._active, strict=True)]
         total = torch.zeros_like(v)
         for chunk, share, keep in self._chunks():
             with twice_differentiable(self.problem.model):
                 parts = chunk.product(vectors, keep)
             if parts is not None:
-                total.add_(torch.cat([part.flatten() for part in parts]), alpha=share)
+                total.add_(torch.cat([part.flatten() for part in parts]).to(v), alpha=share)
+        for penalty in self._penalties:
+            whole = v.new_zeros(self.problem.layout.size)
+            for slot, piece in zip(self.slots, pieces, strict=True):
+                whole[slot.offset : slot.offset + slot.size] = piece
+            bent = penalty(whole.to(penalty.theta)).to(v)
+            total += torch.cat([bent[slot.offset : slot.offset + slot.size] for slot in self.slots])
         return total
 
-    def _chunks(self) -> Iterator[tuple[HessianChunk | GaussNewtonChunk, float, bool]]:
+    def _chunks(self) -> Iterator[tuple[Chunk, float, bool]]:
         """Each chunk's graph, its share of the samples, and whether it serves again."""
         if self._complete:
             yield from ((chunk, share, True) for chunk, share in self._kept)
             return
-        build = HessianChunk if self.kind == "hessian" else GaussNewtonChunk
+        build = CHUNKS[self.kind]
         seeded = self.randomness == "seed"
         for i, (x, y, count) in enumerate(self.problem.chunks()):
             if i < len(self._kept):
@@ -176,6 +219,102 @@ class HessianOperator:
             # An iterable may give its batches in another order each time: which of them a kept graph stands
             # for could not be told, so it is all or none.
             self._kept = []
+
+
+def wider(problem: Problem, dtype: torch.dtype) -> Problem:
+    """The same in ``dtype``."""
+    own = copy.copy(problem)
+    own.dtype, own.theta = dtype, problem.theta.to(dtype)
+    own.model = copy.deepcopy(problem.model).to(dtype)
+    own._buffers = {k: t.to(dtype) if t.is_floating_point() else t for k, t in problem._buffers.items()}
+    own.criterion = own._placed_loss(problem.criterion)
+    own.data = copy.copy(problem.data)
+    own.data.dtype = dtype
+    if problem.resident is not None:
+        own.data.resident = own.data.place(problem.resident[0]), own.data.place(problem.resident[1])
+    return own
+
+
+def holds_but_for_rounding(problem: Problem, test: Callable[[Problem], bool]) -> bool:
+    """Whether ``test`` holds of the problem, or else of the same in float64.
+
+    (A network that fits its data well leaves few digits of a product: 1 − p is lost beside 1.) Half
+    precisions are too coarse to be asked: float32 is. A model that runs in its own precision only is judged
+    by that.
+    """
+    asked = False
+    for dtype in dict.fromkeys((torch.promote_types(problem.dtype, torch.float32), torch.float64)):
+        try:
+            if test(problem if dtype == problem.dtype else wider(problem, dtype)):
+                return True
+            asked = True
+        except Exception:  # the model is the user's, it raises what it likes where dtypes do not fit
+            if dtype == problem.dtype:
+                raise
+    return not asked and test(problem)
+
+
+def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> None:
+    """Raise InputError if products differ from those of a symmetric matrix: no Hessian has such.
+
+    On a few samples, vᵀ(Hu) and uᵀ(Hv) of random u, v differ by some ‖Hu‖ where a layer's second derivative
+    is wrong, and otherwise by rounding. Once a problem, part and kind; not with ``check`` "off".
+    """
+    known: set[Any] = vars(problem).setdefault("_symmetric", set())
+    key = (made.kind, problem.bn, tuple(slot.name for slot in made.slots))
+    if key in known or problem.check == "off":
+        return
+
+    def symmetric(own: Problem) -> bool:
+        leaves = {k: t.detach().clone() for k, t in own.layout.views(theta.to(own.dtype)).items()}
+        active = [leaves[slot.name].requires_grad_() for slot in made.slots]
+        generator = torch.Generator().manual_seed(0)
+        draw = [
+            [torch.randn(a.shape, dtype=torch.float64, generator=generator).to(a) for a in active]
+            for _ in range(TRIED)
+        ]
+        draw.append([sum(parts[1:], parts[0]) for parts in zip(*draw, strict=True)])
+        x, y, _ = next(iter(own.chunks()))
+        with twice_differentiable(own.model), fixed_randomness(own, 0):
+            chunk = CHUNKS[made.kind](own, leaves, active, x, y)
+            images = [
+                chunk.product(vectors, True) or vectors for vectors in draw
+            ]  # None: zero, whatever v is
+        u, h = (
+            torch.stack([torch.cat([p.flatten() for p in v]) for v in vs]).double() for vs in (draw, images)
+        )
+        pairs = u[:-1] @ h[:-1].T
+        # Products are linear in v but for rounding, which this therefore shows.
+        rounding = (
+            100 * (h[-1] - h[:-1].sum(0)).norm() + torch.finfo(own.dtype).eps ** 0.5 * h.norm(dim=1).max()
+        )
+        return not bool((pairs - pairs.T).abs().max() > rounding)  # NaN is another matter
+
+    if not holds_but_for_rounding(made.problem.probe(), symmetric):
+        raise InputError(asymmetry(problem.model, made.kind))
+    known.add(key)
+
+
+def asymmetry(model: nn.Module, kind: str) -> str:
+    """What to say of a model whose products are not symmetric: which layer, and what to do."""
+    normed = []
+    for name, layer in model.named_modules():
+        parts = [part for each in getattr(layer, "parametrizations", {}).values() for part in each]
+        if any(type(each).__name__ == "_WeightNorm" for each in parts):
+            normed.append(name or "the model itself")
+    other = "" if kind == "gauss-newton" else ", or use kind 'gauss-newton'"
+    if normed:
+        some = f"{normed[0]} and {len(normed) - 1} more" if len(normed) > 1 else normed[0]
+        return (
+            f"model: PyTorch's second derivative of weight_norm (in {some}) is wrong, so that products with "
+            "the Hessian are not symmetric; take it off with "
+            f"torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight'){other}"
+        )
+    return (
+        f"model: its products (kind '{kind}') are not symmetric, as a Hessian's are: the second derivative "
+        "of one of its operations, or of the loss's, is wrong; write what has a backward pass of its own in "
+        f"differentiable operations{other}"
+    )
 
 
 @torch.no_grad()

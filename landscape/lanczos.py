@@ -10,25 +10,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.krylov import (
+    NEAR_ZERO,
+    ends,
+    krylov,
+    outermost,
+    second_start,
+    small_eigh,
+)
 from landscape.options import InputError, positive
 from landscape.store import Array
 
 Product = Callable[[Tensor], Tensor]
 
-# Basis vectors kept before a restart, unless P or the memory below says fewer. MNIST's MLP needs 40 to 90.
-MAX_BASIS = 128
-BASIS_BYTES = 2**30
 # ARPACK and its peers stop at a residual relative to the eigenvalue; 1% is what a heatmap can show (DESIGN).
 TOL = 1e-2
 MAX_PRODUCTS = 1000
-# In its first LEAST products (ARPACK's basis) a search must have stood for PERSIST of them: from a random
-# start with little of λ_max's vector in it, 5 of 60 searches on MNIST's MLPs settled on the second largest
-# eigenvalue for 2 to 4 products, before their twelfth.
-PERSIST, LEAST = 5, 20
 # Corrections of an approximate pair before it is searched for anew; 3 were the most that MNIST's MLPs took.
 CORRECTIONS = 8
-# An end smaller than this share of the spectral radius is zero to any eye, and may be zero exactly (ours).
-NEAR_ZERO = 1e-3
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,7 @@ class Ends:
     ``residual_*`` is ‖Hv − λv‖, from a product of its own, so that rounding is in it: an eigenvalue of H
     lies within that distance of λ. ``converged`` says whether both met the tolerance. ``hvps`` counts the
     Hessian-vector products, those with the true operator included. ``search`` says what the others were with.
+    ``bounds``: between these all eigenvalues lie, each with a probability of 99% (:class:`Eigenpairs`).
     """
 
     min: float
@@ -48,6 +48,7 @@ class Ends:
     converged: bool
     vectors: Tensor
     search: str = ""
+    bounds: tuple[float, float] = (-np.inf, np.inf)
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,12 @@ class Eigenpairs:
     of H lies within that distance of λ. values and residuals are float64 on the CPU. ``converged`` says
     whether all met the tolerance; ``hvps`` counts the products, those with the true operator
     included; ``search`` says what the others were with (:mod:`landscape.eigenvalues`).
+
+    ``bounds``: between these all other eigenvalues lie, each with a probability of 99% over the random start
+    (infinite where nothing is known). ``verified``: none was missed that lies beyond the last of those wanted
+    by more than the tolerance, or a thousandth of the largest magnitude. ``checks`` of the products went into
+    finding out. Where the search went by cheaper products, both are said of these; the bounds are widened by
+    as much as the last of the eigenvalues wanted is off in them.
     """
 
     values: Tensor
@@ -66,45 +73,15 @@ class Eigenpairs:
     hvps: int
     converged: bool
     search: str = ""
-
-
-def orthogonalise(w: Tensor, vectors: Tensor, t: Array, j: int) -> tuple[Tensor, float]:
-    """What the product ``w`` of an operator with vectors[j] has outside of the basis, and its norm β.
-
-    The basis is the orthonormal rows ``vectors[: j + 1]``; w/β is to be the next. Row and column j of ``t``,
-    the operator in that basis, are filled in.
-    """
-    coefficients = torch.zeros(j + 1, dtype=w.dtype, device=w.device)
-    for _ in range(2):  # twice is enough (Kahan and Parlett) for orthogonality to rounding
-        c = vectors[: j + 1] @ w
-        w = torch.addmv(w, vectors[: j + 1].T, c, alpha=-1)
-        coefficients += c
-    t[: j + 1, j] = t[j, : j + 1] = coefficients.double().cpu().numpy()
-    return w, float(w.norm())
-
-
-def small_eigh(t: Array) -> tuple[Array, Array]:
-    """Eigenvalues, ascending, and eigenvectors of a small symmetric matrix; NaN where it is not finite.
-
-    By PyTorch: the threads of NumPy's library, spinning on for a while, slow the products that come next.
-    """
-    if not np.isfinite(t).all():  # LAPACK fails on these
-        return np.full(len(t), np.nan), np.full(t.shape, np.nan)
-    values, s = torch.linalg.eigh(torch.from_numpy(t))
-    return values.numpy(), s.numpy()
-
-
-def negligible(beta: float, radius: float, dtype: torch.dtype) -> bool:
-    """Whether a Lanczos step left nothing but rounding: the basis then spans an invariant subspace.
-
-    100 times the precision is more than rounding makes in small matrices, and far below any tolerance (ours).
-    """
-    return beta <= 100 * torch.finfo(dtype).eps * max(radius, float(np.finfo(float).tiny))
+    bounds: tuple[float, float] = (-np.inf, np.inf)
+    verified: bool = False
+    checks: int = 0
 
 
 class Found(NamedTuple):
     """What a search ends with: the wanted Ritz pairs, (k,) descending and (k, P) of norm 1 each; the largest
-    magnitude seen; the last basis (j, P) and the operator in it (j, j); how many of each end."""
+    magnitude seen; the last basis (j, P) and the operator in it (j, j); how many of each end; between what
+    all other eigenvalues lie, and the products of second starts (:class:`Eigenpairs`)."""
 
     values: Array
     vectors: Tensor
@@ -115,6 +92,9 @@ class Found(NamedTuple):
     t: Array
     low: int
     high: int
+    bounds: tuple[float, float]
+    verified: bool
+    checks: int
 
 
 T = TypeVar("T")
@@ -127,16 +107,21 @@ def search(
     """The ``low`` smallest and ``high`` largest eigenvalues (algebraically) of a symmetric operator.
 
     A generator: it yields the vectors like ``start`` (P,) that it needs the operator's products with, and is
-    sent these products, so that many searches can share one pass over the data. ``start`` must have a
-    component along every eigenvector. It stops when each wanted Ritz residual is at most tol·|λ|, or
-    tol·max|λ|/1000 for a λ nearer to zero than that. (Power iteration, by contrast, returns the largest
-    *magnitude*.)
+    sent these products, so that many searches can share one pass over the data. ``start`` is a random vector,
+    or holds at least as much of one (:func:`landscape.eigenvalues.warm_start`). It stops when each wanted
+    Ritz residual is at most tol·|λ|, or tol·max|λ|/1000 for a λ nearer to zero than that. (Power iteration,
+    by contrast, returns the largest *magnitude*.)
+
+    A Krylov space from one start has one copy of a repeated eigenvalue, and may hold one vector for two close
+    ones. Where several eigenvalues of an end are wanted, a second start
+    (:func:`landscape.krylov.second_start`) therefore asks whether one lies beyond the last that was found, by
+    more than the tolerance (tol·|λ|, or max|λ|/1000); while one does, the search goes on in the complement of
+    what was found. Where one is wanted, the first start bounds it (:func:`landscape.krylov.outermost`), at no
+    product's cost.
 
     A basis that turns out to span an invariant subspace holds exact eigenpairs; they are set aside and the
-    rest is searched from a new vector, until that adds nothing wanted: repeated eigenvalues are found as
-    often as they are there. (When the wanted ones converge before the subspace is exhausted, exact copies
-    stay unseen, as in any Krylov method with one starting vector. Where several eigenvalues of an end are
-    wanted and P is at most the basis, 128, it goes on until it is exhausted.)
+    rest is searched from a new vector, until that adds nothing wanted. Where several eigenvalues of an end
+    are wanted and P is at most the basis, 128, it goes on until that is exhausted.
 
     A product that is NaN or infinite ends it, not converged, with NaN.
 
@@ -151,26 +136,55 @@ def search(
         )
     generator = torch.Generator().manual_seed(size)
     values, vectors = np.zeros(0), start.new_zeros(0, size)
-    wanted, products, radius = np.zeros(0), 0, 0.0
-    while True:
-        run = yield from _krylov(start, vectors, radius, low, high, tol, max_products - products)
+    wanted, products, checks, radius = np.zeros(0), 0, 0, 0.0
+    bounds = {1: np.inf, -1: np.inf}  # of the other eigenvalues times 1 and −1
+    sides = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
+    good = complete = False
+    while not complete:
+        run = yield from krylov(start, vectors, radius, low, high, tol, max_products - products)
+        aside = vectors
         values, vectors = np.concatenate((values, run.values)), torch.cat((vectors, run.vectors))
-        products += run.products
-        radius = run.radius
-        before, chosen = wanted, _ends(values, low, high)
+        products, radius = products + run.products, run.radius
+        before, chosen = wanted, ends(values, low, high)
         wanted = values[chosen]
-        # Where one eigenvalue an end is wanted, no other vector can add one further out.
-        single = max(low, high) == 1 and len(wanted) == min(low + high, size)
-        enough = single or len(values) == size or not run.invariant
-        same = max(tol * NEAR_ZERO, 100 * torch.finfo(start.dtype).eps) * radius
-        settled = len(before) == len(wanted) and bool(np.all(np.abs(before - wanted) <= same))
-        if enough or settled or products >= max_products:
+        near = max(tol * NEAR_ZERO, 100 * torch.finfo(start.dtype).eps) * radius
+        same = len(before) == len(wanted) and bool(np.all(np.abs(before - wanted) <= near))
+        if not len(aside) and not run.restarted:
+            bounds = {sign: outermost(sign * run.t, float(run.rest.norm()), size) for sign in bounds}
+        floors = {sign: float(np.sort(sign * wanted)[-min(count, len(wanted))]) for sign, count in sides}
+        good = run.converged
+        if run.invariant:
+            # Where one eigenvalue an end is wanted, no other vector can add one further out.
+            single = max(low, high) == 1 and len(wanted) == min(low + high, size)
+            complete = good = single or same or len(values) == size
+            bounds |= floors if complete else {}
+            start = torch.randn(size, dtype=torch.float64, generator=generator).to(start)
+        elif good:
+            complete = True
+            for sign, count in sides:
+                if count == 1 and np.isfinite(bounds[sign]):
+                    continue
+                level = floors[sign] + _slack(floors[sign], tol, radius)
+                seen = yield from second_start(run, aside, floors[sign], level, sign, max_products - products)
+                products, checks = products + seen.products, checks + seen.products
+                bounds[sign] = seen.bound
+                if seen.start is not None and not same:  # else what it saw was not found: it is told
+                    complete, start = False, seen.start
+                    break
+        if products >= max_products or not run.converged:
             break
-        start = torch.randn(size, dtype=torch.float64, generator=generator).to(start)
     pairs = vectors[torch.from_numpy(chosen).to(start.device)]
     pairs = pairs / pairs.norm(dim=1, keepdim=True)
-    good = (enough or settled) and run.converged
-    return Found(wanted, pairs, products, good, radius, run.basis, run.t, low, high)
+    verified = good and all(bounds[sign] <= at + _slack(at, tol, radius) for sign, at in floors.items())
+    beyond = -bounds[-1], bounds[1]
+    return Found(
+        wanted, pairs, products, good, radius, run.basis, run.t, low, high, beyond, verified, checks
+    )  # fmt: skip
+
+
+def _slack(value: float, tol: float, radius: float) -> float:
+    """How far beyond ``value`` an eigenvalue may lie that is not missed."""
+    return max(tol * abs(value), NEAR_ZERO * radius)
 
 
 def follow(
@@ -214,7 +228,7 @@ def certified(found: Found, products: Callable[[Tensor], Tensor], tol: float) ->
     for step in range(CORRECTIONS + 1):
         t = (vectors @ images.T).double().cpu().numpy()
         values, turn = small_eigh((t + t.T) / 2)
-        chosen = _ends(values, found.low, found.high)
+        chosen = ends(values, found.low, found.high)
         at, rows = values[chosen], torch.from_numpy(turn[:, chosen].T.copy()).to(vectors)
         pairs = rows @ vectors
         gaps = rows @ images - torch.from_numpy(at).to(vectors)[:, None] * pairs
@@ -230,7 +244,14 @@ def certified(found: Found, products: Callable[[Tensor], Tensor], tol: float) ->
         new = torch.linalg.qr(new.T).Q.T
         vectors, images = torch.cat((vectors, new)), torch.cat((images, products(new)))
     good = found.converged and bool(met.all())
-    return Eigenpairs(torch.from_numpy(at), pairs, residuals, found.products + len(vectors), good)
+    off = np.abs(at - found.values)
+    below, above = found.bounds
+    bounds = below - float(off[-found.low or -1]), above + float(off[(found.high or 1) - 1])
+    verified = good and found.verified
+    return Eigenpairs(
+        torch.from_numpy(at), pairs, residuals, found.products + len(vectors), good, "", bounds, verified,
+        found.checks,
+    )  # fmt: skip
 
 
 def _davidson(found: Found, gap: Tensor, at: float, residual: float) -> Tensor:
@@ -259,87 +280,6 @@ def lanczos(
     return certified(found, lambda vectors: torch.stack([product(v) for v in vectors]), tol)
 
 
-def _ends(values: Array, low: int, high: int) -> Array:
-    """Indices of the ``low`` smallest and ``high`` largest of ``values``, by descending value."""
-    order = np.argsort(values)[::-1]
-    rank = np.arange(len(order))
-    chosen: Array = order[(rank < high) | (rank >= len(order) - low)]
-    return chosen.copy()
-
-
-class _Run(NamedTuple):
-    """What one Krylov space gave."""
-
-    values: Array
-    vectors: Tensor
-    products: int
-    converged: bool
-    invariant: bool
-    radius: float
-    basis: Tensor
-    t: Array
-
-
-def _krylov(
-    start: Tensor, aside: Tensor, radius: float, low: int, high: int, tol: float, budget: int
-) -> Generator[Tensor, Tensor, _Run]:
-    """One Krylov space orthogonal to ``aside`` (m, P), restarted thickly (Wu and Simon 2000) when it is full.
-
-    Returns the wanted Ritz pairs; all of them where the space turned out invariant. ``radius`` is the largest
-    magnitude seen before, by which rounding is judged.
-    """
-
-    def outside(w: Tensor) -> Tensor:
-        return w - aside.T @ (aside @ w)
-
-    size = len(start)
-    left = size - len(aside)
-    room = max(4 * (low + high), min(MAX_BASIS, BASIS_BYTES // (size * start.itemsize)))
-    vectors = torch.zeros(min(room, left) + 1, size, dtype=start.dtype, device=start.device)
-    start = outside(outside(start))
-    vectors[0] = start / start.norm()
-    t = np.zeros((len(vectors), len(vectors)))
-    j, products, since = 0, 0, 0
-    held: Array | None = None  # the wanted values since they met the tolerance
-    while True:
-        w = yield vectors[j]
-        w, beta = orthogonalise(outside(w) if len(aside) else w, vectors, t, j)
-        if len(aside):  # once more, now that w is small: what rounding left of them would be scaled up
-            w = outside(w)
-            beta = float(w.norm())
-        products += 1
-        values, s = small_eigh(t[: j + 1, : j + 1])
-        radius = max(radius, float(np.abs(values).max()))
-        finite = bool(np.isfinite(beta))
-        invariant = finite and (negligible(beta, radius, start.dtype) or j + 1 == left)
-        chosen = np.arange(j + 1) if invariant else _ends(values, low, high)
-        bound = tol * np.maximum(np.abs(values[chosen]), NEAR_ZERO * radius)
-        # A small matrix is gone through whole, which costs little and sees every copy of an eigenvalue.
-        enough = j + 1 >= min(low + high, left) and not (max(low, high) > 1 and left <= room)
-        converged = invariant or (enough and bool(np.all(beta * np.abs(s[-1, chosen]) <= bound)))
-        if invariant or not converged:
-            held = None
-        elif held is None or np.any(np.abs(values[chosen] - held) > bound):
-            held, since = values[chosen], products
-        stood = converged and (products - since >= PERSIST or products >= LEAST)
-        if invariant or stood or products >= budget or not finite:
-            break
-        if j + 1 == len(vectors) - 1:
-            share = max(
-                1, (j + 1) // (4 if low and high else 2)
-            )  # half the basis, split where both ends count
-            kept = _ends(values, share if low else 0, share if high else 0)
-            vectors[: len(kept)] = torch.from_numpy(s[:, kept]).to(start).T @ vectors[: j + 1]
-            t[:] = 0
-            t[range(len(kept)), range(len(kept))] = values[kept]
-            j = len(kept) - 1  # the next product fills in the arrow of couplings by itself
-        vectors[j + 1] = w / beta
-        j += 1
-    ritz = torch.from_numpy(s[:, chosen]).to(start).T @ vectors[: j + 1]
-    k = j + 1
-    return _Run(values[chosen], ritz, products, converged, invariant, radius, vectors[:k], t[:k, :k])
-
-
 def ends_of(pairs: Eigenpairs) -> Ends:
     """The last and the first of ``pairs``."""
     order = [-1, 0]
@@ -354,4 +294,5 @@ def ends_of(pairs: Eigenpairs) -> Ends:
         pairs.converged,
         pairs.vectors[order],
         pairs.search,
+        pairs.bounds,
     )

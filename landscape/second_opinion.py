@@ -72,8 +72,10 @@ def _asked(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple[
                 parameter.grad = None
 
 
-def check(kind: str, part: object) -> None:
+def check(problem: Problem, kind: str, part: object) -> None:
     """Raise InputError for what pyhessian cannot do."""
+    if problem.regularised:
+        raise InputError("engine: 'pyhessian' knows no penalty and no weight decay; use 'landscape'")
     if kind != "hessian":
         raise InputError(f"kind: '{kind}' is not allowed with engine 'pyhessian', it must be hessian")
     if part:

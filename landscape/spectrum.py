@@ -15,7 +15,8 @@ from landscape.batchnorm import has_batchnorm
 from landscape.eigenvalues import Products, eigenpairs, exact_products, start_vector, top_eigenvalues
 from landscape.evaluate import Progress
 from landscape.hessian import Part
-from landscape.lanczos import BASIS_BYTES, MAX_PRODUCTS, TOL, follow, negligible, orthogonalise, small_eigh
+from landscape.krylov import BASIS_BYTES, negligible, orthogonalise, small_eigh
+from landscape.lanczos import MAX_PRODUCTS, TOL, follow
 from landscape.options import InputError, choose, positive
 from landscape.problem import Problem
 from landscape.store import About, Array, Result
@@ -209,7 +210,7 @@ def trace(
     h, size = exact_products(problem, theta, kind=kind, part=part, randomness=randomness)
     like = start_vector(problem, seed, size)
     if choose("engine", engine, second_opinion.ENGINES) == "pyhessian":
-        second_opinion.check(kind, part)
+        second_opinion.check(problem, kind, part)
         samples = second_opinion.trace_samples(problem, theta, products=products, seed=seed)
         return Trace(float(samples.mean()), float(samples.std()) / products**0.5, products)
     return hutchpp(h, like, products=products, seed=seed, progress=progress)
@@ -244,7 +245,9 @@ class Spectrum(Result):
     there are and the others the largest. ``trace`` and ``trace_error`` (one standard error): NaN where not
     asked. ``nodes`` and ``weights`` (probes, steps) as in :class:`Density`: (0, 0) where not asked. ``hvps``
     counts all products. ``kind``, ``part`` (names, joined by commas; empty for all) and ``engine`` say how;
-    ``batchnorm``, ``bn`` and ``bn_samples`` as in :class:`landscape.Surface`.
+    ``batchnorm``, ``bn`` and ``bn_samples`` as in :class:`landscape.Surface`. ``bound_low``, ``bound_high``
+    and ``verified``: between what all other eigenvalues lie (:class:`landscape.Eigenpairs`); infinite in
+    files older than these fields.
     """
 
     schema: ClassVar[str] = "landscape.spectrum"
@@ -274,6 +277,9 @@ class Spectrum(Result):
     batchnorm: bool = False
     bn: str = "center"
     bn_samples: int = 0
+    bound_low: float = -np.inf
+    bound_high: float = np.inf
+    verified: bool = False
 
     def __post_init__(self) -> None:
         if self.values.ndim != 1 or self.residuals.shape != self.values.shape:
@@ -338,12 +344,12 @@ def spectrum(
             "the eigenvalue of largest magnitude (top_k=1) and the trace"
         )
     positive("tol", tol)
-    h, size = exact_products(problem, kind=kind, part=part, randomness=randomness)
+    of: dict[str, Any] = {"kind": kind, "part": part, "randomness": randomness}
+    h, size = exact_products(problem, **of)
     start = start_vector(problem, seed, size)
     low, high = int(ends), max(top_k, int(ends))
-    stages = [
-        name for name, asked in (("pairs", high), ("trace", with_trace), ("density", with_density)) if asked
-    ]
+    asked = {"pairs": high, "trace": with_trace, "density": with_density}
+    stages = [name for name, wanted in asked.items() if wanted]
 
     def stage(name: str) -> Progress:
         place = stages.index(name)
@@ -353,21 +359,18 @@ def spectrum(
     if high:
         if outside:
             pairs = top_eigenvalues(
-                problem, high, tol, kind=kind, part=part, randomness=randomness, engine=engine,
-                max_products=max_products, seed=seed,
-            )  # fmt: skip
+                problem, high, tol, engine=engine, max_products=max_products, seed=seed, **of
+            )
         else:
             pairs = eigenpairs(
-                problem, problem.theta[None], start, low=low, high=high, tol=tol, max_products=max_products,
-                kind=kind, part=part, randomness=randomness, how=search,
+                problem, problem.theta[None], start, low=low, high=high, tol=tol,
+                max_products=max_products, how=search, **of,
             )[0]  # fmt: skip
         hvps += pairs.hvps
         stage("pairs")(1.0)
     if with_trace:
         if outside:
-            traced = trace(
-                problem, products, kind=kind, part=part, randomness=randomness, engine=engine, seed=seed
-            )
+            traced = trace(problem, products, engine=engine, seed=seed, **of)
         else:
             traced = hutchpp(h, start, products=products, seed=seed, progress=stage("trace"))
         hvps += traced.hvps
@@ -396,5 +399,8 @@ def spectrum(
         batchnorm=has_batchnorm(problem.model),
         bn=problem.bn,
         bn_samples=problem.bn_samples,
+        bound_low=pairs.bounds[0] if pairs else -np.inf,
+        bound_high=pairs.bounds[1] if pairs else np.inf,
+        verified=pairs.verified if pairs else False,
         **about,
     )

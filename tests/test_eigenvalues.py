@@ -99,7 +99,7 @@ def single() -> Problem:
 @pytest.fixture(autouse=True)
 def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """On any machine."""
-    monkeypatch.setattr("landscape.eigenvalues.PAYS", 0.0)
+    monkeypatch.setattr("landscape.eigenvalues.bfloat16_is_fast", lambda device: True)
 
 
 def test_a_cheap_search_ends_with_exact_residuals(single: Problem) -> None:
@@ -136,7 +136,7 @@ def test_cheap_searches_are_tried_only_where_they_can_help(
     assert how(single, search="exact") == "float32"
     assert how(single, tol=1e-4) == "float32"
     assert how(single, part=["1", "3", "5"]) == f"float32, {part}"
-    monkeypatch.setattr("landscape.eigenvalues.PAYS", 1e9)
+    monkeypatch.setattr("landscape.eigenvalues.bfloat16_is_fast", lambda device: False)
     assert how(single) == f"float32, {part}"
     monkeypatch.setattr("landscape.eigenvalues.MOST", 0.4)
     assert how(single) == "float32"
@@ -223,3 +223,40 @@ def test_a_hessian_grid_is_gone_on_with_and_refined(single: Problem) -> None:
     other = dataclasses.replace(plane, center=plane.center + 1)
     with pytest.raises(InputError, match="its plane_sha256 is"):
         landscape.hessian_grid(single, other, previous=coarse)
+
+
+@pytest.mark.parametrize("done", [0, 1, 3, 5])
+def test_a_point_s_result_does_not_depend_on_what_is_computed_with_it(
+    single: Problem, monkeypatch: pytest.MonkeyPatch, done: int
+) -> None:
+    """Bitwise: whichever are there already, and in portions of one block."""
+    monkeypatch.setattr("landscape.eigenvalues.MAX_POINTS", 4)
+    monkeypatch.setattr("landscape.grid.PORTION_SECONDS", 0.0)
+    plane = landscape.random_plane(single, seed=3)
+    whole = landscape.hessian_grid(single, plane, grid=(3, 2), span=0.3)
+    marked = np.zeros((2, 3), bool)
+    marked.flat[np.random.default_rng(done).permutation(6)[:done]] = True
+    known = dataclasses.replace(whole, done=marked)
+    portions: list[int] = []
+    again = landscape.hessian_grid(
+        single,
+        plane,
+        grid=(3, 2),
+        span=0.3,
+        previous=known,
+        save=lambda g: portions.append(int(g.done.sum())),
+    )
+    for name in ("lambda_min", "lambda_max", "residual_min", "residual_max", "hvps"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
+    if not done:
+        assert portions == [4]
+
+
+def test_a_grid_reaches_as_far_as_its_plane_s_markers() -> None:
+    problem = problems.mlp(widths=(3, 4, 2), samples=20)
+    far = torch.stack((problem.theta, problem.theta + 1, problem.theta - problem.theta.flip(0)))
+    plane = landscape.between(problem, far)
+    g = landscape.hessian_grid(problem, plane, grid=(3, 1))
+    assert g.span == plane.span > 1
+    assert g.x[-1] == plane.span
+    assert landscape.hessian_grid(problem, landscape.random_plane(problem), grid=(1, 1)).span == 0.1

@@ -215,7 +215,7 @@ def test_low_and_high_from_one_run(values: list[float], low: int, high: int) -> 
 
 
 def test_the_top_of_a_large_matrix_through_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.lanczos.MAX_BASIS", 20)
+    monkeypatch.setattr("landscape.krylov.MAX_BASIS", 20)
     diagonal = torch.linspace(-9, 1, 500, dtype=torch.float64)
     diagonal[:4] = torch.tensor([3.0, 2.6, 2.2, 1.9])
     start = torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -595,7 +595,11 @@ def test_the_command_prints_numbers_with_their_errors(
     np.testing.assert_array_equal(result.values, expected.values.numpy())
     assert (result.split, result.part, result.parameters) == ("test", "1,3.bias", 64 * 6 + 6 + 10)
     assert result.source_sha256 == landscape.store.sha256(checkpoint)
-    for words in ("λ_1", "λ_2", "residual", "trace", "±", f"{result.values[0]:.6e}", f"{result.trace:.6e}"):
+    for value, residual in zip(result.values, result.residuals, strict=True):
+        assert f"relative residual {residual / value:.1e}" in err
+    assert f"above         {result.bound_high:.6e}" in err
+    assert result.verified
+    for words in ("λ_1", "λ_2", "trace", "±", f"{result.values[0]:.6e}", f"{result.trace:.6e}"):
         assert words in err
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert command("plot", out_file, "-o", tmp_path / "again.svg")[0] == 0

@@ -274,6 +274,11 @@ def each(title: str, items: Sequence[T], quiet: bool) -> Iterator[tuple[T, Calla
             yield item, lambda share, i=i: bar((i + share) / len(items))  # type: ignore[misc]
 
 
+def residual(absolute: float, value: float) -> str:
+    """An eigenvalue's residual as --tol counts it, in words: relative to the eigenvalue."""
+    return f"relative residual {absolute / abs(value):.1e}" if value else f"residual {absolute:.1e}"
+
+
 def message(text: str, quiet: bool) -> None:
     """A line for the user, on stderr."""
     if not quiet:

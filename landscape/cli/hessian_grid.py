@@ -18,7 +18,7 @@ from landscape.options import choose
     "hessian-grid", epilog="Example: landscape hessian-grid runs/dp/step-0000500.h5 --grid 4 --plot ratio.png"
 )
 @common.checkpoints
-@common.plane_options("4")
+@common.plane_options("4", None)
 @click.option("--tol", default=0.01, show_default=True, help="Residual of each eigenvalue, relative to it.")
 @click.option(
     "--max-products", default=1000, show_default=True, help="Hessian-vector products a point, at most."
@@ -34,7 +34,7 @@ from landscape.options import choose
 def hessian_grid(
     checkpoints: tuple[str, ...],
     grid: str,
-    span: float,
+    span: float | None,
     norm: str,
     split: str,
     seed: int,
@@ -79,11 +79,14 @@ def hessian_grid(
                 team,
             )
             missed = int((~result.converged).sum())
+            at, off = ((result.lambda_min, result.lambda_max), (result.residual_min, result.residual_max))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                largest = float(np.max(np.array(off) / np.abs(at)))
             worst = f"; {missed} of {result.ratio.size} points did not converge" if missed else ""
             common.message(
                 f"{result.label}: median |λ_min|/|λ_max| {np.median(result.ratio):.4g}, "
                 f"λ_max {result.lambda_max.min():.4g}…{result.lambda_max.max():.4g}, "
-                f"{int(result.hvps.sum())} products{worst}",
+                f"largest relative residual {largest:.1e}, {int(result.hvps.sum())} products{worst}",
                 quiet,
             )
     if team.rank == 0:

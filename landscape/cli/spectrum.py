@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+import numpy as np
 
 import landscape
 from landscape.cli import common
@@ -78,7 +79,8 @@ def spectrum(
 ) -> None:
     """Eigenvalues, trace and density of the Hessian at w_a of each CKPT, over all samples of the split.
 
-    Prints each eigenvalue with its residual, and the trace with its standard error.
+    Prints each eigenvalue with its residual relative to it, beyond what no other was missed, and the trace
+    with its standard error.
     """
     if picture and with_trace and not (top_k or ends or with_density):
         raise InputError("--plot: a trace alone is not drawn, add --ends, --top-k or --density")
@@ -120,7 +122,10 @@ def table(result: landscape.Spectrum) -> str:
         name = f"λ_{i + 1}" if i < len(result.values) - result.lowest else "λ_min"
         if result.engine == "pyhessian":
             name = "largest |λ|"
-        lines.append(f"  {name:12} {value: .6e}  residual {residual:.1e}")
+        lines.append(f"  {name:12} {value: .6e}  {common.residual(residual, value)}")
+    for name, bound in (("below", result.bound_low), ("above", result.bound_high)):
+        if np.isfinite(bound):
+            lines.append(f"  {name:12} {bound: .6e}  no other eigenvalue, with 99% probability")
     if result.trace == result.trace:
         lines.append(f"  {'trace':12} {result.trace: .6e}  ± {result.trace_error:.1e}")
     if result.density:
