@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ import torch
 import landscape
 from landscape import Checkpoint, FailedError, InputError, checkpoint
 from landscape.train import launch, recipe
-from landscape.train.loop import Trainer
+from landscape.train.loop import Hooks, Trainer
 from landscape.train.mixing import Mixing
 from landscape.train.randomness import generator
 from tests.conftest import Command
@@ -112,6 +113,22 @@ def test_a_checkpoint_comes_back_as_it_was(tiny: Path, tmp_path: Path) -> None:
     problem = back.problem("test")
     assert problem.evaluate() == (back.history["test_loss"][-1], back.history["test_accuracy"][-1])
     assert torch.equal(back.problem(learner=2).theta, back.weights[2])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_checkpoint_that_is_handed_over_never_changes(tiny: Path, name: str) -> None:
+    values = recipe.parse(tiny.read_text(), "tiny") | {"name": "tiny", "algorithm": ALGORITHMS[name]}
+    values |= {"checkpoint": {"every": 1}, "optimizer": {"name": "sgd", "momentum": 0.9}}
+    seen: list[Checkpoint] = []
+    kept: list[Checkpoint] = []
+
+    def save(state: Checkpoint) -> None:
+        seen.append(state)
+        kept.append(copy.deepcopy(state))
+
+    Trainer(recipe.from_values(values), hooks=Hooks(save=save)).run()
+    for mine, theirs in zip(seen, kept, strict=True):
+        same_bits(mine, theirs)
 
 
 def test_the_history_is_decomposed_where_due_and_its_identities_hold(tiny: Path) -> None:

@@ -71,7 +71,7 @@ class Projection:
     ``pairs`` (m, m): ⟨a, b⟩ of any two; ``across``: ⟨P⊥a, P⊥b⟩, P⊥ being the projector orthogonal to g.
     Where g is estimated, each product of two means comes from independent samples, and numerator and
     denominator of ⟨a, g⟩⟨b, g⟩/‖g‖² from the same: their errors are nearly the same and cancel, so that the
-    error of Δ goes with the noise η, and not with the whole displacement. What is divided by ‖g‖² is NaN where
+    error of Δ goes with the noise η, not with the whole displacement. What is divided by ‖g‖² is NaN where
     the estimate of that is not positive. ‖g‖² is NaN where g is exactly zero: nothing can be projected on it.
     """
 

@@ -336,13 +336,13 @@ class Trainer:
         return f"diverged at step {self.diverged_at}: {what[self.diverged]}; the last finite state is kept"
 
     def checkpoint(self) -> Checkpoint:
-        """The run's state now."""
+        """The run's state now, in tensors of its own: later steps use the run's memory again."""
         columns = {c: np.array([row[c] for row in self.rows], dtype=np.float64) for c in HISTORY_UNITS}
         recipe, shared = self.recipe, self.rule.shared | self.monitor.state | self.trial.state
         if recipe.init.checkpoint:  # the file may be gone when this one is resumed
             shared = shared | {START: torch.tensor(self._start_norm2, dtype=torch.float64)}
         return Checkpoint(
-            weights=self.weights,
+            weights=self.weights.clone(),
             layout=self.train.layout,
             step=self.step,
             epoch=self.step * recipe.batch / self.train.samples,
@@ -355,13 +355,17 @@ class Trainer:
             seed=recipe.seed,
             history=columns,
             buffers=self.buffers.rows(),
-            mean_buffers=self._statistics(),
-            optimizer=self.optimizer.state,
-            rule=self.rule.state,
-            shared=shared,
+            mean_buffers=_copied(self._statistics()),
+            optimizer=_copied(self.optimizer.state),
+            rule=_copied(self.rule.state),
+            shared=_copied(shared),
             diverged_at=self.diverged_at,
             diverged=self.diverged,
         )
+
+
+def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def recipe_of(checkpoint: Checkpoint) -> Recipe:
