@@ -99,7 +99,7 @@ class Layout:
     def views(self, theta: Tensor) -> dict[str, Tensor]:
         """Name -> view of ``theta`` (..., P) in the parameter's shape (..., *shape). No copy."""
         lead = theta.shape[:-1]
-        return {s.name: theta[..., s.offset : s.offset + s.size].view(*lead, *s.shape) for s in self.slots}
+        return {s.name: theta[..., s.offset : s.offset + s.size].view(lead + s.shape) for s in self.slots}
 
     def flatten(self, tensors: Mapping[str, Tensor], lead: int = 0) -> Tensor:
         """Inverse of :meth:`views`: one (..., P) tensor from named ones with ``lead`` leading dimensions."""

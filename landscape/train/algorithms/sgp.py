@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from landscape.options import InputError
 from landscape.stability import max_stable_step
 from landscape.stability_rules import first_unstable, max_mixing_step
 from landscape.store import Array
@@ -34,6 +36,12 @@ class SGP(Rule):
         self.mixing, self.fixed = None, None
         if Path(graph).suffix in (".csv", ".txt", ".npy"):
             self.fixed = read_matrix("algorithm.graph", Path(graph), learners, sums=("column",))
+            parts, _ = connected_components(self.fixed > 0, directed=True, connection="strong")
+            if parts > 1:
+                raise InputError(
+                    f"algorithm.graph: {graph} is not strongly connected ({parts} components), what each "
+                    "learner sends must reach every other one"
+                )
         elif graph != "random":
             self.mixing = Mixing(graph, learners, seed, where="algorithm.graph")
 
