@@ -98,6 +98,32 @@ def test_a_finished_run_may_go_on_to_more_steps_with_the_same_bits(tiny: Path, t
         launch.launch(recipe.read(str(tiny), ["lr=0.1"]), tmp_path / "a", resume=True)
 
 
+@pytest.mark.parametrize("what", ["changed", "missing", "elsewhere"])
+def test_a_run_keeps_the_mixing_matrix_that_it_began_with(
+    what: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ring, pairs = Mixing("ring(1)", 4, 0).matrix(1), np.kron(np.eye(2), np.full((2, 2), 0.5))
+    np.savetxt("m.csv", ring, delimiter=",")
+    settings = ("--set", "algorithm.mixing=m.csv")
+    whole = launch.launch(recipe.read(str(tiny), ["algorithm.mixing=m.csv"]), tmp_path / "whole")
+    (tmp_path / "run").mkdir()
+    shutil.copy(tmp_path / "whole" / "step-0000010.h5", tmp_path / "run" / "last.h5")
+    if what == "changed":
+        np.savetxt("m.csv", pairs, delimiter=",")
+        code, _, err = command("train", tiny, *settings, "-o", "run", "--resume")
+        assert (code, len(err.splitlines())) == (1, 1)
+        assert "m.csv holds another matrix" in err
+    else:
+        Path("m.csv").unlink()
+    if what == "elsewhere":
+        (tmp_path / "there").mkdir()
+        monkeypatch.chdir(tmp_path / "there")
+    assert command("train", "-o", tmp_path / "run", "--resume", "-q")[0] == 0
+    same_bits(whole, Checkpoint.load(tmp_path / "run" / "last.h5"))
+    assert command("info", tmp_path / "run" / "last.h5")[0] == 0
+
+
 def test_a_checkpoint_comes_back_as_it_was(tiny: Path, tmp_path: Path) -> None:
     end = launch.launch(recipe.read(str(tiny)), tmp_path / "run")
     back = landscape.load(tmp_path / "run" / "last.h5")

@@ -28,6 +28,7 @@ from landscape.train.randomness import generator
 from landscape.train.recipe import Recipe, from_values, parse
 from landscape.train.trial import Trial
 
+MATRIX = "matrix"  # what a checkpoint calls the mixing matrix that a file held when the run began
 START = "start_norm2"  # what a checkpoint calls ‖w_a‖² at the start of a run from another one's weights
 # Steps in a row that the spread must exceed its bound by: a burst, such as one huge gradient, is over sooner,
 # and under SSGD the learners are together again after one step (ours).
@@ -348,6 +349,8 @@ class Trainer:
         recipe, shared = self.recipe, self.rule.shared | self.monitor.state | self.trial.state
         if recipe.init.checkpoint:  # the file may be gone when this one is resumed
             shared = shared | {START: torch.tensor(self._start_norm2, dtype=torch.float64)}
+        for matrix in recipe.matrices.values():
+            shared = shared | {MATRIX: torch.from_numpy(matrix)}
         return Checkpoint(
             weights=self.weights.clone(),
             layout=self.train.layout,
@@ -376,5 +379,7 @@ def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def recipe_of(checkpoint: Checkpoint) -> Recipe:
-    """The recipe that a checkpoint's run followed."""
-    return from_values(parse(checkpoint.recipe, str(checkpoint.path or "checkpoint")))
+    """The recipe that a checkpoint's run followed, with the mixing matrix that it began with."""
+    matrix = checkpoint.shared.get(MATRIX)
+    values = parse(checkpoint.recipe, str(checkpoint.path or "checkpoint"))
+    return from_values(values, None if matrix is None else matrix.cpu().numpy())
