@@ -56,6 +56,10 @@ HISTORY_UNITS = {
     "delta_cross": "1",
     "alpha_e_se": "1",  # standard errors where g is estimated from samples; 0 where it is exact
     "grad_norm2_se": "nat^2",
+    "delta_se": "1",
+    "delta_s_se": "1",
+    "delta_2_se": "1",
+    "delta_cross_se": "1",
     "consensus": "1",
     "wall_s": "s",
     "samples_per_s": "1/s",  # of this step, all learners together, without evaluation and checkpoints
@@ -76,7 +80,8 @@ HISTORY_UNITS = {
 }
 # Columns that files written before they existed lack; NaN when those are read.
 MONITORED = ("lambda_max", "lambda_max_residual", "lr_lambda_max", "lr_lambda_limit", "spread_share")
-_LATER = ("samples_per_s", "wait_s", "comm_bytes", "comm_rounds", "delay", *MONITORED)
+_ERRORS = ("delta_se", "delta_s_se", "delta_2_se", "delta_cross_se")
+_LATER = (*_ERRORS, "samples_per_s", "wait_s", "comm_bytes", "comm_rounds", "delay", *MONITORED)
 
 
 @dataclass

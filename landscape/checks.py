@@ -101,8 +101,8 @@ def check_passes(problem: Function, before: Tensor, x: Any, y: Any) -> None:
     if not torch.allclose(first, third, rtol=allowed, atol=allowed, equal_nan=True):
         raise InputError(
             f"model: its loss is {float(first):.6g}, but {float(third):.6g} where gradients are recorded: "
-            "its forward pass asks for that (torch.is_grad_enabled; a TransformerEncoder given padding, unless "
-            "made with enable_nested_tensor=False); make it compute the same either way"
+            "its forward pass asks for that (torch.is_grad_enabled; a TransformerEncoder given padding, "
+            "unless made with enable_nested_tensor=False); make it compute the same either way"
         )
 
 

@@ -128,10 +128,15 @@ def _failed(where: str, what: str, error: Exception) -> FailedError:
 
 
 def build_model(where: str, spec: Spec) -> nn.Module:
-    """A built-in model, or what a user's factory returns: an ``nn.Module`` (which may stand there itself)."""
+    """A built-in model, or what a user's factory returns: an ``nn.Module`` (which may stand there itself).
+
+    Of one that is wrapped for several GPUs, what is inside: learners are spread here.
+    """
     if not spec.own:
         return models.build(spec.name, **spec.options)
     made = _make(where, spec)
+    while isinstance(made, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        made = made.module
     if not isinstance(made, nn.Module):
         raise InputError(f"{where}: {spec.name} gives a {type(made).__name__}, it must give an nn.Module")
     return made

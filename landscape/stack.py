@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape.batches import call, fixed_randomness, named_tensors, take, tree_map
+from landscape.memory import SavedBytes
+from landscape.options import PathWarning
 from landscape.problem import Loss, Problem
 from landscape.vector import gradients
 
@@ -35,11 +38,15 @@ ELEMENTWISE: tuple[type[nn.Module], ...] = (
     nn.Identity,
 )
 
-# Batching learners takes no more bytes of activations than MOST, must save a tenth of the time, and must give
-# the gradients but for rounding, which in bfloat16 is coarse (all ours).
-MOST, PAYS, SAME = 2**30, 0.9, 0.02
+# Batching learners takes no more bytes of activations than MOST, and must save a tenth of the time (ours).
+MOST, PAYS = 2**30, 0.9
+# What may be rounding of a gradient, as a share of its norm: of a function that is another, it is of the
+# order of 1 (ours).
+ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 Precision = Literal["full", "bfloat16"]
+# One network after the other, all at once under torch.vmap, or a batched product a layer.
+Way = Literal["plain", "channels last", "batched", "chain"]
 
 
 @dataclass(frozen=True)
@@ -100,8 +107,11 @@ def plain_cross_entropy(loss: Loss) -> bool:
 
 
 def stacked_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """(K,) mean losses of K sets of outputs (K, C, B), each with its own targets (K, B, ...)."""
-    if plain_cross_entropy(loss) and targets.dim() == 2 and not targets.is_floating_point():
+    """(K,) mean losses of K sets of outputs (K, C, B), each with its own targets (K, B, ...).
+
+    A loss is given outputs as the network makes them, (B, C) and contiguous.
+    """
+    if plain_cross_entropy(loss) and targets.dim() == 2 and targets.dtype == torch.int64:
         return F.cross_entropy(outputs, targets, reduction="none").mean(1)
     return torch.stack([loss(o.T.contiguous(), t) for o, t in zip(outputs, targets, strict=True)])
 
@@ -129,6 +139,9 @@ class Stack:
     ``batched``: a network that is no chain runs once for all learners instead of once for each. Which is
     faster depends on network, minibatch and machine (:meth:`batching_pays` tries): on 2 cores 16 ResNet-18
     of 1/16 the width with 8 samples each took half as long batched, 16 LeNet-5 with 64 each 1.7 times.
+
+    Before a way that is not the plain one is first used, two gradients by it are compared with plain ones.
+    Where they differ by more than rounding, a :class:`landscape.PathWarning` says so, and it is not used.
     """
 
     def __init__(
@@ -143,7 +156,80 @@ class Stack:
         self.precision = precision
         self.batched = False
         # Convolutions are a tenth faster where a pixel's channels lie together (ResNet-18, 2 cores).
-        self._pixels_first = any(type(m) is nn.Conv2d for m in problem.model.modules())
+        self._channels_last = any(type(m) is nn.Conv2d for m in problem.model.modules())
+        self._checked: set[Way] = {"plain"}
+
+    def _way(self, x: Any) -> Way:
+        """How gradients on minibatches like ``x`` are computed."""
+        if self.steps is not None:
+            return "chain"
+        if self.batched:
+            return "batched"
+        images = self._channels_last and isinstance(x, Tensor) and x.dim() == 5
+        return "channels last" if images else "plain"
+
+    def _leave(self, way: Way) -> None:
+        """Use ``way`` no more."""
+        if way == "chain":
+            self.steps = None
+        elif way == "batched":
+            self.batched = False
+        else:
+            self._channels_last = False
+
+    def _check(self, weights: Tensor, x: Any, y: Any, training: Training | None) -> None:
+        """See that the way of :meth:`gradients` for these arguments is right, or leave it for one that is."""
+        while (way := self._way(x)) not in self._checked:
+            try:
+                error = self._error(way, weights, x, y, training)
+            except Exception as problem:  # the model and the loss are the user's
+                error, why = float("inf"), " ".join(str(problem).split())[:120]
+            else:
+                why = f"its gradients differ by {error:.1g} of their norm"
+            if error != error:
+                return  # the plain gradients are not finite: there is nothing to compare with yet
+            if error <= self._rounding(weights):
+                self._checked.add(way)
+                continue
+            self._leave(way)
+            # Many networks take a view that channels which lie last do not allow: nothing to tell anybody.
+            if way != "channels last" or error < float("inf"):
+                warnings.warn(
+                    f"model: learners are computed plainly, one after the other, not by the path '{way}', "
+                    f"which is faster but not right here ({why})",
+                    PathWarning,
+                    stacklevel=4,
+                )
+
+    def _rounding(self, weights: Tensor) -> float:
+        return ROUNDING[weights.dtype if self.precision == "full" else torch.bfloat16]
+
+    def _error(self, way: Way, weights: Tensor, x: Any, y: Any, training: Training | None) -> float:
+        """‖by ``way`` − plain‖/‖plain‖ of two learners' gradients; NaN where the plain ones are not finite.
+
+        On their first microbatch, at weights moved by a tenth: near a minimum a gradient is all rounding. In
+        eval mode but for "batched": what dropout draws depends on how channels lie. What a path does not
+        write is NaN, and counts as wrong.
+        """
+        two, draws = weights[:2].clone(), torch.Generator().manual_seed(0)
+        for part in self.problem.layout.views(two).values():
+            size = 0.01 + 0.1 * part.square().mean().sqrt().nan_to_num()
+            part.add_(torch.randn(part.shape, generator=draws, dtype=torch.float64).to(part) * size)
+
+        def few(tree: Any) -> Any:
+            return tree_map(lambda t: t[:2].chunk(self.accumulate, 1)[0], tree)
+
+        found = []
+        for each in ("plain", way):
+            own, out = None, torch.full_like(two, torch.nan)
+            if way == "batched" and training is not None:
+                own = Training({k: t[:2].clone() for k, t in training.buffers.items()}, training.seed)
+            self._by(each, two, few(x), few(y), out, own)
+            found.append(out)
+        plain, other = found
+        if not bool(plain.isfinite().all()):
+            return float("nan")
+        return float(((other - plain).norm() / plain.norm().clamp(min=1e-30)).nan_to_num(torch.inf))
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         if self.precision == "full":
@@ -165,8 +251,10 @@ class Stack:
         of, B a multiple of ``accumulate``. Without ``training`` the model is in eval mode. With it each
         microbatch has BatchNorm statistics of its own. Returns the mean losses (n,).
         """
+        self._check(weights, x, y, training)
+        way = self._way(x)
         if self.accumulate == 1:
-            return self._minibatch(weights, x, y, out, training)
+            return self._by(way, weights, x, y, out, training)
         losses, part = weights.new_zeros(len(weights)), torch.empty_like(out)
         out.zero_()
         for i in range(self.accumulate):
@@ -174,25 +262,40 @@ class Stack:
             def micro(tensor: Tensor, i: int = i) -> Tensor:
                 return tensor.chunk(self.accumulate, 1)[i]
 
-            found = self._minibatch(weights, tree_map(micro, x), tree_map(micro, y), part, training, i)
+            found = self._by(way, weights, tree_map(micro, x), tree_map(micro, y), part, training, i)
             losses += found / self.accumulate
             out.add_(part, alpha=1 / self.accumulate)
         return losses
 
-    def _minibatch(
-        self, weights: Tensor, x: Any, y: Any, out: Tensor, training: Training | None, micro: int = 0
+    def _by(
+        self,
+        way: Way,
+        weights: Tensor,
+        x: Any,
+        y: Any,
+        out: Tensor,
+        training: Training | None,
+        micro: int = 0,
     ) -> Tensor:
-        if self.steps is None and self.batched:
+        """:meth:`gradients` of a microbatch."""
+        if way == "chain":
+            return self._chained(weights, x, y, out)
+        if way == "batched":
             return self._at_once(weights, x, y, out, training)
-        if self.steps is None:
-            rows = []
-            for j, w in enumerate(weights):
-                model, state, seed = self.problem.model, dict[str, Tensor](), self.seed
-                if training is not None:
-                    model, seed = self.training_model, training.seed(j, micro)
-                    state = {name: each[j] for name, each in training.buffers.items()}
-                rows.append(self._one(model, state, seed, w, take(x, j), take(y, j), out[j]))
-            return torch.stack(rows)
+        rows = []
+        for j, w in enumerate(weights):
+            model, state, seed = self.problem.model, dict[str, Tensor](), self.seed
+            if training is not None:
+                model, seed = self.training_model, training.seed(j, micro)
+                state = {name: each[j] for name, each in training.buffers.items()}
+            inputs = take(x, j)
+            if way == "channels last":
+                inputs = inputs.contiguous(memory_format=torch.channels_last)
+            rows.append(self._one(model, state, seed, w, inputs, take(y, j), out[j]))
+        return torch.stack(rows)
+
+    def _chained(self, weights: Tensor, x: Any, y: Any, out: Tensor) -> Tensor:
+        assert self.steps is not None
         views, grads = self.problem.layout.views(weights), self.problem.layout.views(out)
         dtype = weights.dtype if self.precision == "full" else torch.bfloat16
         h = x.flatten(2).transpose(1, 2)  # features before samples: gradients come out as the weights lie
@@ -221,8 +324,6 @@ class Stack:
         out: Tensor,
     ) -> Tensor:
         leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(theta).items()}
-        if self._pixels_first and isinstance(x, Tensor) and x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
         with fixed_randomness(self.problem, seed):
             loss = self._loss(model, {**leaves, **state}, x, y, theta.dtype)
         return self._write(leaves, loss, out)
@@ -260,10 +361,9 @@ class Stack:
         Never where one pass for each learner is needed: with dropout, whose numbers are each learner's own,
         or what torch.vmap does not know; nor where the activations of all learners would exceed MOST.
         """
-        n, batch = len(weights), next(named_tensors(x))[1].shape[1] // self.accumulate
-        if self.steps is not None or n == 1 or n * batch * self.problem.sample_bytes > MOST:
+        if self.steps is not None or len(weights) == 1 or self._bytes(weights, x, y) > MOST:
             return False
-        out, own = {False: torch.empty_like(weights), True: torch.empty_like(weights)}, training
+        out, own = torch.empty_like(weights), training
 
         def run(batched: bool) -> float:
             nonlocal own
@@ -271,23 +371,33 @@ class Stack:
                 own = Training({k: t.clone() for k, t in training.buffers.items()}, training.seed)
             self.batched = batched
             clock = time.perf_counter()
-            self.gradients(weights, x, y, out[batched], own)
+            self.gradients(weights, x, y, out, own)
             if weights.is_cuda:
                 torch.cuda.synchronize(weights.device)
             return time.perf_counter() - clock
 
         try:
+            if not self._error("batched", weights, x, y, training) <= self._rounding(weights):
+                return False
+            self._checked.add("batched")
             for batched in (False, True):
                 run(batched)
-            error = (out[True] - out[False]).norm() / out[False].norm()
-            if not bool(error < SAME):
-                return False
             seconds = [(run(False), run(True)) for _ in range(2)]
         except (RuntimeError, NotImplementedError):
             return False
         finally:
             self.batched = False
         return min(b for _, b in seconds) < PAYS * min(a for a, _ in seconds)
+
+    def _bytes(self, weights: Tensor, x: Any, y: Any) -> int:
+        """What the activations of all learners' microbatches would take."""
+        leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(weights[0]).items()}
+        saved = SavedBytes(besides=leaves.values())
+        batch = next(named_tensors(x))[1].shape[1]
+        with torch.enable_grad(), saved:
+            a, b = take((x, y), (0, slice(2)))
+            self._loss(self.problem.model, leaves, a, b, weights.dtype)
+        return len(weights) * batch // self.accumulate * saved.bytes_ // min(2, batch)
 
 
 class _Linear(torch.autograd.Function):

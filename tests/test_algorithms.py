@@ -215,6 +215,12 @@ def test_pairs_with_stale_gradients_by_hand() -> None:
     torch.testing.assert_close(path, torch.stack(ws))
 
 
+def test_push_sum_refuses_a_graph_that_is_not_strongly_connected(tmp_path: Path) -> None:
+    np.savetxt(tmp_path / "p.csv", [[1, 0.5, 0], [0, 0.5, 0.5], [0, 0, 0.5]], delimiter=",")
+    with pytest.raises(InputError, match=r"algorithm.graph: .*p.csv is not strongly connected \(3 comp"):
+        SGP(3, 0, str(tmp_path / "p.csv"))
+
+
 @pytest.mark.parametrize("graph", ["random", "one-peer-exponential", "file"])
 def test_push_sum_by_algorithm_1(graph: str, tmp_path: Path) -> None:
     g, x, w = slopes(), start(), torch.ones(4).double()

@@ -29,6 +29,12 @@ BUILT_IN = {
 }
 
 
+@pytest.mark.parametrize("samples", [-1, 0, 1797, 3000])
+def test_digits_refuses_a_split_without_samples(samples: int) -> None:
+    with pytest.raises(InputError, match=rf"data.test_samples: {samples} is not allowed.*1…1796"):
+        landscape.data.load("digits", test_samples=samples)
+
+
 def test_the_built_in_recipes_are_there_and_read_back_equal() -> None:
     assert set(recipe.built_in()) == BUILT_IN
     for name in BUILT_IN:

@@ -14,7 +14,7 @@ import landscape
 from landscape import FailedError, InputError, Problem
 from landscape.data.synthetic import mean_output
 from landscape.stack import Stack
-from landscape.train import algorithms
+from landscape.train import algorithms, pairs
 from landscape.train.decomposition import StepDecomposition, estimate_gradient
 from landscape.train.mixing import Mixing, expected_matching
 from landscape.vector import average
@@ -196,11 +196,47 @@ def test_sampled_estimates_lie_within_their_own_error_bars() -> None:
     for step in range(200):
         g = estimate_gradient(problem, problem.theta, 64, seed=0, step=step)
         p = g.project([d])
-        dot, dot_se = float(p.dots), float(p.dots_se)
-        pulls.append([(p.norm2 - float(truth @ truth)) / p.norm2_se, (dot - float(d @ truth)) / dot_se])
+        rate, rate_se = float(p.along), float(p.along_se)
+        exact = float(d @ truth / (truth @ truth))
+        pulls.append([(p.norm2 - float(truth @ truth)) / p.norm2_se, (rate - exact) / rate_se])
     mean, std = np.mean(pulls, axis=0), np.std(pulls, axis=0)
     assert np.all(np.abs(mean) < 0.35)  # unbiased: ±0.07 for normal pulls, a little more for 8 groups
     assert np.all((std > 0.7) & (std < 1.6))  # the stated errors are of the right size
+
+
+def test_the_decomposition_by_a_sample_is_right_on_average_and_its_errors_are_of_the_right_size() -> None:
+    """Against g on all samples; with the square of an estimate, or errors that do not cancel, Δ is lost."""
+    torch.manual_seed(0)
+    model = landscape.models.build("mlp", widths=[6, 8, 3], activation="tanh")
+    data = landscape.data.load("synthetic", samples=3000, dimension=6, classes=3)
+    problem = Problem(model, data.loss, data.train, dtype=torch.float64)
+    stack, at = Stack(problem), problem.theta + 0.05 * torch.randn(4, problem.layout.size).double()
+    drawn = torch.randint(problem.samples, (4, 200))
+    x, y = problem.gather(drawn)
+    own = torch.empty_like(at)
+    stack.gradients(at, x, y, out=own)
+
+    def columns(samples: int, step: int) -> dict[str, float]:
+        return StepDecomposition(stack, at, x, y, own, samples, 0, step).columns(at - 0.5 * own, 0.5)
+
+    truth, draws = columns(0, 0), [columns(512, step) for step in range(120)]
+    for name in ("alpha_e", "grad_norm2", "delta", "delta_s", "delta_2", "delta_cross"):
+        values, errors = (np.array([c[name + end] for c in draws]) for end in ("", "_se"))
+        assert truth[f"{name}_se"] == 0
+        assert abs(values.mean() - truth[name]) < 3.5 * values.std() / 120**0.5, name
+        assert 0.8 < (errors**2).mean() ** 0.5 / values.std() < 1.4, name
+
+
+def test_pairs_estimate_products_and_their_covariance_without_bias() -> None:
+    torch.manual_seed(0)
+    a, b = (0.3 + torch.randn(20000, 6, dtype=torch.float64) for _ in range(2))
+    h, q = (v[:, :, None] * v[:, None, :] for v in (a, a + b))
+    found, other = pairs.mean(h), pairs.mean(q)
+    assert float(found.mean()) == pytest.approx(0.09, abs=4 * float(found.std()) / 20000**0.5)
+    expected = float(torch.cov(torch.stack([found, other]))[0, 1])
+    assert float(pairs.covariance(h, q).mean()) == pytest.approx(expected, rel=0.05)
+    assert float(pairs.covariance(h, h).mean()) == pytest.approx(float(found.var()), rel=0.05)
+    assert bool(pairs.quotient(h, -h)[0][found > 0].isnan().all())
 
 
 def test_bad_options_name_the_nearest_known_one() -> None:

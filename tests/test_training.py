@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ import torch
 import landscape
 from landscape import Checkpoint, FailedError, InputError, checkpoint
 from landscape.train import launch, recipe
-from landscape.train.loop import Trainer
+from landscape.train.loop import Hooks, Trainer
 from landscape.train.mixing import Mixing
 from landscape.train.randomness import generator
 from tests.conftest import Command
@@ -97,6 +98,32 @@ def test_a_finished_run_may_go_on_to_more_steps_with_the_same_bits(tiny: Path, t
         launch.launch(recipe.read(str(tiny), ["lr=0.1"]), tmp_path / "a", resume=True)
 
 
+@pytest.mark.parametrize("what", ["changed", "missing", "elsewhere"])
+def test_a_run_keeps_the_mixing_matrix_that_it_began_with(
+    what: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ring, pairs = Mixing("ring(1)", 4, 0).matrix(1), np.kron(np.eye(2), np.full((2, 2), 0.5))
+    np.savetxt("m.csv", ring, delimiter=",")
+    settings = ("--set", "algorithm.mixing=m.csv")
+    whole = launch.launch(recipe.read(str(tiny), ["algorithm.mixing=m.csv"]), tmp_path / "whole")
+    (tmp_path / "run").mkdir()
+    shutil.copy(tmp_path / "whole" / "step-0000010.h5", tmp_path / "run" / "last.h5")
+    if what == "changed":
+        np.savetxt("m.csv", pairs, delimiter=",")
+        code, _, err = command("train", tiny, *settings, "-o", "run", "--resume")
+        assert (code, len(err.splitlines())) == (1, 1)
+        assert "m.csv holds another matrix" in err
+    else:
+        Path("m.csv").unlink()
+    if what == "elsewhere":
+        (tmp_path / "there").mkdir()
+        monkeypatch.chdir(tmp_path / "there")
+    assert command("train", "-o", tmp_path / "run", "--resume", "-q")[0] == 0
+    same_bits(whole, Checkpoint.load(tmp_path / "run" / "last.h5"))
+    assert command("info", tmp_path / "run" / "last.h5")[0] == 0
+
+
 def test_a_checkpoint_comes_back_as_it_was(tiny: Path, tmp_path: Path) -> None:
     end = launch.launch(recipe.read(str(tiny)), tmp_path / "run")
     back = landscape.load(tmp_path / "run" / "last.h5")
@@ -112,6 +139,22 @@ def test_a_checkpoint_comes_back_as_it_was(tiny: Path, tmp_path: Path) -> None:
     problem = back.problem("test")
     assert problem.evaluate() == (back.history["test_loss"][-1], back.history["test_accuracy"][-1])
     assert torch.equal(back.problem(learner=2).theta, back.weights[2])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_checkpoint_that_is_handed_over_never_changes(tiny: Path, name: str) -> None:
+    values = recipe.parse(tiny.read_text(), "tiny") | {"name": "tiny", "algorithm": ALGORITHMS[name]}
+    values |= {"checkpoint": {"every": 1}, "optimizer": {"name": "sgd", "momentum": 0.9}}
+    seen: list[Checkpoint] = []
+    kept: list[Checkpoint] = []
+
+    def save(state: Checkpoint) -> None:
+        seen.append(state)
+        kept.append(copy.deepcopy(state))
+
+    Trainer(recipe.from_values(values), hooks=Hooks(save=save)).run()
+    for mine, theirs in zip(seen, kept, strict=True):
+        same_bits(mine, theirs)
 
 
 def test_the_history_is_decomposed_where_due_and_its_identities_hold(tiny: Path) -> None:

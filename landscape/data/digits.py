@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from landscape.data.base import Dataset, classification
-from landscape.options import choose
+from landscape.options import InputError, choose
 from landscape.store import Array
 
 FORMS = ("flat", "image", "frames")
@@ -19,12 +19,17 @@ def digits(data_dir: str | Path | None = None, test_samples: int = 360, form: st
     360 of 1,797 is a fifth, a usual hold-out (ours; the set has no official split). So that any network can
     be tried with nothing to fetch, ``form`` "image" makes x (N, 3, 32, 32), each pixel 4 × 4 times in three
     equal channels, and "frames" x (N, 8, 8), the rows as frames that each have the digit's label, y (N, 8).
+    Raises InputError unless both splits hold a sample.
     """
     from sklearn.datasets import load_digits
 
     bundle = load_digits()
     order = np.random.default_rng(0).permutation(len(bundle.target))
     x, y = bundle.data[order].astype(np.uint8), bundle.target[order].astype(np.uint8)
+    if not 1 <= test_samples < len(y):
+        raise InputError(
+            f"data.test_samples: {test_samples} is not allowed, it must be 1…{len(y) - 1} of {len(y)} digits"
+        )
     choose("data.form", form, FORMS)
     x, y = _formed(x, y, form)
     cut = len(y) - test_samples

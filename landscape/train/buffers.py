@@ -95,7 +95,7 @@ class Buffers:
     def rows(self) -> dict[str, Tensor]:
         """What a checkpoint keeps, name -> (n_own, ...)."""
         own = {name: t.clone() for name, t in self.own.items()}  # the next step changes them in place
-        return {**own, **{name: _rows(t, self._comm.held) for name, t in self._fixed.items()}}
+        return {**own, **{name: _rows(t.clone(), self._comm.held) for name, t in self._fixed.items()}}
 
     def restore(self, rows: Mapping[str, Tensor]) -> None:
         """Go on from what a checkpoint kept. FailedError if it lacks a learner's statistics."""

@@ -16,12 +16,13 @@ from landscape.options import InputError
 from landscape.problem import Problem
 from landscape.stack import Stack, Training
 from landscape.train.comm import Comm
+from landscape.train.pairs import mean, quotient, standard_error
 from landscape.train.randomness import generator
 
-# Independent estimates of g that a sample is cut into; half serve ⟨·, g⟩, half ‖g‖², so that the two are
-# independent (ours; enough for a standard error within about 20%).
+# Independent estimates of g that a sample is cut into (ours; a standard error is then within about 20%).
 GROUPS = 16
-DELTA_2 = ("delta_2", "delta_2_full", "delta_cross")  # 0 where all gradients are taken at the mean
+# 0 where all gradients are taken at the mean.
+DELTA_2 = ("delta_2", "delta_2_se", "delta_2_full", "delta_cross", "delta_cross_se")
 
 
 # Coordinates taken to float64 at a time: what they become stays in cache (ours).
@@ -45,45 +46,42 @@ class Gradient:
         return len(self.rows) == 1
 
     def project(self, vectors: Sequence[Tensor]) -> Projection:
-        """⟨v, g⟩ and what belongs to it, of m vectors (P_share,)."""
-        half = self.rows[: max(1, len(self.rows) // 2)]
-        k, all_ = len(half), self.comm.totals(_products([*half, *vectors]))
-        dots, pairs = all_[:k, k:].mean(0), all_[k:, k:]
+        """⟨v, g⟩ and what belongs to it, of m vectors (P_share,) that do not depend on the estimates."""
+        k, m = len(self.rows), len(vectors)
+        found = self.comm.totals(_products([*self.rows, *vectors]))
+        gg, dots, pairs = found[:k, :k], found[:k, k:].T, found[k:, k:]
         if not self.exact:
-            norm2, norm2_se = self._norm2()
-            errors = all_[:k, k:].std(0, correction=1) / k**0.5
-            return Projection(norm2, norm2_se, dots, errors, pairs, pairs - dots.outer(dots) / norm2)
-        norm2 = float(all_[0, 0]) or float("nan")
+            each = (dots[:, :, None] + dots[:, None, :]) / 2  # (m, k, k)
+            both = (dots[:, None, :, None] * dots[None, :, None, :]).expand(m, m, k, k)
+            along, along_se = quotient((both + both.mT) / 2, gg)
+            norms = float(mean(gg)), float(standard_error(gg))
+            return Projection(*norms, *quotient(each, gg), pairs, pairs - along, along_se)
+        norm2 = float(gg) or float("nan")
         # The projections themselves, so that small ones are not lost in differences.
-        across = self.comm.totals(_products([self.rows[0], *vectors], dots / norm2))[1:, 1:]
-        return Projection(norm2, 0.0, dots, torch.zeros_like(dots), pairs, across)
-
-    def _norm2(self) -> tuple[float, float]:
-        """‖g‖² and its standard error, without bias from pairs of independent estimates."""
-        half = list(self.rows[len(self.rows) // 2 :])
-        k, pairs = len(half), self.comm.totals(_products(half))
-        squares, total = pairs.diagonal(), pairs.sum()
-        # Leave-one-out means of the pairwise products, whose spread gives the jackknife error.
-        rest = total - 2 * pairs.sum(0) + squares
-        left = (rest - (squares.sum() - squares)) / ((k - 1) * (k - 2))
-        error = ((k - 1) / k * (left - left.mean()).square().sum()).sqrt()
-        return float(total - squares.sum()) / (k * (k - 1)), float(error)
+        along = dots[:, 0] / norm2
+        across = self.comm.totals(_products([self.rows[0], *vectors], along))[1:, 1:]
+        zero = torch.zeros_like(across)
+        return Projection(norm2, 0.0, along, zero[0], pairs, across, zero)
 
 
 @dataclass(frozen=True)
 class Projection:
-    """‖g‖² and, of m vectors, ``dots`` ⟨v, g⟩ (m,), with standard errors, 0 where g is exact.
+    """‖g‖² and, of m vectors, ``along`` ⟨v, g⟩/‖g‖² (m,), with standard errors, 0 where g is exact.
 
     ``pairs`` (m, m): ⟨a, b⟩ of any two; ``across``: ⟨P⊥a, P⊥b⟩, P⊥ being the projector orthogonal to g.
-    ‖g‖² is NaN where g is exactly zero, since nothing can be projected on it.
+    Where g is estimated, each product of two means comes from independent samples, and numerator and
+    denominator of ⟨a, g⟩⟨b, g⟩/‖g‖² from the same: their errors are nearly the same and cancel, so that the
+    error of Δ goes with the noise η, not with the whole displacement. What is divided by ‖g‖² is NaN where
+    the estimate of that is not positive. ‖g‖² is NaN where g is exactly zero: nothing can be projected on it.
     """
 
     norm2: float
     norm2_se: float
-    dots: Tensor
-    dots_se: Tensor
+    along: Tensor
+    along_se: Tensor
     pairs: Tensor
     across: Tensor
+    across_se: Tensor
 
 
 def _products(vectors: Sequence[Tensor], along: Tensor | None = None) -> Tensor:
@@ -215,22 +213,24 @@ class StepDecomposition:
         # The mean of the differences: each is nearly free of rounding, which one of the means is not.
         vectors = [self._comm.part_mean(new, "d", minus=self._weights), *self._parts]
         found = g.project(vectors)
-        norm2, norm2_se, pairs, across = found.norm2, found.norm2_se, found.pairs, found.across
-        alpha_e, dot_se = float(-found.dots[0] / norm2), float(found.dots_se[0])
+        pairs, across, errors = found.pairs, found.across, found.across_se
         columns = {
             "train_loss": g.loss,
-            "alpha_e": alpha_e,
-            "alpha_e_se": (dot_se**2 + (alpha_e * norm2_se) ** 2) ** 0.5 / abs(norm2),
-            "grad_norm2": norm2,
-            "grad_norm2_se": norm2_se,
+            "alpha_e": -float(found.along[0]),
+            "alpha_e_se": float(found.along_se[0]),
+            "grad_norm2": found.norm2,
+            "grad_norm2_se": found.norm2_se,
             "displacement2": float(pairs[0, 0]),
             "delta": float(across[0, 0]),
+            "delta_se": float(errors[0, 0]),
         }
         if not self._split:
             return columns
         scale = lr**2
-        columns["delta_s"] = scale * float(across[1, 1])
+        columns |= {"delta_s": scale * float(across[1, 1]), "delta_s_se": scale * float(errors[1, 1])}
         if self._at_mean:
             return columns | dict.fromkeys(DELTA_2, 0.0)
-        values = scale * across[2, 2], scale * pairs[2, 2], 2 * scale * across[1, 2]
+        values = [
+            scale * v for v in (across[2, 2], errors[2, 2], pairs[2, 2], 2 * across[1, 2], 2 * errors[1, 2])
+        ]
         return columns | {name: float(v) for name, v in zip(DELTA_2, values, strict=True)}

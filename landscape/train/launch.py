@@ -9,10 +9,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from landscape import store
 from landscape.checkpoint import Checkpoint
+from landscape.data.base import fingerprint
 from landscape.options import FailedError, InputError, choose
 from landscape.train import processes
 from landscape.train.comm import Comm
@@ -72,7 +74,8 @@ def launch(
     hooks.save = functools.partial(_save, folder=folder, comm=trainer.comm)
     if group:
         start = {"data": str(trainer.data["fingerprint"]), "first step": str(trainer.step + 1)}
-        group.agree(_flat(dataclasses.asdict(recipe)) | start)
+        start["mixing matrix"] = fingerprint(recipe.matrices.values())
+        group.agree(_flat(recipe.values()) | start)
     try:  # only now, when nothing else can be wrong: a mistake leaves no trace in the folder
         folder.mkdir(parents=True, exist_ok=True)
         if group is None or group.rank == 0:
@@ -218,6 +221,12 @@ def _same(stored: Recipe, wanted: Recipe | None, folder: Path) -> Recipe:
         if a != b:
             raise FailedError(
                 f"{folder}: its run has {a}, going on with {b} is not allowed; only steps may grow"
+            )
+    for path, matrix in wanted.matrices.items():
+        if not np.array_equal(stored.matrices[path], matrix):
+            raise FailedError(
+                f"{folder}: {path} holds another matrix than its run began with; leave RECIPE out to go on "
+                "with the run's own"
             )
     return wanted
 

@@ -28,6 +28,7 @@ from landscape.train.randomness import generator
 from landscape.train.recipe import Recipe, from_values, parse
 from landscape.train.trial import Trial
 
+MATRIX = "matrix"  # what a checkpoint calls the mixing matrix that a file held when the run began
 START = "start_norm2"  # what a checkpoint calls ‖w_a‖² at the start of a run from another one's weights
 # Steps in a row that the spread must exceed its bound by: a burst, such as one huge gradient, is over sooner,
 # and under SSGD the learners are together again after one step (ours).
@@ -300,7 +301,14 @@ class Trainer:
 
     def _evaluate(self, row: dict[str, float]) -> None:
         self._statistics()
-        row["test_loss"], row["test_accuracy"] = self.comm.evaluate(self.test, self.comm.mean(self.weights))
+        mean, comm = self.comm.mean(self.weights), self.comm
+        if self.test.indexed or comm.size == 1:
+            found = comm.evaluate(self.test, mean)
+        else:  # batches cannot be shared: all go through them, so that none waits, and one is believed
+            found = self.test.evaluate(mean)
+            loss, accuracy = comm.total(*(found if comm.rank == 0 else (0.0, 0.0)))
+            found = loss, accuracy
+        row["test_loss"], row["test_accuracy"] = found
 
     def _suspicious(self) -> bool:
         """Whether the spread last measured may be beyond its bound, so that the next is worth measuring."""
@@ -336,13 +344,15 @@ class Trainer:
         return f"diverged at step {self.diverged_at}: {what[self.diverged]}; the last finite state is kept"
 
     def checkpoint(self) -> Checkpoint:
-        """The run's state now."""
+        """The run's state now, in tensors of its own: later steps use the run's memory again."""
         columns = {c: np.array([row[c] for row in self.rows], dtype=np.float64) for c in HISTORY_UNITS}
         recipe, shared = self.recipe, self.rule.shared | self.monitor.state | self.trial.state
         if recipe.init.checkpoint:  # the file may be gone when this one is resumed
             shared = shared | {START: torch.tensor(self._start_norm2, dtype=torch.float64)}
+        for matrix in recipe.matrices.values():
+            shared = shared | {MATRIX: torch.from_numpy(matrix)}
         return Checkpoint(
-            weights=self.weights,
+            weights=self.weights.clone(),
             layout=self.train.layout,
             step=self.step,
             epoch=self.step * recipe.batch / self.train.samples,
@@ -355,15 +365,21 @@ class Trainer:
             seed=recipe.seed,
             history=columns,
             buffers=self.buffers.rows(),
-            mean_buffers=self._statistics(),
-            optimizer=self.optimizer.state,
-            rule=self.rule.state,
-            shared=shared,
+            mean_buffers=_copied(self._statistics()),
+            optimizer=_copied(self.optimizer.state),
+            rule=_copied(self.rule.state),
+            shared=_copied(shared),
             diverged_at=self.diverged_at,
             diverged=self.diverged,
         )
 
 
+def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
 def recipe_of(checkpoint: Checkpoint) -> Recipe:
-    """The recipe that a checkpoint's run followed."""
-    return from_values(parse(checkpoint.recipe, str(checkpoint.path or "checkpoint")))
+    """The recipe that a checkpoint's run followed, with the mixing matrix that it began with."""
+    matrix = checkpoint.shared.get(MATRIX)
+    values = parse(checkpoint.recipe, str(checkpoint.path or "checkpoint"))
+    return from_values(values, None if matrix is None else matrix.cpu().numpy())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+from collections.abc import Iterator
+from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -23,6 +26,20 @@ FORMS = (
 )
 # Row and column sums may miss 1 by this much: a matrix typed with four decimals passes (ours).
 SUM_TOLERANCE = 1e-4
+_KNOWN: ContextVar[dict[str, Array] | None] = ContextVar("known", default=None)
+
+
+@contextlib.contextmanager
+def known_matrices(known: dict[str, Array]) -> Iterator[None]:
+    """Matrices of files that ``known`` has by their names are not read inside; others are added to it.
+
+    So a run keeps the matrix that it began with, whatever becomes of the file.
+    """
+    token = _KNOWN.set(known)
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
 
 
 class Mixing:
@@ -155,6 +172,11 @@ class Mixing:
         )
 
 
+def is_file(spec: object) -> bool:
+    """Whether ``spec`` names the file of a matrix."""
+    return isinstance(spec, str) and Path(spec).suffix in (".csv", ".txt", ".npy")
+
+
 def averages_all(matrix: Array) -> bool:
     """Whether what ``matrix`` (n, n) needs is an all-reduce: all entries are equal.
 
@@ -184,7 +206,7 @@ def expected_matching(n: int) -> Array:
 
 def _cycle(spec: str, n: int, where: str) -> list[Array]:
     """The matrices of a ``spec`` that is not drawn."""
-    if Path(spec).suffix in (".csv", ".txt", ".npy"):
+    if is_file(spec):
         return [read_matrix(where, Path(spec), n)]
     form = re.fullmatch(r"([a-z-]+)(?:\((\d+)(?:x(\d+))?\))?", spec.replace(" ", ""))
     name, a, b = form.groups() if form else ("", None, None)
@@ -252,15 +274,8 @@ def read_matrix(
 
     ``where`` is the option that named it. Raises FailedError or InputError for any other.
     """
-    try:
-        if path.suffix == ".npy":
-            m = np.load(path, allow_pickle=False)
-        else:
-            m = np.loadtxt(path, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
-        m = np.asarray(m, dtype=float)
-    except (OSError, ValueError) as error:
-        words = " ".join(str(error).split())
-        raise FailedError(f"{where}: {path} cannot be read as a matrix ({words})") from error
+    known = _KNOWN.get()
+    m = _numbers(where, path) if known is None or str(path) not in known else known[str(path)]
     if m.shape != (n, n):
         raise InputError(f"{where}: {path} holds a {m.shape} matrix, {n} learners need ({n}, {n})")
     if not np.isfinite(m).all() or m.min() < 0:
@@ -278,4 +293,18 @@ def read_matrix(
         for _ in range(100):  # what few decimals leave is scaled away (Sinkhorn)
             for axis in axes:
                 m = m / m.sum(axis, keepdims=True)
-    return np.asarray(m)
+    if known is not None:
+        known[str(path)] = m
+    return m
+
+
+def _numbers(where: str, path: Path) -> Array:
+    try:
+        if path.suffix == ".npy":
+            m = np.load(path, allow_pickle=False)
+        else:
+            m = np.loadtxt(path, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
+        return np.asarray(m, dtype=float)
+    except (OSError, ValueError) as error:
+        words = " ".join(str(error).split())
+        raise FailedError(f"{where}: {path} cannot be read as a matrix ({words})") from error

@@ -35,7 +35,7 @@ def mean_path(
         checkpoint=Save(every=1),
     )
     found = [run.mean]
-    hooks = Hooks(save=lambda state: found.append(average(state.weights).cpu().clone()))
+    hooks = Hooks(save=lambda state: found.append(average(state.weights).cpu()))
     # The spread of a diverged run can be smoothed by, but there is nowhere to go on to.
     if not run.diverged:
         Trainer(recipe, checkpoint=run, device=device, data_dir=data_dir, hooks=hooks).run()

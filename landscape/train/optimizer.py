@@ -66,7 +66,7 @@ class Optimizer(ABC):
 
     def _norms(self, v: Tensor) -> Tensor:
         """(n, slots): the norm of each learner's part of each parameter tensor."""
-        return torch.stack([p.flatten(1).norm(dim=1) for p in self.layout.views(v).values()], dim=1)
+        return torch.stack([v[:, s.offset : s.offset + s.size].norm(dim=1) for s in self.layout.slots], dim=1)
 
     def _scale(self, v: Tensor, ratios: Tensor) -> Tensor:
         """``v`` (n, P), each parameter tensor of each learner times its ratio (n, slots); in place."""

@@ -15,7 +15,9 @@ from landscape import data, models
 from landscape.factories import Spec, is_own
 from landscape.options import FailedError, InputError, check_type, choose, positive
 from landscape.stack import Precision
+from landscape.store import Array
 from landscape.train import algorithms, optimizer
+from landscape.train.mixing import is_file, known_matrices
 from landscape.train.schedule import Schedule
 
 BUILT_IN = Path(__file__).parent / "recipes"
@@ -127,6 +129,8 @@ class Recipe:
     monitor: Monitor = field(default_factory=Monitor)
     diverge: Diverge = field(default_factory=Diverge)
     init: Init = field(default_factory=Init)
+    #: Mixing matrices by the names of their files, each read once: no key of a recipe, kept by checkpoints.
+    matrices: dict[str, Array] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for key in ("learners", "batch", "accumulate"):
@@ -184,7 +188,8 @@ class Recipe:
 
     def rule(self) -> algorithms.Rule:
         """A new update rule, as the table "algorithm" says."""
-        rule = algorithms.make(*self.part("algorithm"), learners=self.learners, seed=self.seed)
+        with known_matrices(self.matrices):
+            rule = algorithms.make(*self.part("algorithm"), learners=self.learners, seed=self.seed)
         rule.peak = self.schedule.peak(self.lr, self.batch)
         return rule
 
@@ -207,9 +212,15 @@ class Recipe:
         """α at ``step``, counted from 1, with ``samples`` in the training set."""
         return self.schedule.at(self.lr, step, self.batch, samples)
 
+    def values(self) -> dict[str, Any]:
+        """All keys, nested."""
+        found = dataclasses.asdict(self)
+        del found["matrices"]
+        return found
+
     def to_toml(self) -> str:
         """The whole recipe, defaults included, as TOML that reads back to an equal recipe."""
-        values = dataclasses.asdict(self)
+        values = self.values()
         checks: dict[str, Any] = {"algorithm": algorithms, "optimizer": optimizer}
         for table, check in checks.items():
             name, given = self.part(table)
@@ -295,13 +306,20 @@ def parse_value(written: str) -> Any:
         return written
 
 
-def from_values(values: dict[str, Any]) -> Recipe:
-    """A checked recipe from nested values; unknown keys and wrong types are InputErrors that name the key."""
-    return typing.cast(Recipe, _build(Recipe, values, ""))
+def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:
+    """A checked recipe from nested values; unknown keys and wrong types are InputErrors that name the key.
+
+    ``matrix`` stands for the file that the table "algorithm" names, if it does.
+    """
+    rule = values.get("algorithm", {})
+    files = [v for v in rule.values() if is_file(v)] if isinstance(rule, dict) else []
+    matrices = {} if matrix is None else {str(Path(name)): matrix for name in files}
+    return typing.cast(Recipe, _build(Recipe, values, "", matrices=matrices))
 
 
-def _build(kind: type[Any], values: dict[str, Any], prefix: str) -> Any:
-    hints, fields = typing.get_type_hints(kind), {f.name: f for f in dataclasses.fields(kind)}
+def _build(kind: type[Any], values: dict[str, Any], prefix: str, **given: Any) -> Any:
+    hints = typing.get_type_hints(kind)
+    fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in given}
     built = {}
     for key, value in values.items():
         choose(f"recipe key {prefix}{key}", key, fields)
@@ -317,4 +335,4 @@ def _build(kind: type[Any], values: dict[str, Any], prefix: str) -> Any:
         no_default = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if name not in built and no_default:
             raise InputError(f"recipe key {prefix}{name}: missing, and there is no default")
-    return kind(**built)
+    return kind(**built, **given)

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from landscape.options import InputError
 from landscape.stability import max_stable_step
 from landscape.stability_rules import first_unstable, max_mixing_step
 from landscape.store import Array
 from landscape.train.algorithms.base import Rule
-from landscape.train.mixing import Mixing, read_matrix
+from landscape.train.mixing import Mixing, is_file, read_matrix
 from landscape.train.randomness import generator
 
 
@@ -32,8 +34,14 @@ class SGP(Rule):
         super().__init__(learners, seed)
         self.graph = graph
         self.mixing, self.fixed = None, None
-        if Path(graph).suffix in (".csv", ".txt", ".npy"):
+        if is_file(graph):
             self.fixed = read_matrix("algorithm.graph", Path(graph), learners, sums=("column",))
+            parts, _ = connected_components(self.fixed > 0, directed=True, connection="strong")
+            if parts > 1:
+                raise InputError(
+                    f"algorithm.graph: {graph} is not strongly connected ({parts} components), what each "
+                    "learner sends must reach every other one"
+                )
         elif graph != "random":
             self.mixing = Mixing(graph, learners, seed, where="algorithm.graph")
 
