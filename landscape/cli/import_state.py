@@ -55,7 +55,7 @@ def import_state(states: tuple[str, ...], output: str | None, source: common.Sou
         for split in sizes:
             if isinstance(data, factories.UserData) and split not in data.splits:
                 continue
-            problem = common.open_problem(checkpoint, split, source, "cpu")
+            problem = common.open_problem(checkpoint, split, source, "cpu", quiet=quiet)
             sizes[split] = problem.samples
             common.message(describe(split, problem), quiet)
         mark = data.fingerprint if data else ""
