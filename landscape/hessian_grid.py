@@ -23,7 +23,6 @@ from landscape.store import About, Array, Result
 
 if TYPE_CHECKING:
     import torch.distributed as dist
-    from matplotlib.figure import Figure
 
 RESIDUALS = ("residual_min", "residual_max")
 
@@ -75,17 +74,11 @@ class HessianGrid(Result):
         if self.done.size == 0:
             object.__setattr__(self, "done", np.ones(shape, bool))
 
-    def plot(self, **options: Any) -> Figure:
-        """A heatmap of the ratio; see :func:`landscape.plots.hessian_grids`."""
-        from landscape import plots  # numerics import no matplotlib until a picture is asked for
-
-        return plots.hessian_grids([self], **options)
-
 
 def hessian_grid(
     problem: Problem,
     plane: Plane,
-    grid: tuple[int, int] = (4, 4),
+    grid: int | tuple[int, int] = (4, 4),
     span: float = 0.1,
     *,
     tol: float = TOL,

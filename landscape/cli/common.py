@@ -149,9 +149,7 @@ def open_problem(
     if dtype not in ("float32", "float64"):
         raise InputError(f"--dtype: '{dtype}' is not allowed, it must be float32 or float64")
     source.check_model(checkpoint)
-    if other := source.other_data(checkpoint):
-        known = factories.spelled(checkpoint.data["name"], checkpoint.data["options"])
-        message(f"--data: {other} is other data than {checkpoint.path} was made with, {known}", quiet)
+    other = source.other_data(checkpoint)
     problem = checkpoint.problem(
         split,
         model=source.build_model if source.model else None,
@@ -163,6 +161,9 @@ def open_problem(
     )
     if source.model or source.data or source.loss:
         problem.check_fit()
+    if other:
+        known = factories.spelled(checkpoint.data["name"], checkpoint.data["options"])
+        message(f"--data: {other} is other data than {checkpoint.path} was made with, {known}", quiet)
     return problem
 
 

@@ -40,10 +40,13 @@ class GridFile(Generic[R]):
         self._held = self._read(kind)
         self._past: list[R | None] = [None] * len(origins)
         places = {origin["source_sha256"]: i for i, origin in enumerate(origins)}
+        every = {sha for key in places for sha in key.split(", ")}
         for held in self._held:
-            i = places.get(getattr(held, "source_sha256", ""))
+            of: str = getattr(held, "source_sha256", "")
+            i = places.get(of)
             label = {} if i is None else {"label": origins[i]["label"]}  # which names other data
-            reason = difference(held, {**wanted, **label})
+            # A surface between checkpoints is of several: of these, it differs from one around them in kind.
+            reason = "" if every.isdisjoint(of.split(", ")) else difference(held, {**wanted, **label})
             if i is None or reason:
                 self._anew(reason or f"it is of other checkpoints ({getattr(held, 'label', '')})")
             else:

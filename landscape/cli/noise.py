@@ -79,7 +79,9 @@ def table(result: landscape.NoiseEstimate) -> str:
         "delta_2": "α²‖P⊥δ‖²",
         "delta_cross": "cross term",
     }
-    lines = [f"{result.label}: α = {result.lr:g}, consensus distance {result.consensus:.4g}"]
+    lines = [
+        f"{result.label}: {result.split} loss, α = {result.lr:g}, consensus distance {result.consensus:.4g}"
+    ]
     for name, (mean, error) in result.summary().items():
         exact = "exact" if name in ("full_batch", "eq4") else f"± {error:.1e}"
         lines.append(f"  {meaning[name]:28} {mean: .4e}  {exact}")

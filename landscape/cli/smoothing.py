@@ -89,7 +89,9 @@ def smoothing(
 def table(r: landscape.Smoothing) -> str:
     """The numbers of one result, a line each."""
     missed = "" if r.converged else "; an eigenvalue is NOT CONVERGED"
-    lines = [f"{r.label}: consensus distance {r.consensus:.4g}, tr(HΣ) = {r.trace_hs:.4g}{missed}"]
+    lines = [
+        f"{r.label}: {r.split} loss, consensus distance {r.consensus:.4g}, tr(HΣ) = {r.trace_hs:.4g}{missed}"
+    ]
     heads = ("", "at w_a", "smoothed, measured", "smoothed, isotropic")
     lines.append(f"  {heads[0]:20}" + "".join(f"{h:>24}" for h in heads[1:]))
 

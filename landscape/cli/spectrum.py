@@ -117,7 +117,7 @@ def table(result: landscape.Spectrum) -> str:
     """The numbers of one spectrum, a line each."""
     what = f"{result.kind}, {result.parameters:,} parameters{f' ({result.part})' if result.part else ''}"
     missed = "" if result.converged else "; NOT CONVERGED: raise --max-products"
-    lines = [f"{result.label}: {what}, {result.hvps} products{missed}"]
+    lines = [f"{result.label}: {result.split} loss, {what}, {result.hvps} products{missed}"]
     for i, (value, residual) in enumerate(zip(result.values, result.residuals, strict=True)):
         name = f"λ_{i + 1}" if i < len(result.values) - result.lowest else "λ_min"
         if result.engine == "pyhessian":

@@ -155,7 +155,8 @@ def verdict(result: limits.Stability) -> str:
     """λ_max, where the run stands, and the rates above which training leaves, a line a delay."""
     missed = "" if result.converged else "; NOT CONVERGED"
     sharp = result.lambda_max
-    lines = [f"{result.label}: λ_max {sharp:.5g}, residual {result.residual:.1e}{missed}"]
+    head = f"{result.label}: {result.split} loss, λ_max {sharp:.5g}"
+    lines = [f"{head}, residual {result.residual:.1e}{missed}"]
     if math.isfinite(result.lr):
         own = f", limit {result.own_limit:.4g}" if math.isfinite(result.own_limit) else ", limit not known"
         lines.append(f"  lr {result.lr:g}: lr·λ_max = {result.lr * sharp:.4g}{own}")
