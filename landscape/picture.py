@@ -42,6 +42,7 @@ class Picture(Figure):
         from matplotlib import pyplot  # only here: it looks for a screen
 
         window = pyplot.figure(figsize=self.get_size_inches())  # pyplot's, with a window where there are any
+        number = int(window.number)
         try:
             manager = window.canvas.manager
             if manager is None or type(manager).show is FigureManagerBase.show:
@@ -52,7 +53,7 @@ class Picture(Figure):
             self.set_canvas(manager.canvas)
             pyplot.show()
         finally:
-            pyplot.close(window)
+            pyplot.close(number)
 
 
 class _Inside:

@@ -13,13 +13,17 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from matplotlib import pyplot
+from matplotlib.backend_bases import FigureManagerBase
+from matplotlib.figure import Figure
 from torch import nn
 
 import landscape
-from landscape import cli
+from landscape import InputError, cli, stability
 from landscape.cli import common
 from landscape.options import SPLIT
 from landscape.sweep import COLUMNS, texts
+from tests import problems
 from tests.conftest import Command
 from tests.test_cli import one_line
 
@@ -292,3 +296,64 @@ def test_info_of_a_damaged_folder_is_one_line(copy: Path, command: Command) -> N
     with h5py.File(copy / "last.h5", "a") as file:
         del file["weights"]
     one_line(command("info", copy), 1, "last.h5")
+
+
+def test_pictures_show_themselves_and_leave_nothing_open(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = landscape.load(copy / "last.h5").problem()
+    surface = landscape.contour(problem, landscape.random_plane(problem), 3, split="train")
+    before = pyplot.get_fignums()
+    figure = surface.plot(path=tmp_path / "s.png", title="mine")
+    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
+    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+    assert surface.plot("surface").axes[0].name == "3d"
+    with pytest.raises(landscape.FailedError, match=r"path="):
+        figure.show()
+    # Where there are windows, one shows it until it is closed.
+    shown = []
+    monkeypatch.setattr(FigureManagerBase, "show", lambda self: None)
+    monkeypatch.setattr("landscape.picture.FigureManagerBase", type("Other", (), {"show": None}))
+    monkeypatch.setattr(pyplot, "show", lambda: shown.append(pyplot.gcf().canvas.manager.canvas.figure))
+    figure.show()
+    assert shown == [figure]
+    assert pyplot.get_fignums() == before
+
+
+def test_pictures_in_axes_of_a_users_own(copy: Path, tmp_path: Path) -> None:
+    problem = landscape.load(copy / "last.h5").problem()
+    plane = landscape.random_plane(problem)
+    own = Figure(figsize=(12, 8), layout="constrained")
+    axes = own.subplots(2, 3).ravel()
+    results = (
+        landscape.contour(problem, plane, 3, split="train", label="here"),
+        landscape.hessian_grid(problem, plane, 2),
+        landscape.line(problem, plane.directions[0], 5),
+        landscape.spectrum(problem, 2),
+        landscape.estimate_noise(problem, landscape.load(copy / "last.h5").weights, 0.1, 10, draws=2),
+    )
+    for result, ax in zip(results, axes, strict=False):
+        assert result.plot(ax=ax) is own
+        assert ax.has_data()
+        assert ax.get_title()
+    assert "here" in axes[0].get_title()
+    assert own.get_suptitle() == ""
+    assert not axes[5].has_data()
+    own.savefig(tmp_path / "own.png")
+    with pytest.raises(InputError, match="ax: its projection is 'rectilinear'"):
+        results[0].plot("surface", ax=axes[5])
+    delays = stability.stability(problem, [0, 1], 0.9, lr=0.1, own_limit=None, own_delay=0)
+    assert delays.plot(ax=axes[5]) is own
+
+
+def test_one_number_is_a_square_grid() -> None:
+    problem = problems.mlp()
+    plane = landscape.random_plane(problem)
+    for analysis in (landscape.contour, landscape.hessian_grid):
+        one, two = (analysis(problem, plane, grid=grid) for grid in (3, (3, 3)))
+        for name in ("x", "y", "loss" if analysis is landscape.contour else "lambda_max"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+    assert landscape.contour(problem, plane, grid=np.int64(2)).loss.shape == (2, 2)
+    for wrong in (2.5, (3,), (2, 3, 4), "51x25", (2, 2.0)):
+        with pytest.raises(InputError, match="grid: "):
+            landscape.contour(problem, plane, grid=wrong)  # type: ignore[arg-type]
