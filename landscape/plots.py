@@ -61,7 +61,10 @@ def check_format(path: str | Path) -> None:
 
 
 def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
-    """Heatmaps of |λ_min|/|λ_max|, one panel a grid, on one colour scale; * where not converged."""
+    """Heatmaps of |λ_min|/|λ_max|, one panel a grid, on one colour scale; * where not converged.
+
+    A median is of the points that did.
+    """
     with _style():
         figure, axes = _several(len(results), 3.9, 3.5)
         finite = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
@@ -90,7 +93,10 @@ def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
                 yticklabels=[f"{v:.2g}" for v in r.y[::-1]],
             )
             ax.tick_params(axis="y", rotation=0)
-            ax.set_title(f"{r.label or f'grid {k}'}\nmedian ratio {np.median(r.ratio):.3g}")
+            good = r.ratio[r.converged]
+            middle = f"{np.median(good):.3g}" if good.size else "–"
+            few = f" ({good.size} of {r.ratio.size} points)" if good.size < r.ratio.size else ""
+            ax.set_title(f"{r.label or f'grid {k}'}\nmedian ratio {middle}{few}")
             ax.set_xlabel("x (step along direction 1)")
             ax.set_ylabel("y (step along direction 2)")
         scale = cm.ScalarMappable(colors.Normalize(0.0, top), sns.color_palette("rocket_r", as_cmap=True))

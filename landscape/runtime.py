@@ -247,8 +247,9 @@ class RunTimes(Result):
 
     @property
     def label(self) -> str:
-        """The recipe, and the link."""
+        """The recipe with the size of its network, and the link."""
         rate = f"{8e-9 * self.bandwidth:.3g} Gbit/s"
         slow = f", stragglers {self.straggler:g}" if self.straggler else ""
         slow += f", one worker {self.slow:g}× slower" if self.slow != 1 else ""
-        return f"{self.recipe}, {rate}, {1e6 * self.latency:.3g} µs{slow}"
+        network = f"{self.recipe}, {self.parameters:,} parameters"
+        return f"{network}\n{rate}, {1e6 * self.latency:.3g} µs{slow}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from pathlib import Path
@@ -132,6 +133,8 @@ def plan(
         quantity("--latency", latency, TIMES, zero=True) if latency else None,
     )
     chosen = paper.read(recipe_name, settings)
+    if settings:  # the name alone would stand for what is not measured
+        chosen = dataclasses.replace(chosen, name=f"{chosen.name}, {', '.join(settings)}")
     path = Path(output) if output else None
     common.check_targets(path, picture, force)
     place = pick_device(device)
