@@ -19,8 +19,8 @@ from landscape import data as datasets
 from landscape import models, store
 from landscape.batchnorm import has_batchnorm, reestimated
 from landscape.data import Dataset
-from landscape.factories import UserData, as_data, is_own
-from landscape.options import FailedError, InputError
+from landscape.factories import UserData, as_data, is_own, spelled
+from landscape.options import SPLIT, FailedError, InputError
 from landscape.problem import Loss, Problem
 from landscape.vector import Layout, Slot, average
 
@@ -124,6 +124,11 @@ class Checkpoint:
     diverged: str = ""
     path: Path | None = None
 
+    def __repr__(self) -> str:
+        n, size = self.weights.shape
+        of = f"{self.model['name']} on {self.data['name'] or 'unknown data'}"
+        return f"Checkpoint({self.label}; {n} × {size:,} weights; {of}; {self.path or 'not saved'})"
+
     @property
     def learners(self) -> int:
         """n."""
@@ -143,7 +148,7 @@ class Checkpoint:
 
     def problem(
         self,
-        split: str = "test",
+        split: str = SPLIT,
         learner: str | int = "mean",
         *,
         model: nn.Module | Callable[[], nn.Module] | None = None,
@@ -180,7 +185,8 @@ class Checkpoint:
         name = self.data["name"]
         if data is None and (is_own(name) or not name):
             of = f"data is '{name}', which a file cannot bring along" if name else "data is not known"
-            raise FailedError(f"{where}: its {of}; give --data {name or 'MODULE:NAME'} (from Python, data=…)")
+            hint = spelled(name, self.data["options"]) if name else "MODULE:NAME"
+            raise FailedError(f"{where}: its {of}; give --data {hint} (from Python, data=…)")
         dataset = as_data(data) if data is not None else self.load_data(data_dir)
         network = self._network(model, None if isinstance(learner, str) else learner)
         criterion = dataset.loss if isinstance(loss, str) else loss
@@ -200,8 +206,8 @@ class Checkpoint:
         where, name = self.path or "checkpoint", self.model["name"]
         if own is None and is_own(name):
             raise FailedError(
-                f"{where}: its model is '{name}', code that a file cannot bring along; give --model {name} "
-                "(from Python, model=…)"
+                f"{where}: its model is '{name}', code that a file cannot bring along; give --model "
+                f"{spelled(name, self.model['options'])} (from Python, model=…)"
             )
         if own is None:
             network = models.build(name, **self.model["options"])
@@ -279,15 +285,8 @@ class Checkpoint:
                 dataset = file.create_dataset(f"history/{name}", data=column)
                 dataset.attrs["unit"] = HISTORY_UNITS[name]
             for key in (
-                "step",
-                "epoch",
-                "algorithm",
-                "recipe",
-                "lr",
-                "local_batch",
-                "diverged_at",
-                "diverged",
-            ):
+                "step", "epoch", "algorithm", "recipe", "lr", "local_batch", "diverged_at", "diverged",
+            ):  # fmt: skip
                 file.attrs[key] = getattr(self, key)
             file.attrs["model"] = json.dumps(self.model)
             file.attrs["data"] = json.dumps(self.data)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import numbers
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -15,7 +16,7 @@ from landscape import evaluate
 from landscape.batchnorm import SAMPLES, has_batchnorm, with_policy
 from landscape.directions import Plane
 from landscape.grid import MismatchError, coincide, difference, fill
-from landscape.options import positive
+from landscape.options import InputError, positive
 from landscape.problem import Problem
 from landscape.provenance import changed, provenance
 from landscape.store import About, Array, Result
@@ -23,7 +24,6 @@ from landscape.vector import as_array
 
 if TYPE_CHECKING:
     import torch.distributed as dist
-    from matplotlib.figure import Figure
 
 
 # Points that the error of a lower precision is measured at (ours): under 1% of the paper's 2,500.
@@ -105,19 +105,20 @@ class Surface(Result):
             self.explained,
         )
 
-    def plot(self, style: str = "contour", **options: Any) -> Figure:
-        """A picture of ``style`` "contour" or "surface" (3-D); see :func:`landscape.plots.draw`."""
-        from landscape import plots  # numerics import no matplotlib until a picture is asked for
 
-        return plots.draw([self], style, **options)
+def axes(grid: int | tuple[int, int], span: float) -> tuple[Array, Array]:
+    """x (nx,) and y (ny,) evenly spaced over [−span, span]; a single point is 0. InputError if impossible.
 
-
-def axes(grid: tuple[int, int], span: float) -> tuple[Array, Array]:
-    """x (nx,) and y (ny,) evenly spaced over [−span, span]; a single point is 0. InputError if impossible."""
-    for count in grid:
+    ``grid``: (nx, ny), or one number for both.
+    """
+    counts = (grid, grid) if isinstance(grid, numbers.Integral) else grid
+    if not isinstance(counts, Sequence) or [isinstance(n, numbers.Integral) for n in counts] != [True, True]:
+        raise InputError(f"grid: {grid!r} is not allowed, it must be a whole number or two, such as (51, 25)")
+    nx, ny = map(int, counts)
+    for count in (nx, ny):
         positive("grid", count, least=1)
     positive("span", span)
-    x, y = (np.linspace(-span, span, n) if n > 1 else np.zeros(1) for n in grid)
+    x, y = (np.linspace(-span, span, n) if n > 1 else np.zeros(1) for n in (nx, ny))
     return x, y
 
 
@@ -130,7 +131,7 @@ def grid_points(x: Array, y: Array) -> Tensor:
 def contour(
     problem: Problem,
     plane: Plane,
-    grid: tuple[int, int] = (50, 50),
+    grid: int | tuple[int, int] = (50, 50),
     span: float | None = None,
     *,
     bn: str = "center",
@@ -144,7 +145,7 @@ def contour(
     progress: evaluate.Progress | None = None,
     **about: Unpack[About],
 ) -> Surface:
-    """Loss and accuracy of ``problem`` on an (nx, ny) ``grid`` over ``plane``.
+    """Loss and accuracy of ``problem`` on an (nx, ny) ``grid``, or (n, n) of one number, over ``plane``.
 
     Args:
         grid, span: 50 × 50 points over x, y ∈ [−0.1, 0.1] by default (DPSGD-2020, section 4.1), over more

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from landscape.options import InputError
 from landscape.store import Array, Result
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -54,12 +51,6 @@ class Escape(Result):
         rank = median_rank(self.times.shape[2], level)
         ordered = np.sort(self.times, axis=2)
         return ordered[:, :, rank], ordered[:, :, -1 - rank]
-
-    def plot(self, **options: Any) -> Figure:
-        """Median and band of each algorithm; see :func:`landscape.plots.draw`."""
-        from landscape import plots  # numerics import no matplotlib until a picture is asked for
-
-        return plots.draw([self], **options)
 
 
 def median_rank(samples: int, level: float) -> int:

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import json
 import re
+import shlex
 import tomllib
 import traceback
 from collections.abc import Iterator, Mapping
@@ -66,6 +67,20 @@ def parse(where: str, text: str) -> Spec:
             f"{where}: '({match[2]})' is not allowed, it must be KEY=VALUE, … in TOML ({error})"
         ) from error
     return Spec(match[1], options, match[2] is not None)
+
+
+def spelled(name: str, options: Mapping[str, Any]) -> str:
+    """NAME, or NAME(KEY=VALUE, …) in a shell's quotes: what a user types to have it again."""
+    given = ", ".join(f"{key}={_toml(value)}" for key, value in options.items())
+    return shlex.quote(f"{name}({given})") if given else name
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{json.dumps(k)} = {_toml(v)}' for k, v in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def model_spec(where: str, text: str) -> Spec:

@@ -25,7 +25,6 @@ from landscape.vector import as_array
 
 if TYPE_CHECKING:
     import torch.distributed as dist
-    from matplotlib.figure import Figure
 
 RESIDUALS = ("residual_min", "residual_max")
 
@@ -81,12 +80,6 @@ class HessianGrid(Result):
         if self.done.size == 0:
             object.__setattr__(self, "done", np.ones(shape, bool))
 
-    def plot(self, **options: Any) -> Figure:
-        """A heatmap of the ratio; see :func:`landscape.plots.hessian_grids`."""
-        from landscape import plots  # numerics import no matplotlib until a picture is asked for
-
-        return plots.hessian_grids([self], **options)
-
 
 def _another(previous: HessianGrid, wanted: dict[str, Any], problem: Problem, plane: Plane) -> str:
     """In what ``previous`` is of something else, in words, or ""."""
@@ -111,7 +104,7 @@ def _another(previous: HessianGrid, wanted: dict[str, Any], problem: Problem, pl
 def hessian_grid(
     problem: Problem,
     plane: Plane,
-    grid: tuple[int, int] = (4, 4),
+    grid: int | tuple[int, int] = (4, 4),
     span: float | None = None,
     *,
     tol: float = TOL,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -16,9 +16,6 @@ from landscape.options import InputError, positive
 from landscape.problem import Problem
 from landscape.store import About, Array, Result
 from landscape.vector import as_array
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 POINTS = 51  # ours; Frankle et al. 2020 take 30 between two ends. Odd, so that the middle is one of them
 
@@ -56,12 +53,6 @@ class Line(Result):
     def __post_init__(self) -> None:
         if not self.t.shape == self.loss.shape == self.accuracy.shape == (len(self.t),):
             raise ValueError(f"loss {self.loss.shape} and accuracy must have the shape of t {self.t.shape}")
-
-    def plot(self, **options: Any) -> Figure:
-        """Loss and accuracy against t; see :func:`landscape.plots.draw`."""
-        from landscape import plots  # numerics import no matplotlib until a picture is asked for
-
-        return plots.draw([self], **options)
 
 
 def barrier(t: Array, loss: Array) -> float:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from landscape.store import Array, Result
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -58,9 +55,3 @@ class Minima(Result):
         """(3, K): the geometric mean of the rates that training stayed and left at."""
         middle: Array = np.sqrt(self.stays * self.leaves)
         return middle
-
-    def plot(self, **options: Any) -> Figure:
-        """Predicted and found; see :func:`landscape.plots.draw`."""
-        from landscape import plots  # numerics import no matplotlib until a picture is asked for
-
-        return plots.draw([self], **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from landscape.problem import RANDOMNESS, Problem
 from landscape.stack import Stack
 from landscape.store import About, Array, Result
 from landscape.vector import average
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Draws give each standard error to about 13%, 1/√(2·31) (ours; DESIGN's default).
 DRAWS = 32
@@ -73,12 +70,6 @@ class NoiseEstimate(Result):
             error = value.std(ddof=1) / np.sqrt(len(value)) if len(value) > 1 else 0.0
             rows[name] = (float(value.mean()), float(error))
         return rows
-
-    def plot(self, **options: Any) -> Figure:
-        """Bars with error bars; see :func:`landscape.plots.noises`."""
-        from landscape import plots  # numerics import no matplotlib until a picture is asked for
-
-        return plots.noises([self], **options)
 
 
 def estimate_noise(

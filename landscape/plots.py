@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import seaborn as sns
 from matplotlib import cm, colors, ticker
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.checkpoint import Checkpoint
@@ -20,6 +21,7 @@ from landscape.line import Line
 from landscape.minima import Minima
 from landscape.noise import NoiseEstimate
 from landscape.options import FailedError, InputError, choose
+from landscape.picture import into, loss_of, splits
 from landscape.plots_stability import minima, smoothings, stabilities
 from landscape.plots_surface import bn_note, difference, lines, surfaces, surfaces_3d
 from landscape.plots_surface import panels as _panels
@@ -59,7 +61,10 @@ def check_format(path: str | Path) -> None:
 
 
 def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
-    """Heatmaps of |λ_min|/|λ_max|, one panel a grid, on one colour scale; * where not converged."""
+    """Heatmaps of |λ_min|/|λ_max|, one panel a grid, on one colour scale; * where not converged.
+
+    A median is of the points that did.
+    """
     with _style():
         figure, axes = _several(len(results), 3.9, 3.5)
         finite = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
@@ -88,16 +93,20 @@ def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
                 yticklabels=[f"{v:.2g}" for v in r.y[::-1]],
             )
             ax.tick_params(axis="y", rotation=0)
-            ax.set_title(f"{r.label or f'grid {k}'}\nmedian ratio {np.median(r.ratio):.3g}")
+            good = r.ratio[r.converged]
+            middle = f"{np.median(good):.3g}" if good.size else "–"
+            few = f" ({good.size} of {r.ratio.size} points)" if good.size < r.ratio.size else ""
+            ax.set_title(f"{r.label or f'grid {k}'}\nmedian ratio {middle}{few}")
             ax.set_xlabel("x (step along direction 1)")
             ax.set_ylabel("y (step along direction 2)")
         scale = cm.ScalarMappable(colors.Normalize(0.0, top), sns.color_palette("rocket_r", as_cmap=True))
         bar = figure.colorbar(scale, ax=axes, shrink=0.85, pad=0.02)
-        bar.set_label(r"$|\lambda_{min}| / |\lambda_{max}|$ (low: nearly convex)")
+        bar.set_label(
+            rf"$|\lambda_{{min}}| / |\lambda_{{max}}|$ of the {loss_of(results)} (low: nearly convex)"
+        )
         figure.suptitle(
             title
-            or f"Hessian ratio, {results[0].samples:,} samples of {results[0].split or 'data'}"
-            + bn_note(results[0])
+            or f"Hessian ratio, {results[0].samples:,} samples of {splits(results)}" + bn_note(results[0])
         )
     return figure
 
@@ -135,7 +144,7 @@ def noises(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
                 )
             ax.set_xticks(place, list(names.values()))
             ax.set_title(f"{r.label}\nα = {r.lr:g}, {len(r.direct)} draws of {r.learners} × {r.local_batch}")
-            ax.set_ylabel("Δ(2) (squared weights)")
+            ax.set_ylabel(f"Δ(2), {r.split or 'data'} (squared weights)")
             ax.grid(False, axis="x")
         figure.suptitle(title or "Δ(2): what the learners' spread adds to the noise, four ways")
     return figure
@@ -180,10 +189,10 @@ def spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
         named = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}
         first = results[0]
         ticks = "; ticks: computed eigenvalues" if any(r.values.size for r in results) else ""
-        ax.set_xlabel(f"eigenvalue λ of the loss {named[first.kind]}{ticks}")
+        ax.set_xlabel(f"eigenvalue λ of the {loss_of(results)}'s {named[first.kind]}{ticks}")
         figure.legend(loc="outside lower center", ncols=min(3, len(results)))
         part = f", parameters {first.part}" if first.part else ""
-        usual = f"Spectrum, {first.samples:,} samples of {first.split or 'data'}{part}{bn_note(first)}"
+        usual = f"Spectrum, {first.samples:,} samples of {splits(results)}{part}{bn_note(first)}"
         figure.suptitle(title or usual)
     return figure
 
@@ -230,8 +239,10 @@ def run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
 STYLES = ("contour", "surface", "difference")
 
 
-def draw(results: Sequence[Any], style: str = "contour", **options: Any) -> Figure:
+def draw(results: Sequence[Any], style: str = "contour", *, ax: Axes | None = None, **options: Any) -> Figure:
     """The figure for ``results``, all of one kind. InputError for a mixture.
+
+    With ``ax`` that of these axes, which it is drawn into: for a picture of one panel, else InputError.
 
     ``style`` is how surfaces are drawn: "contour"; "surface", in 3-D; or "difference", the first of two less
     the second. InputError for another one, or for anything but "contour" with results that are no surfaces.
@@ -261,5 +272,7 @@ def draw(results: Sequence[Any], style: str = "contour", **options: Any) -> Figu
         if kind is not Surface:
             raise InputError(f"style: '{style}' is for surfaces, a {kind.__name__} is drawn one way only")
         painter = surfaces_3d if style == "surface" else difference
-    figure: Figure = painter(results, **options)
-    return figure
+    with into(ax):
+        figure = painter(results, **options)
+    made: Any = figure if ax is None else ax.get_figure()
+    return cast(Figure, made)

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.minima import Minima
+from landscape.picture import loss_of, splits
 from landscape.plots_surface import panels, plain_numbers, several, style
 from landscape.smoothing import Smoothing
 from landscape.stability import Stability
@@ -42,7 +43,7 @@ def stabilities(results: Sequence[Stability], title: str = "") -> Figure:
                 )  # fmt: skip
             _delays(ax, r, max(1, r.delay.max(), r.own_delay))
         _legend(figure, axes)
-        figure.suptitle(title or f"Above a line training leaves the minimum ({results[0].split or 'data'})")
+        figure.suptitle(title or f"Above a line training leaves the minimum ({splits(results)})")
     return figure
 
 
@@ -64,7 +65,7 @@ def minima(results: Sequence[Minima], title: str = "") -> Figure:
                 )  # fmt: skip
             _delays(ax, r, max(1, r.delay.max()))
         _legend(figure, axes)
-        samples = f"{results[0].samples:,} samples of {results[0].split or 'data'}"
+        samples = f"{results[0].samples:,} samples of {splits(results)}"
         figure.suptitle(
             title or f"The largest rate at which training stays at its minimum\n{samples}, full batch"
         )
@@ -78,7 +79,7 @@ def _delays(ax: Axes, r: Stability | Minima, most: int) -> None:
     ax.set_yscale("log")
     ax.set_xticks(r.delay, [str(tau) for tau in r.delay])
     ax.xaxis.set_minor_locator(ticker.NullLocator())
-    ax.set_title(f"{r.label or 'minimum'}\n$\\lambda_{{max}}$ = {r.lambda_max:.4g}")
+    ax.set_title(f"{r.label or 'minimum'}\n$\\lambda_{{max}}$ = {r.lambda_max:.4g} ({r.split or 'data'})")
     ax.set_xlabel("delay τ (steps)")
     ax.set_ylabel("learning rate η")
 
@@ -147,7 +148,12 @@ def smoothings(results: Sequence[Smoothing], title: str = "") -> Figure:
         lie.set_xlabel("eigenvector of the Hessian, the sharpest first")
         lie.legend(fontsize=8)
         titles = ("learning rates", "sharpness; dashes: steepest gradient change", "loss", "the spread")
-        labels = ("rate", "$\\lambda_{max}$ (nat)", "loss (nat)", "share of the spread along it")
+        labels = (
+            "rate",
+            "$\\lambda_{max}$ (nat)",
+            f"{loss_of(results)} (nat)",
+            "share of the spread along it",
+        )
         for ax, head, label in zip(axes, titles, labels, strict=True):
             ax.set_title(head)
             ax.set_ylabel(label)
@@ -162,8 +168,7 @@ def smoothings(results: Sequence[Smoothing], title: str = "") -> Figure:
         figure.legend(*rate.get_legend_handles_labels(), loc="outside lower center", ncols=3)
         first = results[0]
         figure.suptitle(
-            title
-            or f"Smoothing by the learners' spread, {first.samples:,} samples of {first.split or 'data'}"
+            title or f"Smoothing by the learners' spread, {first.samples:,} samples of {splits(results)}"
         )
     return figure
 

@@ -18,6 +18,9 @@ from landscape.contour import Surface
 from landscape.hessian_grid import HessianGrid
 from landscape.line import Line
 from landscape.options import InputError
+from landscape.picture import inside
+from landscape.picture import panels as panels
+from landscape.picture import several as several
 from landscape.spectrum import Spectrum
 from landscape.store import Array
 
@@ -49,22 +52,6 @@ def style() -> Iterator[None]:
     """The look of all figures, inside the block."""
     with matplotlib.style.context(_STYLE):
         yield
-
-
-def panels(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Figure, list[Any]]:
-    """A figure of ``rows`` × ``columns`` axes, each ``width`` × ``height`` inches."""
-    figure = Figure(figsize=(width * columns, height * rows))
-    axes = figure.subplots(rows, columns, squeeze=False, **options)
-    return figure, list(axes.ravel())
-
-
-def several(count: int, width: float, height: float, **options: Any) -> tuple[Figure, list[Any]]:
-    """A figure of ``count`` axes, each ``width`` × ``height`` inches: three a row, but four two by two."""
-    columns = 2 if count == 4 else min(3, count)
-    figure, axes = panels(-(-count // columns), columns, width, height, **options)
-    for spare in axes[count:]:
-        spare.set_visible(False)
-    return figure, axes[:count]
 
 
 def plain_numbers(axis: Any) -> None:
@@ -148,7 +135,7 @@ def surfaces(results: Sequence[Surface], title: str = "") -> Figure:
             _mark(ax, r)
             ax.set_title(_surface_title(r) + own[k] + statistics[k])
         above = any((r.loss[np.isfinite(r.loss)] > shared[-1]).any() for r in results)
-        label = f"{results[0].split or 'mean'} loss (nat), {step}"
+        label = f"{_mean(results)} loss (nat), {step}"
         _finish(figure, axes, norm, cmap, label, "max" if above else "neither")
         figure.suptitle(title or f"Loss{made}{note}")
     return figure
@@ -177,7 +164,7 @@ def difference(results: Sequence[Surface], title: str = "") -> Figure:
         norm = colors.Normalize(-reach, reach)
         _ground(ax, a)
         ax.contourf(a.x, a.y, less, np.linspace(-reach, reach, 25), cmap="RdBu_r", norm=norm)
-        label = f"difference of {a.split or 'mean'} loss (nat)"
+        label = f"difference of {_mean(results)} loss (nat)"
         if float(less.min()) < 0 < float(less.max()):
             ax.contour(a.x, a.y, less, [0.0], colors="k", linewidths=1.0)
             label += ", line: 0"
@@ -216,7 +203,7 @@ def surfaces_3d(results: Sequence[Surface], title: str = "") -> Figure:
             ax.set_xlabel("x", labelpad=0)
             ax.set_ylabel("y", labelpad=0)
             ax.set_title(_surface_title(r) + own[k] + statistics[k])
-        _finish(figure, axes, norm, cmap, f"{results[0].split or 'mean'} loss (nat)")
+        _finish(figure, axes, norm, cmap, f"{_mean(results)} loss (nat)")
         figure.suptitle(title or f"Loss{made}{note}")
     return figure
 
@@ -227,7 +214,7 @@ def lines(results: Sequence[Line], title: str = "") -> Figure:
     if len(kinds) != 1:
         raise InputError("FILE: interpolations and directions have different axes, give files of one kind")
     inner = kinds == {"interpolation"}
-    accurate = any(np.isfinite(r.accuracy).any() for r in results)
+    accurate = not inside() and any(np.isfinite(r.accuracy).any() for r in results)
     with style():
         figure, axes = panels(2 if accurate else 1, 1, 5.4, 2.6, sharex=True)
         note, own = _common([bn_note(r) for r in results])
@@ -241,10 +228,9 @@ def lines(results: Sequence[Line], title: str = "") -> Figure:
                 axes[1].plot(r.t, 100 * r.accuracy)
             if inner and np.isfinite(r.barrier):
                 axes[0].plot([0, 1], r.loss[[0, -1]], color=f"C{k % 7}", lw=0.9, ls=":")
-        split = results[0].split
-        axes[0].set_ylabel(f"{split or 'mean'} loss (nat)")
+        axes[0].set_ylabel(f"{_mean(results)} loss (nat)")
         if accurate:
-            axes[1].set_ylabel(f"{split} accuracy (%)".strip())
+            axes[1].set_ylabel(f"{_mean(results)} accuracy (%)")
         axes[-1].set_xlabel("t (0: first end, 1: second end)" if inner else "t (step along the direction)")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center")
         usual = (
@@ -252,6 +238,13 @@ def lines(results: Sequence[Line], title: str = "") -> Figure:
         )
         figure.suptitle(title or usual + note)
     return figure
+
+
+def _mean(results: Sequence[Surface | Line]) -> str:
+    """What the losses are means over: the split, or the splits of the panels or lines in turn."""
+    if len({r.split for r in results}) > 1:
+        return ", ".join(r.split or "?" for r in results)
+    return results[0].split or "mean"
 
 
 def _drawable(r: Surface) -> None:

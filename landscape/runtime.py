@@ -10,15 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from landscape.options import choose
 from landscape.store import Array, Result
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Steps of a simulated run, of which the first half is thrown away, and how many independent runs: standard
 # errors well below 1% at a straggler coefficient of 1, 512 workers and all topologies in seconds (ours).
@@ -250,14 +247,9 @@ class RunTimes(Result):
 
     @property
     def label(self) -> str:
-        """The recipe, and the link."""
+        """The recipe with the size of its network, and the link."""
         rate = f"{8e-9 * self.bandwidth:.3g} Gbit/s"
         slow = f", stragglers {self.straggler:g}" if self.straggler else ""
         slow += f", one worker {self.slow:g}× slower" if self.slow != 1 else ""
-        return f"{self.recipe}, {rate}, {1e6 * self.latency:.3g} µs{slow}"
-
-    def plot(self, **options: Any) -> Figure:
-        """Step time against workers; see :func:`landscape.plots.run_times`."""
-        from landscape import plots  # numerics import no matplotlib until a picture is asked for
-
-        return plots.run_times([self], **options)
+        network = f"{self.recipe}, {self.parameters:,} parameters"
+        return f"{network}\n{rate}, {1e6 * self.latency:.3g} µs{slow}"

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -25,9 +25,6 @@ from landscape.options import FailedError, positive
 from landscape.problem import Problem
 from landscape.store import About, Array, Result
 from landscape.vector import average
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 KINDS = ("measured", "isotropic")
 # Antithetic pairs ±δ: standard errors to about 18%, 1/√(2·15) (ours).
@@ -96,12 +93,6 @@ class Smoothing(Result):
         """(3,): 2/λ_max of L, and of L smoothed by the measured and the isotropic spread; inf if λ ≤ 0."""
         sharp = np.array([self.lambda_max, *self.lambda_smooth])
         return np.where(sharp > 0, 2 / np.where(sharp > 0, sharp, 1.0), np.inf)
-
-    def plot(self, **options: Any) -> Figure:
-        """Rates, sharpness, losses and alignment; see :func:`landscape.plots.draw`."""
-        from landscape import plots  # numerics import no matplotlib until a picture is asked for
-
-        return plots.draw([self], **options)
 
 
 def smoothing(

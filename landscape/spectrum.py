@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -20,9 +20,6 @@ from landscape.lanczos import MAX_PRODUCTS, TOL, follow
 from landscape.options import InputError, choose, positive
 from landscape.problem import Problem
 from landscape.store import About, Array, Result
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # A third of these are the samples behind the standard error, which 20 give to about 16% (ours).
 TRACE_PRODUCTS = 60
@@ -291,12 +288,6 @@ class Spectrum(Result):
     def density(self) -> Density | None:
         """The spectral density; None where it was not asked."""
         return Density(self.nodes, self.weights, self.parameters, self.hvps) if self.nodes.size else None
-
-    def plot(self, **options: Any) -> Figure:
-        """Density and eigenvalues; see :func:`landscape.plots.spectra`."""
-        from landscape import plots  # numerics import no matplotlib until a picture is asked for
-
-        return plots.spectra([self], **options)
 
 
 def spectrum(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from landscape.eigenvalues import top_eigenvalues
 from landscape.options import InputError, below_one, choose, positive
 from landscape.problem import Problem
 from landscape.store import About, Array, Result
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: v ← m v − ηg, x ← x + v; Nesterov's as torch.optim.SGD has it; and the shifted v_{t+1} = m v_{t−τ} − ηg.
 FORMS = ("ordinary", "nesterov", "shifted")
@@ -121,12 +118,6 @@ class Stability(Result):
     def rates(self) -> Array:
         """(3, K): the learning rates above which training leaves this minimum; inf at a maximum."""
         return self.limit / self.lambda_max if self.lambda_max > 0 else np.full_like(self.limit, np.inf)
-
-    def plot(self, **options: Any) -> Figure:
-        """The boundaries with the run on them; see :func:`landscape.plots.draw`."""
-        from landscape import plots  # numerics import no matplotlib until a picture is asked for
-
-        return plots.draw([self], **options)
 
 
 def stability(

@@ -22,7 +22,7 @@ from landscape.checkpoint import HISTORY_UNITS, IMPORTED, Checkpoint
 from landscape.options import FailedError, InputError, near
 from landscape.vector import Layout
 
-SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 # Keys under which training scripts save the state beside optimiser and epoch, and prefixes that wrappers give
 # to every name: DataParallel and its kin; Lightning. torch.compile's stands wherever a module was compiled.
 KEYS = ("state_dict", "model_state_dict", "model")
@@ -31,7 +31,7 @@ COMPILED = "_orig_mod."
 
 
 def read_state(path: str | Path) -> tuple[dict[str, Any], list[str]]:
-    """(name -> tensor, what was unwrapped to get there) of a .pt, .pth, .bin or .safetensors file.
+    """(name -> tensor, what was unwrapped to get there) of a .pt, .pth, .bin, .ckpt or .safetensors file.
 
     Raises FailedError for a file that is missing, damaged, holds no state, or could only be read by running
     code from it; InputError for another suffix.
@@ -48,7 +48,8 @@ def read_state(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     except pickle.UnpicklingError as error:
         raise FailedError(
             f"{path}: not a file of weights alone, and code from a file is never run; write one by "
-            "torch.save(model.state_dict(), …) or safetensors"
+            "torch.save(model.state_dict(), …) or safetensors; from a Lightning checkpoint that you trust by "
+            f"torch.save(torch.load({path.name!r}, weights_only=False)['state_dict'], '{path.stem}.pt')"
         ) from error
     except Exception as error:  # what zip, pickle and safetensors raise for a damaged file is not documented
         words = " ".join(str(error).split())[:120]
@@ -76,6 +77,25 @@ def unwrap(state: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], list
             state = {name.removeprefix(prefix): value for name, value in state.items()}
             said.append(f"dropped '{prefix}'")
     return state, said
+
+
+def attribute(state: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], list[str]]:
+    """The part of ``state`` that belongs to the model, where that is an attribute of the module saved.
+
+    As in Lightning's checkpoints, whose module has the model as self.net, beside metrics and the like. It is
+    taken where one prefix gives all ``names`` that the model has.
+    """
+    first = min(names, default="")
+    if first in state:
+        return state, []
+    prefixes = [name.removesuffix(first) for name in state if name.endswith(f".{first}")]
+    whole = [prefix for prefix in prefixes if all(prefix + name in state for name in names)]
+    if len(whole) != 1:
+        return state, []
+    rest = [name for name in state if not name.startswith(whole[0])]
+    left = f", left out {len(rest)} more ({', '.join(rest[:3])}{', …' * (len(rest) > 3)})" if rest else ""
+    own = {name.removeprefix(whole[0]): v for name, v in state.items() if name.startswith(whole[0])}
+    return own, [f"took '{whole[0]}'{left}"]
 
 
 def _fitted(path: Path, state: dict[str, Any], model: nn.Module, name: str) -> dict[str, Tensor]:
@@ -126,7 +146,7 @@ def import_state(
     """A checkpoint with one learner for each state file.
 
     Args:
-        paths: .pt, .pth, .bin or .safetensors files, all of one model.
+        paths: .pt, .pth, .bin, .ckpt or .safetensors files, all of one model.
         model: that model, of any weights; left as it is.
         name, options: what the checkpoint calls it: a built-in name and its options, or "module:factory".
             Default: where the model's class was defined, in the form of the latter.
@@ -146,7 +166,8 @@ def import_state(
     for path in files:
         state, taken = read_state(path)
         state, dropped = unwrap(state, set(model.state_dict()))
-        for said in taken + dropped:
+        state, part = attribute(state, set(model.state_dict()))
+        for said in taken + dropped + part:
             message(f"{path}: {said}")
         fitted = _fitted(path, state, model, name)
         rows.append(layout.flatten({key: _wide(value) for key, value in fitted.items() if key in trained}))

@@ -14,7 +14,7 @@ import os
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import h5py
 import numpy as np
@@ -23,7 +23,13 @@ import torch
 from landscape._version import __version__
 from landscape.options import FailedError
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 Array = np.ndarray[Any, Any]
+# Characters of a result's one line (ours).
+LINE = 200
 
 
 @contextlib.contextmanager
@@ -175,8 +181,41 @@ class Result:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if "__repr__" not in vars(cls):  # or a dataclass would print its arrays
+            cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
         if cls.schema:
             Result.schemas[cls.schema] = cls
+
+    def __repr__(self) -> str:
+        """One line: whose result it is, and the shapes of its arrays."""
+        values = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
+        said = [repr(value) for name, value in values if name in ("label", "split") and value]
+        said += [f"{name} {v.shape}" for name, v in values if isinstance(v, np.ndarray) and v.size]
+        text = ", ".join(said)
+        return f"{type(self).__name__}({text if len(text) <= LINE else text[: LINE - 1] + '…'})"
+
+    def plot(
+        self,
+        style: str = "contour",
+        *,
+        path: str | Path | None = None,
+        ax: Axes | None = None,
+        **options: Any,
+    ) -> Figure:
+        """A picture of the result, which a notebook shows as it is and ``.show()`` puts in a window.
+
+        Args:
+            style: of a surface, "contour" or "surface" (3-D).
+            path: a .png, .pdf or .svg file to write it to, too.
+            ax: axes to draw into instead, where the picture has one panel; their figure is returned.
+            options: such as ``title``; see :func:`landscape.plots.draw`.
+        """
+        from landscape import plots  # numerics import no matplotlib until a picture is asked for
+
+        figure = plots.draw([self], style, ax=ax, **options)
+        if path is not None:
+            plots.save_figure(figure, path)
+        return figure
 
     def save(self, path: str | Path) -> None:
         """Write to ``path``, atomically."""

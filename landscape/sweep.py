@@ -7,14 +7,11 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from landscape.store import Array, Result, write_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: The columns of numbers, in order: those of a row besides its settings and seeds.
 COLUMNS = (
@@ -77,9 +74,3 @@ class Sweep(Result):
         for i, (row, seeds) in enumerate(zip(self.rows, self.seed_lists, strict=True)):
             writer.writerow([*row.values(), len(seeds), *(f"{getattr(self, c)[i]:.9g}" for c in COLUMNS)])
         write_text(path, out.getvalue())
-
-    def plot(self, **options: Any) -> Figure:
-        """Test error against the first key that varies; see :func:`landscape.plots_sweep.sweeps`."""
-        from landscape.plots_sweep import sweeps  # numerics import no matplotlib until a picture is asked for
-
-        return sweeps([self], **options)

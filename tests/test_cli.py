@@ -82,10 +82,10 @@ def test_contour_of_several_checkpoints_shares_directions(
     a, b = landscape.load(out_file)
     np.testing.assert_array_equal(a.directions, b.directions)
     assert a.loss.shape == (3, 4)
-    assert (a.split, a.norm, a.span, a.seed, a.path) == ("test", "none", 0.1, 0, "batched")
+    assert (a.split, a.norm, a.span, a.seed, a.path) == ("train", "none", 0.1, 0, "batched")
     assert a.source_sha256 == landscape.store.sha256(files[0])
     assert picture.read_bytes().startswith(b"\x89PNG")
-    center = landscape.load(files[0]).problem("test")
+    center = landscape.load(files[0]).problem()
     again = landscape.contour(center, landscape.random_plane(center), grid=(4, 3))
     np.testing.assert_array_equal(again.loss, a.loss)
 
@@ -121,7 +121,7 @@ def test_planes_from_checkpoints(kind: str, runs: Path, tmp_path: Path, command:
     assert (code, out.split()) == (0, [str(out_file), str(picture)])
     s = landscape.load(out_file)
     runs_ = [landscape.load(f) for f in files]
-    problem = runs_[0].problem("test")
+    problem = runs_[0].problem()
     assert s.kind == kind
     if kind == "eigen":
         assert s.span == 0.1
@@ -147,11 +147,13 @@ def test_line_between_two_and_along_one(runs: Path, tmp_path: Path, command: Com
     code, out, err = command("line", a, b, "--points", "5", "-o", out_file, "--plot", tmp_path / "l.png")
     assert (code, out) == (0, f"{out_file}\n{tmp_path}/l.png\n")
     between = landscape.load(out_file)
-    problem, other = (landscape.load(f).problem("test") for f in (a, b))
+    problem, other = (landscape.load(f).problem() for f in (a, b))
     assert between.loss[0] == pytest.approx(problem.loss(), rel=1e-6)
     assert between.loss[-1] == pytest.approx(other.loss(), rel=1e-5)
     assert f"barrier {between.barrier:.4g}" in err
-    assert command("line", a, "--points", "5", "--seed", "4", "-o", out_file)[0] == 0
+    again = ("line", a, "--points", "5", "--seed", "4", "-o", out_file)
+    one_line(command(*again), 1, "l.h5", "finished landscape.line", "--force")
+    assert command(*again, "--force")[0] == 0
     along = landscape.load(out_file)
     np.testing.assert_array_equal(
         along.direction, landscape.random_plane(problem, seed=4).directions[0].numpy()

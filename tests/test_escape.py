@@ -90,6 +90,6 @@ def test_the_command(tmp_path: Path, command: Command) -> None:
         (("--dimension", "", "--noise", "", "--lr", ""), "at least one of them must have a value"),
         (("--seeds", 6, "--set", "steps=x"), "steps: 'x' is not allowed"),
     ):
-        code, _, err = command("saddles", *given_, "-o", out)
+        code, _, err = command("saddles", *given_, "-o", tmp_path / "x.h5")
         assert code == 2
         assert words in err

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ import landscape
 from landscape import data
 from landscape.checkpoint import HISTORY_UNITS
 from landscape.options import FailedError
-from landscape.paper import edge, figure, gallery, networks, numbers
+from landscape.paper import edge, figure, gallery, networks, numbers, shapes, systems, workshop
 from landscape.paper.figure import SCALES, Compared, Drawing, Scale, Work
 from landscape.paper.workshop import Workshop, identity
 from landscape.plots_surface import panels, style
+from landscape.runtime import Link, Stragglers
 from landscape.stability import Stability
-from landscape.train import recipe
+from landscape.train import plan, recipe
+from landscape.train.calibrate import Costs
 from landscape.train.recipe import Recipe
 from tests.conftest import Command
 from tests.test_cli import one_line
@@ -264,3 +267,83 @@ def test_the_digits_in_other_forms_are_the_same_digits() -> None:
     assert bool((frames[1] == flat[1][:, None]).all())
     with pytest.raises(landscape.InputError, match=r"data\.form: 'round'"):
         data.load("digits", form="round")
+
+
+def test_every_figure_can_be_estimated(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def checks(plain: Recipe, held: int, local: int, **options: Any) -> Costs:
+        assert plain.sampling != "all"  # a short batch has not all samples
+        return Costs(0.0625 * local, 0.0, 0.0, 0.0, 0.0, 1, 4, True)
+
+    monkeypatch.setattr(workshop, "calibrate", checks)
+    code, out, err = command("figures", "--all", "--dry-run", "--scale", "smoke", "--runs", tmp_path / "r")
+    assert code == 0, err
+    assert [line.partition(":")[0] for line in out.splitlines()] == figure.names()
+    assert "e+" not in out
+    assert "delay-boundary: 0 of 0 runs to train, about no time" in out
+
+
+def test_durations_are_in_hours_and_minutes() -> None:
+    words = {0.4: "0 s", 42: "42 s", 99.4: "99 s", 150: "2 min", 15_000: "4 h 10 min", 7_199: "2 h 0 min"}
+    assert {seconds: gallery.duration(seconds) for seconds in words} == words
+
+
+def test_smoke_scale_has_no_verdict(tmp_path: Path, command: Command) -> None:
+    folder = tmp_path / "g"
+    options = ("--scale", "smoke", "-o", folder, "--runs", tmp_path / "r")
+    code, _, err = command("figures", "delay-boundary", *options)
+    assert code == 0
+    assert "its numbers say nothing about the claim" in err
+    page = (folder / "README.md").read_text()
+    assert "| smoke | – |" in page
+    assert "olds" not in page
+    assert json.loads((folder / "delay-boundary.json").read_text())["held"] is None
+
+
+def _grid(ratio: list[float], converged: list[bool], label: str) -> landscape.HessianGrid:
+    columns = {
+        n: np.ones((2, 2)) for n in ("lambda_min", "lambda_max", "residual_min", "residual_max", "hvps")
+    }
+    return landscape.HessianGrid(
+        x=np.array([-1.0, 1]), y=np.array([-1.0, 1]), ratio=np.array(ratio).reshape(2, 2),
+        converged=np.array(converged).reshape(2, 2), kind="random", norm="none", seed=0, span=1.0, tol=0.01,
+        samples=9, dtype="float32", split="test", label=label, **columns,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("converged", "held", "middle"),
+    [([True] * 4, True, 0.25), ([True, True, False, False], False, 0.7), ([True] + 3 * [False], None, 0.9)],
+)
+def test_points_that_did_not_converge_do_not_count(
+    converged: list[bool], held: bool | None, middle: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = figure.get("fig4")
+    grids = {
+        "SSGD": _grid([0.6, 0.6, 0.6, 0.6], [True] * 4, "SSGD"),
+        "DPSGD": _grid([0.9, 0.5, 0.0, 0.0], converged, "DPSGD"),
+    }
+    work = Work(found, "laptop", Workshop(tmp_path), {})
+    end = SimpleNamespace(epoch=1.0)
+    monkeypatch.setattr(Work, "checkpoints", lambda self, key: [end])
+    monkeypatch.setattr(Work, "hessian_grid", lambda self, early, label, **more: grids[label.split(", ")[1]])
+    monkeypatch.setattr(shapes, "_near_chance", lambda work, model: [])
+    drawing = found.draw(work)
+    assert drawing.held is held
+    assert f"median ratio {middle:.3g}" in drawing.pictures[""].axes[2].get_title()
+    if not all(converged):
+        assert f"{4 - sum(converged)} of VGG-19 with DPSGD" in drawing.verdict
+        assert f"({sum(converged)} of 4 points)" in drawing.compared[1].ours
+
+
+def test_predicted_times_that_fall_with_more_workers_are_noticed() -> None:
+    costs = Costs(0.1, 0.01, 0.001, 0.01, 1e-8, 1000, 4000, True)
+    recipe_ = recipe.read("digits-dpsgd")
+    link = Link(50e-6, 1.25e9)
+    times = plan.plan(recipe_, [2, 4, 8], lambda local: costs, link, stragglers=Stragglers(0.2, 1.0))
+    assert systems.falls(times) == []
+    busy = [costs, dataclasses.replace(costs, gradient=0.15), costs]
+    worse = plan.plan(recipe_, [2, 4, 8], lambda local: busy.pop(), link)
+    assert "ssgd" in systems.falls(worse)
+    assert "1,000 parameters" in times.label

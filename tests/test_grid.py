@@ -26,6 +26,7 @@ from landscape.contour import kept
 from landscape.grid import MismatchError, coincide, fill
 from tests import problems
 from tests.conftest import Command
+from tests.test_cli import one_line
 
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -272,7 +273,7 @@ def test_a_finished_file_is_left_alone_and_drawn(run: Path, tmp_path: Path, comm
     out, picture = tmp_path / "c.h5", tmp_path / "c.png"
     for kind, files in (("random", ("last", "step-0000010")), ("eigen", ("last",))):
         wanted = ("contour", *(run / f"{f}.h5" for f in files), "--plane", kind, "--grid", "3", "-o", out)
-        assert command(*wanted)[0] == 0
+        assert command(*wanted, "--force")[0] == 0
         before = (out.read_bytes(), out.stat().st_mtime_ns)
         code, printed, err = command(*wanted, "--plot", picture)
         assert (code, printed) == (0, f"{out}\n{picture}\n")
@@ -289,7 +290,12 @@ def test_a_file_of_something_else_is_replaced_and_says_why(
     last, early = run / "last.h5", run / "step-0000010.h5"
 
     def says(*words: str, contour: tuple[object, ...]) -> list[Any]:
-        code, printed, err = command("contour", *contour, "--grid", "3", "-o", out)
+        wanted = ("contour", *contour, "--grid", "3", "-o", out)
+        for reason in (word.removeprefix("not gone on with, ") for word in words if "not gone" in word):
+            before = out.read_bytes()
+            one_line(command(*wanted), 1, "c.h5: holds another result", reason, "--force")
+            assert out.read_bytes() == before
+        code, printed, err = command(*wanted, "--force")
         assert (code, printed) == (0, f"{out}\n")
         assert [word for word in words if word not in err] == []
         assert ("not gone on with" in err) == any("not gone on with" in word for word in words)
@@ -303,8 +309,10 @@ def test_a_file_of_something_else_is_replaced_and_says_why(
     two = says("9 of 9 points were there already", contour=(last, early))
     assert [s.label[-1] for s in two] == ["0", "0"]
     assert [s.label for s in says("9 of 9 points", contour=(early, last))] == [s.label for s in two[::-1]]
-    assert len(says("9 of 9 points were there already", contour=(last,))) == 1
-    assert command("noise", last, "--draws", "2", "-o", out)[0] == 0
+    says("not gone on with, it is of other checkpoints (dpsgd, seed 0, step 10)", contour=(last,))
+    noise = ("noise", last, "--draws", "2", "-o", out)
+    one_line(command(*noise), 1, "c.h5", "finished landscape.surface", "--force")
+    assert command(*noise, "--force")[0] == 0
     says("not gone on with, it holds a landscape.noise", contour=(last,))
     says("not gone on with, its bn is 'center' and not 'train'", contour=(last, "--bn", "train"))
 
@@ -336,7 +344,7 @@ def test_two_processes_write_one_file(run: Path, tmp_path: Path, command: Comman
     threads = torch.get_num_threads()
     code, printed, err = command(*wanted, "-o", two, "--nproc", "2")
     assert (code, printed) == (0, f"{two}\n")
-    assert err.count("test loss from") == 2
+    assert err.count("train loss from") == 2
     assert torch.get_num_threads() == threads
     for a, b in zip(landscape.load(one), landscape.load(two), strict=True):
         np.testing.assert_allclose(a.loss, b.loss, rtol=1e-6)

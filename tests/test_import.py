@@ -144,7 +144,7 @@ def test_common_wrappings_are_taken_off_and_told(how: str, folder: Path, command
     run = landscape.load("net.h5")
     assert run.weights.dtype == torch.float32
     model.conv.bias.requires_grad_(False)
-    problem = run.problem(model=model, data=unseen())
+    problem = run.problem("test", model=model, data=unseen())
     assert problem.loss() == pytest.approx(true_loss(model), rel=1e-2 if how == "half" else 1e-6)
     assert f"test: loss {problem.loss():.4g}"[:16] in err
     assert "accuracy" in err
@@ -182,9 +182,9 @@ def test_every_analysis_takes_an_import(folder: Path, command: Command) -> None:
         ("spectrum", "--top-k", "2"),
         ("line", "--points", "3"),
     ):
-        code, out, err = command(args[0], "net.h5", *args[1:], *own)
+        code, out, err = command(args[0], "net.h5", *args[1:], *own, "--split", "test")
         assert code == 0, err
-    surface = landscape.load("net-contour.h5")
+    surface = landscape.load("net-contour-test.h5")
     assert surface.loss[1, 1] == pytest.approx(true_loss(model), rel=1e-5)
     code, out, _ = command("info", "net.h5")
     assert code == 0
@@ -214,7 +214,7 @@ def test_several_states_are_learners_and_their_mean_has_statistics_of_its_own(
 
     data = mine.images()
     for j, model in enumerate(models):  # each learner with its own statistics
-        problem = run.problem(learner=j, model=mine.net, data=data)
+        problem = run.problem("test", learner=j, model=mine.net, data=data)
         assert problem.loss() == pytest.approx(true_loss(model), rel=1e-5)
     # The mean: averaged weights, statistics of one pass over the training set in train mode (30 samples are
     # one batch), as torch.optim.swa_utils.update_bn gives them.
@@ -223,7 +223,7 @@ def test_several_states_are_learners_and_their_mean_has_statistics_of_its_own(
         for name, parameter in mean.named_parameters():
             parameter.copy_(sum(dict(m.named_parameters())[name] for m in models) / 3)
     torch.optim.swa_utils.update_bn([data["train"][0]], mean)
-    problem = run.problem(model=mine.net, data=data)
+    problem = run.problem("test", model=mine.net, data=data)
     for name, buffer in mean.named_buffers():
         torch.testing.assert_close(problem.model.get_buffer(name), buffer)
     assert problem.loss() == pytest.approx(true_loss(mean), rel=1e-5)

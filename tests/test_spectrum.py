@@ -590,10 +590,10 @@ def test_the_command_prints_numbers_with_their_errors(
     assert code == 0, err
     assert out.split() == [str(out_file), str(picture)]
     result = landscape.load(out_file)
-    problem = landscape.load(checkpoint).problem("test")
+    problem = landscape.load(checkpoint).problem()
     expected = landscape.top_eigenvalues(problem, 2, part=["1", "3.bias"])
     np.testing.assert_array_equal(result.values, expected.values.numpy())
-    assert (result.split, result.part, result.parameters) == ("test", "1,3.bias", 64 * 6 + 6 + 10)
+    assert (result.split, result.part, result.parameters) == ("train", "1,3.bias", 64 * 6 + 6 + 10)
     assert result.source_sha256 == landscape.store.sha256(checkpoint)
     for value, residual in zip(result.values, result.residuals, strict=True):
         assert f"relative residual {residual / value:.1e}" in err
@@ -610,13 +610,15 @@ def test_the_command_defaults_to_both_ends_beside_the_checkpoint(checkpoint: Pat
     code, out, err = command("spectrum", checkpoint, "--dtype", "float64")
     path = checkpoint.with_name("last-spectrum.h5")
     assert (code, out) == (0, f"{path}\n")
-    ends = landscape.extreme_eigenvalues(landscape.load(checkpoint).problem("test", dtype=torch.float64))
+    ends = landscape.extreme_eigenvalues(landscape.load(checkpoint).problem(dtype=torch.float64))
     assert landscape.load(path).values.tolist() == pytest.approx([ends.max, ends.min])
     assert "λ_min" in err
-    code, _, err = command("spectrum", checkpoint, "--engine", "pyhessian", "--trace", "--top-k", 1)
+    code, _, err = command(
+        "spectrum", checkpoint, "--engine", "pyhessian", "--trace", "--top-k", 1, "--force"
+    )
     assert code == 0
     assert "largest |λ|" in err
-    assert "NOT CONVERGED" in command("spectrum", checkpoint, "--max-products", 2)[2]
+    assert "NOT CONVERGED" in command("spectrum", checkpoint, "--max-products", 2, "--force")[2]
 
 
 @pytest.mark.parametrize(

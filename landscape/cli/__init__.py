@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 import click
 
@@ -29,9 +30,14 @@ from landscape.cli.train import train
 from landscape.options import InputError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    invoke_without_command=True,
+    subcommand_metavar="COMMAND [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="landscape")
-def group() -> None:
+@click.pass_context
+def group(context: click.Context) -> None:
     """Train with distributed SGD, decompose every step, and map the loss landscape around the result.
 
     \b
@@ -39,6 +45,9 @@ def group() -> None:
       landscape train digits-dpsgd -o runs/dp
       landscape contour runs/dp/last.h5 --plot contour.png
     """
+    if context.invoked_subcommand is None:  # its help, line by line, and not as one line of error
+        click.echo(context.get_help(), err=True)
+        context.exit(2)
 
 
 for command in (
@@ -50,8 +59,16 @@ for command in (
 
 def main() -> None:
     """Run the command line. Exit 0 done, 1 failed, 2 bad usage; a user's mistake is one line on stderr."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _tell
+        code = _run()
+    sys.exit(code)
+
+
+def _run() -> int:
+    """The exit code of the command; what it raises is told."""
     try:
-        code = group.main(standalone_mode=False)
+        code = group.main(prog_name="landscape", standalone_mode=False)
     except click.UsageError as error:
         code = _fail(error.format_message(), 2)
     except click.ClickException as error:
@@ -65,7 +82,14 @@ def main() -> None:
     except BrokenPipeError:  # the reader of stdout went away, as with | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
+
+
+def _tell(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
+    """A warning as one line without its place in the code, for a user of commands; none with -q."""
+    context = click.get_current_context(silent=True)
+    if not (context and context.params.get("quiet")):
+        click.echo(f"landscape: {' '.join(str(message).split())}", err=True)
 
 
 def _fail(message: str, code: int) -> int:

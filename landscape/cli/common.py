@@ -5,111 +5,47 @@ from __future__ import annotations
 import functools
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar
 
 import click
 import torch
-from torch import nn
 
-from landscape import factories, plots, store
+from landscape import factories, plots, run_folder, store
 from landscape.batchnorm import SAMPLES
 from landscape.checkpoint import Checkpoint
-from landscape.data import Dataset
-from landscape.options import FailedError, InputError
-from landscape.problem import Loss, Problem
+from landscape.cli.source import Source as Source
+from landscape.cli.source import data_dir as data_dir
+from landscape.cli.source import find_modules as find_modules
+from landscape.cli.source import source as source
+from landscape.options import SPLIT, FailedError, InputError
+from landscape.problem import Problem
 from landscape.progress import progress_bar as progress_bar
+from landscape.state import SUFFIXES, import_state
 from landscape.train.launch import pick_device
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# What the name of a result does not tell: the defaults of its options.
+USUAL = ("random", "none", "hessian", SPLIT)
+
 checkpoints = click.argument("checkpoints", metavar="CKPT…", nargs=-1, required=True)
+split = click.option("--split", default=SPLIT, show_default=True, help="Data: train or test.")
+force = click.option("--force", is_flag=True, help="Replace another result that the file holds.")
+picture = click.option("--plot", "picture", metavar="F.png", help="Draw it, too: .png, .pdf or .svg.")
 quiet = click.option("-q", "--quiet", is_flag=True, help="No messages and no progress bar.")
-data_dir = click.option(
-    "--data-dir",
-    metavar="D",
-    help="Folder with the data sets that are not bundled. [default: $LANDSCAPE_DATA or data]",
-)
 device = click.option(
     "--device", default="auto", show_default=True, help="auto (CUDA where there is a GPU), cpu or cuda."
 )
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where an analysis takes model, data and loss from; None: from the checkpoint, or the data."""
-
-    model: factories.Spec | None
-    data: factories.Spec | None
-    loss: str | None
-    data_dir: str | None
-
-    def build_model(self) -> nn.Module:
-        """The user's model, new at each call."""
-        assert self.model is not None
-        return factories.build_model("--model", self.model)
-
-    @cached_property
-    def own_data(self) -> factories.UserData | Dataset | None:
-        """The user's data, made once."""
-        return factories.load_data("--data", self.data, self.data_dir) if self.data else None
-
-    @cached_property
-    def own_loss(self) -> Loss | Literal["data"] | None:
-        """The user's loss, or "data", as Checkpoint.problem takes it."""
-        return factories.load_loss("--loss", self.loss) if self.loss else "data"
-
-
-def find_modules() -> None:
-    """Let a user's modules in this folder be found, as they are with python -m."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-
-
-def source(function: F) -> F:
-    """The options that say where model, data and loss come from; the command is given them as one Source."""
-
-    @functools.wraps(function)
-    def command(
-        *args: Any,
-        model: str | None,
-        data: str | None,
-        loss: str | None,
-        data_dir: str | None,
-        **options: Any,
-    ) -> Any:
-        find_modules()
-        from_where = Source(
-            factories.model_spec("--model", model) if model else None,
-            factories.data_spec("--data", data) if data else None,
-            loss,
-            data_dir,
-        )
-        return function(*args, source=from_where, **options)
-
-    own = "MODULE:NAME, called to make it, or a built-in name; options follow in brackets"
-    for option in (
-        data_dir,
-        click.option(
-            "--loss",
-            metavar="NAME",
-            help="MODULE:NAME of loss(outputs, targets), a mean (a class, or a name with brackets, is called "
-            "to make it); or output: the model's output carries it. [default: the data's, else "
-            "cross-entropy, or output where batches are single dicts]",
-        ),
-        click.option(
-            "--data",
-            metavar="NAME",
-            help=f"{own}: (x, y), batches, or splits of them. [default: the checkpoint's]",
-        ),
-        click.option("--model", metavar="NAME", help=f"{own}. [default: the checkpoint's, if built in]"),
-    ):
-        command = option(command)
-    return cast(F, command)
+def outputs(function: F) -> F:
+    """The options that say where the result goes, and whether it is drawn."""
+    output = click.option(
+        "-o", "--output", metavar="OUT.h5", help="Result file. [default: beside the checkpoint]"
+    )
+    return output(force(picture(function)))
 
 
 search = click.option(
@@ -158,13 +94,10 @@ def plane_options(grid: str, span: float | None = 0.1) -> Callable[[F], F]:
                     show_default=True,
                     help="Directions: none (i.i.d. normal, the paper's), filter or layer (Li et al. 2018).",
                 ),
-                click.option("--split", default="test", show_default=True, help="Data: test or train."),
+                split,
                 click.option("--seed", default=0, show_default=True, help="Draws the directions."),
                 click.option("--dtype", default="float32", show_default=True, help="float32 or float64."),
-                click.option(
-                    "-o", "--output", metavar="OUT.h5", help="Result file. [default: beside the checkpoint]"
-                ),
-                click.option("--plot", "picture", metavar="F.png", help="Draw it, too: .png, .pdf or .svg."),
+                outputs,
             ]
         ):
             function = option(function)
@@ -183,20 +116,41 @@ def parse_grid(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
-def open_checkpoints(paths: Sequence[str]) -> list[Checkpoint]:
-    """The checkpoints, all read and checked before any work starts."""
-    return [Checkpoint.load(path) for path in paths]
+def open_checkpoints(paths: Sequence[str], source: Source, quiet: bool) -> list[Checkpoint]:
+    """The checkpoints, all read and checked before any work starts.
+
+    The folder of a run stands for its last one; a file of weights trained elsewhere becomes one.
+    """
+    found = []
+    for path in (run_folder.checkpoint_in(Path(path)) for path in paths):
+        if path.suffix not in SUFFIXES:
+            found.append(Checkpoint.load(path))
+            continue
+        if source.model is None:
+            raise InputError(f"--model: missing, {path} holds weights alone; give the model they belong to")
+        spec = source.model
+        tell = functools.partial(message, quiet=quiet)
+        found.append(
+            import_state(path, source.build_model(), name=spec.name, options=spec.options, message=tell)
+        )
+        found[-1].path = path
+    return found
 
 
 def open_problem(
-    checkpoint: Checkpoint, split: str, source: Source, device_name: str, dtype: str = "float32"
+    checkpoint: Checkpoint,
+    split: str,
+    source: Source,
+    device_name: str,
+    dtype: str = "float32",
+    quiet: bool = True,
 ) -> Problem:
     """The checkpoint's problem, centred on w_a, in the precision and on the device asked for."""
     if dtype not in ("float32", "float64"):
         raise InputError(f"--dtype: '{dtype}' is not allowed, it must be float32 or float64")
-    if source.data:
-        check_same_data(checkpoint, source.data, source.own_data)
-    return checkpoint.problem(
+    source.check_model(checkpoint)
+    other = source.other_data(checkpoint)
+    problem = checkpoint.problem(
         split,
         model=source.build_model if source.model else None,
         data=source.own_data,
@@ -205,49 +159,65 @@ def open_problem(
         device=pick_device(device_name),
         dtype=getattr(torch, dtype),
     )
+    if other:
+        known = factories.spelled(checkpoint.data["name"], checkpoint.data["options"])
+        message(f"--data: {other} is other data than {checkpoint.path} was made with, {known}", quiet)
+    return problem
 
 
-def check_same_data(checkpoint: Checkpoint, spec: factories.Spec, data: Any) -> None:
-    """FailedError if ``data`` has the name of the checkpoint's, but holds something else.
-
-    Data of another name is the user's choice.
-    """
-    known = checkpoint.data
-    same = (known["name"], known["options"]) == (spec.name, spec.options)
-    if same and known["fingerprint"] and data.fingerprint != known["fingerprint"]:
-        raise FailedError(
-            f"--data: {spec.name} gives other data than {checkpoint.path} was made with: fingerprint "
-            f"{data.fingerprint[:12]}…, not {known['fingerprint'][:12]}… (does it draw without a seed?)"
-        )
-
-
-def about(checkpoint: Checkpoint, split: str) -> store.About:
-    """Where a result came from, as the result keeps it."""
+def about(checkpoint: Checkpoint, split: str, source: Source | None = None) -> store.About:
+    """Where a result came from, as the result keeps it; its label names data that is not the checkpoint's."""
     assert checkpoint.path is not None
+    other = source.other_data(checkpoint) if source else ""
     return {
         "split": split,
-        "label": checkpoint.label,
+        "label": f"{checkpoint.label}, on {other}" if other else checkpoint.label,
         "source": checkpoint.path.name,
         "source_sha256": store.sha256(checkpoint.path),
     }
 
 
-def result_path(output: str | None, checkpoint: Checkpoint, kind: str, picture: str | None = None) -> Path:
-    """Where the result goes; found out, and the folders made, before the work starts."""
+def result_path(
+    output: str | None,
+    checkpoint: Checkpoint,
+    kind: str,
+    picture: str | None = None,
+    *,
+    force: bool,
+    variant: Mapping[str, str] | None = None,
+    goes_on: bool = False,
+) -> Path:
+    """Where the result goes; found out, and the folders made, before the work starts.
+
+    By default beside the checkpoint, under a name with those values of ``variant`` that are not the usual
+    ones, such as last-contour-pca.h5. ``goes_on``: the command looks itself at what the file holds.
+    """
     assert checkpoint.path is not None
-    path = Path(output) if output else checkpoint.path.with_name(f"{checkpoint.path.stem}-{kind}.h5")
-    check_targets(path, picture)
+    words = [kind, *(value for value in (variant or {}).values() if value not in USUAL)]
+    path = (
+        Path(output) if output else checkpoint.path.with_name(f"{checkpoint.path.stem}-{'-'.join(words)}.h5")
+    )
+    check_targets(path, picture, force or goes_on)
     return path
 
 
-def check_targets(path: Path | None, picture: str | None) -> None:
-    """See that a result and a picture can be written there, and make the folders."""
+def check_targets(path: Path | None, picture: str | None, force: bool) -> None:
+    """See that a result and a picture can be written there, and make the folders.
+
+    A checkpoint is never overwritten, a result by ``force``.
+    """
     if path and path.suffix != ".h5":
         raise InputError(f"-o: '{path}' is not allowed, a result's name must end in .h5")
     if path and path.exists():
         with store.reading(path) as file:
-            if file.attrs["schema"] == "landscape.checkpoint":
-                raise FailedError(f"-o: {path} is a checkpoint, it is not overwritten; give another name")
+            schema = str(file.attrs["schema"])
+        if schema == "landscape.checkpoint":
+            raise FailedError(f"-o: {path} is a checkpoint, it is not overwritten; give another name")
+        if not force:
+            raise FailedError(
+                f"-o: {path} holds a finished {schema}; give --force to replace it, or another -o "
+                "(landscape plot draws it)"
+            )
     if picture:
         plots.check_format(picture)
     for target in filter(None, (path, Path(picture) if picture else None)):

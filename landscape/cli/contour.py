@@ -10,7 +10,7 @@ import landscape
 from landscape import evaluate
 from landscape.cli import common, planes, processes
 from landscape.cli.gridfile import GridFile
-from landscape.contour import ERROR_POINTS, kept
+from landscape.contour import ERROR_POINTS, axes, kept
 from landscape.memory import parse_size
 from landscape.options import choose
 
@@ -68,6 +68,7 @@ def contour(
     seed: int,
     dtype: str,
     output: str | None,
+    force: bool,
     picture: str | None,
     ignore: str | None,
     bn: str,
@@ -87,22 +88,26 @@ def contour(
 
     The result file is written while the work goes on, and the same command goes on where it stopped. Points
     that it holds already are not computed again: a grid of 49 has every point of one of 25, one of 50 only
-    the corners. What it holds of other checkpoints or by other options is replaced, and a message says so.
+    the corners, and replaces the rest with --force only, as what the file holds of other checkpoints or by
+    other options.
     """
     shape = common.parse_grid(grid)
     choose("--path", way, evaluate.PATHS)
     choose("--precision", precision, evaluate.PRECISIONS)
     max_memory = parse_size("--max-memory", memory) if memory else None
-    groups = planes.check(kind, common.open_checkpoints(checkpoints), norm, ignore)
-    path = common.result_path(output, groups[0][0], "contour", picture)
-    origins = [planes.about(group, kind, split) for group in groups]
+    groups = planes.check(kind, common.open_checkpoints(checkpoints, source, quiet), norm, ignore)
+    named = {"plane": kind, "norm": norm, "split": split}
+    path = common.result_path(
+        output, groups[0][0], "contour", picture, force=force, variant=named, goes_on=True
+    )
+    origins = [planes.about(group, kind, split, source) for group in groups]
     wanted = {"split": split, "kind": kind, "norm": norm, "dtype": dtype, "bn": bn, "precision": precision}
     drawn = {"seed": seed} if kind in ("random", "eigen") else {}
     quiet = quiet or processes.rank() > 0
-    file = GridFile(path, landscape.Surface, origins, wanted | drawn, quiet)
+    file = GridFile(path, landscape.Surface, origins, wanted | drawn, quiet, force)
     with processes.team(nproc) as team:
         for i, (group, progress) in enumerate(common.each("contour", groups, quiet)):
-            problem = common.open_problem(group[0], split, source, device, dtype)
+            problem = common.open_problem(group[0], split, source, device, dtype, quiet)
             if file.previous and kind == "eigen":  # costly to find, and the same but for rounding
                 plane = file.previous.plane(problem.theta)
             else:
@@ -123,6 +128,7 @@ def contour(
                     **origins[i],
                 ),
                 team,
+                *axes(shape, plane.span if span is None else span),
             )
             common.message(summary(surface, previous, split), quiet)
     if team.rank == 0:

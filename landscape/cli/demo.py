@@ -88,7 +88,7 @@ def _table(
 ) -> str:
     lines = [
         "Bundled digits, MLP 64-50-50-10, 5 learners × 100 samples, lr 1, seeds 0, 1, 2",
-        f"{'':8}{'test error % by seed':>26}{'loss rise over plane':>24}{'ratio at step ' + str(EARLY):>20}",
+        f"{'':8}{'test error % by seed':>26}{'test loss rise, plane':>24}{'ratio at step ' + str(EARLY):>20}",
     ]
     for (name, runs), surface, grid in zip(ends.items(), surfaces, grids, strict=True):
         errors = ", ".join(f"{100 * (1 - run.history['test_accuracy'][-1]):.2f}" for run in runs)

@@ -90,10 +90,9 @@ def _plan(found: Figure, scale: Scale, shop: Workshop) -> None:
     shop.check_data(runs.values())
     missing = shop.missing(runs.values())
     data = ", ".join(sorted({recipe.data["name"] for recipe in runs.values()})) or "none"
-    minutes = shop.estimate(missing) / 60
+    took = gallery.duration(shop.estimate(missing)) if missing else "no time"
     click.echo(
-        f"{found.name}: {len(missing)} of {len(runs)} runs to train, about {minutes:.2g} min of training one "
-        "after "
+        f"{found.name}: {len(missing)} of {len(runs)} runs to train, about {took} of training one after "
         f"another; data: {data}"
     )
 

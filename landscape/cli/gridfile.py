@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from landscape import store
 from landscape.cli import common
 from landscape.cli.processes import Team
-from landscape.grid import MismatchError, difference
+from landscape.grid import MismatchError, coincide, difference
 from landscape.options import FailedError
 
 R = TypeVar("R", bound=store.Result)
@@ -19,7 +21,8 @@ class GridFile(Generic[R]):
     """Results of ``kind``, one for each of ``origins`` (where it comes from), in the file ``path``.
 
     What the file holds of the same checkpoints, with the same values in the fields ``wanted``, is gone on
-    with; the rest is replaced, and a message says so.
+    with. FailedError where it holds anything that would be lost, unless by ``force``; then a message says
+    why that is replaced.
     """
 
     def __init__(
@@ -29,38 +32,46 @@ class GridFile(Generic[R]):
         origins: Sequence[store.About],
         wanted: Mapping[str, Any],
         quiet: bool,
+        force: bool = False,
     ) -> None:
-        self._path, self._quiet = path, quiet
+        self._path, self._quiet, self._force = path, quiet, force
         self._reasons: list[str] = []  # told when work starts: the command may still end with an error
         self._results: list[R] = []
         self._held = self._read(kind)
         self._past: list[R | None] = [None] * len(origins)
-        known = {getattr(held, "source_sha256", ""): held for held in self._held}
-        for i, origin in enumerate(origins):
-            past = known.get(origin["source_sha256"])
-            reason = difference(past, wanted) if past else ""
-            if reason:
-                self._anew(reason)
+        places = {origin["source_sha256"]: i for i, origin in enumerate(origins)}
+        every = {sha for key in places for sha in key.split(", ")}
+        for held in self._held:
+            of: str = getattr(held, "source_sha256", "")
+            i = places.get(of)
+            label = {} if i is None else {"label": origins[i]["label"]}  # which names other data
+            # A surface between checkpoints is of several: of these, it differs from one around them in kind.
+            reason = "" if every.isdisjoint(of.split(", ")) else difference(held, {**wanted, **label})
+            if i is None or reason:
+                self._anew(reason or f"it is of other checkpoints ({getattr(held, 'label', '')})")
             else:
-                self._past[i] = past
-        if self._held and not any(origin["source_sha256"] in known for origin in origins):
-            self._anew("it is of other checkpoints")
+                self._past = [
+                    held if origin["source_sha256"] == origins[i]["source_sha256"] else past
+                    for origin, past in zip(origins, self._past, strict=True)
+                ]
 
     def _read(self, kind: type[R]) -> list[R]:
         if not self._path.exists():
             return []
-        try:
-            found = store.load_results(self._path)
-        except FailedError as error:
-            self._anew(str(error))
-            return []
+        found = store.load_results(self._path)
         same = [result for result in found if isinstance(result, kind)]
         if not same:
             self._anew(f"it holds a {found[0].schema}")
         return same
 
     def _anew(self, reason: str) -> None:
-        self._reasons.append(reason)
+        """Replace what the file holds; FailedError where that is not allowed."""
+        if not self._force:
+            raise FailedError(
+                f"{self._path}: holds another result, {reason}; give --force to replace it, or another -o"
+            )
+        if reason not in self._reasons:
+            self._reasons.append(reason)
 
     def _tell(self) -> None:
         for reason in self._reasons:
@@ -72,9 +83,17 @@ class GridFile(Generic[R]):
         """What the file holds of the next result, if anything."""
         return self._past[len(self._results)]
 
-    def add(self, compute: Callable[..., R], team: Team) -> tuple[R, R | None]:
-        """The next result, by ``compute(previous=…, save=…, group=…)``, and the previous one it used."""
+    def add(
+        self, compute: Callable[..., R], team: Team, x: store.Array, y: store.Array
+    ) -> tuple[R, R | None]:
+        """The next result, by ``compute(previous=…, save=…, group=…)``, and the previous one it used.
+
+        ``x`` and ``y`` are the coordinates that it has. FailedError where it lacks points of the previous
+        one, unless by force.
+        """
         previous = self.previous
+        if previous is not None:
+            self._keep_points(previous, x, y)
         self._tell()
         try:
             result = compute(previous=previous, save=self._save, group=team.group)
@@ -87,6 +106,17 @@ class GridFile(Generic[R]):
             self._save(result)  # whatever becomes of the next one
         self._results.append(result)
         return result, previous
+
+    def _keep_points(self, previous: Any, x: store.Array, y: store.Array) -> None:
+        across, up = coincide(x, previous.x)[1], coincide(y, previous.y)[1]
+        had, kept = int(previous.done.sum()), int(previous.done[np.ix_(up, across)].sum())
+        if kept < had and not self._force:
+            nx, ny = len(previous.x), len(previous.y)
+            raise FailedError(
+                f"{self._path}: holds {had:,} points of a grid of {nx} × {ny} over [−{previous.span:g}, "
+                f"{previous.span:g}], of which {had - kept:,} would be lost; give --force to replace them, "
+                f"another -o, or a grid that has them all, such as --grid {2 * nx - 1}x{2 * ny - 1}"
+            )
 
     def _save(self, result: R) -> None:
         """Write the results so far, ``result`` as it is, and what is held of those to come."""

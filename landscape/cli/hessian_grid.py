@@ -10,6 +10,7 @@ import numpy as np
 import landscape
 from landscape.cli import common, processes
 from landscape.cli.gridfile import GridFile
+from landscape.contour import axes
 from landscape.eigenvalues import SEARCHES
 from landscape.options import choose
 
@@ -40,6 +41,7 @@ def hessian_grid(
     seed: int,
     dtype: str,
     output: str | None,
+    force: bool,
     picture: str | None,
     tol: float,
     max_products: int,
@@ -53,20 +55,22 @@ def hessian_grid(
     """Both ends of the Hessian's spectrum, and |λ_min|/|λ_max|, on a grid around w_a of each CKPT."""
     shape = common.parse_grid(grid)
     choose("--search", search, SEARCHES)
-    runs = common.open_checkpoints(checkpoints)
-    path = common.result_path(output, runs[0], "hessian", picture)
-    origins = [common.about(run, split) for run in runs]
+    runs = common.open_checkpoints(checkpoints, source, quiet)
+    named = {"norm": norm, "split": split}
+    path = common.result_path(output, runs[0], "hessian", picture, force=force, variant=named, goes_on=True)
+    origins = [common.about(run, split, source) for run in runs]
     wanted = {"norm": norm, "seed": seed, "tol": tol, "dtype": dtype, "split": split, "search": search}
     quiet = quiet or processes.rank() > 0
-    file = GridFile(path, landscape.HessianGrid, origins, wanted, quiet)
+    file = GridFile(path, landscape.HessianGrid, origins, wanted, quiet, force)
     with processes.team(nproc) as team:
         for i, (run, progress) in enumerate(common.each("hessian-grid", runs, quiet)):
-            problem = common.open_problem(run, split, source, device, dtype)
+            problem = common.open_problem(run, split, source, device, dtype, quiet)
+            plane = landscape.random_plane(problem, norm=norm, seed=seed)
             result, _ = file.add(
                 functools.partial(
                     landscape.hessian_grid,
                     problem,
-                    landscape.random_plane(problem, norm=norm, seed=seed),
+                    plane,
                     grid=shape,
                     span=span,
                     tol=tol,
@@ -77,6 +81,7 @@ def hessian_grid(
                     **origins[i],
                 ),
                 team,
+                *axes(shape, plane.span if span is None else span),
             )
             missed = int((~result.converged).sum())
             at, off = ((result.lambda_min, result.lambda_max), (result.residual_min, result.residual_max))
@@ -84,7 +89,7 @@ def hessian_grid(
                 largest = float(np.max(np.array(off) / np.abs(at)))
             worst = f"; {missed} of {result.ratio.size} points did not converge" if missed else ""
             common.message(
-                f"{result.label}: median |λ_min|/|λ_max| {np.median(result.ratio):.4g}, "
+                f"{result.label}: {split} loss, median |λ_min|/|λ_max| {np.median(result.ratio):.4g}, "
                 f"λ_max {result.lambda_max.min():.4g}…{result.lambda_max.max():.4g}, "
                 f"largest relative residual {largest:.1e}, {int(result.hvps.sum())} products{worst}",
                 quiet,

@@ -21,7 +21,7 @@ from landscape.problem import Problem
 @common.source
 @common.quiet
 def import_state(states: tuple[str, ...], output: str | None, source: common.Source, quiet: bool) -> None:
-    """Weights from STATE (.pt, .pth, .bin or .safetensors) as a checkpoint that the analyses take.
+    """Weights from STATE (.pt, .pth, .bin, .ckpt or .safetensors) as a checkpoint that the analyses take.
 
     Several STATEs of one model become its learners. Only weights are read, never code: a file of more than a
     state is refused. With --data, loss and accuracy on each split are printed.
@@ -55,7 +55,7 @@ def import_state(states: tuple[str, ...], output: str | None, source: common.Sou
         for split in sizes:
             if isinstance(data, factories.UserData) and split not in data.splits:
                 continue
-            problem = common.open_problem(checkpoint, split, source, "cpu")
+            problem = common.open_problem(checkpoint, split, source, "cpu", quiet=quiet)
             sizes[split] = problem.samples
             common.message(describe(split, problem), quiet)
         mark = data.fingerprint if data else ""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import click
 import numpy as np
 
 import landscape
-from landscape import store
+from landscape import run_folder, store
 from landscape.checkpoint import IMPORTED, Checkpoint
 from landscape.cli import train
 from landscape.options import FailedError
@@ -19,6 +20,7 @@ from landscape.train.loop import recipe_of
 @click.argument("file", metavar="FILE")
 def info(file: str) -> None:
     """What is in FILE: a checkpoint (validated) or a result."""
+    file = str(run_folder.checkpoint_in(Path(file)))
     loaded = landscape.load(file)
     with store.reading(file) as raw:
         stamps = {

@@ -17,11 +17,10 @@ from landscape.options import InputError
 @click.option("--span", type=float, help="One CKPT: t runs over [−span, span]. [default: 0.1]")
 @click.option("--norm", default="none", show_default=True, help="One CKPT: as for contour.")
 @click.option("--ignore", help="One CKPT: as for contour.")
-@click.option("--split", default="test", show_default=True, help="Data: test or train.")
+@common.split
 @click.option("--seed", default=0, show_default=True, help="One CKPT: draws the direction.")
 @click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
-@click.option("-o", "--output", metavar="OUT.h5", help="Result file. [default: beside the checkpoint]")
-@click.option("--plot", "picture", metavar="F.png", help="Draw it, too: .png, .pdf or .svg.")
+@common.outputs
 @common.batchnorm
 @common.device
 @common.source
@@ -36,6 +35,7 @@ def line(
     seed: int,
     dtype: str,
     output: str | None,
+    force: bool,
     picture: str | None,
     bn: str,
     bn_samples: int,
@@ -53,11 +53,12 @@ def line(
         raise InputError(
             "--span, --norm, --ignore: they are for one CKPT; a line between two has none to set"
         )
-    runs = common.open_checkpoints(checkpoints)
+    runs = common.open_checkpoints(checkpoints, source, quiet)
     planes.same_network(runs)
-    path = common.result_path(output, runs[0], "line", picture)
-    problem = common.open_problem(runs[0], split, source, device, dtype)
     two = len(runs) == 2
+    named = {"plane": "between" if two else "random", "norm": norm, "split": split}
+    path = common.result_path(output, runs[0], "line", picture, force=force, variant=named)
+    problem = common.open_problem(runs[0], split, source, device, dtype, quiet)
     if two:
         along = planes.ends(problem, runs)
     else:
@@ -73,7 +74,7 @@ def line(
             bn=bn,
             bn_samples=bn_samples,
             progress=bar,
-            **planes.about(runs, "between" if two else "random", split),
+            **planes.about(runs, "between" if two else "random", split, source),
         )
     rise = f"barrier {result.barrier:.4g}" if two else f"lowest {np.min(result.loss):.4g}"
     name = " to ".join(result.ends) or result.label

@@ -21,13 +21,12 @@ DELAYS = "0,1,2,4,8,16,32"
 @click.option("--delay", "delays", metavar="τ,…", default=DELAYS, show_default=True, help="Delays in steps.")
 @click.option("--momentum", default=0.9, show_default=True, help="m of the ordinary and shifted forms.")
 @click.option("--tol", default=0.07, show_default=True, help="How near to the boundary rates are bisected.")
-@click.option("--split", default="train", show_default=True, help="Data: train or test.")
+@common.split
 @click.option(
     "--seed", default=0, show_default=True, help="Draws the vector that the search for λ_max starts from."
 )
 @click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
-@click.option("-o", "--output", metavar="OUT.h5", help="Result file. [default: beside the checkpoint]")
-@click.option("--plot", "picture", metavar="F.png", help="Draw it, too: .png, .pdf or .svg.")
+@common.outputs
 @common.device
 @common.source
 @common.quiet
@@ -40,6 +39,7 @@ def minima(
     seed: int,
     dtype: str,
     output: str | None,
+    force: bool,
     picture: str | None,
     device: str,
     source: common.Source,
@@ -52,19 +52,19 @@ def minima(
     The CKPT must be near a minimum of its training loss, such as the end of the recipe mnist-minimum.
     """
     chosen = parse_delays(delays)
-    runs = common.open_checkpoints(checkpoints)
-    path = common.result_path(output, runs[0], "minima", picture)
+    runs = common.open_checkpoints(checkpoints, source, quiet)
+    path = common.result_path(output, runs[0], "minima", picture, force=force, variant={"split": split})
     results = []
     for run, progress in common.each("minima", runs, quiet):
         result = experiment(
-            common.open_problem(run, split, source, device, dtype),
+            common.open_problem(run, split, source, device, dtype, quiet),
             chosen,
             momentum,
             weight_decay=weight_decay(run),
             tol=tol,
             seed=seed,
             progress=progress,
-            **common.about(run, split),
+            **common.about(run, split, source),
         )
         results.append(result)
         common.message(table(result), quiet)
@@ -85,7 +85,7 @@ def table(result: Minima) -> str:
     """Found and predicted rates, a line a delay, and how far λ_max moved."""
     moved = np.abs(result.lambda_after / result.lambda_max - 1).max()
     lines = [
-        f"{result.label}: λ_max {result.lambda_max:.5g}, "
+        f"{result.label}: {result.split} loss, λ_max {result.lambda_max:.5g}, "
         f"{common.residual(result.residual, result.lambda_max)}; weight decay "
         f"{result.weight_decay:g}; ‖gradient‖ {result.gradient_norm:.1e}",
         f"  largest lr that stays: found, predicted, their ratio; λ_max moved by at most {100 * moved:.1f}%",

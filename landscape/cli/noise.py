@@ -21,8 +21,7 @@ from landscape.options import InputError
     "--randomness", default="refuse", show_default=True, help="A model random in eval mode: refuse or seed."
 )
 @click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
-@click.option("-o", "--output", metavar="OUT.h5", help="Result file. [default: beside the checkpoint]")
-@click.option("--plot", "picture", metavar="F.png", help="Draw it, too: .png, .pdf or .svg.")
+@common.outputs
 @common.device
 @common.source
 @common.quiet
@@ -35,6 +34,7 @@ def noise(
     randomness: str,
     dtype: str,
     output: str | None,
+    force: bool,
     picture: str | None,
     device: str,
     source: common.Source,
@@ -45,15 +45,15 @@ def noise(
     On the training set, with the run's own learning rate and local batch; imported weights have none, and
     must be of two learners at least. Prints mean ± standard error.
     """
-    runs = common.open_checkpoints(checkpoints)
+    runs = common.open_checkpoints(checkpoints, source, quiet)
     for run in runs:
         if run.algorithm == IMPORTED and (lr is None or local_batch is None):
             raise InputError(f"--lr, --local-batch: {run.path} was imported and has none, give both")
-    path = common.result_path(output, runs[0], "noise", picture)
+    path = common.result_path(output, runs[0], "noise", picture, force=force)
     results = []
     for run, progress in common.each("noise", runs, quiet):
         result = landscape.estimate_noise(
-            common.open_problem(run, "train", source, device, dtype),
+            common.open_problem(run, "train", source, device, dtype, quiet),
             run.weights,
             run.lr if lr is None else lr,
             run.local_batch if local_batch is None else local_batch,
@@ -61,7 +61,7 @@ def noise(
             randomness=randomness,
             seed=seed,
             progress=progress,
-            **common.about(run, "train"),
+            **common.about(run, "train", source),
         )
         results.append(result)
         common.message(table(result), quiet)
@@ -79,7 +79,9 @@ def table(result: landscape.NoiseEstimate) -> str:
         "delta_2": "α²‖P⊥δ‖²",
         "delta_cross": "cross term",
     }
-    lines = [f"{result.label}: α = {result.lr:g}, consensus distance {result.consensus:.4g}"]
+    lines = [
+        f"{result.label}: {result.split} loss, α = {result.lr:g}, consensus distance {result.consensus:.4g}"
+    ]
     for name, (mean, error) in result.summary().items():
         exact = "exact" if name in ("full_batch", "eq4") else f"± {error:.1e}"
         lines.append(f"  {meaning[name]:28} {mean: .4e}  {exact}")

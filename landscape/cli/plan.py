@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from pathlib import Path
@@ -87,7 +88,8 @@ MOST = 4096
     "its own.",
 )
 @click.option("-o", "--output", metavar="OUT.h5", help="Keep the table, too. [default: only printed]")
-@click.option("--plot", "picture", metavar="F.png", help="Draw it, too: .png, .pdf or .svg.")
+@common.force
+@common.picture
 @common.device
 @common.data_dir
 @common.quiet
@@ -106,6 +108,7 @@ def plan(
     alone: bool,
     per_machine: int,
     output: str | None,
+    force: bool,
     picture: str | None,
     device: str,
     data_dir: str | None,
@@ -130,8 +133,10 @@ def plan(
         quantity("--latency", latency, TIMES, zero=True) if latency else None,
     )
     chosen = paper.read(recipe_name, settings)
+    if settings:  # the name alone would stand for what is not measured
+        chosen = dataclasses.replace(chosen, name=f"{chosen.name}, {', '.join(settings)}")
     path = Path(output) if output else None
-    common.check_targets(path, picture)
+    common.check_targets(path, picture, force)
     place = pick_device(device)
     together = per_machine if place.type == "cpu" else 1  # with a GPU each, workers do not compete
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 import landscape
-from landscape import store
+from landscape import run_folder, store
 from landscape.checkpoint import Checkpoint
 from landscape.cli import common
 from landscape.directions import IGNORES, NORMS
@@ -84,8 +84,11 @@ def same_network(runs: list[Checkpoint]) -> None:
 def trajectory(run: Checkpoint) -> list[Checkpoint]:
     """The checkpoints step-*.h5 before ``run`` in its folder, in order of their steps."""
     assert run.path is not None
-    earlier = [Checkpoint.load(path) for path in sorted(run.path.parent.glob("step-*.h5"))]
-    earlier = sorted((c for c in earlier if c.step < run.step), key=lambda c: c.step)
+    found: dict[int, Checkpoint] = {}
+    for path in run_folder.steps(run.path.parent):
+        saved = Checkpoint.load(path)
+        found.setdefault(saved.step, saved)  # a copy under another name is not taken twice
+    earlier = [found[step] for step in sorted(found) if step < run.step]
     if len(earlier) < 2:
         raise FailedError(
             f"{run.path}: {len(earlier)} earlier step-*.h5 in its folder, '--plane pca' needs at least 2 "
@@ -101,14 +104,15 @@ def names(runs: list[Checkpoint]) -> list[str]:
     return labels if len(set(labels)) == len(labels) else [str(run.path) for run in runs]
 
 
-def about(group: list[Checkpoint], kind: str, split: str) -> store.About:
+def about(group: list[Checkpoint], kind: str, split: str, source: common.Source) -> store.About:
     """Where a surface or line came from; all of its checkpoints where it lies between them."""
     if kind != "between":
-        return common.about(group[0], split)
-    each = [common.about(run, split) for run in group]
+        return common.about(group[0], split, source)
+    each = [common.about(run, split, source) for run in group]
+    other = source.other_data(group[0])
     return {
         "split": split,
-        "label": f"{len(group)} checkpoints",
+        "label": f"{len(group)} checkpoints{f', on {other}' if other else ''}",
         "source": ", ".join(str(run.path) for run in group),
         "source_sha256": ", ".join(a["source_sha256"] for a in each),
     }

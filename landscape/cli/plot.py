@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import landscape
-from landscape import plots
+from landscape import plots, run_folder
 from landscape.cli import common
 from landscape.options import InputError, choose
 
@@ -35,14 +35,14 @@ def plot(files: tuple[str, ...], output: str | None, style: str, title: str, qui
     Panels of one picture share levels and colour scale. Several surfaces exported to F.vts become F-0.vts,
     F-1.vts and so on.
     """
-    picture = Path(output or Path(files[0]).with_suffix(".png"))
+    picture = Path(output or run_folder.checkpoint_in(Path(files[0])).with_suffix(".png"))
     export = picture.suffix == ".vts"
     choose("--style", style, plots.STYLES)
     if not export:
         plots.check_format(picture)
     results: list[Any] = []
     for file in files:
-        loaded = landscape.load(file)
+        loaded = landscape.load(run_folder.checkpoint_in(Path(file)))
         results += loaded if isinstance(loaded, list) else [loaded]
     if export:
         for path in _export(results, picture):

@@ -34,7 +34,8 @@ VALUES = {"dimension": "2,4,8,16", "noise": "0.0001,0.001,0.01,0.1", "lr": "0.05
 @click.option(
     "-o", "--output", default="saddles.h5", show_default=True, metavar="OUT.h5", help="Result file."
 )
-@click.option("--plot", "picture", metavar="F.png", help="Draw it, too: .png, .pdf or .svg.")
+@common.force
+@common.picture
 @common.quiet
 def saddles(
     dimension: str,
@@ -44,6 +45,7 @@ def saddles(
     seeds: int,
     settings: tuple[str, ...],
     output: str,
+    force: bool,
     picture: str | None,
     quiet: bool,
 ) -> None:
@@ -68,7 +70,7 @@ def saddles(
     if not chosen:
         raise InputError(f"--{', --'.join(VARY)}: at least one of them must have a value")
     path = Path(output)
-    common.check_targets(path, picture)
+    common.check_targets(path, picture, force)
     runs, made = seeds * len(algorithms) * sum(map(len, chosen.values())), 0
     results = []
     with common.progress_bar("saddles", quiet) as bar:

@@ -27,12 +27,11 @@ from landscape.train.onward import STEPS, effective_rate, mean_path
     help="Steps that the run is taken on by, in memory, to estimate the gradient's Lipschitz constant along "
     "w_a; 0: none.",
 )
-@click.option("--split", default="train", show_default=True, help="Data: train or test.")
+@common.split
 @click.option("--tol", default=TOL, show_default=True, help="Residual of λ_max, relative to it.")
 @click.option("--seed", default=0, show_default=True, help="Draws the displacements.")
 @click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
-@click.option("-o", "--output", metavar="OUT.h5", help="Result file. [default: beside the checkpoint]")
-@click.option("--plot", "picture", metavar="F.png", help="Draw it, too: .png, .pdf or .svg.")
+@common.outputs
 @common.device
 @common.source
 @common.quiet
@@ -46,6 +45,7 @@ def smoothing(
     seed: int,
     dtype: str,
     output: str | None,
+    force: bool,
     picture: str | None,
     device: str,
     source: common.Source,
@@ -58,11 +58,11 @@ def smoothing(
     the spread along the sharpest directions; and 2/λ_max beside the learning rate α and the effective α_e.
     """
     positive("--steps", steps, least=0)
-    runs = common.open_checkpoints(checkpoints)
-    path = common.result_path(output, runs[0], "smoothing", picture)
+    runs = common.open_checkpoints(checkpoints, source, quiet)
+    path = common.result_path(output, runs[0], "smoothing", picture, force=force, variant={"split": split})
     results = []
     for run, progress in common.each("smoothing", runs, quiet):
-        problem = common.open_problem(run, split, source, device, dtype)
+        problem = common.open_problem(run, split, source, device, dtype, quiet)
         # A file never brings code along, so neither do its recipe's names of a user's own.
         own = run.algorithm == IMPORTED or source.model or source.data or source.loss
         if steps and own:
@@ -79,7 +79,7 @@ def smoothing(
             tol=tol,
             seed=seed,
             progress=progress,
-            **common.about(run, split),
+            **common.about(run, split, source),
         )
         results.append(result)
         common.message(table(result), quiet)
@@ -89,7 +89,9 @@ def smoothing(
 def table(r: landscape.Smoothing) -> str:
     """The numbers of one result, a line each."""
     missed = "" if r.converged else "; an eigenvalue is NOT CONVERGED"
-    lines = [f"{r.label}: consensus distance {r.consensus:.4g}, tr(HΣ) = {r.trace_hs:.4g}{missed}"]
+    lines = [
+        f"{r.label}: {r.split} loss, consensus distance {r.consensus:.4g}, tr(HΣ) = {r.trace_hs:.4g}{missed}"
+    ]
     heads = ("", "at w_a", "smoothed, measured", "smoothed, isotropic")
     lines.append(f"  {heads[0]:20}" + "".join(f"{h:>24}" for h in heads[1:]))
 

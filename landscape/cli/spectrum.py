@@ -44,11 +44,10 @@ from landscape.spectrum import PROBES, STEPS, TRACE_PRODUCTS
 @click.option(
     "--randomness", default="refuse", show_default=True, help="A model random in eval mode: refuse or seed."
 )
-@click.option("--split", default="test", show_default=True, help="Data: test or train.")
+@common.split
 @click.option("--seed", default=0, show_default=True, help="Draws the random vectors.")
 @click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
-@click.option("-o", "--output", metavar="OUT.h5", help="Result file. [default: beside the checkpoint]")
-@click.option("--plot", "picture", metavar="F.png", help="Draw it, too: .png, .pdf or .svg.")
+@common.outputs
 @common.device
 @common.source
 @common.quiet
@@ -72,6 +71,7 @@ def spectrum(
     seed: int,
     dtype: str,
     output: str | None,
+    force: bool,
     picture: str | None,
     device: str,
     source: common.Source,
@@ -84,12 +84,14 @@ def spectrum(
     """
     if picture and with_trace and not (top_k or ends or with_density):
         raise InputError("--plot: a trace alone is not drawn, add --ends, --top-k or --density")
-    runs = common.open_checkpoints(checkpoints)
-    path = common.result_path(output, runs[0], "spectrum", picture)
+    runs = common.open_checkpoints(checkpoints, source, quiet)
+    path = common.result_path(
+        output, runs[0], "spectrum", picture, force=force, variant={"kind": kind, "split": split}
+    )
     results = []
     for run, progress in common.each("spectrum", runs, quiet):
         result = landscape.spectrum(
-            common.open_problem(run, split, source, device, dtype),
+            common.open_problem(run, split, source, device, dtype, quiet),
             top_k,
             ends=ends,
             with_trace=with_trace,
@@ -106,7 +108,7 @@ def spectrum(
             steps=steps,
             seed=seed,
             progress=progress,
-            **common.about(run, split),
+            **common.about(run, split, source),
         )
         results.append(result)
         common.message(table(result), quiet)
@@ -117,7 +119,7 @@ def table(result: landscape.Spectrum) -> str:
     """The numbers of one spectrum, a line each."""
     what = f"{result.kind}, {result.parameters:,} parameters{f' ({result.part})' if result.part else ''}"
     missed = "" if result.converged else "; NOT CONVERGED: raise --max-products"
-    lines = [f"{result.label}: {what}, {result.hvps} products{missed}"]
+    lines = [f"{result.label}: {result.split} loss, {what}, {result.hvps} products{missed}"]
     for i, (value, residual) in enumerate(zip(result.values, result.residuals, strict=True)):
         name = f"λ_{i + 1}" if i < len(result.values) - result.lowest else "λ_min"
         if result.engine == "pyhessian":

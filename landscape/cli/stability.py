@@ -37,12 +37,11 @@ HEADS = ("no momentum", "ordinary", "shifted")
     help="s²/λ²: relative variance of one sample's curvature along the sharpest direction; the batch "
     "matters only through it.",
 )
-@click.option("--split", default="train", show_default=True, help="Data: train or test.")
+@common.split
 @click.option("--tol", default=0.01, show_default=True, help="Residual of λ_max, relative to it.")
 @click.option("--seed", default=0, show_default=True, help="Draws the vector that the search starts from.")
 @click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
-@click.option("-o", "--output", metavar="OUT.h5", help="Result file. [default: beside the checkpoint]")
-@click.option("--plot", "picture", metavar="F.png", help="Draw it, too: .png, .pdf or .svg.")
+@common.outputs
 @common.device
 @common.source
 @common.quiet
@@ -62,6 +61,7 @@ def stability(
     seed: int,
     dtype: str,
     output: str | None,
+    force: bool,
     picture: str | None,
     device: str,
     source: common.Source,
@@ -83,13 +83,13 @@ def stability(
         return
     if lr is not None or noise:
         raise InputError("--lr, --noise: not allowed with a CKPT, whose own learning rate is shown")
-    runs = common.open_checkpoints(checkpoints)
-    path = common.result_path(output, runs[0], "stability", picture)
+    runs = common.open_checkpoints(checkpoints, source, quiet)
+    path = common.result_path(output, runs[0], "stability", picture, force=force, variant={"split": split})
     results = []
     for run, _ in common.each("stability", runs, quiet):
         rate, own, tau = known(run)
         result = limits.stability(
-            common.open_problem(run, split, source, device, dtype),
+            common.open_problem(run, split, source, device, dtype, quiet),
             chosen,
             momentum,
             lr=rate,
@@ -97,7 +97,7 @@ def stability(
             own_delay=tau,
             tol=tol,
             seed=seed,
-            **common.about(run, split),
+            **common.about(run, split, source),
         )
         results.append(result)
         common.message(verdict(result), quiet)
@@ -155,7 +155,8 @@ def verdict(result: limits.Stability) -> str:
     """λ_max, where the run stands, and the rates above which training leaves, a line a delay."""
     missed = "" if result.converged else "; NOT CONVERGED"
     sharp = result.lambda_max
-    lines = [f"{result.label}: λ_max {sharp:.5g}, {common.residual(result.residual, sharp)}{missed}"]
+    head = f"{result.label}: {result.split} loss, λ_max {sharp:.5g}"
+    lines = [f"{head}, {common.residual(result.residual, sharp)}{missed}"]
     if math.isfinite(result.lr):
         own = f", limit {result.own_limit:.4g}" if math.isfinite(result.own_limit) else ", limit not known"
         lines.append(f"  lr {result.lr:g}: lr·λ_max = {result.lr * sharp:.4g}{own}")

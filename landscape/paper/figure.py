@@ -16,6 +16,7 @@ from landscape.checkpoint import Checkpoint
 from landscape.options import choose
 from landscape.paper.workshop import Workshop
 from landscape.problem import Problem
+from landscape.run_folder import steps
 from landscape.train.recipe import Recipe
 
 Scale = Literal["smoke", "laptop", "paper"]
@@ -98,7 +99,7 @@ class Work:
 
     def checkpoints(self, key: str) -> list[Checkpoint]:
         """The checkpoints along the run ``key``, in order, but for that of its start."""
-        found = [Checkpoint.load(path) for path in sorted(self.folder(key).glob("step-*.h5"))]
+        found = [Checkpoint.load(path) for path in steps(self.folder(key))]
         return [point for point in found if point.step]
 
     def group(self, prefix: str) -> list[Checkpoint]:

@@ -23,6 +23,7 @@ from landscape.plots_surface import style
 COLORS = 256
 # Characters of a title in an inch of a picture, at the size that style.mplstyle gives it.
 TITLE = 11
+NO_VERDICT = "Smoke scale shows that the figure can be made; its numbers say nothing about the claim."
 
 
 def keep(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]:
@@ -111,17 +112,20 @@ def page(folder: Path) -> Path:
     ]
     for name, entry in entries.items():
         what = f"{entry['where']}: {entry['title']}"
-        lines.append(f"| [{name}](#{name}) | {what} | {entry['scale']} | {_held(entry['held'])} |")
+        held = "–" if entry["scale"] == "smoke" else _held(entry["held"])
+        lines.append(f"| [{name}](#{name}) | {what} | {entry['scale']} | {held} |")
     for name, entry in entries.items():
         lines += ["", f"## {name}", "", f"**{entry['where']}: {entry['title']}.** {entry['claims']}", ""]
         lines += [f"![{entry['title']}]({picture})" for picture in entry["pictures"]]
         note = " ".join(entry["note"].split())
         lines += [
             "",
-            f"Scale {entry['scale']}: {note}. `{entry['command']}`, {_time(entry['seconds'])}; data in "
+            f"Scale {entry['scale']}: {note}. `{entry['command']}`, {duration(entry['seconds'])}; data in "
             f"[{name}.csv]({name}.csv).",
             "",
-            f"**{_held(entry['held']).capitalize()}.** {entry['verdict']}",
+            entry["verdict"]
+            if entry["scale"] == "smoke"
+            else f"**{_held(entry['held']).capitalize()}.** {entry['verdict']}",
         ]
         if entry["compared"]:
             lines += ["", "| | here | paper |", "|---|---|---|"]
@@ -142,13 +146,19 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+def duration(seconds: float) -> str:
+    """Seconds below 100, else hours and minutes: "42 s", "27 min", "4 h 10 min"."""
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if round(seconds) < 100:
+        return f"{seconds:.0f} s"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def make(work: Work, folder: Path) -> tuple[Drawing, list[Path]]:
     """Draw ``work``, whose runs have ended, and keep it in ``folder``."""
     drawing = get(work.figure.name).draw(work)
+    if work.scale == "smoke":
+        drawing.verdict, drawing.held = NO_VERDICT, None
     trained = sum(float(_last(work.end(key).history["wall_s"])) for key in work.runs)
     return drawing, keep(work, drawing, folder, trained + work.seconds)
 

@@ -109,7 +109,9 @@ class Workshop:
             kind = digest(recipe.model, recipe.data, recipe.precision, recipe.dtype, local)
             if kind not in known:
                 place = launch.pick_device(self.device)
-                plain = dataclasses.replace(recipe, accumulate=1, monitor=type(recipe.monitor)())
+                plain = dataclasses.replace(  # a step of TIMED samples, also where a run's are of all
+                    recipe, accumulate=1, sampling="replacement", monitor=type(recipe.monitor)()
+                )
                 costs = calibrate(plain, 1, local, device=place, data_dir=self.data_dir)
                 known[kind] = costs.gradient / local
             passes = 0.0

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from landscape import store
+from landscape import run_folder, store
 from landscape.checkpoint import Checkpoint
 from landscape.data.base import fingerprint
 from landscape.options import FailedError, InputError, choose
@@ -48,7 +48,7 @@ def launch(
         recipe: may be None with ``resume``: then that of the folder's run.
         resume: go on from last.h5 (or start, where there is none yet). The recipe must be the folder's own,
             but for ``steps``, which may grow.
-        force: delete the files of a run that is in the folder first.
+        force: delete the checkpoints of a run that is in the folder first; nothing else is deleted.
         device: "auto" (CUDA where there is a GPU), "cpu" or "cuda".
 
     Raises InputError or FailedError for a folder that holds another run, or cannot be written or resumed.
@@ -120,14 +120,22 @@ def launch(
 
 
 def check_folder(folder: Path, *, resume: bool, force: bool) -> list[Path]:
-    """The files of a run in ``folder``; FailedError where there are some, and neither option is given."""
+    """The files of a run in ``folder``; FailedError where there are some, and neither option is given.
+
+    With ``force`` also where something else has the name of one: it would be lost.
+    """
     if resume and force:
         raise InputError("--resume and --force: only one of the two is allowed")
-    held = run_files(folder)
+    held = run_folder.named_like_a_run(folder)
     if held and not (resume or force):
         raise FailedError(
             f"{folder}: holds a run already ({held[0].name}); give --resume, --force or another -o"
         )
+    for path in held if force else []:
+        if not run_folder.of_a_run(path):
+            raise FailedError(
+                f"--force: {path} is no checkpoint of a run, it is not deleted; move it or give another -o"
+            )
     return held
 
 
@@ -156,11 +164,6 @@ def worker_device(name: str) -> torch.device:
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
-
-
-def run_files(folder: Path) -> list[Path]:
-    """The files of a run in ``folder``, if it holds one."""
-    return sorted(p for pattern in ("last.h5", "step-*.h5", "recipe.toml") for p in folder.glob(pattern))
 
 
 def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
