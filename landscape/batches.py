@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -164,6 +165,21 @@ def class_loss(loss: Any) -> tuple[int, Tensor | None] | None:
     if loss in (F.cross_entropy, F.nll_loss):
         return options.get("ignore_index", IGNORED), options.get("weight")
     return None
+
+
+def placed_loss(loss: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """``loss`` with its tensors, such as class weights, on ``device`` and in ``dtype``."""
+
+    def place(tensor: Tensor) -> Tensor:
+        return tensor.to(device, dtype if tensor.is_floating_point() else None)
+
+    if isinstance(loss, nn.Module):
+        if all(t is place(t) for t in (*loss.parameters(), *loss.buffers())):
+            return loss
+        return copy.deepcopy(loss).to(device, dtype)
+    if isinstance(loss, partial):
+        return partial(loss.func, *tree_map(place, loss.args), **tree_map(place, loss.keywords))
+    return loss
 
 
 def loss_terms(loss: Any, targets: Any) -> Tensor | None:

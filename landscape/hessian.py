@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from landscape.batches import fixed_randomness
+from landscape.batches import fixed_randomness, placed_loss
 from landscape.memory import SavedBytes
 from landscape.options import InputError, choose
 from landscape.problem import RANDOMNESS, Problem
@@ -227,7 +227,7 @@ def wider(problem: Problem, dtype: torch.dtype) -> Problem:
     own.dtype, own.theta = dtype, problem.theta.to(dtype)
     own.model = copy.deepcopy(problem.model).to(dtype)
     own._buffers = {k: t.to(dtype) if t.is_floating_point() else t for k, t in problem._buffers.items()}
-    own.criterion = own._placed_loss(problem.criterion)
+    own.criterion = placed_loss(problem.criterion, problem.device, dtype)
     own.data = copy.copy(problem.data)
     own.data.dtype = dtype
     if problem.resident is not None:

@@ -21,7 +21,7 @@ from landscape.batches import (
     loss_terms,
     named_tensors,
     output_loss,
-    tree_map,
+    placed_loss,
 )
 from landscape.memory import SavedBytes
 from landscape.options import InputError, choose
@@ -124,7 +124,7 @@ class Problem:
         for layer in self.model.modules():
             if isinstance(layer, nn.RNNBase) and not layer.dropout:  # the same function; but cuDNN's backward
                 layer.train()  # pass is there in training mode only
-        self.criterion = output_loss if loss is None else self._placed_loss(loss)
+        self.criterion = output_loss if loss is None else placed_loss(loss, self.device, self.dtype)
         self.penalty, self.weight_decay = penalty, float(weight_decay)
         self._buffers: dict[str, Tensor] = {}  # in place of the model's own
         self._chunk: int | None = None
@@ -147,21 +147,6 @@ class Problem:
             f"Problem({type(self.model).__name__}, {self.layout.size:,} parameters, {loss}, "
             f"{self.samples:,} samples, {dtype} on {self.device})"
         )
-
-    def _placed_loss(self, loss: Loss) -> Loss:
-        """``loss`` with its tensors, such as class weights, on the device and in the problem's precision."""
-
-        def place(tensor: Tensor) -> Tensor:
-            return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
-
-        if isinstance(loss, nn.Module):
-            tensors = [*loss.parameters(), *loss.buffers()]
-            if all(t is place(t) for t in tensors):
-                return loss
-            return copy.deepcopy(loss).to(self.device, self.dtype)
-        if isinstance(loss, functools.partial):
-            return functools.partial(loss.func, *tree_map(place, loss.args), **tree_map(place, loss.keywords))
-        return loss
 
     def _set_center(self, theta: Tensor | None) -> None:
         named = dict(self.model.named_parameters())

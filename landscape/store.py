@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
+import importlib
 import io
 import os
 import typing
@@ -210,9 +211,9 @@ class Result:
             ax: axes to draw into instead, where the picture has one panel; their figure is returned.
             options: such as ``title``; see :func:`landscape.plots.draw`.
         """
-        from landscape import plots  # numerics import no matplotlib until a picture is asked for
-
-        figure = plots.draw([self], style, ax=ax, **options)
+        # By name: a result knows nothing of who draws it, and no matplotlib is imported before.
+        plots = importlib.import_module("landscape.plots")
+        figure: Figure = plots.draw([self], style, ax=ax, **options)
         if path is not None:
             plots.save_figure(figure, path)
         return figure
