@@ -243,8 +243,7 @@ class Spectrum(Result):
     asked. ``nodes`` and ``weights`` (probes, steps) as in :class:`Density`: (0, 0) where not asked. ``hvps``
     counts all products. ``kind``, ``part`` (names, joined by commas; empty for all) and ``engine`` say how;
     ``batchnorm``, ``bn`` and ``bn_samples`` as in :class:`landscape.Surface`. ``bound_low``, ``bound_high``
-    and ``verified``: between what all other eigenvalues lie (:class:`landscape.Eigenpairs`); infinite in
-    files older than these fields.
+    and ``verified``: as in :class:`landscape.Eigenpairs`; infinite in files older than these fields.
     """
 
     schema: ClassVar[str] = "landscape.spectrum"
@@ -346,7 +345,7 @@ def spectrum(
         place = stages.index(name)
         return lambda share: progress((place + share) / len(stages)) if progress else None
 
-    hvps, pairs, traced, dense = 0, None, Trace(np.nan, np.nan, 0), None
+    pairs, traced, dense = None, Trace(np.nan, np.nan, 0), None
     if high:
         if outside:
             pairs = top_eigenvalues(
@@ -357,17 +356,13 @@ def spectrum(
                 problem, problem.theta[None], start, low=low, high=high, tol=tol,
                 max_products=max_products, how=search, **of,
             )[0]  # fmt: skip
-        hvps += pairs.hvps
         stage("pairs")(1.0)
-    if with_trace:
-        if outside:
-            traced = trace(problem, products, engine=engine, seed=seed, **of)
-        else:
-            traced = hutchpp(h, start, products=products, seed=seed, progress=stage("trace"))
-        hvps += traced.hvps
+    if with_trace and outside:
+        traced = trace(problem, products, engine=engine, seed=seed, **of)
+    elif with_trace:
+        traced = hutchpp(h, start, products=products, seed=seed, progress=stage("trace"))
     if with_density:
         dense = quadrature(h, start, probes=probes, steps=steps, seed=seed, progress=stage("density"))
-        hvps += dense.hvps
     return Spectrum(
         values=pairs.values.numpy() if pairs else np.zeros(0),
         residuals=pairs.residuals.numpy() if pairs else np.zeros(0),
@@ -378,7 +373,7 @@ def spectrum(
         nodes=dense.nodes if dense else np.zeros((0, 0)),
         weights=dense.weights if dense else np.zeros((0, 0)),
         parameters=size,
-        hvps=hvps,
+        hvps=sum(found.hvps for found in (pairs, traced, dense) if found),
         kind=kind,
         part=",".join([part] if isinstance(part, str) else part or ()),
         engine=engine,
@@ -390,8 +385,7 @@ def spectrum(
         batchnorm=has_batchnorm(problem.model),
         bn=problem.bn,
         bn_samples=problem.bn_samples,
-        bound_low=pairs.bounds[0] if pairs else -np.inf,
-        bound_high=pairs.bounds[1] if pairs else np.inf,
+        **dict(zip(("bound_low", "bound_high"), pairs.bounds if pairs else (-np.inf, np.inf), strict=True)),
         verified=pairs.verified if pairs else False,
         **about,
     )
