@@ -308,5 +308,7 @@ def fixed_randomness(problem: _Placed, seed: int | None) -> Iterator[None]:
         return
     devices = [problem.device] if problem.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes as long as a small network's pass
+        if devices:
+            torch.cuda.manual_seed(seed)
         yield
