@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -250,6 +251,11 @@ def message(text: str, quiet: bool) -> None:
     """A line for the user, on stderr."""
     if not quiet:
         click.echo(text, err=True)
+
+
+def residual(value: float, residual: float) -> str:
+    """The residual of an eigenvalue relative to it, as --tol is."""
+    return f"relative residual {residual / abs(value) if value else math.inf:.1e}"
 
 
 def write(results: Sequence[store.Result], path: Path, picture: str | None) -> None:

@@ -85,8 +85,9 @@ def table(result: Minima) -> str:
     """Found and predicted rates, a line a delay, and how far λ_max moved."""
     moved = np.abs(result.lambda_after / result.lambda_max - 1).max()
     lines = [
-        f"{result.label}: {result.split} loss, λ_max {result.lambda_max:.5g}, residual "
-        f"{result.residual:.1e}; weight decay {result.weight_decay:g}; ‖gradient‖ {result.gradient_norm:.1e}",
+        f"{result.label}: {result.split} loss, λ_max {result.lambda_max:.5g}, "
+        f"{common.residual(result.lambda_max, result.residual)}; weight decay {result.weight_decay:g}; "
+        f"‖gradient‖ {result.gradient_norm:.1e}",
         f"  largest lr that stays: found, predicted, their ratio; λ_max moved by at most {100 * moved:.1f}%",
     ]
     heads = [HEADS[0], *(f"{h}, m = {result.momentum:g}" for h in HEADS[1:])]

@@ -78,7 +78,7 @@ def spectrum(
 ) -> None:
     """Eigenvalues, trace and density of the Hessian at w_a of each CKPT, over all samples of the split.
 
-    Prints each eigenvalue with its residual, and the trace with its standard error.
+    Prints each eigenvalue with its relative residual, and the trace with its standard error.
     """
     if picture and with_trace and not (top_k or ends or with_density):
         raise InputError("--plot: a trace alone is not drawn, add --ends, --top-k or --density")
@@ -122,7 +122,7 @@ def table(result: landscape.Spectrum) -> str:
         name = f"λ_{i + 1}" if i < len(result.values) - result.lowest else "λ_min"
         if result.engine == "pyhessian":
             name = "largest |λ|"
-        lines.append(f"  {name:12} {value: .6e}  residual {residual:.1e}")
+        lines.append(f"  {name:12} {value: .6e}  {common.residual(value, residual)}")
     if result.trace == result.trace:
         lines.append(f"  {'trace':12} {result.trace: .6e}  ± {result.trace_error:.1e}")
     if result.density:

@@ -156,7 +156,7 @@ def verdict(result: limits.Stability) -> str:
     missed = "" if result.converged else "; NOT CONVERGED"
     sharp = result.lambda_max
     head = f"{result.label}: {result.split} loss, λ_max {sharp:.5g}"
-    lines = [f"{head}, residual {result.residual:.1e}{missed}"]
+    lines = [f"{head}, {common.residual(sharp, result.residual)}{missed}"]
     if math.isfinite(result.lr):
         own = f", limit {result.own_limit:.4g}" if math.isfinite(result.own_limit) else ", limit not known"
         lines.append(f"  lr {result.lr:g}: lr·λ_max = {result.lr * sharp:.4g}{own}")
