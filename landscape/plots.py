@@ -101,9 +101,8 @@ def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
             ax.set_ylabel("y (step along direction 2)")
         scale = cm.ScalarMappable(colors.Normalize(0.0, top), sns.color_palette("rocket_r", as_cmap=True))
         bar = figure.colorbar(scale, ax=axes, shrink=0.85, pad=0.02)
-        bar.set_label(
-            rf"$|\lambda_{{min}}| / |\lambda_{{max}}|$ of the {loss_of(results)} (low: nearly convex)"
-        )
+        of = f"{loss_of(results)}; low: nearly convex"
+        bar.set_label(rf"$|\lambda_{{min}}| / |\lambda_{{max}}|$ ({of})")
         figure.suptitle(
             title
             or f"Hessian ratio, {results[0].samples:,} samples of {splits(results)}" + bn_note(results[0])

@@ -357,3 +357,14 @@ def test_one_number_is_a_square_grid() -> None:
     for wrong in (2.5, (3,), (2, 3, 4), "51x25", (2, 2.0)):
         with pytest.raises(InputError, match="grid: "):
             landscape.contour(problem, plane, grid=wrong)  # type: ignore[arg-type]
+
+
+def test_residuals_are_relative_as_tol_is(copy: Path, command: Command) -> None:
+    code, _, err = command("spectrum", copy / "last.h5", "--tol", "0.001")
+    found = landscape.load(copy / "last-spectrum.h5")
+    assert code == 0
+    for value, residual in zip(found.values, found.residuals, strict=True):
+        assert f"{value: .6e}  relative residual {residual / abs(value):.1e}" in err
+    code, _, err = command("stability", copy / "last.h5", "--delay", "0")
+    found = landscape.load(copy / "last-stability.h5")
+    assert f"relative residual {found.residual / found.lambda_max:.1e}" in err
