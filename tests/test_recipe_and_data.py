@@ -296,7 +296,7 @@ def test_a_recipe_file_names_code_only_where_that_is_allowed(
     run.recipe = f'name = "bad"\n{bad}'.replace("steps = 30", "steps = 40")
     run.save(tmp_path / "c" / "last.h5")
     assert command("train", "-o", tmp_path / "c", "--resume")[0] == 1
-    assert command("smoothing", tmp_path / "c" / "last.h5", "--samples", "10")[0] == 1
+    assert command("smoothing", tmp_path / "c" / "last.h5")[0] == 1
     assert not (tmp_path / "ran").exists()
 
 
