@@ -195,12 +195,8 @@ class Stack:
             self._leave(way)
             # Many networks take a view that channels which lie last do not allow: nothing to tell anybody.
             if way != "channels last" or error < float("inf"):
-                warnings.warn(
-                    f"model: learners are computed plainly, one after the other, not by the path '{way}', "
-                    f"which is faster but not right here ({why})",
-                    PathWarning,
-                    stacklevel=4,
-                )
+                text = f"one after the other, not by the path '{way}', which is faster but not right here"
+                warnings.warn(f"model: learners are computed {text} ({why})", PathWarning, stacklevel=4)
 
     def _rounding(self, weights: Tensor) -> float:
         return ROUNDING[weights.dtype if self.precision == "full" else torch.bfloat16]
