@@ -23,6 +23,7 @@ from landscape.batches import call, fixed_randomness, named_tensors, take, tree_
 from landscape.memory import SavedBytes
 from landscape.options import PathWarning
 from landscape.problem import Loss, Problem
+from landscape.stacked_linear import StackedLinear
 from landscape.vector import gradients
 
 # Modules that act on each number by itself, so that any leading or trailing dimensions may be added.
@@ -194,12 +195,8 @@ class Stack:
             self._leave(way)
             # Many networks take a view that channels which lie last do not allow: nothing to tell anybody.
             if way != "channels last" or error < float("inf"):
-                warnings.warn(
-                    f"model: learners are computed plainly, one after the other, not by the path '{way}', "
-                    f"which is faster but not right here ({why})",
-                    PathWarning,
-                    stacklevel=4,
-                )
+                text = f"one after the other, not by the path '{way}', which is faster but not right here"
+                warnings.warn(f"model: learners are computed {text} ({why})", PathWarning, stacklevel=4)
 
     def _rounding(self, weights: Tensor) -> float:
         return ROUNDING[weights.dtype if self.precision == "full" else torch.bfloat16]
@@ -306,7 +303,7 @@ class Stack:
                     b, b_grad = (views[step.bias], grads[step.bias]) if step.bias else (None, None)
                     if not h.requires_grad:  # the first layer: the backward pass is to reach it
                         w = w.detach().requires_grad_()
-                    h = _Linear.apply(h.to(dtype), w, b, w_grad, b_grad)  # type: ignore[no-untyped-call]
+                    h = StackedLinear.apply(h.to(dtype), w, b, w_grad, b_grad)  # type: ignore[no-untyped-call]
                 else:
                     h = step(h)
         losses = stacked_losses(self.problem.criterion, h.to(weights.dtype), y)
@@ -398,31 +395,3 @@ class Stack:
             a, b = take((x, y), (0, slice(2)))
             self._loss(self.problem.model, leaves, a, b, weights.dtype)
         return len(weights) * batch // self.accumulate * saved.bytes_ // min(2, batch)
-
-
-class _Linear(torch.autograd.Function):
-    """W_j h_j + b_j (n, out, B) of each learner; the backward pass writes the gradients of W and b in place.
-
-    Autograd would return them in fresh memory, to be copied: with 10 million parameters 4% of the time for a
-    learner with 256 samples, 13% for two with 64 each.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, h: Tensor, w: Tensor, b: Tensor | None, w_grad: Tensor, b_grad: Tensor | None
-    ) -> Tensor:
-        w = w.to(h.dtype)
-        ctx.save_for_backward(h, w)
-        ctx.into = w_grad, b_grad
-        return torch.bmm(w, h) if b is None else torch.baddbmm(b.to(h.dtype).unsqueeze(2), w, h)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), (h, w), (w_grad, b_grad) = grads, ctx.saved_tensors, ctx.into
-        if h.dtype == w_grad.dtype:
-            torch.bmm(grad, h.mT, out=w_grad)
-        else:
-            w_grad.copy_(torch.bmm(grad, h.mT))
-        if b_grad is not None:
-            torch.sum(grad, 2, dtype=b_grad.dtype, out=b_grad)
-        return torch.bmm(w.mT, grad) if ctx.needs_input_grad[0] else None, None, None, None, None

@@ -56,19 +56,27 @@ def test_train_writes_its_files_and_names_the_checkpoint(
     assert command("train", tiny, "-o", tmp_path / "q", "-q")[2] == ""
 
 
-def test_divergence_is_a_result_not_a_failure(tmp_path: Path, command: Command) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [(), ("-q",), pytest.param(("-q", "--nproc", "2"), marks=pytest.mark.slow), ("-q", "--set", "lr=1e30")],
+)
+def test_a_run_that_diverged_always_says_so(more: tuple[str, ...], tmp_path: Path, command: Command) -> None:
     settings = [
         "lr=2.5",
         "data={name='quadratic', dimension=2}",
         "model={name='quadratic', eigenvalues=[1.0, 2.0]}",
+        "learners=2",
     ]
     flags = [part for s in settings for part in ("--set", s)]
-    code, out, err = command("train", "digits-ssgd", *flags, "-o", tmp_path / "r")
-    assert code == 0
-    assert "diverged at step" in err
+    code, out, err = command("train", "digits-ssgd", *flags, *more, "-o", tmp_path / "r")
+    assert code == 3
+    assert len([line for line in err.splitlines() if "landscape: " in line]) == 1
+    assert f"{tmp_path}/r: diverged at step" in err
     assert "the mean" in err
-    assert out == f"{tmp_path}/r/last.h5\n"
+    if "--nproc" not in more:  # whose processes print it themselves
+        assert out == f"{tmp_path}/r/last.h5\n"
     assert landscape.load(tmp_path / "r" / "last.h5").diverged == "mean"
+    assert command("train", "-o", tmp_path / "r", "--resume", "-q")[0] == 3
 
 
 def test_contour_of_several_checkpoints_shares_directions(

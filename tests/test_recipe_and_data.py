@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import re
 import struct
+import time
 import tomllib
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from hypothesis import strategies as st
 import landscape
 from landscape import FailedError, InputError
 from landscape.data import idx
-from landscape.train import recipe
+from landscape.data.images import decode
+from landscape.train import launch, recipe
+from tests.conftest import Command
 
 BUILT_IN = {
     "digits-ssgd",
@@ -262,3 +265,92 @@ def test_the_mlp_takes_any_widths_and_activation() -> None:
     model = landscape.models.build("mlp", widths=[12, 9, 7, 2], activation="silu")
     assert model(torch.randn(5, 3, 4)).shape == (5, 2)
     assert {"mlp", "quadratic"} <= set(landscape.models.names())
+
+
+def test_a_recipe_file_names_code_only_where_that_is_allowed(
+    tiny: Path, tmp_path: Path, command: Command
+) -> None:
+    bad = tiny.read_text().replace(
+        'data = { name = "synthetic", samples = 200, dimension = 6, classes = 3 }',
+        f'data = {{ name = "subprocess:getoutput", cmd = "touch {tmp_path}/ran" }}',
+    )
+    path = tmp_path / "bad.toml"
+    path.write_text(bad)
+    for words in (
+        ("train", path, "-o", tmp_path / "r"),
+        ("plan", path, "--workers", "2"),
+        ("sweep", path, "--seeds", "0", "-o", tmp_path / "s"),
+        ("train", path, "--set", "model.name=tests.nets:norm_net", "--nproc", "2", "-o", tmp_path / "r"),
+    ):
+        code, _, err = command(*words)
+        assert code == 2
+        assert "data.name" in err
+        assert "subprocess:getoutput" in err
+        assert "--allow-code" in err
+        assert len(err.splitlines()) == 1
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "recipe.toml").write_text(bad)
+    assert command("train", "-o", tmp_path / "r", "--resume")[0] == 1
+    launch.launch(recipe.read(str(tiny), ["steps=1"]), tmp_path / "c")
+    run = landscape.load(tmp_path / "c" / "last.h5")
+    run.recipe = f'name = "bad"\n{bad}'.replace("steps = 30", "steps = 40")
+    run.save(tmp_path / "c" / "last.h5")
+    assert command("train", "-o", tmp_path / "c", "--resume")[0] == 1
+    assert command("smoothing", tmp_path / "c" / "last.h5")[0] == 1
+    assert not (tmp_path / "ran").exists()
+
+
+def test_code_is_run_where_it_is_typed_or_allowed(tiny: Path, tmp_path: Path, command: Command) -> None:
+    path = tmp_path / "own.toml"
+    old = 'model = { name = "mlp", widths = [6, 8, 3], activation = "tanh" }'
+    path.write_text(tiny.read_text().replace(old, 'model = { name = "tests.nets:norm_net" }'))
+    typed = ("--set", "model.name=tests.nets:norm_net", "--set", "steps=1")
+    assert command("train", path, *typed, "-o", tmp_path / "a", "-q")[0] == 0
+    assert command("train", path, "--allow-code", "--set", "steps=1", "-o", tmp_path / "b", "-q")[0] == 0
+    assert command("train", "-o", tmp_path / "b", "--resume", "-q")[0] == 1
+    assert command("train", "-o", tmp_path / "b", "--resume", "--allow-code", "-q")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ("lr = " + "[" * 1000 + "]" * 1000, "within each other"),
+        ("lr = " + "{a = " * 1000 + "1" + "}" * 1000, "within each other"),
+        (".".join("a" * 50000) + " = 1", "dots"),
+        (".".join("a" * 900) + " = 1", "within each other"),
+        ("lr = 1e39", "lr: 1e+39 is not allowed"),
+        ("lr = 1" + "0" * 400, "lr: a number of"),
+        ("lr = 1" + "0" * 5000, "4300 digits"),
+        ("seed = 99999999999999999999", "seed: 99999999999999999999 is not allowed"),
+        ("data.samples = 0x" + "f" * 5000, "data.samples: a number of"),
+        ("steps = " + "9" * 30, "steps: "),
+    ],
+)
+def test_huge_and_deep_recipes_are_refused_in_one_line(toml: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(f"{toml}\n")
+    clock = time.perf_counter()
+    with pytest.raises(InputError) as caught:
+        recipe.read(str(path), ["learners=1", "batch=1"] if "lr = 1e" not in toml else digits_dpsgd())
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 300
+    assert time.perf_counter() - clock < 5
+    key, _, value = toml.partition(" = ")
+    with pytest.raises(InputError):
+        recipe.read("digits-dpsgd", [f"{key}={value}"])
+
+
+def digits_dpsgd() -> list[str]:
+    """All that a recipe needs but lr and a name."""
+    found = recipe.read("digits-dpsgd").values()
+    return [
+        f"{k}={recipe.spell(found[k])}" for k in ("learners", "batch", "steps", "algorithm", "model", "data")
+    ]
+
+
+def test_an_image_that_is_another_kind_of_file_starts_nothing(tmp_path: Path) -> None:
+    """A .png that is EPS, which PIL would give to Ghostscript."""
+    eps = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    (tmp_path / "a.png").write_text(eps)
+    with pytest.raises(FailedError, match=r"a.png: cannot be decoded as an image \(cannot identify"):
+        decode(tmp_path / "a.png", 8, 0.0)

@@ -48,6 +48,12 @@ def outputs(function: F) -> F:
     return output(force(picture(function)))
 
 
+allow_code = click.option(
+    "--allow-code",
+    is_flag=True,
+    help="Run code that a file names as MODULE:NAME for its model or data; what --set names needs no leave.",
+)
+
 search = click.option(
     "--search",
     default="auto",

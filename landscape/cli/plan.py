@@ -90,6 +90,7 @@ MOST = 4096
 @click.option("-o", "--output", metavar="OUT.h5", help="Keep the table, too. [default: only printed]")
 @common.force
 @common.picture
+@common.allow_code
 @common.device
 @common.data_dir
 @common.quiet
@@ -110,6 +111,7 @@ def plan(
     output: str | None,
     force: bool,
     picture: str | None,
+    allow_code: bool,
     device: str,
     data_dir: str | None,
     quiet: bool,
@@ -132,7 +134,7 @@ def plan(
         quantity("--bandwidth", bandwidth, BANDWIDTHS) if bandwidth else None,
         quantity("--latency", latency, TIMES, zero=True) if latency else None,
     )
-    chosen = paper.read(recipe_name, settings)
+    chosen = paper.read(recipe_name, settings, allow_code=allow_code)
     if settings:  # the name alone would stand for what is not measured
         chosen = dataclasses.replace(chosen, name=f"{chosen.name}, {', '.join(settings)}")
     path = Path(output) if output else None

@@ -21,7 +21,7 @@ def recipes(name: str | None) -> None:
     """
     known = [n for n in paper.names() if fnmatchcase(n, name)] if name else recipe.built_in()
     if name and (name in known or not known):
-        chosen = paper.read(name)
+        chosen = paper.read(name, allow_code=True)  # which is only printed
         click.echo(chosen.to_toml(), nl=False)
         if about := chosen.about():
             click.echo(about, err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -48,6 +49,7 @@ MOST_ROUNDS = 16
 )
 @click.option("-o", "--output", metavar="DIR", required=True, help="Folder of the runs and the table.")
 @click.option("--nproc", default=1, show_default=True, help="Runs at once, each in a process of its own.")
+@common.allow_code
 @common.device
 @common.data_dir
 @common.quiet
@@ -59,6 +61,7 @@ def sweep(
     rounds: int,
     output: str,
     nproc: int,
+    allow_code: bool,
     device: str,
     data_dir: str | None,
     quiet: bool,
@@ -80,6 +83,7 @@ def sweep(
         raise InputError("sweep: not allowed under torchrun; --nproc makes several runs at once")
     pick_device(device)
     common.find_modules()
+    read = functools.partial(paper.read, allow_code=allow_code)
     sources = label(recipes)
     wanted = parse_seeds(seeds)
     bases = sweeping.grid(sources, settings)
@@ -92,10 +96,10 @@ def sweep(
             raise InputError(f"--search: {key} is not allowed, --set or --seeds give it")
         keys, total, tried = [key, *keys], total * (3 + 2 * rounds), [f"{key}={low:g}"]
     for setting in bases:  # a bad value is found before the folder is made
-        paper.read(sources[setting[0][1]], [*(f"{k}={v}" for k, v in setting[1:]), *tried])
-    execute = (
-        sweeping.one_by_one(device, data_dir) if nproc == 1 else sweeping.at_once(nproc, device, data_dir)
-    )
+        read(sources[setting[0][1]], [*(f"{k}={v}" for k, v in setting[1:]), *tried])
+    execute = sweeping.one_by_one(device, data_dir)
+    if nproc > 1:
+        execute = sweeping.at_once(nproc, device, data_dir, allow_code)
     folder = Path(output)
     common.make_folder(folder)
     with common.progress_bar("sweep", quiet) as bar:
@@ -104,7 +108,7 @@ def sweep(
             sources,
             wanted,
             keys,
-            read=paper.read,
+            read=read,
             execute=execute,
             total=total,
             message=lambda line: common.message(line, quiet),

@@ -18,7 +18,7 @@ from landscape.checkpoint import Checkpoint
 from landscape.cli import common
 from landscape.options import InputError, positive
 from landscape.train import elastic, launch, processes
-from landscape.train.loop import Hooks
+from landscape.train.loop import Diverged, Hooks, verdict
 
 
 @click.command(
@@ -56,6 +56,7 @@ from landscape.train.loop import Hooks
     show_default=True,
     help="Seconds that an exchange between processes may take before the run ends.",
 )
+@common.allow_code
 @common.device
 @common.data_dir
 @common.quiet
@@ -68,23 +69,27 @@ def train(
     nproc: int,
     max_restarts: int,
     timeout: float,
+    allow_code: bool,
     device: str,
     data_dir: str | None,
     quiet: bool,
 ) -> None:
     """Train n learners by RECIPE, a built-in name or a .toml file, every step decomposed.
 
-    Its model and data may be MODULE:NAME, code of your own, which is then run.
+    Its model and data may be MODULE:NAME, code of your own, which is then run: where --set names it, or a
+    file does and --allow-code is given.
 
     Writes DIR/last.h5, DIR/step-NNNNNNN.h5 and DIR/recipe.toml. With --resume, RECIPE may be left out. With
     --nproc, or started by torchrun (see docs/cluster.md), several processes share the learners, and each
     writes DIR/logs/rank-R.log.
+
+    Exits with 3 if the run diverged, which is always said; its files are as whole as any other's.
     """
     positive("--nproc", nproc, least=1)
     positive("--max-restarts", max_restarts, least=0)
     positive("--timeout", timeout)
     common.find_modules()
-    chosen = paper.read(recipe_name, settings) if recipe_name else None
+    chosen = paper.read(recipe_name, settings, allow_code=allow_code) if recipe_name else None
     if chosen is None and settings:
         raise InputError("--set: needs a RECIPE to change; give its name or file")
     if output is None and chosen is None:
@@ -106,9 +111,11 @@ def train(
         arguments += ["--data-dir", data_dir] if data_dir else []
         # A restart has to go on; where there is no run yet, --resume starts it.
         flags = {"--resume": resume or max_restarts, "--force": force, "--quiet": quiet}
+        flags |= {"--allow-code": allow_code}
         elastic.start(
             arguments + [flag for flag, given in flags.items() if given], nproc, max_restarts, Path(folder)
         )
+        _judge(Checkpoint.load(Path(folder) / "last.h5", held=lambda learners: slice(0)), folder)
         return
     with _joined(device, timeout) as group:
         silent = quiet or (group is not None and group.rank > 0)
@@ -126,10 +133,26 @@ def train(
                 data_dir=data_dir,
                 hooks=hooks,
                 group=group,
+                allow_code=allow_code,
             )
         common.message(closing(end), silent)
         if group is None or group.rank == 0:
             click.echo(f"{folder}/last.h5")
+    if not _launched():  # the launcher reads it off the run's end
+        _judge(end, folder, group.rank if group else 0)
+
+
+def _launched() -> bool:
+    """Whether the launcher of --nproc started this process, and waits for it."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "").startswith(elastic.RUN)
+
+
+def _judge(end: Checkpoint, folder: str, rank: int = 0) -> None:
+    """Raise Diverged if the run has; only rank 0 says so."""
+    if end.diverged and rank:
+        sys.exit(Diverged.exit_code)
+    if end.diverged:
+        raise Diverged(f"{folder}: {verdict(end)}")
 
 
 @contextlib.contextmanager
@@ -160,7 +183,7 @@ def _joined(device: str, timeout: float) -> Iterator[processes.Group | None]:
             f"rank {group.rank}: " if group and group.rank and not isinstance(error, processes.Lost) else ""
         )
         first = group.tell(f"{where}{error}") if group else True
-        if os.environ.get("TORCHELASTIC_RUN_ID", "").startswith(elastic.RUN):
+        if _launched():
             handler.record_exception(error)
         elif known and first:
             click.echo(f"landscape: {where}{error}", err=True)
@@ -174,7 +197,7 @@ def _joined(device: str, timeout: float) -> Iterator[processes.Group | None]:
 def closing(end: Checkpoint) -> str:
     """One line about how a run ended."""
     if not len(end.history["step"]):
-        return "no step to make"
+        return "no step that could be made" if end.diverged else "no step to make"
     last = {name: float(column[-1]) for name, column in end.history.items()}
     error = (
         "" if math.isnan(last["test_accuracy"]) else f", test error {100 * (1 - last['test_accuracy']):.2f}%"

@@ -16,6 +16,9 @@ from landscape.data.base import Dataset, Split, fingerprint
 from landscape.options import FailedError
 from landscape.store import Array
 
+# What a file may hold, whatever its name says.
+FORMATS = ("JPEG", "PNG")
+
 
 def image_set(
     train: tuple[Array, Array], test: tuple[Array, Array], classes: int, normalize: bool, crops: bool
@@ -68,7 +71,7 @@ def crops_and_flips(height: int, mean: Tensor, std: Tensor) -> Callable[[Tensor,
 def decode(path: Path, size: int, border: float) -> Array:
     """uint8 (3, H, W) of one image; ``size`` not 0: its middle, scaled to size × size, see image_folder."""
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:  # others would start programs, as EPS does
             whole = image.convert("RGB")
             if size and (border or whole.size != (size, size)):
                 whole = ImageOps.fit(whole, (size, size), Image.Resampling.BILINEAR, bleed=border)

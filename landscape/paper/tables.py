@@ -147,7 +147,7 @@ def names() -> list[str]:
     return [*recipe.built_in(), *_cells()]
 
 
-def read(name: str, settings: Iterable[str] = ()) -> Recipe:
+def read(name: str, settings: Iterable[str] = (), *, allow_code: bool = False) -> Recipe:
     """As :func:`landscape.train.recipe.read`, with the tables' recipes among the built-in ones.
 
     These take one more key, ``epochs``: it shortens the run with its schedule. ``batch`` keeps the epochs.
@@ -158,7 +158,7 @@ def read(name: str, settings: Iterable[str] = ()) -> Recipe:
             raise InputError(
                 f"recipe: '{name}' is not known{near(name, _cells())} ('landscape recipes' lists them)"
             )
-        return recipe.read(name, settings)
+        return recipe.read(name, settings, allow_code=allow_code)
     cell = _cells()[name]
     given = recipe.changed({}, settings)
     epochs, batch = given.get("epochs", EPOCHS[cell.task]), given.get("batch", cell.batch)

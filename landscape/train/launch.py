@@ -18,7 +18,7 @@ from landscape.data.base import fingerprint
 from landscape.options import FailedError, InputError, choose
 from landscape.train import processes
 from landscape.train.comm import Comm
-from landscape.train.loop import Hooks, recipe_of
+from landscape.train.loop import Hooks, recipe_of, verdict
 from landscape.train.processes import Group, Lost
 from landscape.train.recipe import Recipe, read
 from landscape.train.server import kind
@@ -37,6 +37,7 @@ def launch(
     data_dir: Any = None,
     hooks: Hooks | None = None,
     group: Group | None = None,
+    allow_code: bool = False,
 ) -> Checkpoint:
     """Train ``recipe`` in ``folder``: writes recipe.toml, step-NNNNNNN.h5 and last.h5; returns the end.
 
@@ -50,6 +51,7 @@ def launch(
             but for ``steps``, which may grow.
         force: delete the checkpoints of a run that is in the folder first; nothing else is deleted.
         device: "auto" (CUDA where there is a GPU), "cpu" or "cuda".
+        allow_code: run what the folder's own recipe names as MODULE:NAME where ``recipe`` is None.
 
     Raises InputError or FailedError for a folder that holds another run, or cannot be written or resumed.
     """
@@ -59,10 +61,10 @@ def launch(
     if resume:
         given = recipe is not None
         checkpoint, recipe = _resumed(folder, recipe, group)
-        if recipe and not given and any(recipe.spec(table).own for table in ("model", "data")):
+        if recipe and not given and recipe.names_code and not allow_code:
             raise FailedError(
-                f"{folder}: its recipe names a user's own code, which a file there cannot bring in; give the "
-                "RECIPE again with --resume"
+                f"{folder}: its recipe names a user's own code, which a file there may only with "
+                "--allow-code; or give the RECIPE again with --resume"
             )
     if recipe is None:
         raise InputError("RECIPE: missing; give a name (see 'landscape recipes'), a .toml file, or --resume")
@@ -109,7 +111,10 @@ def launch(
         if group.attempt:
             message(f"restart {group.attempt}: from step {trainer.step}")
         try:
-            return trainer.run()
+            end = trainer.run()
+            if end.diverged:
+                log(verdict(end))
+            return end
         except Lost as error:
             line = f"{error}; --resume goes on from {folder / 'last.h5'}"
             log(line)
@@ -194,7 +199,7 @@ def _resumed(
     last = folder / "last.h5"
     if not last.exists():  # stopped before its first checkpoint: the same steps from the start
         if (folder / "recipe.toml").exists():
-            stored = read(str(folder / "recipe.toml"))
+            stored = read(str(folder / "recipe.toml"), allow_code=True)  # our caller asks what it names
             return None, _same(stored, recipe, folder)
         if recipe is None:
             raise FailedError(f"{folder}: holds no run to resume (no last.h5); give a RECIPE to start one")

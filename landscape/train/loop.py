@@ -15,6 +15,7 @@ from torch import Tensor
 from landscape import factories
 from landscape.batchnorm import has_batchnorm, with_policy
 from landscape.checkpoint import HISTORY_UNITS, Checkpoint
+from landscape.options import FailedError
 from landscape.problem import Problem
 from landscape.stack import Stack, Training
 from landscape.train import initial, optimizer
@@ -42,6 +43,21 @@ class Hooks:
     save: Callable[[Checkpoint], None] = lambda checkpoint: None
     message: Callable[[str], None] = lambda line: None
     step: Callable[[int, int], None] = lambda done, total: None
+
+
+class Diverged(FailedError):
+    """A run that diverged: its files are whole, and end with the last finite state."""
+
+    exit_code = 3
+
+
+def verdict(end: Checkpoint) -> str:
+    """One line about a run that diverged."""
+    what = {
+        "mean": "the mean's loss left all bounds",
+        "learners": "the learners drifted apart without bound while the mean's loss stays within its own",
+    }
+    return f"diverged at step {end.diverged_at}: {what[end.diverged]}; the last finite state is kept"
 
 
 @dataclass
@@ -153,12 +169,10 @@ class Trainer:
             self._step(self.step + 1)
             if self.step < self.recipe.steps and every and self.step % every == 0 and not self.diverged:
                 self.hooks.save(self.checkpoint())
-        if self.diverged:
-            self.hooks.message(self._verdict())
         if self.rows and math.isnan(self.rows[-1]["test_loss"]):
             self._evaluate(self.rows[-1])
         final = self.checkpoint()
-        if self.step > 0:
+        if self.step > 0 or self.diverged:
             self.hooks.save(final)
         return final
 
@@ -335,13 +349,6 @@ class Trainer:
         loss, _ = self.comm.evaluate(self.train, judged)
         self.diverged = "learners" if loss <= bounds.loss else "mean"
         self.diverged_at = self.step
-
-    def _verdict(self) -> str:
-        what = {
-            "mean": "the mean's loss left all bounds",
-            "learners": "the learners drifted apart without bound while the mean's loss stays within its own",
-        }
-        return f"diverged at step {self.diverged_at}: {what[self.diverged]}; the last finite state is kept"
 
     def checkpoint(self) -> Checkpoint:
         """The run's state now, in tensors of its own: later steps use the run's memory again."""

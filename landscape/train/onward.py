@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoint import Checkpoint
+from landscape.options import FailedError
 from landscape.train.loop import Hooks, Trainer, recipe_of
 from landscape.train.recipe import Decompose, Evaluate, Monitor, Save
 from landscape.vector import average
@@ -25,7 +26,10 @@ LAST = 10
 def mean_path(
     run: Checkpoint, steps: int, device: torch.device | str = "cpu", data_dir: str | Path | None = None
 ) -> Tensor:
-    """w_a (S + 1, P) of the run, taken on in memory by ``steps`` S steps; fewer if it diverges."""
+    """w_a (S + 1, P) of the run, taken on in memory by ``steps`` S steps; fewer if it diverges.
+
+    Raises FailedError where the run's recipe names code, which a file cannot bring in.
+    """
     recipe = dataclasses.replace(
         recipe_of(run),
         steps=run.step + steps,
@@ -34,6 +38,8 @@ def mean_path(
         monitor=Monitor(),
         checkpoint=Save(every=1),
     )
+    if recipe.names_code:
+        raise FailedError(f"{run.path}: its recipe names code, which a file cannot bring in to go on with it")
     found = [run.mean]
     hooks = Hooks(save=lambda state: found.append(average(state.weights).cpu()))
     # The spread of a diverged run can be smoothed by, but there is nowhere to go on to.

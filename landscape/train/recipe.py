@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from landscape import data, models
 from landscape.factories import Spec, is_own
 from landscape.options import FailedError, InputError, check_type, choose, positive
@@ -21,6 +23,11 @@ from landscape.train.mixing import is_file, known_matrices
 from landscape.train.schedule import Schedule
 
 BUILT_IN = Path(__file__).parent / "recipes"
+# The tables whose name may be MODULE:NAME.
+CODE = ("model", "data")
+# Bounds that no recipe comes near, and that no reader of TOML stumbles at (ours): characters, dots (in a key
+# of tens of thousands tomllib takes gigabytes), tables within tables.
+LENGTH, DOTS, DEPTH = 10**6, 5000, 20
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,9 @@ class Recipe:
         if self.precision == "bfloat16" and self.dtype == "float64":
             raise InputError("precision: 'bfloat16' is not allowed with dtype 'float64', only with 'float32'")
         positive("lr", self.lr)
+        most = torch.finfo(getattr(torch, self.dtype)).max
+        if self.schedule.peak(self.lr, self.batch) > most:
+            raise InputError(f"lr: {self.lr} is not allowed, {self.dtype} holds numbers up to {most:.4g}")
         for key in ("steps", "seed"):
             positive(key, getattr(self, key), least=0)
         least_zero = (
@@ -185,6 +195,11 @@ class Recipe:
         name, given = self.part(table)
         known = {"model": models, "data": data}[table]
         return Spec(name, given if is_own(name) else known.options(name, given), called=True)
+
+    @property
+    def names_code(self) -> bool:
+        """Whether its model or data is MODULE:NAME."""
+        return any(self.spec(table).own for table in CODE)
 
     def rule(self) -> algorithms.Rule:
         """A new update rule, as the table "algorithm" says."""
@@ -250,9 +265,10 @@ def built_in() -> list[str]:
     return sorted(path.stem for path in BUILT_IN.glob("*.toml"))
 
 
-def read(recipe: str, settings: Iterable[str] = ()) -> Recipe:
+def read(recipe: str, settings: Iterable[str] = (), *, allow_code: bool = False) -> Recipe:
     """The recipe of that built-in name or TOML file, with "KEY=VALUE" ``settings`` (dotted keys) on top.
 
+    ``allow_code``: a file may name code, MODULE:NAME, that is to be run; without it only the settings may.
     Raises InputError or FailedError that names the file, key or value and what is allowed.
     """
     path = BUILT_IN / f"{recipe}.toml"
@@ -265,15 +281,50 @@ def read(recipe: str, settings: Iterable[str] = ()) -> Recipe:
     except (OSError, UnicodeDecodeError) as error:
         raise FailedError(f"{path}: cannot be read as a recipe ({error})") from error
     values.setdefault("name", path.stem)
-    return from_values(changed(values, settings))
+    settings = list(settings)
+    values, typed = changed(values, settings), changed({}, settings)
+    for table in CODE if not allow_code else ():
+        name, own = (v[table].get("name") if isinstance(v.get(table), dict) else "" for v in (values, typed))
+        if isinstance(name, str) and is_own(name) and own != name:
+            raise InputError(
+                f"{path}: {table}.name = {spell(name)} is code, which a file may name only with "
+                f"--allow-code; or type it, --set {table}.name={name}"
+            )
+    return from_values(values)
 
 
 def parse(toml: str, where: str) -> dict[str, Any]:
     """The values in a TOML text; InputError names ``where`` and the line if it is not TOML."""
+    if len(toml) > LENGTH or toml.count(".") > DOTS:
+        raise InputError(
+            f"{where}: {len(toml)} characters with {toml.count('.')} dots are not allowed in a recipe, at "
+            f"most {LENGTH} with {DOTS}"
+        )
     try:
-        return tomllib.loads(toml)
-    except tomllib.TOMLDecodeError as error:
+        return _bounded(tomllib.loads(toml), where)
+    except RecursionError as error:
+        raise InputError(f"{where}: more than {DEPTH} tables or lists within each other") from error
+    except InputError:
+        raise
+    except ValueError as error:  # TOMLDecodeError, or a number of too many digits
         raise InputError(f"{where}: not valid TOML ({error})") from error
+
+
+def _bounded(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """``values``; InputError where tables lie too deep, or a whole number has more than 64 bits."""
+    left: list[tuple[str, Any, int]] = [("", values, 0)]
+    while left:
+        key, value, depth = left.pop()
+        if depth > DEPTH:
+            raise InputError(f"{where}: more than {DEPTH} tables or lists within each other")
+        if isinstance(value, (dict, list)):
+            inner = value.items() if isinstance(value, dict) else ((key, v) for v in value)
+            prefix = f"{key}." if key and isinstance(value, dict) else ""
+            left += [(f"{prefix}{k}", v, depth + 1) for k, v in inner]
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            size = str(value) if value.bit_length() < 100 else f"a number of {value.bit_length()} bits"
+            raise InputError(f"{key}: {size} is not allowed, whole numbers must lie between −2⁶³ and 2⁶³")
+    return values
 
 
 def changed(values: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
@@ -281,6 +332,8 @@ def changed(values: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
     for setting in settings:
         key, value = key_and_value(setting)
         *tables, last = key.split(".")
+        if len(tables) > DEPTH:
+            raise InputError(f"--set: a key of {len(tables) + 1} parts is not allowed, at most {DEPTH} are")
         inner = values
         for table in tables:
             inner = inner.setdefault(table, {})
@@ -304,6 +357,9 @@ def parse_value(written: str) -> Any:
         return tomllib.loads(f"v = {written}")["v"]
     except tomllib.TOMLDecodeError:
         return written
+    except (RecursionError, ValueError) as error:
+        shown = f"{written[:20]}…" if len(written) > 20 else written
+        raise InputError(f"--set: '{shown}' is not allowed ({' '.join(str(error).split())})") from error
 
 
 def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:
@@ -311,7 +367,7 @@ def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:
 
     ``matrix`` stands for the file that the table "algorithm" names, if it does.
     """
-    rule = values.get("algorithm", {})
+    rule = _bounded(values, "recipe").get("algorithm", {})
     files = [v for v in rule.values() if is_file(v)] if isinstance(rule, dict) else []
     matrices = {} if matrix is None else {str(Path(name)): matrix for name in files}
     return typing.cast(Recipe, _build(Recipe, values, "", matrices=matrices))

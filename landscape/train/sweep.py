@@ -27,7 +27,7 @@ from landscape.checkpoint import Checkpoint
 from landscape.options import FailedError, InputError
 from landscape.sweep import COLUMNS, Sweep, texts
 from landscape.train import launch
-from landscape.train.loop import Hooks
+from landscape.train.loop import Diverged, Hooks
 from landscape.train.recipe import Recipe, key_and_value, parse_value, spell
 
 #: ("recipe", LABEL), then (KEY, VALUE) as --set takes them, by key.
@@ -317,9 +317,10 @@ def one_by_one(device: str, data_dir: str | None) -> Execute:
     return execute
 
 
-def at_once(nproc: int, device: str, data_dir: str | None) -> Execute:
+def at_once(nproc: int, device: str, data_dir: str | None, allow_code: bool = False) -> Execute:
     """``landscape train`` in ``nproc`` processes, a run each; they share the cores, and GPUs in turn."""
     options = ["--device", device, *(["--data-dir", data_dir] if data_dir else [])]
+    options += ["--allow-code"] if allow_code else []
     threads = str(max(1, torch.get_num_threads() // nproc))
     gpus = [str(k) for k in range(torch.cuda.device_count())] if device != "cpu" else []
     if gpus and "CUDA_VISIBLE_DEVICES" in os.environ:
@@ -346,7 +347,7 @@ def at_once(nproc: int, device: str, data_dir: str | None) -> Execute:
         started.append(process)
         said = process.communicate()[1].strip().splitlines()
         places.put(place)
-        if process.returncode:
+        if process.returncode not in (0, Diverged.exit_code):
             line = said[-1].removeprefix("landscape: ") if said else f"ended with {process.returncode}"
             raise FailedError(f"{run.folder}: {line}")
         return run
