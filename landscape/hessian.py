@@ -16,7 +16,7 @@ from landscape.memory import SavedBytes
 from landscape.options import InputError, choose
 from landscape.problem import RANDOMNESS, Problem
 from landscape.stack import chain
-from landscape.twice import check_differences, check_graph, missing_named
+from landscape.twice import check_differences, check_graph, flat, missing_named
 from landscape.vector import gradients
 
 # Memory that kept gradient graphs may take (ours: small beside the 24 GB of a usual machine, and enough to
@@ -287,7 +287,7 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
             images = [chunk.product(vectors, True) or zero for vectors in draw]  # None: zero, whatever v is
             if isinstance(chunk, HessianChunk):
                 check_graph(chunk.gradients if chunk.live else [])
-        u, h = (torch.stack([_flat(v) for v in vs]) for vs in (draw, images))
+        u, h = (torch.stack([flat(v) for v in vs]) for vs in (draw, images))
         pairs = u[:-1] @ h[:-1].T
         # Products are linear in v but for rounding, which this therefore shows.
         rounding = (
@@ -296,40 +296,12 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
         if bool((pairs - pairs.T).abs().max() > rounding):  # NaN is another matter
             return False
         if made.kind == "hessian" and own.buffers_at is None:  # derivatives would hold these fixed
-            _check_differences(own, leaves, active, draw[0], images[0], (x, y))
+            check_differences(own, leaves, active, draw[0], images[0], (x, y))
         return True
 
     if not holds_but_for_rounding(made.problem.probe(), symmetric):
         raise InputError(asymmetry(problem.model, made.kind))
     known.add(key)
-
-
-def _check_differences(
-    own: Problem,
-    leaves: dict[str, Tensor],
-    active: list[Tensor],
-    vectors: list[Tensor],
-    image: Sequence[Tensor],
-    batch: tuple[Any, Any],
-) -> None:
-    """:func:`landscape.twice.check_differences` of ``image``, the product with ``vectors``, on a batch."""
-    start = [a.detach().clone() for a in active]
-    size = float(_flat(start).norm()) / float(_flat(vectors).norm())
-
-    def slope(t: float) -> Tensor:
-        with torch.no_grad():
-            for a, at, v in zip(active, start, vectors, strict=True):
-                a.copy_(at + t * v)
-        with fixed_randomness(own, 0):
-            loss = own.criterion(own.call(leaves, batch[0]), batch[1])
-        return _flat(gradients(loss, active)) if loss.requires_grad else _flat(start) * 0
-
-    step = torch.finfo(own.dtype).eps ** (1 / 3) * max(size, 1e-3)
-    check_differences(slope, _flat(image), step)
-
-
-def _flat(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat([part.detach().flatten() for part in parts]).double()
 
 
 def asymmetry(model: nn.Module, kind: str) -> str:

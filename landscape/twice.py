@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from landscape.batches import fixed_randomness
 from landscape.options import InputError
+from landscape.problem import Problem
+from landscape.vector import gradients
 
 # What PyTorch says of operations without a second derivative; the operation's name comes first.
 MISSING = re.compile(r"derivative for '?(?:aten::)?_?(\w+?)(?:_backward)?'? is not implemented")
@@ -60,16 +64,40 @@ def check_graph(gradients: Sequence[Tensor]) -> None:
         left += new
 
 
-def check_differences(slope: Callable[[float], Tensor], product: Tensor, step: float) -> None:
-    """Raise InputError if ``product``, ∇²L·v, is not what gradients ``slope(t)`` = ∇L(θ + t·v) differ by.
+def flat(parts: Sequence[Tensor]) -> Tensor:
+    """One float64 vector of all numbers in ``parts``."""
+    return torch.cat([part.detach().flatten() for part in parts]).double()
 
-    A backward pass that leaves something out (by detach, .data, NumPy) is seen in no other way.
+
+def check_differences(
+    problem: Problem,
+    leaves: dict[str, Tensor],
+    active: list[Tensor],
+    vectors: list[Tensor],
+    image: Sequence[Tensor],
+    batch: tuple[Any, Any],
+) -> None:
+    """Raise InputError if ``image``, the product with ``vectors``, is not what gradients differ by.
+
+    ``leaves`` are the parameters that the model is called with; ``active``, those among them that move, are
+    changed; ``batch`` is (x, y). A backward pass that leaves something out (by detach, .data, NumPy) is seen in no other way.
     """
+    start = [a.detach().clone() for a in active]
+    size = float(flat(start).norm()) / float(flat(vectors).norm())
+    step = torch.finfo(problem.dtype).eps ** (1 / 3) * max(size, 1e-3)
+
+    def slope(t: float) -> Tensor:
+        with torch.no_grad():
+            for a, at, v in zip(active, start, vectors, strict=True):
+                a.copy_(at + t * v)
+        with fixed_randomness(problem, 0):
+            loss = problem.criterion(problem.call(leaves, batch[0]), batch[1])
+        return flat(gradients(loss, active)) if loss.requires_grad else 0 * flat(start)
+
     near, far = ((slope(k * step) - slope(-k * step)) / (2 * k * step) for k in (1, 2))
-    scale = torch.maximum(near.norm(), far.norm())
-    if bool((near - far).norm() <= TRUSTED * scale) and bool(
-        (product - near).norm() > WRONG * torch.maximum(scale, product.norm())
-    ):
+    product, scale = flat(image), torch.maximum(near.norm(), far.norm())
+    trusted = bool((near - far).norm() <= TRUSTED * scale)
+    if trusted and bool((product - near).norm() > WRONG * torch.maximum(scale, product.norm())):
         raise InputError(
             "model or loss: its second derivative is wrong: products with the Hessian are not what gradients "
             "differ by, as where a part is detached, or a backward pass of one's own is not differentiable"
