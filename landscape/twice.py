@@ -80,7 +80,8 @@ def check_differences(
     """Raise InputError if ``image``, the product with ``vectors``, is not what gradients differ by.
 
     ``leaves`` are the parameters that the model is called with; ``active``, those among them that move, are
-    changed; ``batch`` is (x, y). A backward pass that leaves something out (by detach, .data, NumPy) is seen in no other way.
+    changed; ``batch`` is (x, y). A backward pass that leaves something out (by
+    detach, .data, NumPy) is seen in no other way.
     """
     start = [a.detach().clone() for a in active]
     size = float(flat(start).norm()) / float(flat(vectors).norm())
