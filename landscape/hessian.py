@@ -16,6 +16,7 @@ from landscape.memory import SavedBytes
 from landscape.options import InputError, choose
 from landscape.problem import RANDOMNESS, Problem
 from landscape.stack import chain
+from landscape.twice import check_differences, check_graph, flat, missing_named
 from landscape.vector import gradients
 
 # Memory that kept gradient graphs may take (ours: small beside the 24 GB of a usual machine, and enough to
@@ -31,10 +32,13 @@ Part = str | Sequence[str] | None
 
 @contextlib.contextmanager
 def twice_differentiable(model: nn.Module) -> Iterator[None]:
-    """Inside, no fused attention, nor cuDNN's recurrent layers: these kernels have no double backward."""
+    """Inside, no fused attention, nor cuDNN's recurrent layers: these kernels have no double backward.
+
+    What has none at all raises InputError.
+    """
     recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.modules())
     own = torch.backends.cudnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
-    with sdpa_kernel(SDPBackend.MATH), own:
+    with sdpa_kernel(SDPBackend.MATH), own, missing_named():
         yield
 
 
@@ -248,6 +252,8 @@ def holds_but_for_rounding(problem: Problem, test: Callable[[Problem], bool]) ->
             if test(problem if dtype == problem.dtype else wider(problem, dtype)):
                 return True
             asked = True
+        except InputError:
+            raise
         except Exception:  # the model is the user's, it raises what it likes where dtypes do not fit
             if dtype == problem.dtype:
                 raise
@@ -277,18 +283,21 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
         x, y, _ = next(iter(own.chunks()))
         with twice_differentiable(own.model), fixed_randomness(own, 0):
             chunk = CHUNKS[made.kind](own, leaves, active, x, y)
-            images = [
-                chunk.product(vectors, True) or vectors for vectors in draw
-            ]  # None: zero, whatever v is
-        u, h = (
-            torch.stack([torch.cat([p.flatten() for p in v]) for v in vs]).double() for vs in (draw, images)
-        )
+            zero = [torch.zeros_like(a) for a in active]
+            images = [chunk.product(vectors, True) or zero for vectors in draw]  # None: zero, whatever v is
+            if isinstance(chunk, HessianChunk):
+                check_graph(chunk.gradients if chunk.live else [])
+        u, h = (torch.stack([flat(v) for v in vs]) for vs in (draw, images))
         pairs = u[:-1] @ h[:-1].T
         # Products are linear in v but for rounding, which this therefore shows.
         rounding = (
             100 * (h[-1] - h[:-1].sum(0)).norm() + torch.finfo(own.dtype).eps ** 0.5 * h.norm(dim=1).max()
         )
-        return not bool((pairs - pairs.T).abs().max() > rounding)  # NaN is another matter
+        if bool((pairs - pairs.T).abs().max() > rounding):  # NaN is another matter
+            return False
+        if made.kind == "hessian" and own.buffers_at is None:  # derivatives would hold these fixed
+            check_differences(own, leaves, active, draw[0], images[0], (x, y))
+        return True
 
     if not holds_but_for_rounding(made.problem.probe(), symmetric):
         raise InputError(asymmetry(problem.model, made.kind))

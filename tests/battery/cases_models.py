@@ -266,6 +266,19 @@ def detached() -> nn.Module:
     return Net(lambda m, x: m.b(m.a(x).detach().tanh()), a=nn.Linear(4, 4), b=nn.Linear(4, 3))
 
 
+class Square(torch.autograd.Function):
+    """x² with a backward pass that leaves out that it depends on x, unmarked."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.x = x.detach()
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * ctx.x * grad
+
+
 class Cube(torch.autograd.Function):
     """x³ with a backward pass that cannot be differentiated."""
 
@@ -342,8 +355,9 @@ CASES = [
     classifier("DataParallel", data_parallel, plain=lambda m: m.module),
     classifier("random in eval mode", random_in_eval, refused="random"),
     classifier("branches on values", branches_on_values, refused="mix samples"),
-    classifier("detached part", detached),
-    classifier("no second derivative", lambda: Net(lambda m, x: Cube.apply(m.a(x)), a=nn.Linear(4, 3)), refused_hessian="second derivative|twice"),
+    classifier("detached part", detached, refused_hessian="second derivative"),
+    classifier("no second derivative", lambda: Net(lambda m, x: Cube.apply(m.a(x)), a=nn.Linear(4, 3)), refused_hessian="second derivative"),
+    classifier("a second derivative that is wrong", lambda: Net(lambda m, x: Square.apply(m.a(x)), a=nn.Linear(4, 3)), refused_hessian="second derivative"),
     classifier("no trainable parameter", lambda: chain().requires_grad_(False), refused="no trainable"),
     classifier("weights that are NaN", lambda: Net(lambda m, x: m.a(x) / m.b, a=nn.Linear(4, 3), b=nn.Parameter(torch.tensor([float("nan")]))), refused="NaN"),
     classifier("hypernetwork", hypernetwork),

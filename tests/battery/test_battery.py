@@ -31,7 +31,7 @@ CASES: list[Case] = [case for theme in THEMES for case in theme.CASES]
 
 
 # Every so manieth case goes through all quantities in the fast part, too.
-SHARE = 8
+SHARE = 16
 
 
 def _check(case: Case, **how: bool) -> None:

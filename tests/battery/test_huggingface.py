@@ -110,6 +110,10 @@ def pairs() -> dict[str, Any]:
     }
 
 
+def each_once(targets: Any) -> Tensor:
+    return torch.ones(len(targets["input_ids"]))
+
+
 def whole(data: Any) -> tuple[Any, Any]:
     """All batches as one; the labels are inputs, too, from which the model makes its loss."""
     batch = dict(data) if isinstance(data, dict) else joined([dict(part) for part in data])
@@ -158,7 +162,8 @@ CASES = [
     _case("ViT", vit, pictures),
     _case("ViT, a loss of the logits", vit, pictures, of_logits, whole=without_labels),
     _case("T5", t5, lambda: text(next_words), **HALFWAY),
-    _case("CLIP", clip, pairs),
+    _case("CLIP", clip, pairs, refused="mix samples"),
+    _case("CLIP, one batch", clip, lambda: [pairs()], options={"terms": each_once}),
 ]  # fmt: skip
 
 
