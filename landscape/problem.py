@@ -37,8 +37,7 @@ MAX_CHUNK = 2000
 # What one chunk may keep for its backward pass. On 2 cores ResNet-18 evaluates fastest at 50 to 100 images of
 # 50, 100, 200 and 400; this bound gives it 56.
 ACTIVATION_BYTES = 2**28
-# Samples of check="full" (ours).
-FULL_PROBE = 256
+FULL_PROBE = 256  # samples of check="full" (ours)
 # What to do with a model whose forward pass is random even in eval mode.
 RANDOMNESS = ("refuse", "seed")
 
@@ -68,9 +67,8 @@ class Problem:
             ``ignore_index``, or the sum of their class weights; for a loss of the model's own with integer
             "labels", as many as these are not −100, the first of each sequence left out if the loss does not
             depend on it (causal language models; two passes over the first samples tell).
-        penalty: ``penalty(parameters)`` of the dict name -> tensor of all trainable parameters, one number,
-            added to the mean loss: the place for regularisers, since a loss that uses the model's own
-            parameters would not see other weights.
+        penalty: ``penalty(parameters)``, one number from the dict name -> trainable parameter, added to the
+            mean loss: for regularisers, since a loss that uses the model's own would not see other weights.
         weight_decay: λ adds λ/2·‖θ‖², whose gradient is that of torch.optim.SGD(weight_decay=λ).
         check: "quick" sees on a few samples that the loss follows all of θ and nothing else, is the mean over
             the samples, and that two passes over batches are equal; "full" on more samples, at more weights;
@@ -88,8 +86,8 @@ class Problem:
         Problem(Linear, 8 parameters, cross_entropy, 20 samples, float32 on cpu)
     """
 
-    bn = "center"  # whose statistics BatchNorm uses (landscape.batchnorm)
-    bn_samples = 0  # how many samples BatchNorm's statistics come from, 0: its buffers (landscape.batchnorm)
+    # Whose statistics BatchNorm uses, and how many samples they come from (0: its buffers).
+    bn, bn_samples = "center", 0
     # θ -> buffers by name that belong to these weights, or None: the model's own serve everywhere.
     buffers_at: Callable[[Tensor], dict[str, Tensor]] | None = None
 
@@ -161,7 +159,6 @@ class Problem:
     def _look(self, original: nn.Module, x: Any, y: Any) -> None:
         """The checks of :mod:`landscape.checks`; ``x``, ``y``: the first samples, or batch."""
         full = self.check == "full"
-        batches = not self.data.indexed
         x, y = self.data.pick(x, y, FULL_PROBE if full else PROBE)
         # Neither model nor loss gets the data itself before it is known whether they write to it.
         given, before = checks.copied((x, y)), self.theta.clone()
@@ -175,7 +172,7 @@ class Problem:
         for seed in range(3 if full else 1):
             checks.check_parameters(self, x, y, seed=seed)
         known = self._terms_of is not None
-        checks.check_mean(self, self._terms_in, x, y, batches=batches, known=known)
+        checks.check_mean(self, self._terms_in, x, y, batches=not self.data.indexed, known=known)
         if full or checks.mentions(self.criterion, original):
             checks.check_original(self, original, x, y)
 
@@ -276,7 +273,7 @@ class Problem:
         x, y = self.data.first()
         leaves = {k: v.detach().requires_grad_() for k, v in self.layout.views(self.theta).items()}
         saved = SavedBytes(besides=leaves.values())
-        with torch.enable_grad(), saved:
+        with torch.enable_grad(), saved, fixed_randomness(self, 0):
             self.criterion(self.call(leaves, x), y)
         return max(1, saved.bytes_ // min(2, self.samples))
 
@@ -297,15 +294,14 @@ class Problem:
         return self.data.indexed
 
     def gather(self, indices: Tensor) -> tuple[Any, Any]:
-        """(x, y) of the samples ``indices``, of any shape, repeats allowed; on the device, indices first."""
+        """(x, y) of the samples ``indices``, of any shape, repeats allowed; indices first."""
         return self.data.gather(indices)
 
     def subset(self, indices: Tensor | slice) -> Problem:
         """The same on the samples ``indices`` (repeats allowed; a slice copies nothing). Not of batches."""
         part = copy.copy(self)
         part.data = self.data.subset(indices)
-        if self.resident is not None:
-            part._chunk = self.chunk
+        part._chunk = self.chunk if self.resident is not None else None
         return part
 
     def probe(self, count: int = PROBE) -> Problem:
@@ -370,7 +366,7 @@ class Problem:
         return self.evaluate(theta)[0]
 
     def accuracy(self, theta: Tensor | None = None) -> float:
-        """Share of samples classified right at ``theta``; see :meth:`evaluate`."""
+        """Share of samples classified right; see :meth:`evaluate`."""
         return self.evaluate(theta)[1]
 
     def loss_and_gradient(

@@ -129,15 +129,6 @@ class Training:
     seed: Callable[[int, int], int]
 
 
-def _crashes(convolution: nn.Conv2d) -> bool:
-    """Whether PyTorch's backward pass writes past its memory, channels last, on CPUs.
-
-    Seen with PyTorch 2.13 on AMD processors: 1 × 1 kernels with a stride and 2 to 7 channels end the process.
-    """
-    small = 1 < convolution.in_channels < 8
-    return small and set(convolution.kernel_size) == {1} and set(convolution.stride) != {1}
-
-
 class Stack:
     """Minibatch gradients of n learners of one problem's model, written to one (n, P) buffer.
 
@@ -167,7 +158,9 @@ class Stack:
         self.batched = False
         # Convolutions are a tenth faster where a pixel's channels lie together (ResNet-18, 2 cores).
         convolutions = [m for m in problem.model.modules() if type(m) is nn.Conv2d]
-        self._channels_last = bool(convolutions) and not any(map(_crashes, convolutions))
+        # A few channels, 1 × 1 and a stride: PyTorch 2.13's backward pass writes past its memory on AMD CPUs.
+        crash = any(1 < c.in_channels < 8 and {*c.kernel_size} == {1} < {1, *c.stride} for c in convolutions)
+        self._channels_last = bool(convolutions) and not crash
         self._checked: set[Way] = {"plain"}
 
     def _way(self, x: Any) -> Way:

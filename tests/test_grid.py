@@ -117,7 +117,7 @@ def test_what_is_of_something_else_is_refused_with_the_reason() -> None:
     other("dtype is", single, landscape.random_plane(single))
     other("samples is", Problem(problem.model, problem.criterion, (x[1:], y[1:])))
     other("other data", Problem(problem.model, problem.criterion, (x, 1 - y)))
-    other("another model", Problem(problem.model, nn.CrossEntropyLoss(label_smoothing=0.1), (x, y)))
+    other("loss", Problem(problem.model, nn.CrossEntropyLoss(label_smoothing=0.1), (x, y)))
 
 
 def test_bfloat16_states_its_error() -> None:
