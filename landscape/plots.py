@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,12 @@ from matplotlib.figure import Figure
 from landscape.checkpoint import Checkpoint
 from landscape.contour import Surface
 from landscape.escape import Escape
+from landscape.files import replacing
 from landscape.hessian_grid import HessianGrid
 from landscape.line import Line
 from landscape.minima import Minima
 from landscape.noise import NoiseEstimate
-from landscape.options import FailedError, InputError, choose
+from landscape.options import InputError, choose
 from landscape.plots_stability import minima, smoothings, stabilities
 from landscape.plots_surface import bn_note, difference, lines, surfaces, surfaces_3d
 from landscape.plots_surface import panels as _panels
@@ -41,15 +41,8 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     """Write ``figure`` as PNG, PDF or SVG, atomically. InputError for another suffix."""
     path = Path(path)
     check_format(path)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        with _style():
-            figure.savefig(temporary)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise FailedError(f"{path}: cannot be written ({error.strerror})") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as file, _style():
+        figure.savefig(file, format=path.suffix[1:])
 
 
 def check_format(path: str | Path) -> None:

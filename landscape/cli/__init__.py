@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import click
 
@@ -26,6 +30,8 @@ from landscape.cli.spectrum import spectrum
 from landscape.cli.stability import stability
 from landscape.cli.sweep import sweep
 from landscape.cli.train import train
+from landscape.files import printable
+from landscape.hdf5 import ChecksumWarning, DamageWarning
 from landscape.options import InputError
 
 
@@ -50,6 +56,7 @@ for command in (
 
 def main() -> None:
     """Run the command line. Exit 0 done, 1 failed, 2 bad usage; a user's mistake is one line on stderr."""
+    warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
     try:
         code = group.main(standalone_mode=False)
     except click.UsageError as error:
@@ -69,5 +76,15 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"landscape: {' '.join(message.split())}", err=True)
+    click.echo(f"landscape: {printable(' '.join(message.split()))}", err=True)
     return code
+
+
+def _show_warning(
+    usual: Callable[..., None], message: Warning | str, category: type[Warning], *rest: Any
+) -> None:
+    """Warnings about files are one line on stderr; others look as they always do."""
+    if issubclass(category, (ChecksumWarning, DamageWarning)):
+        _fail(str(message), 0)
+    else:
+        usual(message, category, *rest)

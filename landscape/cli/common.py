@@ -20,6 +20,7 @@ from landscape import factories, plots, store
 from landscape.batchnorm import SAMPLES
 from landscape.checkpoint import Checkpoint
 from landscape.data import Dataset
+from landscape.files import printable
 from landscape.options import FailedError, InputError
 from landscape.problem import Loss, Problem
 from landscape.progress import progress_bar as progress_bar
@@ -280,7 +281,7 @@ def each(title: str, items: Sequence[T], quiet: bool) -> Iterator[tuple[T, Calla
 def message(text: str, quiet: bool) -> None:
     """A line for the user, on stderr."""
     if not quiet:
-        click.echo(text, err=True)
+        click.echo("\n".join(map(printable, text.split("\n"))), err=True)
 
 
 def write(results: Sequence[store.Result], path: Path, picture: str | None) -> None:
@@ -291,7 +292,7 @@ def write(results: Sequence[store.Result], path: Path, picture: str | None) -> N
 
 def show(results: Sequence[store.Result], path: Path, picture: str | None) -> None:
     """Draw ``results`` if a picture is asked for, and name the files on stdout."""
-    click.echo(str(path))
+    click.echo(printable(path))
     if picture:
         plots.save_figure(plots.draw(results), picture)
-        click.echo(picture)
+        click.echo(printable(picture))
