@@ -28,6 +28,7 @@ from landscape.plots_surface import several as _several
 from landscape.plots_surface import style as _style
 from landscape.plots_sweep import sweeps
 from landscape.plots_training import COLORS, escapes, training
+from landscape.plots_values import drawing
 from landscape.runtime import RunTimes
 from landscape.smoothing import Smoothing
 from landscape.spectrum import Spectrum
@@ -51,6 +52,7 @@ def check_format(path: str | Path) -> None:
         raise InputError(f"{path}: a picture's name must end in {', '.join(FORMATS)}")
 
 
+@drawing
 def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
     """Heatmaps of |λ_min|/|λ_max|, one panel a grid, on one colour scale; * where not converged."""
     with _style():
@@ -95,6 +97,7 @@ def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
     return figure
 
 
+@drawing
 def noises(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
     """The four Δ(2) numbers of each checkpoint as bars on a log scale, error bars one standard error."""
     names = {
@@ -134,6 +137,7 @@ def noises(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
     return figure
 
 
+@drawing
 def spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     """Spectral densities on a log axis, eigenvalues as ticks below, one colour a result.
 
@@ -173,7 +177,7 @@ def spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
         named = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}
         first = results[0]
         ticks = "; ticks: computed eigenvalues" if any(r.values.size for r in results) else ""
-        ax.set_xlabel(f"eigenvalue λ of the loss {named[first.kind]}{ticks}")
+        ax.set_xlabel(f"eigenvalue λ of the loss {named.get(first.kind, first.kind)}{ticks}")
         figure.legend(loc="outside lower center", ncols=min(3, len(results)))
         part = f", parameters {first.part}" if first.part else ""
         usual = f"Spectrum, {first.samples:,} samples of {first.split or 'data'}{part}{bn_note(first)}"
@@ -181,6 +185,7 @@ def spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     return figure
 
 
+@drawing
 def run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
     """Seconds a step against workers, a line each algorithm and topology; one row of panels a result.
 
@@ -200,7 +205,7 @@ def run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
                 for (algorithm, mixing), rows in lines.items():
                     if mixing and not algorithm.endswith(order):
                         continue
-                    color, marker = look[mixing] if mixing else (COLORS[algorithm], "o")
+                    color, marker = look[mixing] if mixing else (COLORS.get(algorithm, "#777777"), "o")
                     plain = {"color": color, "lw": 1.2, "marker": marker, "mfc": "none"}
                     bold = {**plain, "lw": 2.2, "ls": "--" if algorithm == "ssgd*" else "-"}
                     ax.errorbar(

@@ -16,6 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from landscape import paper
 from landscape.checkpoint import Checkpoint
 from landscape.cli import common
+from landscape.files import printable
 from landscape.options import InputError, positive
 from landscape.train import elastic, launch, processes
 from landscape.train.loop import Hooks
@@ -129,7 +130,7 @@ def train(
             )
         common.message(closing(end), silent)
         if group is None or group.rank == 0:
-            click.echo(f"{folder}/last.h5")
+            click.echo(printable(f"{folder}/last.h5"))
 
 
 @contextlib.contextmanager

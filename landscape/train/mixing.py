@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
+import warnings
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -12,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.files import open_regular
 from landscape.options import FailedError, InputError
 from landscape.store import Array
 from landscape.train.randomness import generator
@@ -23,6 +26,7 @@ FORMS = (
 )
 # Row and column sums may miss 1 by this much: a matrix typed with four decimals passes (ours).
 SUM_TOLERANCE = 1e-4
+MOST = 1 << 27  # bytes of a matrix' file: 4,096 learners (ours)
 
 
 class Mixing:
@@ -253,16 +257,21 @@ def read_matrix(
     ``where`` is the option that named it. Raises FailedError or InputError for any other.
     """
     try:
-        if path.suffix == ".npy":
-            m = np.load(path, allow_pickle=False)
-        else:
-            m = np.loadtxt(path, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
-        m = np.asarray(m, dtype=float)
-    except (OSError, ValueError) as error:
-        words = " ".join(str(error).split())
+        with open_regular(path, MOST) as file, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            if path.suffix == ".npy":
+                m = np.load(path, mmap_mode="r", allow_pickle=False)  # no memory before the shape is known
+                if not isinstance(m, np.ndarray) or m.dtype.kind not in "fiub":
+                    raise ValueError("it holds no array of numbers")
+            else:
+                lines = io.TextIOWrapper(file, encoding="utf-8")
+                m = np.loadtxt(lines, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
+    except Exception as error:  # numpy raises whatever a damaged header makes Python raise
+        words = " ".join(str(error).split())[:120]
         raise FailedError(f"{where}: {path} cannot be read as a matrix ({words})") from error
     if m.shape != (n, n):
         raise InputError(f"{where}: {path} holds a {m.shape} matrix, {n} learners need ({n}, {n})")
+    m = np.asarray(m, dtype=float)
     if not np.isfinite(m).all() or m.min() < 0:
         raise InputError(f"{where}: {path} holds {m.min()}, every entry must be finite and ≥ 0")
     for name in sums:
