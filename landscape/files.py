@@ -124,15 +124,15 @@ def open_regular(path: str | Path, most: int | None = None) -> io.BufferedReader
     except (OSError, ValueError) as error:
         words = getattr(error, "strerror", None) or error
         raise FailedError(f"{path}: cannot be read ({words})") from error
-    file = os.fdopen(handle, "rb")
-    found = os.fstat(handle)
+    found, why = os.fstat(handle), ""
     if not stat.S_ISREG(found.st_mode):
-        file.close()
-        raise FailedError(f"{path}: is no regular file, such as a folder, a device or a pipe; one is needed")
-    if most is not None and found.st_size > most:
-        file.close()
-        raise FailedError(f"{path}: has {found.st_size:,} bytes, at most {most:,} are read")
-    return file
+        why = "is no regular file but a folder, a device or a pipe; a file is needed"
+    elif most is not None and found.st_size > most:
+        why = f"has {found.st_size:,} bytes, at most {most:,} are read"
+    if why:
+        os.close(handle)
+        raise FailedError(f"{path}: {why}")
+    return os.fdopen(handle, "rb")
 
 
 def read_regular(path: str | Path, most: int | None = None) -> bytes:

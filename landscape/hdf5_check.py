@@ -94,15 +94,15 @@ class _Walk:
             count = math.prod(-(-n // c) for n, c in zip(shape, chunk, strict=True))
             size = count * math.prod(chunk) * kind.get_size()
             most = EXPANSION * self.length + ALWAYS
+            if made.get_nfilters() and self.packed + size > most:
+                raise Unsound(
+                    f"{where}: shape {shape} is too much for a file of {self.length:,} bytes; repack it "
+                    "without compression (h5repack -f NONE)"
+                )
             if size > most or dataset.get_num_chunks() != count:
                 raise Unsound(f"{where}: shape {shape} is more than the file holds")
             if made.get_nfilters():
                 self.packed += size
-                if self.packed > most:
-                    raise Unsound(
-                        f"{where}: shape {shape} is too much for a file of {self.length:,} bytes; repack it "
-                        "without compression (h5repack -f NONE)"
-                    )
                 return
         if size != held:
             raise Unsound(f"{where}: shape {shape} needs {size:,} bytes, {held:,} are there")

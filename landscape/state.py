@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -48,7 +49,9 @@ def read_state(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     try:
         if path.suffix == ".safetensors":
             return dict(safetensors.torch.load_file(path)), []
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # of torch about its own quantised tensors
+            warnings.simplefilter("ignore")
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise FailedError(
             f"{path}: not a file of weights alone, and code from a file is never run; write one by "

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import click
 
@@ -31,7 +28,6 @@ from landscape.cli.stability import stability
 from landscape.cli.sweep import sweep
 from landscape.cli.train import train
 from landscape.files import printable
-from landscape.hdf5 import ChecksumWarning, DamageWarning
 from landscape.options import InputError
 
 
@@ -56,7 +52,14 @@ for command in (
 
 def main() -> None:
     """Run the command line. Exit 0 done, 1 failed, 2 bad usage; a user's mistake is one line on stderr."""
-    warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
+    with warnings.catch_warnings():
+        warnings.showwarning = _tell
+        code = _run()
+    sys.exit(code)
+
+
+def _run() -> int:
+    """The exit code of the command; what it raises is told."""
     try:
         code = group.main(standalone_mode=False)
     except click.UsageError as error:
@@ -72,19 +75,17 @@ def main() -> None:
     except BrokenPipeError:  # the reader of stdout went away, as with | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
+
+
+def _tell(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
+    """A warning as one line without its place in the code, for a user of commands; none with -q."""
+    context = click.get_current_context(silent=True)
+    if not (context and context.params.get("quiet")):
+        _fail(str(message), 0)
 
 
 def _fail(message: str, code: int) -> int:
+    """Say it in one line, in which what a name or a file holds is shown and not obeyed by the terminal."""
     click.echo(f"landscape: {printable(' '.join(message.split()))}", err=True)
     return code
-
-
-def _show_warning(
-    usual: Callable[..., None], message: Warning | str, category: type[Warning], *rest: Any
-) -> None:
-    """Warnings about files are one line on stderr; others look as they always do."""
-    if issubclass(category, (ChecksumWarning, DamageWarning)):
-        _fail(str(message), 0)
-    else:
-        usual(message, category, *rest)

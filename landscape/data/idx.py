@@ -43,8 +43,10 @@ def read_idx(path: Path) -> np.ndarray[Any, Any]:
                 )
             shape = tuple(int(n) for n in np.frombuffer(sizes, ">u4"))
             count = math.prod(shape)
-            if count > MOST:
-                raise FailedError(f"{path}: its header promises {count:,} bytes, at most {MOST:,} are read")
+            if max(shape, default=0) > MOST or count > MOST:
+                raise FailedError(
+                    f"{path}: its header promises shape {shape}, at most {MOST:,} bytes are read"
+                )
             raw = file.read(count + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise FailedError(f"{path}: cannot be read ({error}); fetch it again") from error

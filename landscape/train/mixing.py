@@ -249,6 +249,14 @@ def _refused(where: str, spec: str, n: int, why: str) -> InputError:
     return InputError(f"{where}: '{spec}' is not allowed with {n} learners, {why}")
 
 
+def _mapped(path: Path) -> Array:
+    """The array in a .npy file, for which no memory is taken before its shape is known."""
+    with open(path, "rb") as file:
+        if file.read(6) != b"\x93NUMPY":
+            raise ValueError("it does not begin as a .npy file")
+    return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+
+
 def read_matrix(
     where: str, path: Path, n: int, sums: tuple[Literal["row", "column"], ...] = ("row", "column")
 ) -> Array:
@@ -260,8 +268,8 @@ def read_matrix(
         with open_regular(path, MOST) as file, warnings.catch_warnings():
             warnings.simplefilter("error")
             if path.suffix == ".npy":
-                m = np.load(path, mmap_mode="r", allow_pickle=False)  # no memory before the shape is known
-                if not isinstance(m, np.ndarray) or m.dtype.kind not in "fiub":
+                m = _mapped(path)
+                if m.dtype.kind not in "fiub":
                     raise ValueError("it holds no array of numbers")
             else:
                 lines = io.TextIOWrapper(file, encoding="utf-8")

@@ -261,7 +261,7 @@ def parse(toml: str, where: str) -> dict[str, Any]:
     """The values in a TOML text; InputError names ``where`` and the line if it is not TOML."""
     try:
         return tomllib.loads(toml)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{where}: not valid TOML ({error})") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import os
 import random
 import resource
@@ -64,19 +65,17 @@ def one(kind: str, number: int, folder: Path, raws: Sequence[bytes]) -> str:
         own = [f for f in where if "/landscape/" in f.filename] or where
         name = Path(own[-1].filename).name
         return f"{type(error).__name__} in {name}:{own[-1].lineno}: {' '.join(str(error).split())[:200]}"
-    finally:
-        if (folder / "ran").exists():
-            os.write(2, b"")
     return "code was run" if (folder / "ran").exists() else "taken"
 
 
 def child(todo: Sequence[tuple[str, int]], pipe: int, folder: Path, raws: dict[str, list[bytes]]) -> None:
     """Work through ``todo``; says before each input that it begins, and after it how it ended."""
+    faulthandler.disable()  # which pytest turns on: a crash is told by this process's end
     torch.set_num_threads(1)
     base = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (base + BYTES, base + BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    sys.stdin = open(os.devnull)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for kind, number in todo:
         os.write(pipe, b"+\n")

@@ -141,15 +141,28 @@ def _environment(raw: bytes, folder: Path, rng: random.Random) -> None:
     }
     name = rng.choice([*good])
     value = mutations.damaged(raw, rng).replace(b"\0", b"") if rng.random() < 0.7 else raw
-    before = dict(os.environ)
-    try:
-        os.environ.update({**good, name: os.fsdecode(value)})
-        if name == "MASTER_ADDR" or value.strip().isdigit():
-            return  # it may be right
-        command("train", str(path), "-o", str(folder / "run"), "-q")
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    text = os.fsdecode(value)
+    if name == "MASTER_ADDR" or text.strip().isdigit():
+        return  # it may be right
+    pid = os.fork()  # a process that a launcher started ends itself
+    if pid == 0:
+        os.dup2(os.open(folder / "err", os.O_WRONLY | os.O_CREAT), 2)
+        os.environ.update({**good, name: text})
+        sys.argv, sys.stderr = (
+            ["landscape", "train", str(path), "-o", str(folder / "run"), "-q"],
+            os.fdopen(2, "w"),
+        )
+        try:
+            landscape.cli.main()
+        except SystemExit as stop:
+            sys.stderr.flush()
+            os._exit(stop.code if isinstance(stop.code, int) else 1)
+        os._exit(99)
+    code, lines = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), (folder / "err").read_text().splitlines()
+    lines = [line for line in lines if "Warning" not in line and not line.startswith("  ")]
+    if code not in (1, 2) or len(lines) != 1:
+        raise Uncaught(f"{name}={text!r}: exit {code}, {lines[-3:]}")
+    raise InputError(lines[0])
 
 
 READERS: dict[str, Callable[[bytes, Path, random.Random], None]] = {
