@@ -50,7 +50,7 @@ def drawable(result: Any) -> Any:
             changed[field.name] = tuple(map(plain, value))
         elif isinstance(value, float) and abs(value) > LARGEST:
             changed[field.name] = np.copysign(np.inf, value)
-        elif isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        elif isinstance(value, np.ndarray) and value.dtype == np.float64:
             beyond = np.abs(value) > LARGEST
             if beyond.any():
                 changed[field.name] = np.where(beyond, np.copysign(np.inf, value), value)
