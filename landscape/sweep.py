@@ -42,7 +42,7 @@ class Sweep(Result):
 
     schema: ClassVar[str] = "landscape.sweep"
     shapes: ClassVar[Mapping[str, str]] = {
-        "seeds": "rows+",
+        "seeds": "rows",
         "keys": "keys",
         "settings": "rows keys",
     } | dict.fromkeys(COLUMNS, "rows")
