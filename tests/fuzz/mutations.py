@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pickle
@@ -83,7 +84,8 @@ def unsealed(raw: bytes) -> bytes:
 
 def _objects(file: h5py.File) -> list[str]:
     names: list[str] = []
-    file.visit(names.append)
+    with contextlib.suppress(UnicodeDecodeError):  # of a name that an earlier mutation made
+        file.visit(names.append)
     return names
 
 
@@ -200,8 +202,8 @@ def _new_link(file: h5py.File, name: str, rng: random.Random) -> None:
 def _new_name(file: h5py.File, name: str, rng: random.Random) -> None:
     text = rng.choice([*TEXTS, "²", "0", "00", "1", "history", "weights", "layout"])
     new = text.encode("utf-8", "surrogatepass").replace(b"\0", b"").replace(b"/", b"").replace(b".", b"")
-    if new and new not in file:
-        file[new] = file[name]
+    if new and not file.id.links.exists(new):
+        file.id.link(name.encode(), new, h5py.h5g.LINK_HARD)
         if rng.random() < 0.5:
             del file[name]
 
