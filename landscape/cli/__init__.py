@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import sys
 
 import click
 
+from landscape import streams
 from landscape._version import __version__
+from landscape.cli import system
 from landscape.cli.contour import contour
 from landscape.cli.demo import demo
 from landscape.cli.figures import figures
@@ -26,7 +28,10 @@ from landscape.cli.spectrum import spectrum
 from landscape.cli.stability import stability
 from landscape.cli.sweep import sweep
 from landscape.cli.train import train
-from landscape.options import InputError
+from landscape.failures import explain
+from landscape.options import FailedError
+from landscape.train import launcher
+from landscape.train.processes import number
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -50,24 +55,36 @@ for command in (
 
 def main() -> None:
     """Run the command line. Exit 0 done, 1 failed, 2 bad usage; a user's mistake is one line on stderr."""
+    streams.prepare()
     try:
-        code = group.main(standalone_mode=False)
+        with system.signals():
+            code = group.main(standalone_mode=False)
     except click.UsageError as error:
         code = _fail(error.format_message(), 2)
     except click.ClickException as error:
         code = _fail(error.format_message(), 1)
-    except (click.Abort, KeyboardInterrupt):
-        code = _fail(
-            "interrupted; contours and sweeps go on with the same command, training with --resume", 130
-        )
-    except InputError as error:
-        code = _fail(str(error), error.exit_code)
+    except (click.Abort, KeyboardInterrupt) as error:
+        cause = error.__cause__ if isinstance(error, click.Abort) else error
+        stopped = cause if isinstance(cause, system.Stopped) else system.Stopped(signal.SIGINT)
+        code = _fail(str(stopped), stopped.exit_code)
     except BrokenPipeError:  # the reader of stdout went away, as with | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.flush()
         code = 1
+    except Exception as error:
+        lost = streams.flush()
+        known = explain(error) if lost is None else FailedError(f"stdout: {lost.strerror}")
+        if known is None:
+            raise
+        code = _fail(str(known), known.exit_code)
+    else:
+        if lost := streams.flush():
+            code = 1 if isinstance(lost, BrokenPipeError) else _fail(f"stdout: {lost.strerror}", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"landscape: {' '.join(message.split())}", err=True)
+    """Say in a line why the command failed, here or in the process that started this one."""
+    line = " ".join(message.split())
+    if not launcher.report(line, code, number("RANK", 0, 0)):
+        click.echo(f"landscape: {line}", err=True)
     return code

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +19,7 @@ from landscape import factories, plots, store
 from landscape.batchnorm import SAMPLES
 from landscape.checkpoint import Checkpoint
 from landscape.data import Dataset
+from landscape.lock import Lock
 from landscape.options import FailedError, InputError
 from landscape.problem import Loss, Problem
 from landscape.progress import progress_bar as progress_bar
@@ -64,12 +64,6 @@ class Source:
         return factories.load_loss("--loss", self.loss) if self.loss else "data"
 
 
-def find_modules() -> None:
-    """Let a user's modules in this folder be found, as they are with python -m."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-
-
 def source(function: F) -> F:
     """The options that say where model, data and loss come from; the command is given them as one Source."""
 
@@ -82,7 +76,6 @@ def source(function: F) -> F:
         data_dir: str | None,
         **options: Any,
     ) -> Any:
-        find_modules()
         from_where = Source(
             factories.model_spec("--model", model) if model else None,
             factories.data_spec("--data", data) if data else None,
@@ -255,6 +248,13 @@ def check_targets(path: Path | None, picture: str | None) -> None:
         plots.check_format(picture)
     for target in filter(None, (path, Path(picture) if picture else None)):
         make_folder(target.parent)
+
+
+def lock(path: Path) -> None:
+    """See that no other process of ours works on the file or folder ``path``, until the command ends."""
+    held = Lock(path)
+    click.get_current_context().call_on_close(held.release)
+    held.acquire()
 
 
 def make_folder(folder: Path) -> None:

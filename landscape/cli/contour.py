@@ -76,6 +76,7 @@ def contour(
     precision: str,
     memory: str | None,
     nproc: int,
+    timeout: float,
     device: str,
     source: common.Source,
     quiet: bool,
@@ -93,14 +94,15 @@ def contour(
     choose("--path", way, evaluate.PATHS)
     choose("--precision", precision, evaluate.PRECISIONS)
     max_memory = parse_size("--max-memory", memory) if memory else None
+    team = processes.join(nproc, timeout)
     groups = planes.check(kind, common.open_checkpoints(checkpoints), norm, ignore)
     path = common.result_path(output, groups[0][0], "contour", picture)
     origins = [planes.about(group, kind, split) for group in groups]
     wanted = {"split": split, "kind": kind, "norm": norm, "dtype": dtype, "bn": bn, "precision": precision}
     drawn = {"seed": seed} if kind in ("random", "eigen") else {}
-    quiet = quiet or processes.rank() > 0
-    file = GridFile(path, landscape.Surface, origins, wanted | drawn, quiet)
-    with processes.team(nproc) as team:
+    quiet = quiet or team.rank > 0
+    file = GridFile(path, landscape.Surface, origins, wanted | drawn, quiet, team)
+    with team:
         for i, (group, progress) in enumerate(common.each("contour", groups, quiet)):
             problem = common.open_problem(group[0], split, source, device, dtype)
             if file.previous and kind == "eigen":  # costly to find, and the same but for rounding

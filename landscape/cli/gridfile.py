@@ -29,7 +29,10 @@ class GridFile(Generic[R]):
         origins: Sequence[store.About],
         wanted: Mapping[str, Any],
         quiet: bool,
+        team: Team,
     ) -> None:
+        if team.rank == 0:
+            common.lock(path)
         self._path, self._quiet = path, quiet
         self._reasons: list[str] = []  # told when work starts: the command may still end with an error
         self._results: list[R] = []

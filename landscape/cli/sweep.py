@@ -13,6 +13,7 @@ import numpy as np
 
 from landscape import paper
 from landscape.cli import common
+from landscape.cli.processes import timeout as timeout_option
 from landscape.options import InputError, positive
 from landscape.sweep import Sweep
 from landscape.train import processes
@@ -48,6 +49,7 @@ MOST_ROUNDS = 16
 )
 @click.option("-o", "--output", metavar="DIR", required=True, help="Folder of the runs and the table.")
 @click.option("--nproc", default=1, show_default=True, help="Runs at once, each in a process of its own.")
+@timeout_option
 @common.device
 @common.data_dir
 @common.quiet
@@ -59,6 +61,7 @@ def sweep(
     rounds: int,
     output: str,
     nproc: int,
+    timeout: float,
     device: str,
     data_dir: str | None,
     quiet: bool,
@@ -74,12 +77,12 @@ def sweep(
     so far, each time half as far away on a log scale. Seeds that diverged count before the mean final loss.
     """
     positive("--nproc", nproc, least=1)
+    positive("--timeout", timeout)
     if not 1 <= rounds <= MOST_ROUNDS:
         raise InputError(f"--rounds: {rounds} is not allowed, it must be 1 to {MOST_ROUNDS}")
     if processes.started_by_launcher():
         raise InputError("sweep: not allowed under torchrun; --nproc makes several runs at once")
     pick_device(device)
-    common.find_modules()
     sources = label(recipes)
     wanted = parse_seeds(seeds)
     bases = sweeping.grid(sources, settings)
@@ -94,10 +97,13 @@ def sweep(
     for setting in bases:  # a bad value is found before the folder is made
         paper.read(sources[setting[0][1]], [*(f"{k}={v}" for k, v in setting[1:]), *tried])
     execute = (
-        sweeping.one_by_one(device, data_dir) if nproc == 1 else sweeping.at_once(nproc, device, data_dir)
+        sweeping.one_by_one(device, data_dir)
+        if nproc == 1
+        else sweeping.at_once(nproc, device, data_dir, timeout)
     )
     folder = Path(output)
     common.make_folder(folder)
+    common.lock(folder)
     with common.progress_bar("sweep", quiet) as bar:
         runner = sweeping.Runner(
             folder,

@@ -13,6 +13,7 @@ import torch
 
 from landscape import store
 from landscape.checkpoint import Checkpoint
+from landscape.lock import Lock
 from landscape.options import FailedError, InputError, choose
 from landscape.train import processes
 from landscape.train.comm import Comm
@@ -49,9 +50,28 @@ def launch(
         force: delete the files of a run that is in the folder first.
         device: "auto" (CUDA where there is a GPU), "cpu" or "cuda".
 
-    Raises InputError or FailedError for a folder that holds another run, or cannot be written or resumed.
+    Raises InputError or FailedError for a folder that holds another run, that another process works in, or
+    that cannot be written or resumed.
     """
-    folder, place = Path(folder), group.device if group else pick_device(device)
+    with Lock(Path(folder)) as lock:
+        return _launch(recipe, Path(folder), lock, resume, force, device, data_dir, hooks, group)
+
+
+def _launch(
+    recipe: Recipe | None,
+    folder: Path,
+    lock: Lock,
+    resume: bool,
+    force: bool,
+    device: str,
+    data_dir: Any,
+    hooks: Hooks | None,
+    group: Group | None,
+) -> Checkpoint:
+    """:func:`launch`, with the folder's ``lock``, which of several processes the first one takes."""
+    place, first = group.device if group else pick_device(device), group is None or group.rank == 0
+    if first and run_files(folder):
+        lock.acquire()
     held = check_folder(folder, resume=resume, force=force)
     checkpoint = None
     if resume:
@@ -75,7 +95,10 @@ def launch(
         group.agree(_flat(dataclasses.asdict(recipe)) | start)
     try:  # only now, when nothing else can be wrong: a mistake leaves no trace in the folder
         folder.mkdir(parents=True, exist_ok=True)
-        if group is None or group.rank == 0:
+        if first:
+            lock.acquire()
+            if not held and run_files(folder):
+                raise FailedError(f"{folder}: another process has started a run there meanwhile")
             stale = [p for pattern in STALE for p in folder.glob(pattern)]
             for path in [*stale, *(held if force else [])]:
                 path.unlink(missing_ok=True)
@@ -144,8 +167,8 @@ def worker_device(name: str) -> torch.device:
     device = pick_device(name)
     if device.type == "cpu":
         return device
-    here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
-    local = int(os.environ.get("LOCAL_RANK", 0))
+    here, gpus = processes.number("LOCAL_WORLD_SIZE", 1, 1), torch.cuda.device_count()
+    local = processes.number("LOCAL_RANK", 0, 0)
     if max(here, local + 1) > gpus:
         raise InputError(
             f"--device: '{name}' is not allowed, {here} processes here need a GPU each and there are {gpus}; "
