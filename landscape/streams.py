@@ -8,6 +8,16 @@ import sys
 from typing import Any
 
 
+class _Named(io.FileIO):
+    """A file whose failed writes say that it is stdout."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "stdout") from error
+
+
 class _Calm(io.FileIO):
     """A file whose failed writes are forgotten: messages to a terminal that is gone must not end a run."""
 
@@ -34,8 +44,11 @@ def prepare() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 (it lasts as long as the process)
+    if sys.stdout is None or sys.stdout is sys.__stdout__:
+        raw = io.BufferedWriter(_Named(1, "wb", closefd=False))
+        sys.stdout = io.TextIOWrapper(
+            raw, sys.stdout.encoding if sys.stdout else "utf-8", line_buffering=True
+        )
     if sys.stderr is None or sys.stderr is sys.__stderr__:
         sys.stderr = calm(2)
 

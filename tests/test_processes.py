@@ -381,7 +381,7 @@ def test_a_killed_process_ends_the_run_with_a_line_and_a_restart_loses_nothing(t
         out, err = run.communicate(timeout=180)
     assert (run.returncode, out) == (0, f"{folder}/last.h5\n"), err
     assert "restart 1: from step" in err
-    assert "exitcode: -9" in (folder / "logs" / "agent.log").read_text()
+    assert "rank 0 of 2 was killed by SIGKILL" in (folder / "logs" / "launcher.log").read_text()
     same_bits(landscape.load(folder / "last.h5"), landscape.load(tmp_path / "whole" / "last.h5"))
     # Another number of processes goes on, too, along the same trajectory.
     (tmp_path / "three").mkdir()

@@ -29,9 +29,7 @@ from landscape.cli.stability import stability
 from landscape.cli.sweep import sweep
 from landscape.cli.train import train
 from landscape.failures import explain
-from landscape.options import FailedError
 from landscape.train import launcher
-from landscape.train.processes import number
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -71,20 +69,20 @@ def main() -> None:
         streams.flush()
         code = 1
     except Exception as error:
-        lost = streams.flush()
-        known = explain(error) if lost is None else FailedError(f"stdout: {lost.strerror}")
+        streams.flush()
+        known = explain(error)
         if known is None:
             raise
         code = _fail(str(known), known.exit_code)
     else:
         if lost := streams.flush():
-            code = 1 if isinstance(lost, BrokenPipeError) else _fail(f"stdout: {lost.strerror}", 1)
+            code = 1 if isinstance(lost, BrokenPipeError) else _fail(str(explain(lost)), 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(message: str, code: int) -> int:
     """Say in a line why the command failed, here or in the process that started this one."""
     line = " ".join(message.split())
-    if not launcher.report(line, code, number("RANK", 0, 0)):
+    if not launcher.report(line, code):
         click.echo(f"landscape: {line}", err=True)
     return code

@@ -118,14 +118,14 @@ def joined(device: torch.device, timeout: float, wait: datetime.timedelta | None
     except BaseException as error:
         launched = board.of_launcher() is not None
         known = Lost(str(error)) if isinstance(error, Stopped) else explain(error)
-        rank = number("RANK", 0)
+        rank = group.rank if group else 0
         name = "" if launched or not rank or isinstance(error, Lost) else f"rank {rank}: "
         line = f"{name}{known or f'{type(error).__name__}: {error}'}"
         code = error.exit_code if isinstance(error, Stopped) else known.exit_code if known else 1
         if group:
             first = group.tell(line, launcher.LOST if isinstance(error, Lost) else code)
         else:
-            first = not launcher.report(line, code, rank)
+            first = not launcher.report(line, code)
         if known and first and not launched:
             click.echo(f"landscape: {line}", err=True)
         if known is None:

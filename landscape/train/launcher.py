@@ -136,7 +136,7 @@ def _log(path: Path | None, line: str) -> None:
                 file.write(f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S}Z {line}\n")
 
 
-def report(message: str, code: int, rank: int) -> bool:
+def report(message: str, code: int) -> bool:
     """Leave a failure to the process that started this one with ``--nproc``, which prints it; False if none.
 
     What another process has told before stands.
@@ -144,5 +144,5 @@ def report(message: str, code: int, rank: int) -> bool:
     found = board.of_launcher()
     if found:
         with contextlib.suppress(OSError):  # the launcher is gone, and nobody reads it
-            found.first("failure", f"{rank} {code} {message}")
+            found.first("failure", f"{os.environ.get('RANK', 0)} {code} {message}")
     return found is not None

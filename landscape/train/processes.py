@@ -69,7 +69,10 @@ class Group:
             raise InputError(f"RANK: {self.rank} is not allowed, WORLD_SIZE is {self.size}")
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         self._stop, self._failure, self._told = threading.Event(), "", 0
-        self._gone = self._stuck = False  # the board: whether it is not there, or does not answer
+        self._gone, self._stuck = (
+            False,
+            0,
+        )  # the board: whether it is gone, and for how long without an answer
         # What each rank last showed, and for how many seconds it has shown nothing else.
         self._signs = dict.fromkeys(range(self.size), "")
         self._silent = dict.fromkeys(range(self.size), 0.0)
@@ -114,11 +117,11 @@ class Group:
         """Wait for every rank; each says how many it expects."""
         self._set("here", str(self.size))
         until = time.monotonic() + self.timeout
-        sizes = {rank: self._wait(f"here-{rank}", until) for rank in range(self.size)}
-        missing = [rank for rank, size in sizes.items() if not size]
-        if missing:
-            raise FailedError(f"{_ranks(missing)} of {self.size} did not come within {self.timeout:g} s")
-        for rank, size in sizes.items():
+        for rank in range(self.size):
+            size = self._wait(f"here-{rank}", until)
+            if not size:
+                missing = [r for r in range(self.size) if not self._wait(f"here-{r}", 0.0)]
+                raise FailedError(f"{_ranks(missing)} of {self.size} did not come within {self.timeout:g} s")
             if size != str(self.size):
                 raise FailedError(f"WORLD_SIZE: {self.size} on rank {self.rank}, but {size} on rank {rank}")
 
@@ -165,12 +168,12 @@ class Group:
         """
         pending: threading.Thread | None = None
         while not self._stop.wait(BEAT):
-            if pending is None or not pending.is_alive():
+            self._stuck = self._stuck + 1 if pending and pending.is_alive() else 0
+            if not self._stuck:
                 pending = threading.Thread(target=self._look, daemon=True)
                 pending.start()
             for rank in self._silent:
                 self._silent[rank] += BEAT * (rank != self.rank)
-            self._stuck = pending.is_alive() and max(self._silent.values()) > 2 * BEAT
             if self._told > 2 or os.getppid() != self._parent:
                 os._exit(1)
             if max(self._silent.values()) > max(self.timeout, LOST_AFTER) + 2 * BEAT:
@@ -196,7 +199,7 @@ class Group:
         limit = max(self.timeout, LOST_AFTER)
         silent = sorted(rank for rank, seconds in self._silent.items() if seconds > limit)
         line = self._silence(silent, f"for {limit:g} s")
-        if self._stuck or self._gone:
+        if self._stuck > 2 or self._gone:
             line = self._no_answer(f"for {limit:g} s")
         if self.tell(line) and not board.of_launcher():
             print(f"landscape: {line}", file=sys.stderr, flush=True)
@@ -217,7 +220,7 @@ class Group:
         if self._failure:
             return Lost(self._failure.split(" ", 2)[2])
         silent = [rank for rank, seconds in self._silent.items() if seconds >= LOST_AFTER]
-        if self._gone or (self._stuck and silent):
+        if self._gone or (self._stuck > 2 and silent):
             return Lost(self._no_answer(words))
         if silent:
             return Lost(self._silence(silent, f"for {LOST_AFTER:g} s ({words})"))
@@ -243,7 +246,7 @@ class Group:
         except (RuntimeError, TimeoutError):
             return True  # nobody is left to tell
         if self._hosts:
-            time.sleep(3 * BEAT)  # the store ends with this process; the others are to read it
+            time.sleep(4 * BEAT)  # the store ends with this process; the others are to read it
         return first
 
     def close(self) -> None:
