@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 PEERS := .venv-bench
 
-.PHONY: demo test test-all figures figures-smoke bench lint clean
+.PHONY: demo test test-all figures figures-smoke bench chaos lint clean
 
 demo: $(READY)  ## train on the bundled digits and draw the landscape around what comes out
 	$(BIN)/landscape demo -o demo
@@ -24,6 +24,9 @@ figures-smoke: $(READY)  ## the same with bundled data, to see that each can be 
 
 bench: $(PEERS)/ready  ## side-by-side timings, as ratios, in an environment with the peers
 	$(PEERS)/bin/python -m tests.benchmarks
+
+chaos: $(READY)  ## 500 kills and signals at random moments over all commands (about half an hour; Linux)
+	$(BIN)/python -m tests.chaos
 
 lint: $(READY)  ## style and types
 	$(BIN)/ruff format --check landscape tests

@@ -46,6 +46,7 @@ def running(*words: object, **environment: str) -> Iterator[subprocess.Popen[str
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     ) as process:
         try:
             yield process

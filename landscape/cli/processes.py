@@ -114,7 +114,12 @@ def joined(device: torch.device, timeout: float, wait: datetime.timedelta | None
             yield group
         except LostError as error:
             raise Lost(f"{group.diagnose(error)}; {KEPT}") from error
+        except (SystemExit, click.exceptions.Exit):  # done, with an exit code that says how
+            group.close()
+            raise
         group.close()
+    except (SystemExit, click.exceptions.Exit):
+        raise
     except BaseException as error:
         launched = board.of_launcher() is not None
         known = Lost(str(error)) if isinstance(error, Stopped) else explain(error)

@@ -69,10 +69,8 @@ class Group:
             raise InputError(f"RANK: {self.rank} is not allowed, WORLD_SIZE is {self.size}")
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         self._stop, self._failure, self._told = threading.Event(), "", 0
-        self._gone, self._stuck = (
-            False,
-            0,
-        )  # the board: whether it is gone, and for how long without an answer
+        # Whether the board is gone, and how many beats it has not answered.
+        self._gone, self._stuck = False, 0
         # What each rank last showed, and for how many seconds it has shown nothing else.
         self._signs = dict.fromkeys(range(self.size), "")
         self._silent = dict.fromkeys(range(self.size), 0.0)
@@ -138,7 +136,7 @@ class Group:
         """``call()`` on the board, which may not answer if rank 0 keeps it."""
         try:
             return within(min(self.timeout, LOST_AFTER), call)
-        except (RuntimeError, TimeoutError) as error:
+        except (RuntimeError, OSError) as error:  # a TimeoutError is an OSError
             raise Lost(self._no_answer(error)) from error
 
     def _no_answer(self, error: BaseException | str) -> str:
@@ -191,7 +189,7 @@ class Group:
                     self._signs[rank], self._silent[rank] = sign, 0.0
             self._failure = self._beats.get("failure")
             self._told += bool(self._failure)
-        except RuntimeError:  # a store that is gone, which the exchanges notice
+        except (RuntimeError, OSError):  # a store that is gone, which the exchanges notice
             self._gone = True
 
     def _give_up(self) -> None:
@@ -243,7 +241,7 @@ class Group:
         mine = failure(self.rank, code, message)
         try:
             first: bool = within(2 * BEAT, lambda: self._board.first("failure", mine))
-        except (RuntimeError, TimeoutError):
+        except (RuntimeError, OSError):
             return True  # nobody is left to tell
         if self._hosts:
             time.sleep(4 * BEAT)  # the store ends with this process; the others are to read it
