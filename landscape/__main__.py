@@ -7,6 +7,6 @@ import sys
 if not sys.flags.safe_path and os.path.isdir(".") and sys.path[:1] == [os.getcwd()]:
     del sys.path[0]
 
-from landscape.cli import main  # noqa: E402
+from landscape.cli import main
 
 main()

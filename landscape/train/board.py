@@ -163,7 +163,7 @@ def _listen(host: str, port: int) -> socket.socket:
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
         return socket.create_server(("", port), backlog=1024)
     except OSError as error:
-        raise FailedError(f"MASTER_PORT: {port} cannot be used on {host} ({error.strerror})") from error
+        raise FailedError(f"MASTER_PORT: {port} cannot be used on {host} ({os.strerror(error.errno or 0)})") from error
 
 
 def _reach(host: str, port: int, until: float) -> str:
