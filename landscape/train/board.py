@@ -163,7 +163,8 @@ def _listen(host: str, port: int) -> socket.socket:
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
         return socket.create_server(("", port), backlog=1024)
     except OSError as error:
-        raise FailedError(f"MASTER_PORT: {port} cannot be used on {host} ({os.strerror(error.errno or 0)})") from error
+        words = os.strerror(error.errno or 0)  # without the address again, as its own words have it
+        raise FailedError(f"MASTER_PORT: {port} cannot be used on {host} ({words})") from error
 
 
 def _reach(host: str, port: int, until: float) -> str:
