@@ -36,10 +36,8 @@ LONGEST = 150
 
 @dataclass(frozen=True)
 class Run:
-    """``recipe`` in ``folder``: the ``source`` with ``changes``, KEY=VALUE, as a command would name it."""
+    """``recipe`` in ``folder``."""
 
-    source: str
-    changes: tuple[str, ...]
     recipe: Recipe
     folder: Path
 
@@ -199,7 +197,7 @@ class Runner:
                 self.done += 1
             else:
                 self.found.get(setting, {}).pop(seed, None)
-                todo[folder] = Run(self.sources[label], tuple(changes), recipe, folder), setting, seed
+                todo[folder] = Run(recipe, folder), setting, seed
         self.save()
 
         def ended(run: Run) -> None:

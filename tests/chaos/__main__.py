@@ -55,7 +55,7 @@ class Lane:
 
     def start(self, case: Case, out: Path) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "landscape", *case.command(self.base, out)],
+            [sys.executable, "-m", "landscape", *case.command(self.base, out, TIMEOUT * self.slack)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -203,7 +203,7 @@ def _marked(words: str) -> list[int]:
 
 
 def run(events: int, cases: list[Case], *, lanes: int = 2, seed: int = 0, slack: float = 1.0) -> Tally:
-    """Do ``events`` things to ``cases`` in turn; with ``slack`` all limits are so many times as long."""
+    """Do ``events`` things to ``cases`` in turn; with ``slack`` --timeout and all limits are so many times as long."""
     tally, clock = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -240,7 +240,9 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=2, help="commands at the same time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="cases whose name has this in it")
-    parser.add_argument("--slack", type=float, default=1.0, help="factor on limits, for a busy machine")
+    parser.add_argument(
+        "--slack", type=float, default=1.0, help="factor on --timeout and all limits, for a busy machine"
+    )
     asked = parser.parse_args()
     cases = [case for case in ALL if asked.only in case.name]
     tally = run(asked.events, cases, lanes=asked.lanes, seed=asked.seed, slack=asked.slack)

@@ -37,12 +37,12 @@ class Case:
     words: tuple[str, ...]
     nproc: int = 1
 
-    def command(self, base: Path, out: Path) -> list[str]:
-        return [word.format(base=base, out=out) for word in self.words]
+    def command(self, base: Path, out: Path, timeout: float) -> list[str]:
+        return [word.format(base=base, out=out, timeout=timeout) for word in self.words]
 
 
 def _both(name: str, *words: str) -> list[Case]:
-    several = (*words, "--nproc", "2", "--timeout", str(TIMEOUT))
+    several = (*words, "--nproc", "2", "--timeout", "{timeout}")
     return [Case(f"{name}, 1 process", words), Case(f"{name}, 2 processes", several, 2)]
 
 
