@@ -197,7 +197,7 @@ class Group:
         limit = max(self.timeout, LOST_AFTER)
         silent = sorted(rank for rank, seconds in self._silent.items() if seconds > limit)
         line = self._silence(silent, f"for {limit:g} s")
-        if self._stuck > 2 or self._gone:
+        if self._gone or (self._stuck > 2 and 0 in silent):
             line = self._no_answer(f"for {limit:g} s")
         if self.tell(line) and not board.of_launcher():
             print(f"landscape: {line}", file=sys.stderr, flush=True)
@@ -218,7 +218,7 @@ class Group:
         if self._failure:
             return Lost(self._failure.split(" ", 2)[2])
         silent = [rank for rank, seconds in self._silent.items() if seconds >= LOST_AFTER]
-        if self._gone or (self._stuck > 2 and silent):
+        if self._gone or (self._stuck > 2 and 0 in silent):
             return Lost(self._no_answer(words))
         if silent:
             return Lost(self._silence(silent, f"for {LOST_AFTER:g} s ({words})"))

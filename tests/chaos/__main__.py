@@ -89,7 +89,9 @@ class Lane:
             err = self.ends(case, process)
             if process.returncode == 0:
                 break
-            if "Traceback" in err or last:
+            # Until main has begun, while torch is imported, Ctrl-C is Python's own.
+            begun = ", in main\n" in err or process.returncode != -signal.SIGINT
+            if ("Traceback" in err and begun) or last:
                 self.report(case, "ended", f"{process.returncode}: {err.strip()[-2000:]}")
             if last:
                 return
