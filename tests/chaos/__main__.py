@@ -71,7 +71,9 @@ class Lane:
         _, err = process.communicate()
         if process.returncode:
             raise SystemExit(f"{case.name}: {err}")
-        return time.monotonic() - clock
+        seconds = time.monotonic() - clock
+        print(f"{case.name}: {seconds:.1f} s by itself", flush=True)
+        return seconds
 
     def chain(self, case: Case, seconds: float, events: int) -> None:
         """Run the case to its end, with things done to it on the way, ``events`` in all at most."""
@@ -212,7 +214,6 @@ def run(events: int, cases: list[Case], *, lanes: int = 2, seed: int = 0, slack:
         prepare(work / "base")
         first = Lane(tally, work / "base", work, seed, slack)
         seconds = {case.name: first.whole(case) for case in cases}
-        print(*(f"{name}: {s:.1f} s" for name, s in seconds.items()), sep="\n", flush=True)
         turns = iter(range(10**9))
 
         def lane(number: int) -> None:
