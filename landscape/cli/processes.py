@@ -61,8 +61,10 @@ class Team:
         if self._timeout is not None:
             if torch.cuda.is_available():
                 torch.cuda.set_device(number("LOCAL_RANK", 0, 0) % torch.cuda.device_count())
-            group = self._inside.enter_context(joined(torch.device("cpu"), self._timeout, WAIT))
-            group.agree({"command": " ".join(sys.argv[1:])})
+            with contextlib.ExitStack() as inside:  # which a disagreement ends, too
+                group = inside.enter_context(joined(torch.device("cpu"), self._timeout, WAIT))
+                group.agree({"command": " ".join(sys.argv[1:])})
+                self._inside = inside.pop_all()
             self.group = dist.group.WORLD
         return self
 

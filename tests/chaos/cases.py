@@ -78,7 +78,8 @@ def prepare(base: Path) -> None:
     base.mkdir(parents=True)
     (base / "tiny.toml").write_text(RECIPE)
     launch.launch(recipe.read(str(base / "tiny.toml")), base)
-    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    layers = (torch.nn.Flatten(), torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    net = torch.nn.Sequential(*layers)
     torch.save(net.state_dict(), base / "net.pt")
 
 
