@@ -6,7 +6,7 @@ READY := $(VENV)/ready
 PEERS := .venv-bench
 FACES := .venv-huggingface
 
-.PHONY: demo test test-all battery-huggingface figures figures-smoke fuzz bench lint clean
+.PHONY: demo test test-all battery-huggingface figures figures-smoke bench fuzz chaos lint clean
 
 demo: $(READY)  ## train on the bundled digits and draw the landscape around what comes out
 	$(BIN)/landscape demo -o demo
@@ -31,6 +31,9 @@ fuzz: $(READY)  ## 10,000 damaged and hostile files for every reader, in process
 
 bench: $(PEERS)/ready  ## side-by-side timings, as ratios, in an environment with the peers
 	$(PEERS)/bin/python -m tests.benchmarks
+
+chaos: $(READY)  ## 500 kills and signals at random moments over all commands (about half an hour; Linux)
+	$(BIN)/python -m tests.chaos
 
 lint: $(READY)  ## style and types
 	$(BIN)/ruff format --check landscape tests

@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import re
 import shlex
+import sys
 import tomllib
 import traceback
 from collections.abc import Iterator, Mapping
@@ -104,6 +106,8 @@ def data_spec(where: str, text: str) -> Spec:
 def find(where: str, name: str) -> Any:
     """The object MODULE:NAME, its module imported. One line of InputError for what is not there or fails."""
     module_name, _, path = name.partition(":")
+    if os.getcwd() not in sys.path:  # last: nothing that is installed is to be taken from there
+        sys.path.append(os.getcwd())
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -116,7 +120,8 @@ def find(where: str, name: str) -> Any:
         raise _failed(where, f"importing {module_name}", error) from error
     for part in path.split("."):
         if not hasattr(found, part):
-            raise InputError(f"{where}: {module_name} has no '{part}'{near(part, dir(found))}")
+            at = getattr(sys.modules[module_name], "__file__", None) or "built in"
+            raise InputError(f"{where}: {module_name} ({at}) has no '{part}'{near(part, dir(found))}")
         found = getattr(found, part)
     return found
 

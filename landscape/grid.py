@@ -7,11 +7,13 @@ points of a portion are split over the processes of a group.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -30,6 +32,7 @@ KEPT = "what was saved is kept, and the same call goes on from there"
 
 Named = Mapping[str, Array | Tensor]
 Evaluate = Callable[[Tensor, Progress], Named]
+_Part = tuple[dict[str, Array], list[Any]]  # values of a process by name; its failure and its seconds
 
 
 class MismatchError(InputError):
@@ -119,7 +122,8 @@ def fill(
     """
     rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
     if group:
-        done[:], known = _gather((done, dict(values)), group)[0]
+        known, _ = _gather({"": done, **values}, [], group)[0]
+        done[:] = known[""]
         for name, column in values.items():
             column[:] = known[name]
     missing = np.unique(np.flatnonzero(~done) // block)  # the numbers of the blocks
@@ -127,8 +131,7 @@ def fill(
     portion, saving = (len(missing) if save is None else least * size), 0.0
     while len(missing):
         now, missing = missing[:portion], missing[portion:]
-        mine = (np.array_split(now, size)[rank][:, None] * block + np.arange(block)).ravel()
-        mine = mine[mine < len(done)]
+        mine = _points(np.array_split(now, size)[rank], block, len(done))
         whole = -(-len(done) // block)
         start, share = 1 - (len(now) + len(missing)) / whole, len(now) / whole
 
@@ -145,15 +148,16 @@ def fill(
                 raise
             failure = error
         said = f"{type(failure).__name__}: {failure}" if failure else ""
-        parts = [(mine, found, said, time.perf_counter() - clock, saving)]
+        parts: list[_Part] = [(found, [said, time.perf_counter() - clock, saving])]
         if group:
-            parts = _gather(parts[0], group)
-        for where, part, _, _, _ in parts:
+            parts = _gather(*parts[0], group)
+        for blocks, (part, _) in zip(np.array_split(now, size), parts, strict=True):
+            where = _points(blocks, block, len(done))
             fresh = ~done[where]
             for name, column in part.items():
                 values[name][where[fresh]] = column[fresh]
             done[where] |= bool(part)
-        failed = [(r, part[2]) for r, part in enumerate(parts) if part[2]]
+        failed = [(r, facts[0]) for r, (_, facts) in enumerate(parts) if facts[0]]
         if save and rank == 0 and (len(missing) or failed):
             clock = time.perf_counter()
             save()
@@ -162,17 +166,54 @@ def fill(
             raise failure
         if failed:
             raise FailedError(f"rank {failed[0][0]} failed ({failed[0][1]}); {KEPT}")
-        pace = max(part[3] for part in parts) / -(-len(now) // size)  # seconds a block of the slowest
-        seconds = max(PORTION_SECONDS, SAVE_SHARE * parts[0][4])
+        pace = max(facts[1] for _, facts in parts) / -(-len(now) // size)  # seconds a block of the slowest
+        seconds = max(PORTION_SECONDS, SAVE_SHARE * parts[0][1][2])
         portion = size * max(least, int(min(seconds / max(pace, 1e-9), whole)))
         report(1.0)
 
 
-def _gather(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """``value`` of every process of the group, in the order of their ranks."""
-    parts: list[Any] = [None] * dist.get_world_size(group)
+def _points(blocks: Array, block: int, count: int) -> Array:
+    """The numbers of the points in these blocks of ``block``, of ``count`` points."""
+    points = (blocks[:, None] * block + np.arange(block)).ravel()
+    return points[points < count]
+
+
+def _gather(arrays: Mapping[str, Array], facts: list[Any], group: dist.ProcessGroup) -> list[_Part]:
+    """``arrays`` and ``facts`` of every process of the group, in the order of their ranks.
+
+    They travel as JSON and plain bytes in one tensor: what comes in is data, and never run, as a pickle is.
+    """
+    columns = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    kinds = {name: [column.dtype.str, len(column)] for name, column in columns.items()}
+    head = json.dumps([kinds, facts]).encode()
+    message = b"".join([len(head).to_bytes(8, "little"), head, *(c.tobytes() for c in columns.values())])
+    mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+    size = dist.get_world_size(group)
     try:
-        dist.all_gather_object(parts, value, group=group)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+        dist.all_gather(lengths, torch.tensor([len(mine)]), group=group)
+        longest = max(int(length) for length in lengths)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(mine)] = mine
+        parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(size)]
+        dist.all_gather(parts, padded, group=group)
     except RuntimeError as error:  # a connection closed, as when a process is killed
         raise LostError(f"{LostError.words}; {KEPT}") from error
-    return parts
+    return [_part(part[: int(length)].numpy().tobytes()) for part, length in zip(parts, lengths, strict=True)]
+
+
+def _part(message: bytes) -> _Part:
+    """The columns of numbers and the facts in ``message``. FailedError where there is anything else."""
+    try:
+        start = 8 + int.from_bytes(message[:8], "little")
+        kinds, facts = json.loads(message[8:start])
+        arrays = {}
+        for name, (kind, count) in kinds.items():
+            dtype = np.dtype(kind)
+            if dtype.kind not in "biuf" or count < 0:
+                raise ValueError(f"{name} of type {kind}")
+            arrays[name] = np.frombuffer(message, dtype, count, start).copy()
+            start += arrays[name].nbytes
+    except (ValueError, TypeError) as error:
+        raise FailedError(f"another process sent what is no part of a grid ({error}); {KEPT}") from error
+    return arrays, facts

@@ -331,7 +331,7 @@ def begin(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
             run.terminate()
 
 
-def wait_for(condition: Any, seconds: float = 120.0) -> None:
+def wait_for(condition: Any, seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -366,7 +366,7 @@ def test_a_killed_process_ends_the_run_with_a_line_and_a_restart_loses_nothing(t
         wait_for((folder / "step-0000020.h5").exists)
         pids = workers(folder)
         os.kill(pids[1], signal.SIGKILL)
-        _, err = run.communicate(timeout=180)
+        _, err = run.communicate(timeout=400)
     assert run.returncode == 1
     last = [line for line in err.splitlines() if line.startswith("landscape:")]
     assert last == err.splitlines()[-1:]
@@ -378,10 +378,10 @@ def test_a_killed_process_ends_the_run_with_a_line_and_a_restart_loses_nothing(t
     with begin(folder, "--resume", "--max-restarts", "1") as run:
         wait_for((folder / f"step-{step + 20:07d}.h5").exists)
         os.kill(workers(folder)[0], signal.SIGKILL)
-        out, err = run.communicate(timeout=180)
+        out, err = run.communicate(timeout=400)
     assert (run.returncode, out) == (0, f"{folder}/last.h5\n"), err
     assert "restart 1: from step" in err
-    assert "exitcode: -9" in (folder / "logs" / "agent.log").read_text()
+    assert "rank 0 of 2 was killed by SIGKILL" in (folder / "logs" / "launcher.log").read_text()
     same_bits(landscape.load(folder / "last.h5"), landscape.load(tmp_path / "whole" / "last.h5"))
     # Another number of processes goes on, too, along the same trajectory.
     (tmp_path / "three").mkdir()
@@ -404,7 +404,7 @@ def test_twenty_kills_of_any_rank_at_any_moment_lose_nothing(tmp_path: Path) -> 
             pids, rank = workers(folder), rng.randrange(2)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pids[rank], signal.SIGKILL)
-            _, err = run.communicate(timeout=180)
+            _, err = run.communicate(timeout=400)
         wait_for(lambda ended=pids: all(map(gone, ended.values())))
         for path in folder.glob("*.h5"):
             landscape.load(path)
@@ -414,7 +414,7 @@ def test_twenty_kills_of_any_rank_at_any_moment_lose_nothing(tmp_path: Path) -> 
         kills += 1
         assert f"rank {rank} of 2 was killed by SIGKILL" in err.splitlines()[-1], err
     with begin(folder, "--resume") as run:
-        assert run.communicate(timeout=180)[0] == f"{folder}/last.h5\n"
+        assert run.communicate(timeout=400)[0] == f"{folder}/last.h5\n"
     same_bits(landscape.load(folder / "last.h5"), landscape.load(tmp_path / "whole" / "last.h5"))
 
 

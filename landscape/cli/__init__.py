@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import sys
 import warnings
 
 import click
 
+from landscape import streams
 from landscape._version import __version__
+from landscape.cli import system
 from landscape.cli.contour import contour
 from landscape.cli.demo import demo
 from landscape.cli.figures import figures
@@ -27,8 +29,9 @@ from landscape.cli.spectrum import spectrum
 from landscape.cli.stability import stability
 from landscape.cli.sweep import sweep
 from landscape.cli.train import train
+from landscape.failures import explain
 from landscape.files import printable
-from landscape.options import InputError
+from landscape.train import launcher
 
 
 @click.group(
@@ -60,6 +63,7 @@ for command in (
 
 def main() -> None:
     """Run the command line. Exit 0 done, 1 failed, 2 bad usage; a user's mistake is one line on stderr."""
+    streams.prepare()
     with warnings.catch_warnings():
         warnings.showwarning = _tell
         code = _run()
@@ -69,20 +73,28 @@ def main() -> None:
 def _run() -> int:
     """The exit code of the command; what it raises is told."""
     try:
-        code = group.main(prog_name="landscape", standalone_mode=False)
+        with system.signals():
+            code = group.main(prog_name="landscape", standalone_mode=False)
     except click.UsageError as error:
         code = _fail(error.format_message(), 2)
     except click.ClickException as error:
         code = _fail(error.format_message(), 1)
-    except (click.Abort, KeyboardInterrupt):
-        code = _fail(
-            "interrupted; contours and sweeps go on with the same command, training with --resume", 130
-        )
-    except InputError as error:
-        code = _fail(str(error), error.exit_code)
+    except (click.Abort, KeyboardInterrupt) as error:
+        cause = error.__cause__ if isinstance(error, click.Abort) else error
+        stopped = cause if isinstance(cause, system.Stopped) else system.Stopped(signal.SIGINT)
+        code = _fail(str(stopped), stopped.exit_code)
     except BrokenPipeError:  # the reader of stdout went away, as with | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.flush()
         code = 1
+    except Exception as error:
+        streams.flush()
+        known = explain(error)
+        if known is None:
+            raise
+        code = _fail(str(known), known.exit_code)
+    else:
+        if lost := streams.flush():
+            code = 1 if isinstance(lost, BrokenPipeError) else _fail(str(explain(lost)), 1)
     return code if isinstance(code, int) else 0
 
 
@@ -90,10 +102,17 @@ def _tell(message: Warning | str, category: type[Warning], *where: object, **mor
     """A warning as one line without its place in the code, for a user of commands; none with -q."""
     context = click.get_current_context(silent=True)
     if not (context and context.params.get("quiet")):
-        _fail(str(message), 0)
+        _say(" ".join(str(message).split()))
 
 
 def _fail(message: str, code: int) -> int:
-    """Say it in one line, in which what a name or a file holds is shown and not obeyed by the terminal."""
-    click.echo(f"landscape: {printable(' '.join(message.split()))}", err=True)
+    """Say in a line why the command failed, here or in the process that started this one."""
+    line = " ".join(message.split())
+    if not launcher.report(line, code):
+        _say(line)
     return code
+
+
+def _say(line: str) -> None:
+    """A line on stderr in which what a name or a file holds is shown and not obeyed by the terminal."""
+    click.echo(f"landscape: {printable(line)}", err=True)

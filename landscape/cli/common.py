@@ -17,9 +17,9 @@ from landscape.batchnorm import SAMPLES
 from landscape.checkpoint import Checkpoint
 from landscape.cli.source import Source as Source
 from landscape.cli.source import data_dir as data_dir
-from landscape.cli.source import find_modules as find_modules
 from landscape.cli.source import source as source
 from landscape.files import printable
+from landscape.lock import Lock
 from landscape.options import SPLIT, FailedError, InputError
 from landscape.problem import Problem
 from landscape.progress import progress_bar as progress_bar
@@ -229,6 +229,13 @@ def check_targets(path: Path | None, picture: str | None, force: bool) -> None:
         plots.check_format(picture)
     for target in filter(None, (path, Path(picture) if picture else None)):
         make_folder(target.parent)
+
+
+def lock(path: Path) -> None:
+    """See that no other process of ours works on the file or folder ``path``, until the command ends."""
+    held = Lock(path)
+    click.get_current_context().call_on_close(held.release)
+    held.acquire()
 
 
 def make_folder(folder: Path) -> None:

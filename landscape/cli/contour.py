@@ -77,6 +77,7 @@ def contour(
     precision: str,
     memory: str | None,
     nproc: int,
+    timeout: float,
     device: str,
     source: common.Source,
     quiet: bool,
@@ -95,6 +96,7 @@ def contour(
     choose("--path", way, evaluate.PATHS)
     choose("--precision", precision, evaluate.PRECISIONS)
     max_memory = parse_size("--max-memory", memory) if memory else None
+    team = processes.join(nproc, timeout)
     groups = planes.check(kind, common.open_checkpoints(checkpoints, source, quiet), norm, ignore)
     named = {"plane": kind, "norm": norm, "split": split}
     path = common.result_path(
@@ -103,9 +105,9 @@ def contour(
     origins = [planes.about(group, kind, split, source) for group in groups]
     wanted = {"split": split, "kind": kind, "norm": norm, "dtype": dtype, "bn": bn, "precision": precision}
     drawn = {"seed": seed} if kind in ("random", "eigen") else {}
-    quiet = quiet or processes.rank() > 0
-    file = GridFile(path, landscape.Surface, origins, wanted | drawn, quiet, force)
-    with processes.team(nproc) as team:
+    quiet = quiet or team.rank > 0
+    file = GridFile(path, landscape.Surface, origins, wanted | drawn, quiet, team, force)
+    with team:
         for i, (group, progress) in enumerate(common.each("contour", groups, quiet)):
             problem = common.open_problem(group[0], split, source, device, dtype, quiet)
             if file.previous and kind == "eigen":  # costly to find, and the same but for rounding

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from landscape.cli import common
+from landscape.cli.processes import timeout as timeout_option
 from landscape.options import FailedError, InputError, choose, positive
 from landscape.paper import figure, gallery
 from landscape.paper.figure import SCALES, Figure, Scale, Work
@@ -31,6 +32,7 @@ from landscape.paper.workshop import Workshop
     "--runs", default="figure-runs", show_default=True, metavar="DIR", help="Where runs and results are kept."
 )
 @click.option("--nproc", default=1, show_default=True, help="Runs at a time, in processes of their own.")
+@timeout_option
 @common.data_dir
 @common.device
 @common.quiet
@@ -42,6 +44,7 @@ def figures(
     output: str,
     runs: str,
     nproc: int,
+    timeout: float,
     data_dir: str | None,
     device: str,
     quiet: bool,
@@ -53,6 +56,7 @@ def figures(
     there is skipped with a line that says what to fetch, and the exit code is 1.
     """
     positive("--nproc", nproc, least=1)
+    positive("--timeout", timeout)
     choose("--scale", scale, SCALES)
     if every and names:
         raise InputError(f"--all: not allowed with a NAME ('{names[0]}')")
@@ -62,7 +66,9 @@ def figures(
             found = figure.get(name)
             click.echo(f"{name:18} {found.where}: {found.title}")
         return
-    shop = Workshop(Path(runs), device, data_dir, nproc, lambda line: common.message(f"  {line}", quiet))
+    shop = Workshop(
+        Path(runs), device, data_dir, nproc, lambda line: common.message(f"  {line}", quiet), timeout=timeout
+    )
     skipped = []
     for found in chosen:
         try:

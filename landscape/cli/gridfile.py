@@ -32,8 +32,11 @@ class GridFile(Generic[R]):
         origins: Sequence[store.About],
         wanted: Mapping[str, Any],
         quiet: bool,
+        team: Team,
         force: bool = False,
     ) -> None:
+        if team.rank == 0:
+            common.lock(path)
         self._path, self._quiet, self._force = path, quiet, force
         self._reasons: list[str] = []  # told when work starts: the command may still end with an error
         self._results: list[R] = []

@@ -48,6 +48,7 @@ def hessian_grid(
     search: str,
     randomness: str,
     nproc: int,
+    timeout: float,
     device: str,
     source: common.Source,
     quiet: bool,
@@ -55,14 +56,15 @@ def hessian_grid(
     """Both ends of the Hessian's spectrum, and |λ_min|/|λ_max|, on a grid around w_a of each CKPT."""
     shape = common.parse_grid(grid)
     choose("--search", search, SEARCHES)
+    team = processes.join(nproc, timeout)
     runs = common.open_checkpoints(checkpoints, source, quiet)
     named = {"norm": norm, "split": split}
     path = common.result_path(output, runs[0], "hessian", picture, force=force, variant=named, goes_on=True)
     origins = [common.about(run, split, source) for run in runs]
     wanted = {"norm": norm, "seed": seed, "tol": tol, "dtype": dtype, "split": split, "search": search}
-    quiet = quiet or processes.rank() > 0
-    file = GridFile(path, landscape.HessianGrid, origins, wanted, quiet, force)
-    with processes.team(nproc) as team:
+    quiet = quiet or team.rank > 0
+    file = GridFile(path, landscape.HessianGrid, origins, wanted, quiet, team, force)
+    with team:
         for i, (run, progress) in enumerate(common.each("hessian-grid", runs, quiet)):
             problem = common.open_problem(run, split, source, device, dtype, quiet)
             plane = landscape.random_plane(problem, norm=norm, seed=seed)

@@ -1,182 +1,143 @@
-"""One command over several processes: ``--nproc N``, or started by torchrun."""
+"""One command over several processes: ``--nproc N``, or started by torchrun or another launcher."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import os
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import IO, Any
+import traceback
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import click
 import torch
 import torch.distributed as dist
 
+from landscape.cli.system import Stopped
+from landscape.failures import explain
+from landscape.files import printable
 from landscape.grid import KEPT, LostError
-from landscape.options import FailedError, InputError, positive
+from landscape.options import InputError, positive
+from landscape.train import board, launcher
+from landscape.train.processes import TIMEOUT, Group, Lost, number, started_by_launcher
 
-option = click.option(
-    "--nproc",
-    default=1,
+F = TypeVar("F", bound=Callable[..., Any])
+# A portion of a grid may take its time; one that ends or shows no sign of life is noticed without this.
+WAIT = datetime.timedelta(days=7)
+
+timeout = click.option(
+    "--timeout",
+    metavar="S",
+    default=TIMEOUT,
     show_default=True,
-    help="Processes (and GPUs) that share the points; under torchrun, which starts them, leave it out.",
+    help="Seconds that a process may show no sign of life, or an exchange of a training take.",
 )
 
-HOST = "127.0.0.1"
-PORT = "LANDSCAPE_PORT"  # tells a process that --nproc started where the first one listens
-JOIN = datetime.timedelta(minutes=5)  # for all processes to start; importing torch takes most of it
-# One that ends is noticed at once; one that is slow may take its time over a portion.
-WAIT = datetime.timedelta(days=7)
-NOTICE = 10.0  # seconds to see which process it was that ended
+
+def option(function: F) -> F:
+    """The options of commands whose points are shared by processes."""
+    nproc = click.option(
+        "--nproc",
+        default=1,
+        show_default=True,
+        help="Processes (and GPUs) that share the points; under torchrun, which starts them, leave it out.",
+    )
+    return nproc(timeout(function))
 
 
-@dataclass(frozen=True)
 class Team:
-    """The processes of a command: a torch.distributed ``group`` (None: it is alone) and the own ``rank``."""
+    """The processes of a command: a torch.distributed ``group`` (None: it is alone) and the own ``rank``.
 
-    group: dist.ProcessGroup | None = None
-    rank: int = 0
+    A context manager, in which the processes are joined: each must make the same calls with the group there.
+    """
+
+    def __init__(self, rank: int = 0, timeout: float | None = None) -> None:
+        self.rank = rank
+        self.group: dist.ProcessGroup | None = None
+        self._timeout, self._inside = timeout, contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        if self._timeout is not None:
+            if torch.cuda.is_available():
+                torch.cuda.set_device(number("LOCAL_RANK", 0, 0) % torch.cuda.device_count())
+            with contextlib.ExitStack() as inside:  # which a disagreement ends, too
+                group = inside.enter_context(joined(torch.device("cpu"), self._timeout, WAIT))
+                group.agree({"command": " ".join(sys.argv[1:])})
+                self._inside = inside.pop_all()
+            self.group = dist.group.WORLD
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside.__exit__(kind, error, trace)
 
 
-def rank() -> int:
-    """The number of this process among those of its command, before they join."""
-    return int(os.environ.get("RANK", 0))
+def join(nproc: int, timeout: float) -> Team:
+    """The team that this process is in; with ``--nproc`` the command is run by others, and ends here.
 
-
-@contextlib.contextmanager
-def team(nproc: int) -> Iterator[Team]:
-    """Start the same command ``nproc`` − 1 more times, and join with what was started so, or by torchrun.
-
-    The processor's threads are divided among the processes. Each must make the same calls with the group
-    inside the block. One that fails there ends all, with an error that names its rank.
+    The processor's threads are divided among the processes. One that fails ends all, with an error that
+    names its rank.
     """
     positive("--nproc", nproc, least=1)
-    size = int(os.environ.get("WORLD_SIZE", 1) if "RANK" in os.environ else 1)
-    if size > 1 and nproc not in (1, size):
-        raise InputError(f"--nproc: {nproc} is not allowed here, torchrun has started {size} processes")
-    if max(size, nproc) == 1:
-        yield Team()
-    elif not dist.is_available():
+    positive("--timeout", timeout)
+    if started_by_launcher() and number("WORLD_SIZE", 1) > 1:
+        size = number("WORLD_SIZE", 1)
+        if nproc not in (1, size):
+            raise InputError(f"--nproc: {nproc} is not allowed here, torchrun has started {size} processes")
+        return Team(number("RANK", 0), timeout)
+    if nproc == 1:
+        return Team()
+    if not dist.is_available():
         raise InputError("--nproc: this build of PyTorch has no torch.distributed; use 1")
-    elif PORT in os.environ:
-        store = dist.TCPStore(HOST, int(os.environ[PORT]), is_master=False, timeout=JOIN)  # type: ignore[attr-defined]
-        store.set(str(rank()), "here")
-        with _joined(store, rank(), size) as joined:
-            yield joined
-    elif size > 1:
-        with _joined(None, rank(), size) as joined:
-            yield joined
-    else:
-        with _workers(nproc) as joined:
-            yield joined
-
-
-@contextlib.contextmanager
-def _workers(nproc: int) -> Iterator[Team]:
-    """Start the others, be the first of them, and end those that are left."""
-    threads = torch.get_num_threads()
-    part = max(1, threads // nproc)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=JOIN)  # type: ignore[attr-defined]
-    workers: list[Worker] = []
-    try:
-        torch.set_num_threads(part)
-        for r in range(1, nproc):
-            workers.append(_start(r, nproc, store.port, part))
-        _wait(store, workers)
-        with _joined(store, 0, nproc) as joined:
-            yield joined
-    except LostError as error:
-        raise _culprit(workers) or error from error
-    finally:
-        for worker in workers:
-            worker.stop()
-        torch.set_num_threads(threads)
-
-
-@dataclass(frozen=True)
-class Worker:
-    """A process of this command other than the first, and what it says on stderr."""
-
-    rank: int
-    process: subprocess.Popen[bytes]
-    errors: IO[bytes]
-
-    def failure(self) -> str:
-        """How it ended, if it failed; "" if it did not, or not yet."""
-        code = self.process.poll()
-        if not code:
-            return ""
-        self.errors.seek(0)
-        lines = self.errors.read().decode(errors="replace").splitlines()
-        said = next((line for line in reversed(lines) if line.strip()), "").removeprefix("landscape: ")
-        return f"killed by signal {-code}" if code < 0 else f"exit code {code}{f': {said}' if said else ''}"
-
-    def stop(self) -> None:
-        """End it, if it has not ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(0 if sys.exc_info()[0] else NOTICE)
-        self.process.kill()
-        self.process.wait()
-        self.errors.close()
-
-
-def _start(rank: int, size: int, port: int, threads: int) -> Worker:
-    errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by Worker.stop)
-    settings = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, PORT: port}
-    settings |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "landscape", *sys.argv[1:]],
-        env={**os.environ, **{name: str(value) for name, value in settings.items()}},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=errors,
+    code = launcher.start(
+        "landscape.cli",
+        sys.argv[1:],
+        nproc,
+        timeout=timeout,
+        threads=torch.get_num_threads(),
+        kept=lambda: KEPT,
     )
-    return Worker(rank, process, errors)
-
-
-def _wait(store: Any, workers: list[Worker]) -> None:
-    """Until all workers are here, or one has failed, or JOIN is over."""
-    until = time.monotonic() + JOIN.total_seconds()
-    while not store.check([str(worker.rank) for worker in workers]):
-        for worker in workers:
-            failure = worker.failure()
-            if failure:
-                raise FailedError(f"rank {worker.rank} failed ({failure})")
-        if time.monotonic() > until:
-            raise FailedError(f"--nproc: the processes did not all start within {JOIN}")
-        time.sleep(0.02)
-
-
-def _culprit(workers: list[Worker]) -> FailedError | None:
-    """What to say about the worker that ended first. The others end because of it, with LostError's words."""
-    until = time.monotonic() + NOTICE
-    while time.monotonic() < until:
-        for worker in workers:
-            failure = worker.failure()
-            if failure and LostError.words not in failure:
-                return FailedError(f"rank {worker.rank} failed ({failure}); {KEPT}")
-        time.sleep(0.02)
-    return None
+    raise click.exceptions.Exit(code)
 
 
 @contextlib.contextmanager
-def _joined(store: Any, rank: int, size: int) -> Iterator[Team]:
-    """The group of all processes; without ``store``, by torchrun's environment variables."""
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+def joined(device: torch.device, timeout: float, wait: datetime.timedelta | None = None) -> Iterator[Group]:
+    """The group of processes that a launcher started this one in.
+
+    A failure ends this process here: only the first of the group to fail prints its line, and an orderly
+    exit would wait for exchanges that nobody answers.
+    """
+    group = None
     try:
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=JOIN)
-    except (RuntimeError, ValueError) as error:
-        raise FailedError(f"--nproc: the processes cannot join ({str(error).splitlines()[0]})") from error
-    try:
-        group = dist.new_group(timeout=WAIT, backend="gloo")
-        yield Team(group, rank)
-        dist.barrier(group)  # or the first to end would look lost to the others
-    finally:
-        dist.destroy_process_group()
+        group = Group(device, timeout, wait)
+        try:
+            yield group
+        except LostError as error:
+            raise Lost(f"{group.diagnose(error)}; {KEPT}") from error
+        except (SystemExit, click.exceptions.Exit):  # done, with an exit code that says how
+            group.close()
+            raise
+        group.close()
+    except (SystemExit, click.exceptions.Exit):
+        raise
+    except BaseException as error:
+        launched = board.of_launcher() is not None
+        known = Lost(str(error)) if isinstance(error, Stopped) else explain(error)
+        rank = group.rank if group else 0
+        name = "" if launched or not rank or isinstance(error, Lost) else f"rank {rank}: "
+        line = f"{name}{known or f'{type(error).__name__}: {error}'}"
+        code = error.exit_code if isinstance(error, Stopped) else known.exit_code if known else 1
+        if group:
+            first = group.tell(line, launcher.LOST if isinstance(error, Lost) else code)
+        else:
+            first = not launcher.report(line, code)
+        if known and first and not launched:
+            click.echo(f"landscape: {printable(line)}", err=True)
+        if known is None:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

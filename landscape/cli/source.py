@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -98,12 +96,6 @@ class Source:
         return factories.load_loss("--loss", self.loss) if self.loss else "data"
 
 
-def find_modules() -> None:
-    """Let a user's modules in this folder be found, as they are with python -m."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-
-
 def source(function: F) -> F:
     """The options that say where model, data and loss come from; the command is given them as one Source."""
 
@@ -116,7 +108,6 @@ def source(function: F) -> F:
         data_dir: str | None,
         **options: Any,
     ) -> Any:
-        find_modules()
         from_where = Source(
             factories.model_spec("--model", model) if model else None,
             factories.data_spec("--data", data) if data else None,

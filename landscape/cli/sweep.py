@@ -14,6 +14,7 @@ import numpy as np
 
 from landscape import paper
 from landscape.cli import common
+from landscape.cli.processes import timeout as timeout_option
 from landscape.options import InputError, positive
 from landscape.sweep import Sweep
 from landscape.train import processes
@@ -49,6 +50,7 @@ MOST_ROUNDS = 16
 )
 @click.option("-o", "--output", metavar="DIR", required=True, help="Folder of the runs and the table.")
 @click.option("--nproc", default=1, show_default=True, help="Runs at once, each in a process of its own.")
+@timeout_option
 @common.allow_code
 @common.device
 @common.data_dir
@@ -61,6 +63,7 @@ def sweep(
     rounds: int,
     output: str,
     nproc: int,
+    timeout: float,
     allow_code: bool,
     device: str,
     data_dir: str | None,
@@ -77,12 +80,12 @@ def sweep(
     so far, each time half as far away on a log scale. Seeds that diverged count before the mean final loss.
     """
     positive("--nproc", nproc, least=1)
+    positive("--timeout", timeout)
     if not 1 <= rounds <= MOST_ROUNDS:
         raise InputError(f"--rounds: {rounds} is not allowed, it must be 1 to {MOST_ROUNDS}")
     if processes.started_by_launcher():
         raise InputError("sweep: not allowed under torchrun; --nproc makes several runs at once")
     pick_device(device)
-    common.find_modules()
     read = functools.partial(paper.read, allow_code=allow_code)
     sources = label(recipes)
     wanted = parse_seeds(seeds)
@@ -99,9 +102,10 @@ def sweep(
         read(sources[setting[0][1]], [*(f"{k}={v}" for k, v in setting[1:]), *tried])
     execute = sweeping.one_by_one(device, data_dir)
     if nproc > 1:
-        execute = sweeping.at_once(nproc, device, data_dir, allow_code)
+        execute = sweeping.at_once(nproc, device, data_dir, timeout)
     folder = Path(output)
     common.make_folder(folder)
+    common.lock(folder)
     with common.progress_bar("sweep", quiet) as bar:
         runner = sweeping.Runner(
             folder,

@@ -6,20 +6,19 @@ import contextlib
 import math
 import os
 import sys
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from landscape import paper
 from landscape.checkpoint import Checkpoint
-from landscape.cli import common
+from landscape.cli import common, processes
 from landscape.files import printable
 from landscape.options import InputError, positive
-from landscape.train import elastic, launch, processes
+from landscape.train import board, launch, launcher
 from landscape.train.loop import Diverged, Hooks, verdict
+from landscape.train.processes import Group, started_by_launcher
 
 
 @click.command(
@@ -50,13 +49,7 @@ from landscape.train.loop import Diverged, Hooks, verdict
     show_default=True,
     help="How often to start all processes anew, from last.h5, when one was lost.",
 )
-@click.option(
-    "--timeout",
-    metavar="S",
-    default=processes.TIMEOUT,
-    show_default=True,
-    help="Seconds that an exchange between processes may take before the run ends.",
-)
+@processes.timeout
 @common.allow_code
 @common.device
 @common.data_dir
@@ -89,7 +82,6 @@ def train(
     positive("--nproc", nproc, least=1)
     positive("--max-restarts", max_restarts, least=0)
     positive("--timeout", timeout)
-    common.find_modules()
     chosen = paper.read(recipe_name, settings, allow_code=allow_code) if recipe_name else None
     if chosen is None and settings:
         raise InputError("--set: needs a RECIPE to change; give its name or file")
@@ -101,7 +93,7 @@ def train(
         output or f"runs/{chosen.name.replace('/', '-') if chosen else ''}-seed{chosen.seed if chosen else 0}"
     )
     if nproc > 1 or max_restarts:
-        if processes.started_by_launcher():
+        if started_by_launcher():
             raise InputError("--nproc, --max-restarts: not allowed under torchrun, which has its own")
         if force and max_restarts:
             raise InputError("--force and --max-restarts: only one of the two is allowed")
@@ -113,10 +105,21 @@ def train(
         # A restart has to go on; where there is no run yet, --resume starts it.
         flags = {"--resume": resume or max_restarts, "--force": force, "--quiet": quiet}
         flags |= {"--allow-code": allow_code}
-        elastic.start(
-            arguments + [flag for flag, given in flags.items() if given], nproc, max_restarts, Path(folder)
+        arguments += [flag for flag, given in flags.items() if given]
+        last = Path(folder) / "last.h5"
+        code = launcher.start(
+            "landscape.cli",
+            arguments,
+            nproc,
+            timeout=timeout,
+            threads=None if "OMP_NUM_THREADS" in os.environ else os.cpu_count(),
+            restarts=max_restarts,
+            kept=lambda: f"--resume goes on from {last}" if last.exists() else "there is no checkpoint yet",
+            log=Path(folder) / "logs" / "launcher.log",
         )
-        _judge(Checkpoint.load(Path(folder) / "last.h5", held=lambda learners: slice(0)), folder)
+        if code:
+            raise click.exceptions.Exit(code)
+        _judge(Checkpoint.load(last, held=lambda learners: slice(0)), folder)
         return
     with _joined(device, timeout) as group:
         silent = quiet or (group is not None and group.rank > 0)
@@ -145,7 +148,7 @@ def train(
 
 def _launched() -> bool:
     """Whether the launcher of --nproc started this process, and waits for it."""
-    return os.environ.get("TORCHELASTIC_RUN_ID", "").startswith(elastic.RUN)
+    return board.of_launcher() is not None
 
 
 def _judge(end: Checkpoint, folder: str, rank: int = 0) -> None:
@@ -157,42 +160,13 @@ def _judge(end: Checkpoint, folder: str, rank: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def _joined(device: str, timeout: float) -> Iterator[processes.Group | None]:
-    """The group of processes that a launcher started this one in, if any.
-
-    A failure ends this process here: only the first of the group to fail prints its line, and an orderly
-    exit would wait for exchanges that nobody answers.
-    """
-    if not processes.started_by_launcher():
+def _joined(device: str, timeout: float) -> Iterator[Group | None]:
+    """The group of processes that a launcher started this one in, if any."""
+    if started_by_launcher():
+        with processes.joined(launch.worker_device(device), timeout) as group:
+            yield group
+    else:
         yield None
-        return
-    group, handler = None, get_error_handler()
-    try:
-        group = processes.Group(launch.worker_device(device), timeout)
-        yield group
-        group.close()
-    except BaseException as error:
-        known = isinstance(error, InputError)
-        code = (
-            error.exit_code
-            if isinstance(error, InputError)
-            else 130
-            if isinstance(error, KeyboardInterrupt)
-            else 1
-        )
-        where = (
-            f"rank {group.rank}: " if group and group.rank and not isinstance(error, processes.Lost) else ""
-        )
-        first = group.tell(f"{where}{error}") if group else True
-        if _launched():
-            handler.record_exception(error)
-        elif known and first:
-            click.echo(f"landscape: {where}{error}", err=True)
-        if not known:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def closing(end: Checkpoint) -> str:

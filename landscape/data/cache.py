@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,27 +34,48 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
 
     ``files`` are paths below ``root``; they count as the same while these, sizes and times of change are. Of
     several processes that start at once, one makes the arrays and the others wait for it. A cache file that
-    is damaged is made again. Raises FailedError where the cache cannot be written.
+    is damaged is made again. Where the cache cannot be written, a warning says so and nothing is kept.
     """
     digest = hashlib.sha256(settings.encode())
     for path in files:
         stat = file_stat(root, path)
         digest.update(f"\0{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
-    folder = Path(
-        os.environ.get("LANDSCAPE_CACHE")
-        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "landscape")
-    )
-    kept = folder / f"{name}-{digest.hexdigest()[:24]}.h5"
-    with _alone(folder):
+    with contextlib.ExitStack() as alone:
+        try:
+            folder = _folder()
+            alone.enter_context(_alone(folder))
+        except FailedError as error:
+            warnings.warn(f"{error}; nothing is kept", stacklevel=2)
+            return _made(make)
+        kept = folder / f"{name}-{digest.hexdigest()[:24]}.h5"
         arrays = _read(kept)
         if arrays is None:
-            # Laid out as they will be when read: a network's rounding depends on the order in memory.
-            arrays = {key: np.ascontiguousarray(array) for key, array in make().items()}
-            with store.writing(kept, SCHEMA) as file:
-                file.attrs["fingerprint"] = _fingerprint(arrays)
-                for key, array in arrays.items():
-                    file[key] = array
+            arrays = _made(make)
+            try:
+                with store.writing(kept, SCHEMA) as file:
+                    file.attrs["fingerprint"] = _fingerprint(arrays)
+                    for key, array in arrays.items():
+                        file[key] = array
+            except FailedError as error:
+                warnings.warn(f"{error}; LANDSCAPE_CACHE may name another folder", stacklevel=2)
     return arrays
+
+
+def _made(make: Callable[[], Arrays]) -> Arrays:
+    """Laid out as they will be when read: a network's rounding depends on the order in memory."""
+    return {key: np.ascontiguousarray(array) for key, array in make().items()}
+
+
+def _folder() -> Path:
+    own = os.environ.get("LANDSCAPE_CACHE")
+    if own:
+        return Path(own)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "landscape")
+    except RuntimeError as error:  # neither HOME nor an entry in the list of users, as in some containers
+        raise FailedError(
+            "there is no home folder for the cache; LANDSCAPE_CACHE may name a folder"
+        ) from error
 
 
 def file_stat(root: Path, path: str) -> os.stat_result:

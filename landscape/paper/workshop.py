@@ -6,12 +6,10 @@ the runs it looks at and of its settings; so figures share them, and work that w
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import gc
 import hashlib
 import json
-import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,10 +23,10 @@ from landscape.batches import Stream
 from landscape.checkpoint import Checkpoint
 from landscape.options import FailedError
 from landscape.problem import Problem
-from landscape.train import launch
+from landscape.train import launch, pool
 from landscape.train.calibrate import calibrate
-from landscape.train.loop import Hooks
 from landscape.train.recipe import Recipe
+from landscape.train.sweep import train
 
 R = TypeVar("R", bound=store.Result)
 # A learner's samples when a step is timed for an estimate; larger batches are taken in proportion (ours).
@@ -44,7 +42,8 @@ def digest(*parts: Any) -> str:
 class Workshop:
     """Where runs and analyses are made and kept, and how: on ``device``, ``nproc`` runs at a time.
 
-    ``message`` takes a line as each run ends, ``progress`` the share of a batch of runs that is done.
+    ``message`` takes a line as each run ends, ``progress`` the share of a batch of runs that is done. A
+    process that shows no sign of life for ``timeout`` seconds ends the work.
     """
 
     folder: Path
@@ -53,6 +52,7 @@ class Workshop:
     nproc: int = 1
     message: Callable[[str], None] = lambda line: None
     progress: Callable[[float], None] = lambda share: None
+    timeout: float = pool.TIMEOUT
     _problems: dict[str, Any] = field(default_factory=dict)
 
     def place(self, recipe: Recipe) -> Path:
@@ -68,13 +68,14 @@ class Workshop:
         """Train what is missing of ``recipes``. A run that was stopped goes on from its last checkpoint."""
         todo = self.missing(recipes)
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
-        jobs = [(recipe, self.place(recipe), self.device, self.data_dir) for recipe in todo]
+        jobs = [
+            (recipe.to_toml(), os.fspath(self.place(recipe)), self.device, self.data_dir) for recipe in todo
+        ]
         done = 0
 
-        def ended(job: tuple[Recipe, Path, str, str | None], seconds: float) -> None:
+        def ended(recipe: Recipe, seconds: float) -> None:
             nonlocal done
             done += 1
-            recipe = job[0]
             self.message(
                 f"{done} of {len(jobs)}: {recipe.algorithm['name']}, {recipe.model['name']}, lr "
                 f"{recipe.lr:g}, batch {recipe.batch}, seed {recipe.seed}: {seconds:.0f} s"
@@ -82,21 +83,20 @@ class Workshop:
             self.progress(done / len(jobs))
 
         if min(self.nproc, len(jobs)) <= 1:
-            for job in jobs:
-                ended(job, _train(job))
+            for recipe, job in zip(todo, jobs, strict=True):
+                ended(recipe, train(*job))
             return
-        threads = max(1, torch.get_num_threads() // self.nproc)
-        spawn = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(
-            self.nproc, mp_context=spawn, initializer=torch.set_num_threads, initargs=(threads,)
-        ) as pool:
-            started = {pool.submit(_train, job): job for job in jobs}
-            try:
-                for future in concurrent.futures.as_completed(started):
-                    ended(started[future], future.result())
-            finally:
-                for future in started:
-                    future.cancel()
+        try:
+            pool.run(
+                "landscape.train.sweep:train",
+                jobs,
+                self.nproc,
+                lambda job, seconds: ended(todo[job], seconds),
+                threads=torch.get_num_threads(),
+                timeout=self.timeout,
+            )
+        except pool.JobError as error:
+            raise FailedError(f"{jobs[error.number][1]}: {error}") from error
 
     def estimate(self, recipes: Iterable[Recipe]) -> float:
         """Seconds that ``recipes`` would take here, one after another: from a short measurement of each kind.
@@ -188,11 +188,3 @@ def _told(part: Any) -> dict[str, Any]:
 def _plain(recipe: Recipe) -> Recipe:
     """``recipe`` without the name, by which equal ones may differ."""
     return dataclasses.replace(recipe, name=recipe.algorithm["name"])
-
-
-def _train(job: tuple[Recipe, Path, str, str | None]) -> float:
-    recipe, folder, device, data_dir = job
-    clock = time.perf_counter()
-    launch.launch(recipe, folder, resume=True, device=device, data_dir=data_dir, hooks=Hooks())
-    gc.collect()  # a trainer and its data set refer to each other: run after run they would pile up
-    return time.perf_counter() - clock

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,16 +17,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import FileStore  # type: ignore[attr-defined]
-from torch.multiprocessing.spawn import ProcessException, spawn
 
-from landscape.options import FailedError, InputError
+from landscape.options import FailedError
 from landscape.runtime import Link
-from landscape.train import elastic
+from landscape.train import pool
 from landscape.train.algorithms.ssgd import SSGD
+from landscape.train.children import loopback
 from landscape.train.comm import Comm, Plan
 from landscape.train.loop import Trainer
 from landscape.train.randomness import generator
-from landscape.train.recipe import Decompose, Evaluate, Recipe
+from landscape.train.recipe import Decompose, Evaluate, Recipe, from_values, parse
 
 # A measurement goes on for this long (s), and for this many times at least (ours: medians within percents).
 SECONDS, TIMES = 1.0, 5
@@ -171,14 +169,20 @@ def calibrate_at_once(
     They share its cores and its memory as the workers of one machine do, with as many threads each as
     ``landscape train --nproc`` gives them. Raises FailedError where they cannot meet.
     """
-    found = _at_once(processes, _calibrate, (recipe, held, local_batch, data_dir), "--per-machine")
+    found = _at_once(
+        processes,
+        "calibrate",
+        [recipe.to_toml(), held, local_batch, data_dir and os.fspath(data_dir)],
+        "--per-machine",
+    )
     linear, size, parameters = (found.pop(name) for name in ("linear", "size", "parameters"))
     return Costs(**found, linear=bool(linear), size=int(size), parameters=int(parameters))
 
 
 def _calibrate(
-    rank: int, processes: int, recipe: Recipe, held: int, local_batch: int, data_dir: Any
+    rank: int, processes: int, toml: str, held: int, local_batch: int, data_dir: Any
 ) -> dict[str, float]:
+    recipe = from_values(parse(toml, "recipe"))
     costs = calibrate(recipe, held, local_batch, data_dir=data_dir, ready=dist.barrier)
     return dataclasses.asdict(costs)
 
@@ -189,7 +193,7 @@ def measure_link(size: int, processes: int = 2) -> Link:
     Each sends to the next and receives from the one before, as an exchange of landscape.train.comm does.
     Raises FailedError where the processes cannot meet.
     """
-    return Link(**_at_once(processes, _exchange, (size,), "--bandwidth, --latency"))
+    return Link(**_at_once(processes, "exchange", [size], "--bandwidth, --latency"))
 
 
 def _exchange(rank: int, processes: int, size: int) -> dict[str, float]:
@@ -214,40 +218,27 @@ def _exchange(rank: int, processes: int, size: int) -> dict[str, float]:
     return {"latency": latency, "bandwidth": size / max(whole - latency, 1e-3 * whole)}
 
 
-def _at_once(
-    processes: int, work: Callable[..., dict[str, float]], arguments: tuple[Any, ...], option: str
-) -> dict[str, float]:
+def _at_once(processes: int, work: str, arguments: list[Any], option: str) -> dict[str, float]:
     """The mean over the ranks of what ``work(rank, processes, *arguments)`` finds in each, all at once."""
-    threads = os.environ.get("OMP_NUM_THREADS")
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    found: dict[int, dict[str, float]] = {}
+    threads = None if "OMP_NUM_THREADS" in os.environ else os.cpu_count()
     with tempfile.TemporaryDirectory() as folder:
+        jobs = [[work, rank, processes, f"{folder}/store", *arguments] for rank in range(processes)]
         try:
-            spawn(_member, (processes, folder, work, arguments), nprocs=processes)  # type: ignore[no-untyped-call]
-            found = [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(processes)]
-        except (ProcessException, OSError) as error:
-            mistake = Path(folder) / "mistake"
-            if mistake.exists():
-                raise FailedError(mistake.read_text()) from error
-            words = " ".join(str(error).split())[-120:]
-            raise FailedError(f"{option}: {processes} processes cannot be measured here ({words})") from error
-        finally:
-            if threads is None:
-                del os.environ["OMP_NUM_THREADS"]
-    return {name: statistics.mean(each[name] for each in found) for name in found[0]}
+            pool.run(f"{__name__}:_member", jobs, processes, found.__setitem__, threads=threads)
+        except pool.JobError as error:
+            if error.known:
+                raise
+            raise FailedError(f"{option}: {processes} processes cannot be measured here ({error})") from error
+    return {name: statistics.mean(each[name] for each in found.values()) for name in found[0]}
 
 
-def _member(
-    rank: int, processes: int, folder: str, work: Callable[..., dict[str, float]], arguments: tuple[Any, ...]
-) -> None:
-    """One process of :func:`_at_once`, which leaves what it found in the folder."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", elastic.loopback())
-    store = FileStore(str(Path(folder) / "store"), processes)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=processes, timeout=TIMEOUT)
-    try:
-        found = work(rank, processes, *arguments)
-    except InputError as error:
-        (Path(folder) / "mistake").write_text(str(error))
-        raise
-    (Path(folder) / str(rank)).write_text(json.dumps(found))
+def _member(work: str, rank: int, processes: int, store: str, *arguments: Any) -> dict[str, float]:
+    """One process of :func:`_at_once`."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
+    file = FileStore(store, processes)
+    dist.init_process_group("gloo", store=file, rank=rank, world_size=processes, timeout=TIMEOUT)
+    found = (_exchange if work == "exchange" else _calibrate)(rank, processes, *arguments)
     dist.barrier()
     dist.destroy_process_group()
+    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from landscape.checkpoint import Checkpoint
 from landscape.data.base import fingerprint
 from landscape.files import printable
 from landscape.hdf5 import DamageWarning
+from landscape.lock import Lock
 from landscape.options import FailedError, InputError, choose
 from landscape.train import processes
 from landscape.train.comm import Comm
@@ -54,9 +54,29 @@ def launch(
         device: "auto" (CUDA where there is a GPU), "cpu" or "cuda".
         allow_code: run what the folder's own recipe names as MODULE:NAME where ``recipe`` is None.
 
-    Raises InputError or FailedError for a folder that holds another run, or cannot be written or resumed.
+    Raises InputError or FailedError for a folder that holds another run, that another process works in, or
+    that cannot be written or resumed.
     """
-    folder, place = Path(folder), group.device if group else pick_device(device)
+    with Lock(Path(folder)) as lock:
+        return _launch(recipe, Path(folder), lock, resume, force, device, data_dir, hooks, group, allow_code)
+
+
+def _launch(
+    recipe: Recipe | None,
+    folder: Path,
+    lock: Lock,
+    resume: bool,
+    force: bool,
+    device: str,
+    data_dir: Any,
+    hooks: Hooks | None,
+    group: Group | None,
+    allow_code: bool,
+) -> Checkpoint:
+    """:func:`launch`, with the folder's ``lock``, which of several processes the first one takes."""
+    place, first = group.device if group else pick_device(device), group is None or group.rank == 0
+    if first and run_folder.named_like_a_run(folder):
+        lock.acquire()
     held = check_folder(folder, resume=resume, force=force)
     checkpoint = None
     if resume:
@@ -81,7 +101,10 @@ def launch(
         group.agree(_flat(recipe.values()) | start)
     try:  # only now, when nothing else can be wrong: a mistake leaves no trace in the folder
         folder.mkdir(parents=True, exist_ok=True)
-        if group is None or group.rank == 0:
+        if first:
+            lock.acquire()
+            if not held and run_folder.named_like_a_run(folder):
+                raise FailedError(f"{folder}: another process has started a run there meanwhile")
             files.remove_stale(folder)
             for path in held if force else []:
                 path.unlink(missing_ok=True)
@@ -161,8 +184,8 @@ def worker_device(name: str) -> torch.device:
     device = pick_device(name)
     if device.type == "cpu":
         return device
-    here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
-    local = int(os.environ.get("LOCAL_RANK", 0))
+    here, gpus = processes.number("LOCAL_WORLD_SIZE", 1, 1), torch.cuda.device_count()
+    local = processes.number("LOCAL_RANK", 0, 0)
     if max(here, local + 1) > gpus:
         raise InputError(
             f"--device: '{name}' is not allowed, {here} processes here need a GPU each and there are {gpus}; "

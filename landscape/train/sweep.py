@@ -6,16 +6,14 @@ is not run again, so that a sweep which was stopped, or is asked for more, goes 
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import math
 import os
-import queue
 import re
-import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +24,9 @@ import torch
 from landscape.checkpoint import Checkpoint
 from landscape.options import FailedError, InputError
 from landscape.sweep import COLUMNS, Sweep, texts
-from landscape.train import launch
-from landscape.train.loop import Diverged, Hooks
-from landscape.train.recipe import Recipe, key_and_value, parse_value, spell
+from landscape.train import launch, pool
+from landscape.train.loop import Hooks
+from landscape.train.recipe import Recipe, from_values, key_and_value, parse, parse_value, spell
 
 #: ("recipe", LABEL), then (KEY, VALUE) as --set takes them, by key.
 Setting = tuple[tuple[str, str], ...]
@@ -38,10 +36,8 @@ LONGEST = 150
 
 @dataclass(frozen=True)
 class Run:
-    """``recipe`` in ``folder``: the ``source`` with ``changes``, KEY=VALUE, as a command would name it."""
+    """``recipe`` in ``folder``."""
 
-    source: str
-    changes: tuple[str, ...]
     recipe: Recipe
     folder: Path
 
@@ -201,7 +197,7 @@ class Runner:
                 self.done += 1
             else:
                 self.found.get(setting, {}).pop(seed, None)
-                todo[folder] = Run(self.sources[label], tuple(changes), recipe, folder), setting, seed
+                todo[folder] = Run(recipe, folder), setting, seed
         self.save()
 
         def ended(run: Run) -> None:
@@ -317,51 +313,32 @@ def one_by_one(device: str, data_dir: str | None) -> Execute:
     return execute
 
 
-def at_once(nproc: int, device: str, data_dir: str | None, allow_code: bool = False) -> Execute:
-    """``landscape train`` in ``nproc`` processes, a run each; they share the cores, and GPUs in turn."""
-    options = ["--device", device, *(["--data-dir", data_dir] if data_dir else [])]
-    options += ["--allow-code"] if allow_code else []
-    threads = str(max(1, torch.get_num_threads() // nproc))
+def at_once(nproc: int, device: str, data_dir: str | None, timeout: float = pool.TIMEOUT) -> Execute:
+    """Runs in ``nproc`` processes, each one run at a time; they share the cores, and GPUs in turn."""
     gpus = [str(k) for k in range(torch.cuda.device_count())] if device != "cpu" else []
     if gpus and "CUDA_VISIBLE_DEVICES" in os.environ:
         gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-    places = queue.SimpleQueue[int]()
-    for place in range(nproc):
-        places.put(place)
-    started: list[subprocess.Popen[str]] = []
-
-    def train(run: Run) -> Run:
-        changes = [word for change in run.changes for word in ("--set", change)]
-        words = ["train", run.source, *changes, "-o", str(run.folder), "--resume", "--quiet", *options]
-        place = places.get()
-        own = {"OMP_NUM_THREADS": threads} | (
-            {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} if gpus else {}
-        )
-        process = subprocess.Popen(
-            [sys.executable, "-m", "landscape", *words],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **own},
-        )
-        started.append(process)
-        said = process.communicate()[1].strip().splitlines()
-        places.put(place)
-        if process.returncode not in (0, Diverged.exit_code):
-            line = said[-1].removeprefix("landscape: ") if said else f"ended with {process.returncode}"
-            raise FailedError(f"{run.folder}: {line}")
-        return run
 
     def execute(runs: Sequence[Run], ended: Callable[[Run], None], progress: Callable[[float], None]) -> None:
-        with ThreadPoolExecutor(nproc) as pool:
-            waiting = [pool.submit(train, run) for run in runs]
-            try:
-                for future in as_completed(waiting):
-                    ended(future.result())
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for process in started:
-                    process.terminate()
-                raise
+        try:
+            pool.run(
+                f"{__name__}:train",
+                [[run.recipe.to_toml(), os.fspath(run.folder), device, data_dir] for run in runs],
+                nproc,
+                lambda job, seconds: ended(runs[job]),
+                threads=torch.get_num_threads(),
+                timeout=timeout,
+                place=lambda k: {"CUDA_VISIBLE_DEVICES": gpus[k % len(gpus)]} if gpus else {},
+            )
+        except pool.JobError as error:
+            raise FailedError(f"{runs[error.number].folder}: {error}") from error
 
     return execute
+
+
+def train(toml: str, folder: str, device: str, data_dir: str | None) -> float:
+    """Train the recipe of that text in ``folder``, or go on; seconds. A job for a pool."""
+    clock, recipe = time.perf_counter(), from_values(parse(toml, folder))
+    launch.launch(recipe, folder, resume=True, device=device, data_dir=data_dir)
+    gc.collect()  # a trainer and its data set refer to each other: run after run they would pile up
+    return time.perf_counter() - clock

@@ -1,0 +1,78 @@
+"""Signals that end a command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+from landscape.train import board
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PATIENCE = 5.0  # seconds for an orderly end; code below Python, such as an exchange, may not hear a signal
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal that ends the command."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    @property
+    def exit_code(self) -> int:
+        """128 plus the signal's number, as shells have it."""
+        return 128 + self.number
+
+    def __str__(self) -> str:
+        name = "" if self.number == signal.SIGINT else f" by {signal.Signals(self.number).name}"
+        return f"interrupted{name}; contours and sweeps go on with the same command, training with --resume"
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[None]:
+    """Turn signals that end a command into :class:`Stopped`, once; a second one ends it at once.
+
+    A signal that is ignored, as SIGHUP under nohup, stays so; and processes that a launcher started leave
+    this to it.
+    """
+    if threading.current_thread() is not threading.main_thread() or board.of_launcher():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_DFL)
+        raise Stopped(number)
+
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    before = {n: signal.getsignal(n) for n in STOPPING if signal.getsignal(n) in usual}
+    hear, wake = os.pipe()
+    os.set_blocking(wake, False)
+    try:
+        for number in before:
+            signal.signal(number, stop)
+        old = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        threading.Thread(target=_insist, args=(hear, tuple(before)), daemon=True).start()
+        yield
+    finally:
+        signal.set_wakeup_fd(old)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(wake)
+
+
+def _insist(hear: int, numbers: tuple[int, ...]) -> None:
+    """End the process a while after one of the signals, if it has not ended by then."""
+    while heard := os.read(hear, 1):
+        if heard[0] in numbers:
+            time.sleep(PATIENCE)
+            sys.stderr.write(f"landscape: {Stopped(heard[0])}\n")
+            sys.stderr.flush()
+            os._exit(128 + heard[0])
+    os.close(hear)

@@ -1,0 +1,125 @@
+"""What is broken off: commands with tiny settings, and what must come out whatever was done to them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import landscape
+from landscape import Checkpoint
+
+RECIPE = """
+learners = 4
+batch = 40
+lr = 0.2
+steps = 60
+algorithm = { name = "dpsgd", mixing = "ring(1)" }
+model = { name = "mlp", widths = [6, 8, 3], activation = "tanh" }
+data = { name = "synthetic", samples = 200, dimension = 6, classes = 3 }
+decompose = { every = 3 }
+evaluate = { every = 7 }
+checkpoint = { every = 10 }
+"""
+# How long a process may be silent (s), and how much longer nobody may wait for it.
+TIMEOUT, BEYOND = 5, 15
+
+
+@dataclass(frozen=True)
+class Case:
+    """``words`` of a command that goes on when given again; {base}: the folder of a run; {out}: its own."""
+
+    name: str
+    words: tuple[str, ...]
+    nproc: int = 1
+
+    def command(self, base: Path, out: Path, timeout: float) -> list[str]:
+        return [word.format(base=base, out=out, timeout=timeout) for word in self.words]
+
+
+def _both(name: str, *words: str) -> list[Case]:
+    several = (*words, "--nproc", "2", "--timeout", "{timeout}")
+    return [Case(f"{name}, 1 process", words), Case(f"{name}, 2 processes", several, 2)]
+
+
+def _analysis(name: str, *words: str) -> Case:
+    return Case(name, (name, "{base}/last.h5", *words, "-q", "-o", f"{{out}}/{name}.h5"))
+
+
+_EXACT = ("--search", "exact")
+ALL = [
+    *_both("train", "train", "{base}/tiny.toml", "--resume", "-q", "-o", "{out}/run"),
+    *_both("sweep", "sweep", "{base}/tiny.toml", "--set", "lr=0.1,0.2", "-q", "-o", "{out}/sweep"),
+    *_both(
+        "contour", "contour", "{base}/last.h5", "--grid", "120x80", "--path", "batched", "-q",
+        "-o", "{out}/contour.h5",
+    ),
+    *_both("hessian-grid", "hessian-grid", "{base}/last.h5", "--grid", "6", *_EXACT, "-q", "-o", "{out}/hessian.h5"),
+    *_both("figures", "figures", "fig2a", "--scale", "smoke", "-q", "-o", "{out}/gallery", "--runs", "{out}/runs"),
+    _analysis("line"),
+    _analysis("spectrum", *_EXACT),
+    _analysis("noise", "--draws", "4"),
+    _analysis("smoothing"),
+    _analysis("stability"),
+    Case("saddles", ("saddles", "--seeds", "6", "--noise", "0.01", "--lr", "", "--dimension", "", "-q", "-o", "{out}/s.h5")),
+    Case("import", ("import", "{base}/net.pt", "--model", "mlp(widths=[6, 8, 3])", "-o", "{out}/net.h5")),
+    Case("plot", ("plot", "{base}/last.h5", "-o", "{out}/p.png")),
+]  # fmt: skip
+
+
+def prepare(base: Path) -> None:
+    """Make in ``base`` what the commands work on."""
+    from landscape.train import launch, recipe
+
+    base.mkdir(parents=True)
+    (base / "tiny.toml").write_text(RECIPE)
+    launch.launch(recipe.read(str(base / "tiny.toml")), base)
+    layers = (torch.nn.Flatten(), torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    net = torch.nn.Sequential(*layers)
+    torch.save(net.state_dict(), base / "net.pt")
+
+
+# What a clock measures, and where something lay.
+_CLOCKED = {"wall_s", "wait_s", "samples_per_s", "seconds", "path"}
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """All that the result files below ``folder`` hold, by file and name; raises what a broken one raises."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*.h5")):
+        loaded = landscape.load(path)
+        for i, result in enumerate(loaded if isinstance(loaded, list) else [loaded]):
+            for field in dataclasses.fields(result):
+                value = getattr(result, field.name)
+                if field.name not in _CLOCKED:
+                    _flatten(f"{path.relative_to(folder)} {i} {field.name}", value, found)
+        if not isinstance(loaded, (list, Checkpoint)):
+            assert found, path
+    return found
+
+
+def _flatten(name: str, value: Any, found: dict[str, Any]) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key not in _CLOCKED:
+                _flatten(f"{name} {key}", inner, found)
+    else:
+        found[name] = value.numpy() if isinstance(value, torch.Tensor) else value
+
+
+def difference(a: dict[str, Any], b: dict[str, Any]) -> str:
+    """The first thing that is not the same to the bit in both, "" if there is none."""
+    for name in sorted(a.keys() | b.keys()):
+        if name not in a or name not in b:
+            return f"{name}: only in one"
+        if isinstance(a[name], np.ndarray):
+            numbers = a[name].dtype.kind == "f"
+            if not np.array_equal(a[name], b[name], equal_nan=numbers):
+                return name
+        elif repr(a[name]) != repr(b[name]):
+            return name
+    return ""

@@ -1,0 +1,565 @@
+"""Processes and the machine around them: ports, the module path, signals, time limits, locks, broken streams."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import landscape
+from landscape import FailedError, InputError, failures, grid, streams
+from landscape.data import cache
+from landscape.lock import Lock
+from landscape.train import launch, pool, recipe
+from landscape.train.children import Children
+from landscape.train.processes import Group, number
+from tests.conftest import Command
+from tests.groups import free_port, together
+
+ROOT = Path(__file__).parents[1]
+linux = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux's /proc")
+LONG = ("--set", "steps=1000000", "--set", "checkpoint.every=20")
+# A busy machine takes its time to start Python; the limits on waiting hold from a signal on.
+STARTING = 300.0
+
+
+@contextlib.contextmanager
+def running(*words: object, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """``landscape WORDS``; killed at the latest with the block."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "landscape", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(condition: Callable[[], object], seconds: float = STARTING) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def children(process: int) -> list[int]:
+    """The children of a process, in the order in which they were started."""
+    return [int(p) for p in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def lives(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def listening(processes: list[int]) -> set[str]:
+    """The addresses at which ``processes`` listen, as the kernel writes them."""
+    sockets = set()
+    for process in processes:
+        for handle in Path(f"/proc/{process}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(handle))
+    rows = [line.split() for t in ("tcp", "tcp6") for line in Path(f"/proc/net/{t}").read_text().splitlines()]
+    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
+
+
+# Ports, and what comes in through them.
+
+
+@linux
+def test_processes_listen_on_loopback_only(tiny: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with running("train", tiny, *LONG, "--nproc", "2", "-o", run) as process:
+        wait_for((run / "step-0000020.h5").exists)
+        assert listening([process.pid]) == set()  # no store: they meet in a folder
+        assert listening(children(process.pid)) == {"0100007F"}
+
+
+@linux
+def test_processes_started_by_hand_listen_on_the_address_that_is_given() -> None:
+    (addresses, others) = together(2, where_it_listens)
+    assert addresses == others == {"0100007F"}
+
+
+def where_it_listens(group: Group) -> set[str]:
+    group.agree({})
+    return listening([os.getpid()])
+
+
+def test_no_object_is_pickled_on_the_wire() -> None:
+    for path in (ROOT / "landscape").rglob("*.py"):
+        names = {
+            node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
+        }
+        assert not {name for name in names if name.endswith(("_object", "_object_list"))} - {"is_object"}, (
+            path
+        )
+    assert grid._part(_sent({"v": np.arange(3.0)}, ["x", 1.5]))[1] == ["x", 1.5]
+    for foreign in (pickle.dumps(InputError("x")), b"", b"\xff" * 64, _sent({"v": np.array(["x"])}, [])):
+        with pytest.raises(FailedError):
+            grid._part(foreign)
+
+
+def _sent(arrays: dict[str, Any], facts: list[Any]) -> bytes:
+    import json
+
+    head = json.dumps([{k: [a.dtype.str, len(a)] for k, a in arrays.items()}, facts]).encode()
+    return len(head).to_bytes(8, "little") + head + b"".join(a.tobytes() for a in arrays.values())
+
+
+# The module path.
+
+
+def test_nothing_in_the_current_folder_runs_unasked(tmp_path: Path, tiny: Path) -> None:
+    trap = "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\nraise SystemExit('trap')\n"
+    for name in ("sklearn", "h5py", "multiprocessing", "json", "landscape"):
+        (tmp_path / f"{name}.py").write_text(trap)
+    (tmp_path / "mine.py").write_text(
+        "from landscape import models\nmodel = lambda: models.build('mlp', widths=[6, 3])\n"
+    )
+    small = ["--set", "steps=2", "--set", "model.widths=[64, 4, 10]", "-q"]
+    for words in (
+        ["train", "digits-dpsgd", *small, "--nproc", "2", "-o", "run"],
+        ["contour", "run/last.h5", "--grid", "2", "--nproc", "2"],
+        ["train", str(tiny), "--set", "model={name='mine:model'}", "--set", "steps=1", "-o", "own"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", "from landscape.cli import main; main()", *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("*.ran")) == []
+
+
+@pytest.mark.slow
+def test_processes_of_a_grid_with_other_code_are_refused(tmp_path: Path, tiny: Path) -> None:
+    launch.launch(recipe.read(str(tiny), ["steps=3"]), tmp_path / "run")
+    other = tmp_path / "other" / "landscape"
+    shutil.copytree(ROOT / "landscape", other, ignore=shutil.ignore_patterns("__pycache__"))
+    with (other / "grid.py").open("a") as file:
+        file.write("# another version\n")
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    words = ("contour", tmp_path / "run" / "last.h5", "--grid", "3", "-o", tmp_path / "c.h5")
+    with running(*words, **meeting, RANK="0") as first:
+        place = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(other.parent)}
+        with running(*words, **meeting, **place, RANK="1") as second:
+            said = [process.communicate(timeout=STARTING)[1] for process in (first, second)]
+    assert first.returncode == second.returncode == 1
+    assert sum("landscape: landscape: " in text and "on rank 1" in text for text in said) == 1
+    assert not (tmp_path / "c.h5").exists()
+
+
+# The environment.
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RANK", "x"),
+        ("RANK", "-1"),
+        ("WORLD_SIZE", "²"),
+        ("LOCAL_RANK", "one"),
+        ("TORCHELASTIC_RESTART_COUNT", "x"),
+        ("MASTER_PORT", "99999"),
+        ("MASTER_PORT", "9" * 5000),
+    ],
+)
+def test_variables_that_are_wrong_are_named(name: str, value: str) -> None:
+    (error,) = together(1, nothing, environment={0: {name: value}}, timeout=3.0)
+    assert type(error) is InputError
+    assert str(error).startswith(f"{name}: ")
+
+
+def nothing(group: Group) -> None:
+    pass
+
+
+def test_a_grid_names_a_variable_that_is_wrong(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path
+) -> None:
+    launch.launch(recipe.read(str(tiny), ["steps=0"]), tmp_path / "run")
+    monkeypatch.setenv("RANK", "x")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, out, err = command("contour", tmp_path / "run" / "last.h5", "-o", tmp_path / "c.h5")
+    assert (code, out) == (2, "")
+    assert err.startswith("landscape: RANK: 'x' is not allowed")
+    assert err.count("\n") == 1
+    monkeypatch.setenv("RANK", "1")
+    assert number("RANK", 0) == 1
+
+
+def test_what_memory_and_files_refuse_is_a_line(command: Command, tiny: Path, tmp_path: Path) -> None:
+    for error in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")):
+        assert "not enough memory" in str(failures.explain(error))
+    assert failures.explain(RuntimeError("a defect")) is None
+    huge = f"model.widths=[6, {10**13}, 3]"
+    code, out, err = command("train", tiny, "--set", huge, "-o", tmp_path / "run")
+    assert (code, out) == (1, "")
+    assert "memory" in err
+    assert "lower" in err
+    assert err.count("\n") == 1
+    for name in ("x" * 300, "y" * 150 + "/" + "z" * 256):
+        code, _, err = command("train", tiny, "-o", tmp_path / name)
+        assert code in (1, 2)
+        assert err.count("\n") == 1
+
+
+def test_a_rank_started_by_hand_names_its_lack_of_memory(tiny: Path, tmp_path: Path) -> None:
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    huge = ("--set", f"model.widths=[6, {10**13}, 3]", "-o", tmp_path / "run")
+    with running("train", tiny, "-o", tmp_path / "run", **meeting, RANK="0") as first:
+        with running("train", tiny, *huge, **meeting, RANK="1") as second:
+            err = second.communicate(timeout=STARTING)[1]
+        first.communicate(timeout=STARTING)
+    assert (first.returncode, second.returncode) == (1, 1)
+    assert "landscape: rank 1: there is not enough memory" in err
+    assert "Traceback" not in err
+
+
+def test_a_full_or_closed_stream_is_no_traceback(tiny: Path, tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    landscape_ = f"OMP_NUM_THREADS=1 {sys.executable} -m landscape"
+    done = subprocess.run(["bash", "-c", f"{landscape_} recipes > /dev/full"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "landscape: stdout: No space left on device\n")
+    for i, ending in enumerate(("2>&-", "2> /dev/full", "2> >(true)")):
+        words = f"train {tiny} -o {tmp_path}/{i} {ending}"
+        done = subprocess.run(["bash", "-c", f"{landscape_} {words}"], capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, f"{tmp_path}/{i}/last.h5\n"), ending
+        assert landscape.load(tmp_path / str(i) / "last.h5").step == 30
+
+
+def test_messages_to_a_terminal_that_is_gone_are_lost(tmp_path: Path) -> None:
+    hear, say = os.pipe()
+    os.close(hear)
+    told = streams.calm(say)
+    print("nobody reads this", file=told, flush=True)
+    print("nor this", file=told)
+    told.close()
+    os.close(say)
+
+
+def test_a_cache_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+
+    def load() -> dict[str, Any]:
+        return cache.cached("x", tmp_path, ["file"], "", lambda: {"a": np.arange(3)})
+
+    monkeypatch.setenv("LANDSCAPE_CACHE", str(file / "below"))
+    with pytest.warns(UserWarning, match="LANDSCAPE_CACHE"):
+        np.testing.assert_array_equal(load()["a"], [0, 1, 2])
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("LANDSCAPE_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.warns(UserWarning, match="LANDSCAPE_CACHE"):
+        np.testing.assert_array_equal(load()["a"], [0, 1, 2])
+
+
+CAN_READ = "+dac_override,+dac_read_search"
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="becomes another user")
+def test_a_user_without_home_and_name_can_work(tiny: Path, tmp_path: Path) -> None:
+    someone = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"]
+    someone += [f"--inh-caps={CAN_READ}", f"--ambient-caps={CAN_READ}", "env", "-u", "HOME", "-u", "USER"]
+    if subprocess.run([*someone, "true"], capture_output=True).returncode:
+        pytest.skip("may not become another user here")
+    done = subprocess.run(
+        [
+            *someone,
+            sys.executable,
+            "-m",
+            "landscape",
+            "train",
+            tiny,
+            "-o",
+            tmp_path / "run",
+            "--nproc",
+            "2",
+            "-q",
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(tmp_path / "matplotlib")},
+    )
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}/run/last.h5\n"), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_cannot_be_read_is_a_line(
+    tiny: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: Any, **options: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(launch, "run_files", refused)  # root may read all
+    code, out, err = command("train", tiny, "-o", tmp_path)
+    assert (code, out, err) == (1, "", f"landscape: {tmp_path}: Permission denied\n")
+
+
+# Time limits.
+
+
+def lose_the_first(group: Group) -> str:
+    other = group.rank == 1
+    if other:
+        time.sleep(1.0)
+    else:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    clock = time.monotonic()
+    try:
+        with group.naming():
+            torch.distributed.all_reduce(torch.zeros(1))
+    except FailedError as error:
+        group.tell(str(error))
+        return f"{time.monotonic() - clock:.1f} {error}"
+    return "not lost"
+
+
+def test_a_first_rank_that_is_stopped_is_noticed_in_time() -> None:
+    clock = time.monotonic()
+    (_, line) = together(2, lose_the_first, timeout=4.0, deadline=120.0, lost=(0,))
+    assert time.monotonic() - clock < 120
+    if line is not None:  # None: its own watch ended it
+        seconds, _, words = line.partition(" ")
+        assert float(seconds) < 4 + 15
+        assert words.startswith("rank 0 of 2")
+
+
+def test_who_is_not_there_is_said_in_time_and_in_a_line() -> None:
+    together(1, nothing)  # what imports modules takes its time
+    with socket.create_server(("127.0.0.1", 0)) as foreign:
+        port = str(foreign.getsockname()[1])
+        clock = time.monotonic()
+        (error,) = together(1, nothing, environment={0: _second(MASTER_PORT=port)}, timeout=2.0)
+        assert time.monotonic() - clock < 2 + 15
+        assert str(error).startswith(f"rank 1: rank 0 does not answer at 127.0.0.1:{port}")
+    wrong = _second(MASTER_ADDR="no.such.host.invalid", MASTER_PORT="29500")
+    (error,) = together(1, nothing, environment={0: wrong}, timeout=2.0)
+    assert str(error).startswith("rank 1: rank 0 does not answer at no.such.host.invalid:29500")
+
+
+def _second(**variables: str) -> dict[str, str]:
+    return {"RANK": "1", "WORLD_SIZE": "2", **variables}
+
+
+def test_a_wrong_address_is_one_line_on_the_terminal(tiny: Path, tmp_path: Path) -> None:
+    meeting = _second(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    with running("train", tiny, "-o", tmp_path / "run", "--timeout", "2", **meeting) as process:
+        out, err = process.communicate(timeout=STARTING)
+    assert (process.returncode, out) == (1, "")
+    assert err.startswith("landscape: rank 1: rank 0 does not answer at 127.0.0.1:")
+    assert err.count("\n") == 1
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", [(0,), (1,), (0, 1)])
+def test_a_frozen_process_ends_all_in_time_and_is_named(
+    stopped: tuple[int, ...], tiny: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with running("train", tiny, *LONG, "--nproc", "2", "--timeout", "12", "-o", run, "-q") as process:
+        wait_for((run / "step-0000020.h5").exists)
+        for rank in stopped:
+            os.kill(children(process.pid)[rank], signal.SIGSTOP)
+        clock = time.monotonic()
+        err = process.communicate(timeout=STARTING)[1]
+        assert time.monotonic() - clock < 12 + 15
+    assert process.returncode == 1
+    assert err.count("\n") == 1
+    assert err.startswith(f"landscape: rank {stopped[0]} of 2")
+    assert "no sign of life for" in err
+    assert f"--resume goes on from {run / 'last.h5'}" in err
+
+
+# Signals, and what is left behind.
+
+
+@linux
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ("train", signal.SIGTERM),
+        ("sweep", signal.SIGKILL),
+        pytest.param("train", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("train", signal.SIGHUP, marks=pytest.mark.slow),
+        pytest.param("train", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("sweep", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("sweep", signal.SIGHUP, marks=pytest.mark.slow),
+        pytest.param("figures", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("figures", signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_leaves_no_process_and_no_traceback(
+    kind: str, number: signal.Signals, tiny: Path, tmp_path: Path
+) -> None:
+    words: dict[str, tuple[object, ...]] = {
+        "train": ("train", tiny, *LONG, "--nproc", "2", "-o", tmp_path / "run"),
+        "sweep": ("sweep", tiny, *LONG, "--set", "lr=0.1,0.2", "--nproc", "2", "-o", tmp_path),
+        "figures": (
+            "figures", "fig2a", "--scale", "smoke", "--nproc", "2", "-o", tmp_path / "f", "--runs", tmp_path,
+        ),
+    }  # fmt: skip
+    with running(*words[kind]) as process:
+        wait_for(lambda: list(tmp_path.rglob("step-*.h5")))
+        started = children(process.pid)
+        assert len(started) == 2
+        process.send_signal(number)
+        clock = time.monotonic()
+        _, err = process.communicate(timeout=STARTING)
+        wait_for(lambda: not any(map(lives, started)), 10.0)
+        assert time.monotonic() - clock < 60  # some seconds; Python's own end takes long on a busy machine
+    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert "Traceback" not in err
+    if number != signal.SIGKILL:
+        last = err.splitlines()[-1]
+        assert last.startswith("landscape: interrupted")
+        assert number == signal.SIGINT or number.name in last
+    for path in tmp_path.rglob("*.h5"):
+        landscape.load(path)
+
+
+@linux
+def test_a_stopped_child_dies_with_its_parent() -> None:
+    code = (
+        "import time; from landscape.train.children import Children\n"
+        "with Children() as c: c.start('landscape.train.pool', ['os:getpid'], piped=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as parent:
+        try:
+            wait_for(lambda: children(parent.pid))
+            (child,) = children(parent.pid)
+            wait_for(lambda: "boot.py" in Path(f"/proc/{child}/cmdline").read_text())
+            time.sleep(0.5)
+            os.kill(child, signal.SIGSTOP)
+        finally:
+            parent.kill()
+    wait_for(lambda: not lives(child), 10.0)
+
+
+# The pool.
+
+
+def test_jobs_are_done_and_the_one_that_fails_is_named() -> None:
+    found: dict[int, Any] = {}
+    pool.run("operator:truediv", [[k, 2] for k in range(5)], 2, found.__setitem__, threads=None)
+    assert found == {k: k / 2 for k in range(5)}
+    with pytest.raises(pool.JobError, match="ZeroDivisionError") as caught:
+        pool.run("operator:truediv", [[1, 1], [1, 0]], 1, found.__setitem__, threads=None)
+    assert (caught.value.number, caught.value.known) == (1, False)
+    with pytest.raises(pool.JobError, match="was killed by SIGABRT"):
+        pool.run("os:abort", [[]], 1, found.__setitem__, threads=None)
+    with pytest.raises(pool.JobError, match="no sign of life"):
+        pool.run("signal:raise_signal", [[signal.SIGSTOP]], 1, found.__setitem__, threads=None, timeout=3.0)
+
+
+def test_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left, foreign = tmp_path / "landscape-processes-left", tmp_path / "landscape-processes-new"
+    for folder in (left, foreign):
+        folder.mkdir()
+    os.utime(left, (0, 0))
+    with Children() as one:
+        os.utime(one.folder, (0, 0))
+        with Children() as two:
+            assert one.folder.is_dir()  # it is locked
+            assert two.folder.stat().st_mode & 0o077 == 0
+    assert [p.name for p in tmp_path.iterdir()] == [foreign.name]
+
+
+# Locks.
+
+
+def test_one_writer_at_a_time_and_the_line_names_it(tiny: Path, tmp_path: Path, command: Command) -> None:
+    run = tmp_path / "run"
+    (run / "inner").mkdir(parents=True)
+    (run / ".lock").write_text("left behind by a process that was killed\n")
+    assert command("train", tiny, "-o", run, "-q")[0] == 0
+    assert not (run / ".lock").exists()
+    wanted = ("contour", run / "last.h5", "--grid", "3", "-o", run / "c.h5", "-q")
+    assert command(*wanted)[0] == 0
+    before = {path.name: path.read_bytes() for path in run.glob("*.h5")}
+    for place, words in (
+        (run, ("train", tiny, "-o", run, "--resume")),
+        (run, ("train", tiny, "-o", run, "--force", "--set", "seed=1")),
+        (run, ("sweep", tiny, "-o", run)),
+        (run / "c.h5", (*wanted, "--seed", "1")),
+    ):
+        with Lock(place) as lock:
+            lock.acquire()
+            code, out, err = command(*words)
+        assert (code, out) == (1, "")
+        assert err.startswith(
+            f"landscape: {place}: in use by process {os.getpid()} on {socket.gethostname()} since"
+        )
+        assert err.count("\n") == 1
+    assert before == {path.name: path.read_bytes() for path in run.glob("*.h5")}
+    assert command(*wanted, "--seed", "1")[0] == 0
+    assert sorted(p.name for p in run.iterdir() if p.name.startswith(".")) == []
+
+
+def test_a_run_that_another_process_starts_meanwhile_is_not_touched(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, mine = tmp_path / "run", recipe.read(str(tiny))
+    real = launch.kind
+
+    def slow(*args: Any) -> Any:  # while this one builds its model, another trains
+        monkeypatch.setattr(launch, "kind", real)
+        launch.launch(recipe.read(str(tiny), ["seed=1"]), other)
+        return real(*args)
+
+    monkeypatch.setattr(launch, "kind", slow)
+    with pytest.raises(FailedError, match="another process has started a run there"):
+        launch.launch(mine, other)
+    assert landscape.load(other / "last.h5").seed == 1
+
+
+@linux
+def test_two_trains_with_one_folder_are_not_mixed(tiny: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ("train", tiny, "--set", "steps=300", "-q", "-o", run)
+    with (
+        running(*words, "--resume", "--set", "seed=1") as one,
+        running(*words, "--force", "--set", "seed=2") as two,
+    ):
+        ends = [process.communicate(timeout=STARTING)[1] for process in (one, two)]
+    codes = [process.returncode for process in (one, two)]
+    end = landscape.load(run / "last.h5")
+    assert end.step == 300
+    for path in run.glob("step-*.h5"):
+        assert landscape.load(path).seed == end.seed
+    if codes != [0, 0]:  # they met; else the second one, with --force, came when the first was done
+        assert sorted(codes) == [0, 1]
+        assert "in use by process" in "".join(ends) or "meanwhile" in "".join(ends)
