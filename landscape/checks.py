@@ -348,7 +348,7 @@ def check_mean(
     if total <= 0:
         return
     mean = sum(value * weight for value, weight in counted) / total
-    scale = abs(whole) + max(abs(value) for value, _ in losses)
+    scale = abs(whole) + max(abs(value) for value, _ in counted)  # a part without terms may be NaN
     eps = max(torch.finfo(dtype).eps for dtype in precisions)
     allowed = min(1000 * eps, 3 * math.sqrt(eps)) * scale  # a batch of another size rounds otherwise
     if abs(mean - whole) <= allowed:
