@@ -88,6 +88,8 @@ def run(case: Case, *, thorough: bool = True, compiled: bool = False) -> Finding
     found = Findings()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        if compiled:  # what PyTorch's compiler says of PyTorch
+            warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
         category = getattr(landscape, "PathWarning", None)
         if category is not None and case.falls_back:
@@ -166,7 +168,7 @@ def _surfaces(
     wanted = [("none", p) for p in (*PATHS, *(["compiled"] if compiled else []))]
     for norm, path in (*wanted, ("filter", "auto"), ("layer", "auto")):
         quantity = f"contour norm={norm} path={path}"
-        # A path that is asked for by name, but is not there for this model, is refused: 'pointwise' always is.
+        # A path that is asked for by name, but is not there for this model, is refused; 'pointwise' always is there.
         forced = path not in ("auto", "pointwise")
         with found.attempt(quantity), _unless(forced, InputError, "path: "):
             plane = landscape.random_plane(problem, norm=norm, seed=1)
