@@ -482,6 +482,9 @@ decompose = { every = 10 }
 """
     )
     code, out, err = command("train", "text.toml", "-o", "run", "-q")
+    assert code == 2
+    assert "--allow-code" in err
+    code, out, err = command("train", "text.toml", "-o", "run", "-q", "--allow-code")
     assert (code, out) == (0, "run/last.h5\n"), err
     whole = landscape.load("run/last.h5")
     assert whole.history["loss"][-1] < whole.history["loss"][0] - 0.3
@@ -489,9 +492,9 @@ decompose = { every = 10 }
     # A file brings no code along: the recipe is given again, and so are the names at an analysis.
     Path("run/last.h5").write_bytes(Path("run/step-0000010.h5").read_bytes())
     code, _, err = command("train", "-o", "run", "--resume")
-    assert code == 1
-    assert "give the RECIPE again with --resume" in err
-    assert command("train", "text.toml", "-o", "run", "--resume", "-q")[0] == 0
+    assert code == 2
+    assert "--allow-code" in err
+    assert command("train", "text.toml", "-o", "run", "--resume", "-q", "--allow-code")[0] == 0
     assert torch.equal(landscape.load("run/last.h5").weights, whole.weights)
     assert command("line", "run/last.h5", "run/step-0000010.h5")[0] == 1
     own = ("--model", "mytext:Next(letters=28)", "--data", "mytext:load(path='text.txt')")
@@ -499,11 +502,11 @@ decompose = { every = 10 }
     # Labels that the model has no output for.
     for table in ("model", "data"):
         assert recipe.read("text.toml").spec(table).own
-    code, _, err = command("train", "text.toml", "--set", "model.letters=20", "-o", "other")
+    code, _, err = command("train", "text.toml", "--set", "model.letters=20", "-o", "other", "--allow-code")
     assert code == 2
     assert err.count("\n") == 1
     Path("text.txt").write_text("abc" * 99)
-    code, _, err = command("train", "text.toml", "-o", "run", "--resume")
+    code, _, err = command("train", "text.toml", "-o", "run", "--resume", "--allow-code")
     assert code == 1
     assert "fingerprint" in err
     assert not Path("other").exists()
