@@ -379,7 +379,7 @@ def test_bad_names_and_factories_are_one_line(folder: Path, command: Command) ->
         one_line(command("import", "net.pt", "--model", model), code, *words)
     own = ("import", "net.pt", "--model", "mine:net")
     one_line(command(*own, "--data", "mine:broken"), 1, "--data: mine:broken failed")
-    one_line(command(*own, "--data", "digits"), 2, "model and data do not fit", "inputs (2, 64)")
+    one_line(command(*own, "--data", "digits"), 2, "model and data do not fit", "inputs (12, 64)")
     one_line(
         command(*own, "--data", "mine:images", "--loss", "cross_entropy"),
         2,

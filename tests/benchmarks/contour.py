@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import landscape
-from landscape.evaluate import evaluate_plane
+from landscape.evaluate import evaluate_plane, evaluator
 from tests.benchmarks.harness import compare, installed, mnist
 
 
 def main() -> None:
     small()
+    checks()
     large()
 
 
@@ -76,6 +77,24 @@ def small() -> None:
     compare(
         f"{title}, compiled, against a loader pass a point",
         lambda: ours("compiled"), loader_pass, rounds=3, need=50.0, work=2500 / 25,
+    )  # fmt: skip
+
+
+def checks() -> None:
+    """What the quick check and the comparison of paths cost, beside 625 points of the small network."""
+    data = landscape.data.load(**mnist())
+    x, y = (t[:10_000] for t in data.test)
+    model = landscape.models.build("mlp", widths=[784, 50, 50, 10])
+    problem = landscape.Problem(model, data.loss, (x, y), check="off")
+    plane = landscape.random_plane(problem)
+
+    def checked() -> None:
+        made = landscape.Problem(model, data.loss, (x, y))
+        evaluator(made, plane.center, plane.directions, 625)
+
+    compare(
+        "a problem made and checked, its path compared, against a contour of 625 points",
+        checked, lambda: landscape.contour(problem, plane, grid=(25, 25)), rounds=5, need=100.0,
     )  # fmt: skip
 
 
