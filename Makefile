@@ -6,7 +6,7 @@ READY := $(VENV)/ready
 PEERS := .venv-bench
 FACES := .venv-huggingface
 
-.PHONY: demo test test-all battery-huggingface figures figures-smoke bench lint clean
+.PHONY: demo test test-all battery-huggingface figures figures-smoke fuzz bench lint clean
 
 demo: $(READY)  ## train on the bundled digits and draw the landscape around what comes out
 	$(BIN)/landscape demo -o demo
@@ -25,6 +25,9 @@ figures: $(READY)  ## every figure and table of the papers at laptop scale, into
 
 figures-smoke: $(READY)  ## the same with bundled data, to see that each can be made
 	OMP_NUM_THREADS=1 $(BIN)/landscape figures --all --scale smoke --nproc 2 -o build/figures --runs build/runs
+
+fuzz: $(READY)  ## 10,000 damaged and hostile files for every reader, in processes with limits (15 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
 
 bench: $(PEERS)/ready  ## side-by-side timings, as ratios, in an environment with the peers
 	$(PEERS)/bin/python -m tests.benchmarks

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import EllipsisType
 from typing import Any, Literal
 
-import h5py
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from landscape import checkpoint_parts as parts
 from landscape import data as datasets
 from landscape import models, store
 from landscape.batchnorm import has_batchnorm, reestimated
@@ -22,19 +22,10 @@ from landscape.data import Dataset
 from landscape.factories import UserData, as_data, is_own, spelled
 from landscape.options import SPLIT, FailedError, InputError
 from landscape.problem import Loss, Problem
-from landscape.vector import Layout, Slot, average
+from landscape.vector import Layout, average
 
 SCHEMA = "landscape.checkpoint"
 IMPORTED = "import"  # the algorithm of weights that others trained (landscape.state)
-_SLOT = np.dtype(
-    [
-        ("name", h5py.string_dtype()),
-        ("shape", h5py.string_dtype()),
-        ("offset", "i8"),
-        ("size", "i8"),
-        ("role", h5py.string_dtype()),
-    ]
-)
 
 # Columns of /history and their units. A row describes one step, from w(t−1) to w(t), t its number: loss,
 # train_loss, alpha_e … delta_cross belong to the step's start, consensus and the test columns to its end.
@@ -80,6 +71,12 @@ HISTORY_UNITS = {
 }
 # Columns that files written before they existed lack; NaN when those are read.
 MONITORED = ("lambda_max", "lambda_max_residual", "lr_lambda_max", "lr_lambda_limit", "spread_share")
+DIVERGED = ("", "mean", "learners")
+_ATTRIBUTES: dict[str, type] = {
+    "step": int, "epoch": float, "algorithm": str, "recipe": str, "lr": float, "local_batch": int,
+    "diverged_at": int, "diverged": str,
+}  # fmt: skip
+_DATA: dict[str, type] = {"name": str, "options": dict, "train": int, "test": int, "fingerprint": str}
 _ERRORS = ("delta_se", "delta_s_se", "delta_2_se", "delta_cross_se")
 _LATER = (*_ERRORS, "samples_per_s", "wait_s", "comm_bytes", "comm_rounds", "delay", *MONITORED)
 
@@ -279,14 +276,12 @@ class Checkpoint:
             layout = [
                 (s.name, "x".join(map(str, s.shape)), s.offset, s.size, s.role) for s in self.layout.slots
             ]
-            file["layout"] = np.array(layout, dtype=_SLOT)
+            file["layout"] = np.array(layout, dtype=parts.SLOT)
             file["rng/seed"] = np.uint64(self.seed)
             for name, column in self.history.items():
                 dataset = file.create_dataset(f"history/{name}", data=column)
-                dataset.attrs["unit"] = HISTORY_UNITS[name]
-            for key in (
-                "step", "epoch", "algorithm", "recipe", "lr", "local_batch", "diverged_at", "diverged",
-            ):  # fmt: skip
+                dataset.attrs["unit"] = HISTORY_UNITS.get(name, "")
+            for key in _ATTRIBUTES:
                 file.attrs[key] = getattr(self, key)
             file.attrs["model"] = json.dumps(self.model)
             file.attrs["data"] = json.dumps(self.data)
@@ -298,48 +293,32 @@ class Checkpoint:
         With ``held``, only the learners ``held(n)`` are read: those of one process of several.
         """
         with store.reading(path, SCHEMA) as file:
-            attrs, own = file.attrs, held(len(file["weights"])) if held else slice(None)
-            slots = tuple(
-                Slot(
-                    row["name"].decode(),
-                    tuple(int(n) for n in row["shape"].decode().split("x") if n),
-                    int(row["offset"]),
-                    int(row["size"]),
-                    row["role"].decode(),
-                )
-                for row in np.asarray(file["layout"])
+            weights = store.dataset(file, "weights", "f", 2)
+            attributes: dict[str, Any] = {
+                key: store.attribute(file, key, kind) for key, kind in _ATTRIBUTES.items()
+            }
+            own = held(len(weights)) if held else slice(None)
+            seed = store.dataset(store.group(file, "rng"), "seed", "ui", 0)
+            checkpoint = cls(
+                weights=torch.from_numpy(weights[own]),
+                layout=parts.layout(store.dataset(file, "layout", "V", 1)),
+                **attributes,
+                model=parts.facts(file, "model", {"name": str, "options": dict}),
+                data=parts.facts(
+                    file,
+                    "data",
+                    {"name": str, "options": dict, "train": int, "test": int, "fingerprint": str},
+                ),
+                seed=int(seed[()]),
+                history=parts.history(store.group(file, "history"), _LATER),
+                buffers=parts.tensors(store.group(file, "buffers"), own, len(weights)),
+                mean_buffers=parts.tensors(parts.later(file, "mean_buffers"), ...),
+                optimizer=parts.tensors(store.group(file, "optimizer"), own, len(weights)),
+                rule=parts.tensors(parts.later(file, "rule"), own, len(weights)),
+                shared=parts.tensors(parts.later(file, "shared"), ...),
+                path=Path(path),
             )
-            try:
-                checkpoint = cls(
-                    weights=torch.from_numpy(file["weights"][own]),
-                    layout=Layout(slots),
-                    step=int(attrs["step"]),
-                    epoch=float(attrs["epoch"]),
-                    algorithm=str(attrs["algorithm"]),
-                    recipe=str(attrs["recipe"]),
-                    model=json.loads(attrs["model"]),
-                    data=json.loads(attrs["data"]),
-                    lr=float(attrs["lr"]),
-                    local_batch=int(attrs["local_batch"]),
-                    seed=int(file["rng/seed"][()]),
-                    history={name: np.asarray(column) for name, column in file["history"].items()},
-                    buffers=_tensors(file["buffers"], own),
-                    mean_buffers=_tensors(file.get("mean_buffers", {}), ...),
-                    optimizer=_tensors(file["optimizer"], own),
-                    rule=_tensors(
-                        file.get("rule", {}), own
-                    ),  # files written before rules had a state lack it
-                    shared=_tensors(file.get("shared", {}), ...),
-                    diverged_at=int(attrs["diverged_at"]),
-                    diverged=str(attrs["diverged"]),
-                    path=Path(path),
-                )
-                for name in _LATER:
-                    length = len(next(iter(checkpoint.history.values()), ()))
-                    checkpoint.history.setdefault(name, np.full(length, np.nan))
-                checkpoint._validate()
-            except ValueError as error:
-                raise FailedError(f"{path}: damaged or incomplete ({error})") from error
+            checkpoint._validate()
         return checkpoint
 
     def _validate(self) -> None:
@@ -348,14 +327,30 @@ class Checkpoint:
             raise ValueError(
                 f"weights {tuple(self.weights.shape)} for a layout of {self.layout.size} numbers"
             )
+        if self.diverged not in DIVERGED:
+            raise ValueError(
+                f"diverged is '{self.diverged}', it must be one of {', '.join(DIVERGED[1:])} or empty"
+            )
+        if min(self.step, self.local_batch, self.data["train"], self.data["test"], self.diverged_at + 1) < 0:
+            raise ValueError("step, local_batch, sizes of the data and diverged_at must not be negative")
+        if len({slot.name for slot in self.layout.slots}) < len(self.layout.slots) or not self.layout.slots:
+            raise ValueError("layout must hold names, each once")
         offset = 0
         for slot in self.layout.slots:
-            if slot.offset != offset or slot.size != int(np.prod(slot.shape, dtype=np.int64)):
+            if min(slot.shape, default=1) < 0:
+                raise ValueError(f"layout of {slot.name} has a negative size")
+            if slot.offset != offset or slot.size != math.prod(slot.shape):
                 raise ValueError(f"layout of {slot.name} does not add up")
             offset += slot.size
+        missing = [name for name in HISTORY_UNITS if name not in self.history]
+        if missing:
+            raise ValueError(f"/history/{missing[0]} is missing")
         lengths = {len(column) for column in self.history.values()}
-        if len(lengths) > 1 or not set(HISTORY_UNITS) <= set(self.history):
-            raise ValueError("history columns missing or of unequal length")
+        if len(lengths) > 1:
+            raise ValueError("history columns are of unequal length")
+        steps = self.history["step"]
+        if not np.isfinite(steps).all() or not (np.diff(steps) > 0).all():
+            raise ValueError("/history/step must be finite and increasing")
 
 
 def _misfit(file: Layout, model: Layout) -> str:
@@ -382,16 +377,12 @@ def fill(model: nn.Module, values: Mapping[str, Tensor]) -> None:
         known[name].copy_(value)
 
 
-def _tensors(group: Any, rows: slice | EllipsisType) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.asarray(value[rows])) for name, value in group.items()}
-
-
 def load(path: str | Path) -> Any:
     """Read any file of this project: a :class:`Checkpoint`, a result, or a list of several results.
 
     Raises FailedError for a file that is missing, truncated, foreign or of a newer version.
     """
-    with store.reading(path) as file:
+    with store.reading(path, warn=False) as file:
         schema = file.attrs["schema"]
     if schema == SCHEMA:
         return Checkpoint.load(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -49,6 +49,20 @@ class Surface(Result):
     """
 
     schema: ClassVar[str] = "landscape.surface"
+    shapes: ClassVar[Mapping[str, str]] = {
+        "x": "nx+",
+        "y": "ny+",
+        "loss": "ny nx",
+        "accuracy": "ny nx",
+        "done": "ny nx",
+        "directions": "2 P",
+        "center": "P",
+        "axes": "2",
+        "labels": "M",
+        "markers": "M 2",
+        "marker_loss": "M",
+    }
+    axes_of: ClassVar[tuple[str, ...]] = ("x", "y")
 
     x: Array
     y: Array
@@ -80,15 +94,6 @@ class Surface(Result):
     labels: tuple[str, ...] = ()
     marker_loss: Array = field(default_factory=lambda: np.zeros(0))
     explained: Array = field(default_factory=lambda: np.zeros(0))
-
-    def __post_init__(self) -> None:
-        shape = (len(self.y), len(self.x))
-        if not self.loss.shape == self.accuracy.shape == self.done.shape == shape:
-            raise ValueError(f"loss {self.loss.shape}, accuracy and done must all have shape {shape}")
-        if self.markers.shape != (len(self.labels), 2) or self.marker_loss.shape != (len(self.labels),):
-            raise ValueError(
-                f"markers {self.markers.shape} and marker_loss must fit {len(self.labels)} labels"
-            )
 
     def plane(self, like: Tensor) -> Plane:
         """The plane, with its markers, on the device and in the precision of ``like``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,6 +22,7 @@ class Escape(Result):
     """
 
     schema: ClassVar[str] = "landscape.escape"
+    shapes: ClassVar[Mapping[str, str]] = {"times": "A+ K+ S+", "values": "K", "algorithms": "A"}
 
     times: Array
     values: Array
@@ -30,10 +32,6 @@ class Escape(Result):
     steps: int
     setting: str = ""
     label: str = ""
-
-    def __post_init__(self) -> None:
-        if self.times.shape[:2] != (len(self.algorithms), len(self.values)):
-            raise ValueError(f"times {self.times.shape} for {len(self.algorithms)} × {len(self.values)}")
 
     @property
     def median(self) -> Array:

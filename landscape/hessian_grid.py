@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -42,6 +42,11 @@ class HessianGrid(Result):
     """
 
     schema: ClassVar[str] = "landscape.hessian_grid"
+    shapes: ClassVar[Mapping[str, str]] = {"x": "nx+", "y": "ny+"} | dict.fromkeys(
+        ("lambda_min", "lambda_max", "ratio", "residual_min", "residual_max", "hvps", "converged", "done"),
+        "ny nx",
+    )
+    axes_of: ClassVar[tuple[str, ...]] = ("x", "y")
 
     x: Array
     y: Array
@@ -74,11 +79,9 @@ class HessianGrid(Result):
     provenance: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        shape = (len(self.y), len(self.x))
-        if not self.lambda_min.shape == self.lambda_max.shape == self.ratio.shape == shape:
-            raise ValueError(f"lambda_min, lambda_max and ratio must have shape {shape}")
         if self.done.size == 0:
-            object.__setattr__(self, "done", np.ones(shape, bool))
+            object.__setattr__(self, "done", np.ones(self.ratio.shape, bool))
+        super().__post_init__()
 
 
 def _another(previous: HessianGrid, wanted: dict[str, Any], problem: Problem, plane: Plane) -> str:

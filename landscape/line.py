@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Unpack
 
@@ -30,6 +31,14 @@ class Line(Result):
     """
 
     schema: ClassVar[str] = "landscape.line"
+    shapes: ClassVar[Mapping[str, str]] = {
+        "t": "K+",
+        "loss": "K",
+        "accuracy": "K",
+        "start": "P",
+        "direction": "P",
+    }
+    axes_of: ClassVar[tuple[str, ...]] = ("t",)
 
     t: Array
     loss: Array
@@ -49,10 +58,6 @@ class Line(Result):
     label: str = ""
     source: str = ""
     source_sha256: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.t.shape == self.loss.shape == self.accuracy.shape == (len(self.t),):
-            raise ValueError(f"loss {self.loss.shape} and accuracy must have the shape of t {self.t.shape}")
 
 
 def barrier(t: Array, loss: Array) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,6 +24,9 @@ class Minima(Result):
     """
 
     schema: ClassVar[str] = "landscape.minima"
+    shapes: ClassVar[Mapping[str, str]] = {"delay": "K+"} | dict.fromkeys(
+        ("predicted", "stays", "leaves", "steps", "lambda_after"), "3 K"
+    )
 
     delay: Array
     predicted: Array
@@ -43,12 +47,6 @@ class Minima(Result):
     label: str = ""
     source: str = ""
     source_sha256: str = ""
-
-    def __post_init__(self) -> None:
-        shape = (3, len(self.delay))
-        for name in ("predicted", "stays", "leaves", "steps", "lambda_after"):
-            if getattr(self, name).shape != shape:
-                raise ValueError(f"{name} {getattr(self, name).shape} must be {shape}")
 
     @property
     def found(self) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Unpack
 
@@ -39,6 +40,9 @@ class NoiseEstimate(Result):
     """
 
     schema: ClassVar[str] = "landscape.noise"
+    shapes: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("direct", "first_order", "delta_s", "delta_2", "delta_cross"), "draws+"
+    )
 
     direct: Array
     first_order: Array
@@ -57,10 +61,6 @@ class NoiseEstimate(Result):
     label: str = ""
     source: str = ""
     source_sha256: str = ""
-
-    def __post_init__(self) -> None:
-        if self.direct.ndim != 1 or self.first_order.shape != self.direct.shape:
-            raise ValueError("direct and first_order must hold one number for each draw")
 
     def summary(self) -> dict[str, tuple[float, float]]:
         """Name -> (mean, standard error over the draws; 0 for what is exact)."""

@@ -55,10 +55,12 @@ def near(name: str, known: Iterable[str]) -> str:
 
 def positive(where: str, value: float, *, least: float | None = None) -> None:
     """Raise InputError unless ``value`` is finite and > 0 (or ≥ ``least`` where given)."""
+    bits = value.bit_length() if isinstance(value, int) else 0
     ok = value > 0 if least is None else value >= least
-    if not ok or value == float("inf"):
+    if not ok or bits > 1023 or value == float("inf"):  # which no float holds
         allowed = "a finite number > 0" if least is None else f"a finite number ≥ {least:g}"
-        raise InputError(f"{where}: {value} is not allowed, it must be {allowed}")
+        shown = f"a whole number of {bits} bits" if bits > 1023 else value
+        raise InputError(f"{where}: {shown} is not allowed, it must be {allowed}")
 
 
 def quantity(where: str, text: str, units: Mapping[str, float], *, zero: bool = False) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -16,11 +15,12 @@ from matplotlib.figure import Figure
 from landscape.checkpoint import Checkpoint
 from landscape.contour import Surface
 from landscape.escape import Escape
+from landscape.files import replacing
 from landscape.hessian_grid import HessianGrid
 from landscape.line import Line
 from landscape.minima import Minima
 from landscape.noise import NoiseEstimate
-from landscape.options import FailedError, InputError, choose
+from landscape.options import InputError, choose
 from landscape.picture import into, loss_of, splits
 from landscape.plots_stability import minima, smoothings, stabilities
 from landscape.plots_surface import bn_note, difference, lines, surfaces, surfaces_3d
@@ -30,6 +30,7 @@ from landscape.plots_surface import several as _several
 from landscape.plots_surface import style as _style
 from landscape.plots_sweep import sweeps
 from landscape.plots_training import COLORS, escapes, training
+from landscape.plots_values import drawing
 from landscape.runtime import RunTimes
 from landscape.smoothing import Smoothing
 from landscape.spectrum import Spectrum
@@ -43,15 +44,8 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     """Write ``figure`` as PNG, PDF or SVG, atomically. InputError for another suffix."""
     path = Path(path)
     check_format(path)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        with _style():
-            figure.savefig(temporary)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise FailedError(f"{path}: cannot be written ({error.strerror})") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as file, _style():
+        figure.savefig(file, format=path.suffix[1:])
 
 
 def check_format(path: str | Path) -> None:
@@ -60,6 +54,7 @@ def check_format(path: str | Path) -> None:
         raise InputError(f"{path}: a picture's name must end in {', '.join(FORMATS)}")
 
 
+@drawing
 def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
     """Heatmaps of |λ_min|/|λ_max|, one panel a grid, on one colour scale; * where not converged.
 
@@ -110,6 +105,7 @@ def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
     return figure
 
 
+@drawing
 def noises(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
     """The four Δ(2) numbers of each checkpoint as bars on a log scale, error bars one standard error."""
     names = {
@@ -149,6 +145,7 @@ def noises(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
     return figure
 
 
+@drawing
 def spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     """Spectral densities on a log axis, eigenvalues as ticks below, one colour a result.
 
@@ -188,7 +185,7 @@ def spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
         named = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}
         first = results[0]
         ticks = "; ticks: computed eigenvalues" if any(r.values.size for r in results) else ""
-        ax.set_xlabel(f"eigenvalue λ of the {loss_of(results)}'s {named[first.kind]}{ticks}")
+        ax.set_xlabel(f"eigenvalue λ of the {loss_of(results)}'s {named.get(first.kind, first.kind)}{ticks}")
         figure.legend(loc="outside lower center", ncols=min(3, len(results)))
         part = f", parameters {first.part}" if first.part else ""
         usual = f"Spectrum, {first.samples:,} samples of {splits(results)}{part}{bn_note(first)}"
@@ -196,6 +193,7 @@ def spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     return figure
 
 
+@drawing
 def run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
     """Seconds a step against workers, a line each algorithm and topology; one row of panels a result.
 
@@ -215,7 +213,7 @@ def run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
                 for (algorithm, mixing), rows in lines.items():
                     if mixing and not algorithm.endswith(order):
                         continue
-                    color, marker = look[mixing] if mixing else (COLORS[algorithm], "o")
+                    color, marker = look[mixing] if mixing else (COLORS.get(algorithm, "#777777"), "o")
                     plain = {"color": color, "lw": 1.2, "marker": marker, "mfc": "none"}
                     bold = {**plain, "lw": 2.2, "ls": "--" if algorithm == "ssgd*" else "-"}
                     ax.errorbar(

@@ -12,11 +12,13 @@ from matplotlib.figure import Figure
 from landscape.minima import Minima
 from landscape.picture import loss_of, splits
 from landscape.plots_surface import panels, plain_numbers, several, style
+from landscape.plots_values import drawing
 from landscape.smoothing import Smoothing
 from landscape.stability import Stability
 from landscape.store import Array
 
 
+@drawing
 def stabilities(results: Sequence[Stability], title: str = "") -> Figure:
     """Learning rate against delay, a panel a minimum: above a line training leaves it.
 
@@ -47,6 +49,7 @@ def stabilities(results: Sequence[Stability], title: str = "") -> Figure:
     return figure
 
 
+@drawing
 def minima(results: Sequence[Minima], title: str = "") -> Figure:
     """Learning rate against delay, a panel a minimum: lines as predicted, markers where training left.
 
@@ -97,6 +100,7 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
     )
 
 
+@drawing
 def smoothings(results: Sequence[Smoothing], title: str = "") -> Figure:
     """Rates that the loss allows beside those taken, sharpness and loss over the checkpoints; the spread.
 

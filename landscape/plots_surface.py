@@ -21,6 +21,7 @@ from landscape.options import InputError
 from landscape.picture import inside
 from landscape.picture import panels as panels
 from landscape.picture import several as several
+from landscape.plots_values import drawing
 from landscape.spectrum import Spectrum
 from landscape.store import Array
 
@@ -113,6 +114,7 @@ def _scale(results: Sequence[Surface]) -> tuple[Array, colors.Normalize, str]:
     return shared, colors.Normalize(shared[0], shared[-1]), step
 
 
+@drawing
 def surfaces(results: Sequence[Surface], title: str = "") -> Figure:
     """Filled contours with lines, one panel a surface, at shared levels and colours.
 
@@ -141,6 +143,7 @@ def surfaces(results: Sequence[Surface], title: str = "") -> Figure:
     return figure
 
 
+@drawing
 def difference(results: Sequence[Surface], title: str = "") -> Figure:
     """The first surface's loss less the second's: blue where the first is lower, red where it is higher.
 
@@ -176,6 +179,7 @@ def difference(results: Sequence[Surface], title: str = "") -> Figure:
     return figure
 
 
+@drawing
 def surfaces_3d(results: Sequence[Surface], title: str = "") -> Figure:
     """The loss as height over the plane, one panel a surface, with shared height axis and colours."""
     for r in results:
@@ -208,6 +212,7 @@ def surfaces_3d(results: Sequence[Surface], title: str = "") -> Figure:
     return figure
 
 
+@drawing
 def lines(results: Sequence[Line], title: str = "") -> Figure:
     """Loss above, accuracy below, along one or several lines of one kind; barriers in the legend."""
     kinds = {r.kind for r in results}
@@ -269,11 +274,11 @@ def _mark(ax: Axes, r: Surface) -> None:
     ax.plot(r.x[j], r.y[i], label="lowest grid point", clip_on=False, **_LOWEST)
     ax.set_xlim(r.x[0], r.x[-1])
     ax.set_ylim(r.y[0], r.y[-1])
-    if r.kind == "pca":
+    if r.kind == "pca" and len(r.markers):
         ax.plot(*r.markers.T, label="trajectory", **_PATH)
         ax.plot(*r.markers[-1], label="last checkpoint", **_MEAN)
         ax.annotate(r.labels[0], r.markers[0], xytext=(5, 5), textcoords="offset points", fontsize=8.5)
-    elif r.kind == "learners":
+    elif r.kind == "learners" and len(r.markers):
         ax.plot(*r.markers[:-1].T, label="learners", **_LEARNER)
         ax.plot(*r.markers[-1], label="their mean $w_a$", **_MEAN)
     elif r.kind == "between":
@@ -308,7 +313,7 @@ def _made(r: Surface) -> str:
         "learners": "plane nearest to the learners (distances)",
         "eigen": "Hessian eigenvectors of unit length",
     }
-    return kinds[r.kind]
+    return kinds.get(r.kind, r.kind)
 
 
 def _common(notes: Sequence[str]) -> tuple[str, list[str]]:
@@ -327,7 +332,7 @@ def bn_note(r: Surface | Line | HessianGrid | Spectrum) -> str:
         "recalibrate": f"from {r.bn_samples:,} samples a point",
         "train": f"statistics of batches of {r.bn_samples:,}" if r.bn_samples else "statistics of each batch",
     }
-    return f"\nBatchNorm: {notes[r.bn]}"
+    return f"\nBatchNorm: {notes.get(r.bn, r.bn)}"
 
 
 def _surface_title(r: Surface) -> str:

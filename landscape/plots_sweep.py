@@ -11,12 +11,14 @@ from matplotlib.figure import Figure
 
 from landscape.options import InputError
 from landscape.plots_surface import plain_numbers, several, style
+from landscape.plots_values import drawing, plain
 from landscape.sweep import Sweep
 
 # From which ratio of largest to smallest an axis is logarithmic (ours).
 LOG_RATIO = 5.0
 
 
+@drawing
 def sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
     """Test error against the first key that varies, a line for each of the others, a panel a sweep.
 
@@ -27,7 +29,7 @@ def sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
     with style():
         figure, axes = several(len(results), 5.2, 4.0)
         for ax, r in zip(axes, results, strict=True):
-            rows = r.rows
+            rows = [{key: plain(value) for key, value in row.items()} for row in r.rows]
             varying = [k for k in r.keys if len({row[k] for row in rows}) > 1]
             if not varying:
                 raise InputError("sweep: its table has one row, there is nothing to draw")

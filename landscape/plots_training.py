@@ -18,11 +18,13 @@ from landscape.options import InputError
 from landscape.plots_surface import panels as _panels
 from landscape.plots_surface import plain_numbers, several
 from landscape.plots_surface import style as _style
+from landscape.plots_values import drawing, plain
 
 # Figure 2's colours, in a colour-blind-safe version: DPSGD green, SSGD red, SSGD* blue.
 COLORS = {"ssgd": "#D55E00", "dpsgd": "#009E73", "ssgd*": "#0072B2"}
 
 
+@drawing
 def training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     """Loss, test error, α_e, Δ, Δ(2) and spread by step; thin lines are seeds, thick ones their median.
 
@@ -83,7 +85,8 @@ _SHARPNESS = (
 def _run_title(runs: Sequence[Checkpoint]) -> str:
     first, seeds = runs[0], sorted({r.seed for r in runs})
     many = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return f"{first.data['name']}, n = {first.learners}, nB = {first.learners * first.local_batch}, {many}"
+    size = f"n = {first.learners}, nB = {first.learners * first.local_batch}"
+    return f"{plain(first.data['name'])}, {size}, {many}"
 
 
 # Keys of a recipe in which seeds of one setting may differ: they do not bear on the weights.
@@ -108,7 +111,7 @@ def _groups(runs: Sequence[Checkpoint]) -> list[tuple[str, Any, list[Checkpoint]
     for words, members in found.items():  # the first setting of an algorithm has the algorithm's colour
         color = None if words[0] in named else COLORS.get(words[0])
         named.add(words[0])
-        label = ", ".join(words[:4]) + ", …" * (len(words) > 4)
+        label = plain(", ".join(words[:4]) + ", …" * (len(words) > 4))
         groups.append((label, color or spare[len(groups) % len(spare)], members))
     return groups
 
@@ -181,6 +184,7 @@ def _draw_runs(ax: Axes, label: str, color: Any, runs: Sequence[Checkpoint], col
     return bool(curves)
 
 
+@drawing
 def escapes(results: Sequence[Escape], title: str = "") -> Figure:
     """Median escape time with its 95% band against what is varied, a panel a result.
 
@@ -193,8 +197,15 @@ def escapes(results: Sequence[Escape], title: str = "") -> Figure:
             low, high = (np.minimum(edge, r.steps) for edge in r.band())
             median = np.minimum(r.median, r.steps)
             for a, name in enumerate(r.algorithms):
-                ax.fill_between(r.values, low[a], high[a], color=COLORS[name], alpha=0.2, lw=0)
-                ax.plot(r.values, median[a], color=COLORS[name], marker="osD"[a % 3], ms=4, label=name)
+                ax.fill_between(r.values, low[a], high[a], color=COLORS.get(name, "#777777"), alpha=0.2, lw=0)
+                ax.plot(
+                    r.values,
+                    median[a],
+                    color=COLORS.get(name, "#777777"),
+                    marker="osD"[a % 3],
+                    ms=4,
+                    label=name,
+                )
             ax.set_xscale("log", base=10 if r.vary == "noise" else 2)
             ax.set_yscale("log")
             if r.vary != "noise":

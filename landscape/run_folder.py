@@ -42,7 +42,7 @@ def of_a_run(path: Path) -> bool:
     if path.name == "recipe.toml":
         return True
     try:
-        with store.reading(path, SCHEMA) as file:
+        with store.reading(path, SCHEMA, warn=False) as file:
             return bool(file.attrs["algorithm"] != IMPORTED)
     except FailedError:
         return False
@@ -50,7 +50,7 @@ def of_a_run(path: Path) -> bool:
 
 def _holds_weights(path: Path) -> bool:
     try:
-        with store.reading(path) as file:
+        with store.reading(path, warn=False) as file:
             return bool(file.attrs["schema"] == SCHEMA)
     except FailedError:
         if _STEP.fullmatch(path.name):

@@ -8,7 +8,7 @@ sends and receives at the same time, one message after the other each way, and s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -215,6 +215,13 @@ class RunTimes(Result):
     """
 
     schema: ClassVar[str] = "landscape.plan"
+    shapes: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        (
+            "workers", "algorithm", "mixing", "gradient_s", "update_s", "exchange_s", "step_s", "step_error",
+            "steps", "run_s", "waiting", "samples_per_s", "speedup", "efficiency",
+        ),
+        "rows+",
+    )  # fmt: skip
 
     workers: Array
     algorithm: tuple[str, ...]
@@ -240,10 +247,6 @@ class RunTimes(Result):
     all_reduce: str
     news: bool
     seed: int
-
-    def __post_init__(self) -> None:
-        if len({len(self.workers), len(self.algorithm), len(self.mixing), len(self.step_s)}) > 1:
-            raise ValueError("workers, algorithm, mixing and step_s must have one entry for each row")
 
     @property
     def label(self) -> str:

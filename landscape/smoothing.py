@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
@@ -54,6 +54,19 @@ class Smoothing(Result):
     """
 
     schema: ClassVar[str] = "landscape.smoothing"
+    shapes: ClassVar[Mapping[str, str]] = {
+        "loss_smooth": "2",
+        "loss_smooth_se": "2",
+        "lambda_smooth": "2",
+        "lambda_smooth_residual": "2",
+        "lambda_smooth_se": "2",
+        "lambda_smooth_bias": "2",
+        "eigenvalues": "k",
+        "share": "k",
+        "lipschitz": "S",
+        "lipschitz_smooth": "2 S",
+        "lipschitz_smooth_se": "2 S",
+    }
 
     loss: float
     loss_smooth: Array
@@ -83,10 +96,6 @@ class Smoothing(Result):
     label: str = ""
     source: str = ""
     source_sha256: str = ""
-
-    def __post_init__(self) -> None:
-        if self.loss_smooth.shape != (2,) or self.lambda_smooth.shape != (2,):
-            raise ValueError("loss_smooth and lambda_smooth must hold one number for each kind of spread")
 
     @property
     def rates(self) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
@@ -247,6 +247,12 @@ class Spectrum(Result):
     """
 
     schema: ClassVar[str] = "landscape.spectrum"
+    shapes: ClassVar[Mapping[str, str]] = {
+        "values": "k",
+        "residuals": "k",
+        "nodes": "probes steps",
+        "weights": "probes steps",
+    }
 
     values: Array
     residuals: Array
@@ -276,12 +282,6 @@ class Spectrum(Result):
     bound_low: float = -np.inf
     bound_high: float = np.inf
     verified: bool = False
-
-    def __post_init__(self) -> None:
-        if self.values.ndim != 1 or self.residuals.shape != self.values.shape:
-            raise ValueError("values and residuals must hold one number for each eigenvalue")
-        if self.nodes.ndim != 2 or self.weights.shape != self.nodes.shape:
-            raise ValueError("nodes and weights must both have shape (probes, steps)")
 
     @property
     def density(self) -> Density | None:

@@ -8,7 +8,7 @@ up to the limits computed here (Delay-2019; DESIGN, formulas).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Unpack
 
@@ -94,6 +94,7 @@ class Stability(Result):
     """
 
     schema: ClassVar[str] = "landscape.stability"
+    shapes: ClassVar[Mapping[str, str]] = {"delay": "K+", "limit": "3 K"}
 
     delay: Array
     limit: Array
@@ -109,10 +110,6 @@ class Stability(Result):
     label: str = ""
     source: str = ""
     source_sha256: str = ""
-
-    def __post_init__(self) -> None:
-        if self.limit.shape != (3, len(self.delay)):
-            raise ValueError(f"limit {self.limit.shape} must be (3, {len(self.delay)})")
 
     @property
     def rates(self) -> Array:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import safetensors
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 
 from landscape import store
 from landscape.checkpoint import HISTORY_UNITS, IMPORTED, Checkpoint
+from landscape.files import open_regular
 from landscape.options import FailedError, InputError, near
 from landscape.vector import Layout
 
@@ -39,12 +42,16 @@ def read_state(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise InputError(f"STATE: '{path}' is not allowed, its name must end in {', '.join(SUFFIXES)}")
-    if not path.is_file():
+    if not path.exists():
         raise FailedError(f"{path}: no such file; a state that torch.save or safetensors wrote is needed")
+    with open_regular(path) as file:
+        _check_archive(path, file)
     try:
         if path.suffix == ".safetensors":
             return dict(safetensors.torch.load_file(path)), []
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # of torch about its own quantised tensors
+            warnings.simplefilter("ignore")
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise FailedError(
             f"{path}: not a file of weights alone, and code from a file is never run; write one by "
@@ -63,6 +70,42 @@ def read_state(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     if not any(isinstance(value, Tensor) for value in state.values()):
         raise FailedError(f"{path}: holds no tensors by name, a model's state_dict() is needed")
     return {str(name): value for name, value in state.items()}, said
+
+
+def _check_archive(path: Path, file: IO[bytes]) -> None:
+    """FailedError for a zip archive, which a .pt file is, that unpacks to more than itself."""
+    if path.suffix == ".safetensors" or file.read(2) != b"PK":
+        return
+    length = file.seek(0, 2)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            packed = [e for e in archive.infolist() if e.compress_type != zipfile.ZIP_STORED]
+            total = sum(entry.file_size for entry in archive.infolist())
+    except Exception as error:  # what zipfile raises for a damaged archive is not documented
+        words = " ".join(str(error).split())[:120]
+        raise FailedError(f"{path}: not a readable state file ({type(error).__name__}: {words})") from error
+    if packed or total > length:
+        what = f"its part {packed[0].filename} is compressed" if packed else f"its parts have {total:,} bytes"
+        raise FailedError(f"{path}: not as torch.save writes a file of {length:,} bytes, {what}")
+
+
+# What a parameter or buffer can be taken from, by what it is itself.
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+
+
+def _unfit(value: Tensor, own: Tensor) -> str:
+    """Why the numbers of ``value`` cannot become those of ``own``; "" if they can."""
+    if value.is_meta:
+        return "is on the device 'meta' and holds no numbers"
+    if value.layout != torch.strided or value.is_quantized or value.is_nested:
+        kind = "quantised" if value.is_quantized else str(value.layout).removeprefix("torch.")
+        return f"is {kind}, a plain tensor is needed (.dequantize() or .to_dense() makes one)"
+    allowed = FLOATS if own.is_floating_point() else (own.dtype,) if own.is_complex() else INTEGERS
+    if value.dtype not in allowed:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+        return f"holds {str(value.dtype).removeprefix('torch.')}, the model needs one of {names}"
+    return ""
 
 
 def unwrap(state: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], list[str]]:
@@ -124,6 +167,8 @@ def _fitted(path: Path, state: dict[str, Any], model: nn.Module, name: str) -> d
             if not isinstance(value, Tensor) or tuple(value.shape) != shape:
                 what = f"has shape {tuple(value.shape)}" if isinstance(value, Tensor) else "is no tensor"
                 raise FailedError(f"{path}: '{key}' {what}, the model {name} needs shape {shape}")
+            if why := _unfit(value, own[key]):
+                raise FailedError(f"{path}: '{key}' {why}")
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 raise FailedError(f"{path}: '{key}' holds NaN or infinite numbers, all must be finite")
             if key != found[0] and not torch.equal(value, state[found[0]]):

@@ -10,19 +10,21 @@ import dataclasses
 import datetime
 import hashlib
 import importlib
-import io
-import os
+import re
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import h5py
 import numpy as np
 import torch
 
+from landscape import hdf5
 from landscape._version import __version__
-from landscape.options import FailedError
+from landscape.files import replacing
+from landscape.files import write_text as write_text
+from landscape.options import FailedError, InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,72 +33,22 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 # Characters of a result's one line (ours).
 LINE = 200
+T = TypeVar("T", bool, int, float, str)
+# Coordinates beyond this cannot be drawn or stepped between: their differences overflow (ours).
+LARGEST = 1e100
+_NUMBER = re.compile("[0-9]+")
 
 
 @contextlib.contextmanager
 def writing(path: str | Path, schema: str, version: int = 1) -> Iterator[h5py.File]:
-    """A new HDF5 file that appears under ``path`` only when whole: temporary file, fsync, rename.
+    """A new HDF5 file that appears under ``path`` only when whole, with a checksum at its end.
 
-    On any error the temporary file is removed and what stood at ``path`` is untouched. Raises FailedError
-    for a folder that is not there, no permission or no space.
+    On any error what stood at ``path`` is untouched. Raises FailedError for a folder that is not there, no
+    permission or no space.
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with _CalmFile(temporary, "wb+") as raw:
-            with h5py.File(raw, "w") as file:
-                _stamp(file, schema, version)
-                yield file
-            if raw.error:
-                raise raw.error
-            os.fsync(raw.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        raise FailedError(f"{path}: cannot be written ({error.strerror})") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Write ``text`` so that ``path`` is never half of it. Raises FailedError as :func:`writing` does."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise FailedError(f"{path}: cannot be written ({error.strerror})") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-class _CalmFile(io.FileIO):
-    """A file whose first failed write or change of size is kept in ``error`` instead of raised.
-
-    HDF5 reports a full disk once for every object that is open, as tracebacks from its destructors; told
-    that all is well, it closes quietly, and the caller raises the one error that counts.
-    """
-
-    error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        view, done = memoryview(data).cast("B"), 0
-        while self.error is None and done < len(view):
-            try:
-                done += super().write(view[done:]) or 0
-            except OSError as error:
-                self.error = error
-        return len(view)
-
-    def truncate(self, size: int | None = None) -> int:
-        try:
-            return super().truncate(size)
-        except OSError as error:
-            self.error = self.error or error
-        return size or 0
+    with replacing(path) as raw, hdf5.writing(raw) as file:
+        _stamp(file, schema, version)
+        yield file
 
 
 def _stamp(file: h5py.File, schema: str, version: int) -> None:
@@ -108,49 +60,82 @@ def _stamp(file: h5py.File, schema: str, version: int) -> None:
     file.attrs["torch_version"] = str(torch.__version__)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in ``folder`` durable, on systems where a folder can be opened."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 @contextlib.contextmanager
-def reading(path: str | Path, schema: str | None = None, version: int = 1) -> Iterator[h5py.File]:
+def reading(
+    path: str | Path, schema: str | None = None, version: int = 1, warn: bool = True
+) -> Iterator[h5py.File]:
     """An HDF5 file of this project, checked; with ``schema`` given, of that one.
 
-    Raises FailedError for a file that is missing, truncated, foreign, of another schema, of a newer version,
-    or that lacks what the caller reads from it.
+    Raises FailedError for a file that is missing, damaged, foreign, of another schema, of a newer version, or
+    that lacks what the caller reads from it. With ``warn``, warns of one without a checksum (see
+    :mod:`landscape.hdf5`).
     """
     path = Path(path)
-    if not path.is_file():
+    if not path.exists():
         raise FailedError(f"{path}: no such file; an .h5 file that landscape wrote is needed")
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise FailedError(f"{path}: not a readable HDF5 file ({_first_words(error)})") from error
-    with file:
-        found = file.attrs.get("schema")
-        if not isinstance(found, str) or not found.startswith("landscape."):
-            raise FailedError(f"{path}: an HDF5 file, but not one that landscape wrote")
-        if schema is not None and found != schema:
-            raise FailedError(f"{path}: holds a {found}, a {schema} is needed")
-        if int(file.attrs.get("version", 0)) > version:
-            raise FailedError(
-                f"{path}: {found} version {file.attrs['version']} is newer than {version}, the newest that "
-                f"landscape {__version__} reads; update landscape"
-            )
+    with hdf5.reading(path) as (file, sealed):
         try:
+            found = file.attrs.get("schema")
+            if not isinstance(found, str) or not found.startswith("landscape."):
+                raise FailedError(f"{path}: an HDF5 file, but not one that landscape wrote")
+            if schema is not None and found != schema:
+                raise FailedError(f"{path}: holds a {found}, a {schema} is needed")
+            newest = attribute(file, "version", int)
+            if newest > version:
+                raise FailedError(
+                    f"{path}: {found} version {newest} is newer than {version}, the newest that "
+                    f"landscape {__version__} reads; update landscape"
+                )
+            if warn and not sealed:
+                hdf5.warn_unsealed(path)
             yield file
-        except (KeyError, OSError, RuntimeError, TypeError, IndexError) as error:
-            raise FailedError(f"{path}: damaged or incomplete ({_first_words(error)})") from error
+        except InputError:
+            raise
+        except Exception as error:  # a file may hold anything: what does not fit is the file's fault
+            raise FailedError(f"{path}: damaged or incomplete ({hdf5.first_words(error)})") from error
 
 
-def _first_words(error: BaseException) -> str:
-    return " ".join(str(error).split())[:120] or type(error).__name__
+def group(parent: h5py.Group, name: str) -> h5py.Group:
+    """The group ``name``; ValueError that names it where there is none."""
+    found = parent.get(name)
+    if not isinstance(found, h5py.Group):
+        raise ValueError(
+            f"{_place(parent, name)} is {'missing' if found is None else 'a data set'}, a group is needed"
+        )
+    return found
+
+
+def dataset(parent: h5py.Group, name: str, kinds: str = "fiub", dims: int | None = None) -> h5py.Dataset:
+    """The data set ``name`` of one of numpy's ``kinds``, with ``dims`` dimensions; ValueError names it."""
+    found, place = parent.get(name), _place(parent, name)
+    if not isinstance(found, h5py.Dataset):
+        raise ValueError(f"{place} is {'missing' if found is None else 'a group'}, a data set is needed")
+    if found.dtype.kind not in kinds or not found.dtype.isnative:
+        raise ValueError(f"{place} holds {found.dtype}, which is not what belongs there")
+    if dims is not None and found.ndim != dims:
+        raise ValueError(f"{place} has shape {found.shape}, {dims} dimensions are needed")
+    return found
+
+
+def attribute(parent: h5py.Group, name: str, kind: type[T]) -> T:
+    """The attribute ``name`` as a bool, int, float or str; ValueError that names it for anything else."""
+    place = f"attribute {_place(parent, name)}"
+    if name not in parent.attrs:
+        raise ValueError(f"{place} is missing")
+    value = parent.attrs[name]
+    allowed: dict[type, Any] = {
+        str: str,
+        bool: (bool, np.bool_),
+        int: (int, np.integer),
+        float: (int, float, np.integer, np.floating),
+    }
+    if not isinstance(value, allowed[kind]):
+        raise ValueError(f"{place} is {hdf5.first_words(ValueError(repr(value)))}, {kind.__name__} is needed")
+    return kind(value)
+
+
+def _place(parent: h5py.Group, name: str) -> str:
+    return f"{(parent.name or '').rstrip('/')}/{name}"
 
 
 def sha256(path: str | Path) -> str:
@@ -173,11 +158,18 @@ class Result:
     """A finished analysis: arrays and plain attributes that save and load themselves.
 
     Array fields become data sets, the rest attributes. A field with a default may be absent from a file,
-    which may be older than the field; an empty array is not written there. Subclasses name a ``schema`` and
-    may check themselves in ``__post_init__``, raising ValueError.
+    which may be older than the field; an empty array is not written there.
+
+    Subclasses name a ``schema``; ``shapes``, field -> its dimensions by name or number, such as "ny nx", the
+    same name meaning the same number everywhere and "+" that it is not 0; ``axes_of``, those of its arrays
+    that are coordinates: finite and increasing; ``texts``, arrays of UTF-8 bytes. What does not fit is
+    refused with a ValueError.
     """
 
     schema: ClassVar[str] = ""
+    shapes: ClassVar[Mapping[str, str]] = {}
+    axes_of: ClassVar[tuple[str, ...]] = ()
+    texts: ClassVar[tuple[str, ...]] = ()
     schemas: ClassVar[dict[str, type[Result]]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -186,6 +178,25 @@ class Result:
             cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
         if cls.schema:
             Result.schemas[cls.schema] = cls
+
+    def __post_init__(self) -> None:
+        sizes: dict[str, int] = {}
+        for name, text in self.shapes.items():
+            value = getattr(self, name)
+            shape = value.shape if isinstance(value, np.ndarray) else (len(value),)
+            wanted = [size.rstrip("+") for size in text.split()]
+            fits = len(wanted) == len(shape)
+            for key, size, length in zip(wanted, text.split(), shape, strict=False):
+                expected = int(key) if key.isdecimal() else sizes.setdefault(key, length)
+                fits = fits and length == expected and (length > 0 or not size.endswith("+"))
+            if not fits:
+                known = ", ".join(str(sizes.get(key, key)) for key in wanted)
+                raise ValueError(f"{name} has shape {shape}, it must fit ({known})")
+        for name in self.axes_of:
+            value = getattr(self, name)
+            with np.errstate(over="ignore"):
+                if not (np.abs(value) < LARGEST).all() or not (np.diff(value) > 0).all():
+                    raise ValueError(f"{name} must be finite and increasing")
 
     def __repr__(self) -> str:
         """One line: whose result it is, and the shapes of its arrays."""
@@ -247,15 +258,18 @@ class Result:
         hints = typing.get_type_hints(cls)
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
-            kind = hints[field.name]
-            if _optional(field) and field.name not in group and field.name not in group.attrs:
+            kind, name = hints[field.name], field.name
+            if _optional(field) and name not in group and name not in group.attrs:
                 continue
             if kind in (bool, int, float, str):
-                values[field.name] = kind(group.attrs[field.name])
+                values[name] = attribute(group, name, kind)
             elif kind == tuple[str, ...]:
-                values[field.name] = tuple(str(text) for text in group.attrs[field.name])
+                texts = group.attrs.get(name)
+                if not isinstance(texts, np.ndarray) or not all(isinstance(t, str) for t in texts.flat):
+                    raise ValueError(f"attribute {_place(group, name)} is no list of texts")
+                values[name] = tuple(texts.ravel())
             else:
-                values[field.name] = np.asarray(group[field.name])
+                values[name] = np.asarray(dataset(group, name, "S" if name in cls.texts else "fiub"))
         return cls(**values)
 
 
@@ -278,8 +292,8 @@ def load_results(path: str | Path) -> list[Result]:
             known = ", ".join(sorted(Result.schemas))
             raise FailedError(f"{path}: holds a {schema}, not a result (allowed: {known})")
         kind = Result.schemas[schema]
-        numbered = [file[name] for name in sorted((n for n in file if n.isdigit()), key=int)]
-        try:
-            return [kind._read(group) for group in numbered or [file]]
-        except ValueError as error:
-            raise FailedError(f"{path}: damaged or incomplete ({_first_words(error)})") from error
+        numbers = {name for name in file if _NUMBER.fullmatch(name)}
+        if numbers != {str(i) for i in range(len(numbers))}:
+            raise ValueError(f"its groups are {', '.join(sorted(numbers))}, they must be 0, 1, …")
+        numbered = [group(file, str(i)) for i in range(len(numbers))]
+        return [kind._read(part) for part in numbered or [file]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -37,6 +38,12 @@ class Sweep(Result):
     """
 
     schema: ClassVar[str] = "landscape.sweep"
+    shapes: ClassVar[Mapping[str, str]] = {
+        "seeds": "rows",
+        "keys": "keys",
+        "settings": "rows keys",
+    } | dict.fromkeys(COLUMNS, "rows")
+    texts: ClassVar[tuple[str, ...]] = ("settings", "seeds")
 
     keys: tuple[str, ...]
     settings: Array
@@ -51,10 +58,11 @@ class Sweep(Result):
     seconds: Array
 
     def __post_init__(self) -> None:
-        rows = len(self.seeds)
-        columns = [getattr(self, name) for name in COLUMNS]
-        if self.settings.shape != (rows, len(self.keys)) or any(c.shape != (rows,) for c in columns):
-            raise ValueError("settings, seeds and columns must have one entry for each row")
+        super().__post_init__()
+        for text in (*self.settings.flat, *self.seeds.flat):
+            text.decode("utf-8")
+        if not all(re.fullmatch(rb"\d+( \d+)*", text) for text in self.seeds):
+            raise ValueError("seeds must be numbers with a blank between")
 
     @property
     def rows(self) -> list[dict[str, str]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 
 from landscape.contour import Surface
-from landscape.options import FailedError, InputError
+from landscape.files import write_text
+from landscape.options import InputError
 from landscape.store import Array
 
 HIDDEN_POINT = 2  # vtkDataSetAttributes::HIDDENPOINT: a point with this bit set is not drawn
@@ -49,14 +49,7 @@ def save_vts(surface: Surface, path: str | Path) -> None:
   </StructuredGrid>
 </VTKFile>
 """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="ascii")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise FailedError(f"{path}: cannot be written ({error.strerror})") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(path, text)
 
 
 def _array(name: str, values: Array) -> str:

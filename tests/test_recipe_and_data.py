@@ -20,6 +20,7 @@ import landscape
 from landscape import FailedError, InputError
 from landscape.data import idx
 from landscape.data.images import decode
+from landscape.options import positive
 from landscape.train import launch, recipe
 from tests.conftest import Command
 
@@ -46,6 +47,12 @@ def test_the_built_in_recipes_are_there_and_read_back_equal() -> None:
         assert recipe.from_values(tomllib.loads(r.to_toml())) == recipe.from_values(
             tomllib.loads(recipe.from_values(tomllib.loads(r.to_toml())).to_toml())
         )
+
+
+@pytest.mark.parametrize("least", [None, 0])
+def test_a_whole_number_that_no_float_holds_is_refused(least: float | None) -> None:
+    with pytest.raises(InputError, match="lr: a whole number of 16610 bits is not allowed.*finite"):
+        positive("lr", 10**5000, least=least)
 
 
 def test_figure_2_settings_are_the_papers() -> None:

@@ -27,6 +27,7 @@ from landscape.cli.spectrum import spectrum
 from landscape.cli.stability import stability
 from landscape.cli.sweep import sweep
 from landscape.cli.train import train
+from landscape.files import printable
 from landscape.options import InputError
 
 
@@ -89,9 +90,10 @@ def _tell(message: Warning | str, category: type[Warning], *where: object, **mor
     """A warning as one line without its place in the code, for a user of commands; none with -q."""
     context = click.get_current_context(silent=True)
     if not (context and context.params.get("quiet")):
-        click.echo(f"landscape: {' '.join(str(message).split())}", err=True)
+        _fail(str(message), 0)
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"landscape: {' '.join(message.split())}", err=True)
+    """Say it in one line, in which what a name or a file holds is shown and not obeyed by the terminal."""
+    click.echo(f"landscape: {printable(' '.join(message.split()))}", err=True)
     return code

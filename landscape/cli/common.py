@@ -19,6 +19,7 @@ from landscape.cli.source import Source as Source
 from landscape.cli.source import data_dir as data_dir
 from landscape.cli.source import find_modules as find_modules
 from landscape.cli.source import source as source
+from landscape.files import printable
 from landscape.options import SPLIT, FailedError, InputError
 from landscape.problem import Problem
 from landscape.progress import progress_bar as progress_bar
@@ -258,7 +259,7 @@ def residual(absolute: float, value: float) -> str:
 def message(text: str, quiet: bool) -> None:
     """A line for the user, on stderr."""
     if not quiet:
-        click.echo(text, err=True)
+        click.echo("\n".join(map(printable, text.split("\n"))), err=True)
 
 
 def write(results: Sequence[store.Result], path: Path, picture: str | None) -> None:
@@ -269,7 +270,7 @@ def write(results: Sequence[store.Result], path: Path, picture: str | None) -> N
 
 def show(results: Sequence[store.Result], path: Path, picture: str | None) -> None:
     """Draw ``results`` if a picture is asked for, and name the files on stdout."""
-    click.echo(str(path))
+    click.echo(printable(path))
     if picture:
         plots.save_figure(plots.draw(results), picture)
-        click.echo(picture)
+        click.echo(printable(picture))

@@ -9,6 +9,7 @@ import click
 import landscape
 from landscape import factories
 from landscape.cli import common
+from landscape.files import printable
 from landscape.options import FailedError, InputError
 from landscape.problem import Problem
 
@@ -67,7 +68,7 @@ def import_state(states: tuple[str, ...], output: str | None, source: common.Sou
         }
     common.make_folder(path.parent)
     checkpoint.save(path)
-    click.echo(str(path))
+    click.echo(printable(path))
 
 
 def describe(split: str, problem: Problem) -> str:

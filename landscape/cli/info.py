@@ -9,9 +9,10 @@ import click
 import numpy as np
 
 import landscape
-from landscape import run_folder, store
+from landscape import hdf5, run_folder, store
 from landscape.checkpoint import IMPORTED, Checkpoint
 from landscape.cli import train
+from landscape.files import printable
 from landscape.options import FailedError
 from landscape.train.loop import recipe_of
 
@@ -22,21 +23,28 @@ def info(file: str) -> None:
     """What is in FILE: a checkpoint (validated) or a result."""
     file = str(run_folder.checkpoint_in(Path(file)))
     loaded = landscape.load(file)
-    with store.reading(file) as raw:
+    with store.reading(file, warn=False) as raw:
         stamps = {
             key: raw.attrs[key]
             for key in ("schema", "version", "created", "landscape_version", "torch_version")
         }
+    stamps["checksum"] = "SHA-256, fits" if hdf5.has_checksum(file) else "none"
     for key, value in stamps.items():
-        click.echo(f"{key}: {value}")
+        _say(f"{key}: {value}")
     if isinstance(loaded, Checkpoint):
         _checkpoint(loaded)
         return
     for result in loaded if isinstance(loaded, list) else [loaded]:
-        click.echo("")
+        _say("")
         for field in dataclasses.fields(result):
             value = getattr(result, field.name)
-            click.echo(f"{field.name}: {_short(value)}")
+            _say(f"{field.name}: {_short(value)}")
+
+
+def _say(text: str) -> None:
+    """Lines on stdout; what is in a file is shown, and not sent to the terminal as it is."""
+    for line in text.split("\n"):
+        click.echo(printable(line))
 
 
 def _short(value: object) -> str:
@@ -60,34 +68,32 @@ def _rule(c: Checkpoint) -> str:
 def _checkpoint(c: Checkpoint) -> None:
     n, size = c.weights.shape
     finite = bool(np.isfinite(c.weights.numpy()).all())
-    click.echo(
+    _say(
         f"weights: {n} learners × {size:,} {c.weights.numpy().dtype}, {'finite' if finite else 'NOT FINITE'}"
     )
-    click.echo(f"model: {c.model['name']} {c.model['options']}")
+    _say(f"model: {c.model['name']} {c.model['options']}")
     if c.buffers:
         names = list(c.buffers)
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        click.echo(f"buffers and frozen parameters: {', '.join(names[:4])}{more}")
+        _say(f"buffers and frozen parameters: {', '.join(names[:4])}{more}")
         if c.mean_buffers:
-            click.echo("BatchNorm statistics of the mean: re-estimated at its weights")
+            _say("BatchNorm statistics of the mean: re-estimated at its weights")
     mark = f", fingerprint {c.data['fingerprint'][:12]}…" if c.data["fingerprint"] else ""
     sizes = f"{c.data['train']:,} train, {c.data['test']:,} test{mark}"
-    click.echo(
-        f"data: {c.data['name']} {c.data['options']}, {sizes}" if c.data["name"] else "data: not known"
-    )
+    _say(f"data: {c.data['name']} {c.data['options']}, {sizes}" if c.data["name"] else "data: not known")
     if c.algorithm == IMPORTED:
-        click.echo(f"imported from:\n{c.recipe}", nl=False)
+        _say(f"imported from:\n{c.recipe}".rstrip("\n"))
         return
-    click.echo(f"algorithm: {c.algorithm}, seed {c.seed}, step {c.step:,} (epoch {c.epoch:.3g})")
+    _say(f"algorithm: {c.algorithm}, seed {c.seed}, step {c.step:,} (epoch {c.epoch:.3g})")
     if about := _rule(c):
-        click.echo(about)
+        _say(about)
     for name, state in c.optimizer.items():
-        click.echo(f"optimizer state: {name} {tuple(state.shape)}")
+        _say(f"optimizer state: {name} {tuple(state.shape)}")
     for name, state in {**c.rule, **c.shared}.items():
-        click.echo(f"state: {name} {tuple(state.shape)}")
-    click.echo(train.closing(c))
+        _say(f"state: {name} {tuple(state.shape)}")
+    _say(train.closing(c))
     for name, column in c.history.items():
         seen = column[np.isfinite(column)]
         last = f"last {seen[-1]:.6g}" if len(seen) else "never recorded"
-        click.echo(f"  {name}: {len(seen)} of {len(column)} rows, {last}")
-    click.echo("recipe:\n" + "".join(f"  {line}\n" for line in c.recipe.splitlines()), nl=False)
+        _say(f"  {name}: {len(seen)} of {len(column)} rows, {last}")
+    _say("\n".join(["recipe:", *(f"  {line}" for line in c.recipe.splitlines())]))

@@ -10,7 +10,9 @@ import click
 import landscape
 from landscape import plots, run_folder
 from landscape.cli import common
-from landscape.options import InputError, choose
+from landscape.files import printable
+from landscape.options import FailedError, InputError, choose
+from landscape.plots_values import check_title
 
 
 @click.command(epilog="Example: landscape plot runs/ss/last.h5 runs/dp/last.h5 -o training.png")
@@ -46,14 +48,21 @@ def plot(files: tuple[str, ...], output: str | None, style: str, title: str, qui
         results += loaded if isinstance(loaded, list) else [loaded]
     if export:
         for path in _export(results, picture):
-            click.echo(str(path))
+            click.echo(printable(path))
         return
     common.make_folder(picture.parent)
-    figure = plots.draw(results, style)
-    if title:
-        figure.suptitle(title)
-    plots.save_figure(figure, picture)
-    click.echo(str(picture))
+    check_title("--title", title)
+    try:
+        figure = plots.draw(results, style)
+        if title:
+            figure.suptitle(title)
+        plots.save_figure(figure, picture)
+    except InputError:
+        raise
+    except (ArithmeticError, LookupError, ValueError) as error:  # numbers that no axis takes
+        words = " ".join(str(error).split())[:120]
+        raise FailedError(f"{', '.join(files)}: values that cannot be drawn ({words})") from error
+    click.echo(printable(picture))
 
 
 def _export(results: list[Any], path: Path) -> list[Path]:

@@ -16,6 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from landscape import paper
 from landscape.checkpoint import Checkpoint
 from landscape.cli import common
+from landscape.files import printable
 from landscape.options import InputError, positive
 from landscape.train import elastic, launch, processes
 from landscape.train.loop import Diverged, Hooks, verdict
@@ -137,7 +138,7 @@ def train(
             )
         common.message(closing(end), silent)
         if group is None or group.rank == 0:
-            click.echo(f"{folder}/last.h5")
+            click.echo(printable(f"{folder}/last.h5"))
     if not _launched():  # the launcher reads it off the run's end
         _judge(end, folder, group.rank if group else 0)
 

@@ -86,7 +86,7 @@ def _read(path: Path) -> Arrays | None:
     if not path.exists():
         return None
     try:
-        with store.reading(path, SCHEMA) as file:
+        with store.reading(path, SCHEMA, warn=False) as file:
             arrays = {key: np.asarray(file[key]) for key in file}
             return arrays if _fingerprint(arrays) == file.attrs["fingerprint"] else None
     except FailedError:

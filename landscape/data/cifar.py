@@ -9,6 +9,7 @@ import numpy as np
 from landscape.data.base import Dataset, data_root
 from landscape.data.folder import folder_arrays
 from landscape.data.images import image_set
+from landscape.files import read_regular
 from landscape.options import FailedError, positive
 from landscape.store import Array
 
@@ -25,14 +26,12 @@ BINARY = {
     "cifar100": ("cifar-100-binary", ["train.bin"], "test.bin", 2, 100),
 }
 PIXELS = 3 * 32 * 32
+MOST = 1 << 28  # bytes of one file; CIFAR-100's largest has 154 million
 
 
 def read_binary(path: Path, labels: int, classes: int) -> tuple[Array, Array]:
     """(images (N, 3, 32, 32) uint8, labels (N,) uint8) of one binary file; FailedError if it is damaged."""
-    try:
-        raw = np.fromfile(path, np.uint8)
-    except OSError as error:
-        raise FailedError(f"{path}: cannot be read ({error.strerror}); fetch it again") from error
+    raw = np.frombuffer(bytearray(read_regular(path, MOST)), np.uint8)
     record = labels + PIXELS
     if len(raw) == 0 or len(raw) % record:
         raise FailedError(f"{path}: holds {len(raw)} bytes, no multiple of {record}; fetch it again")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from landscape.data.base import Dataset, classification, data_root
+from landscape.files import open_regular
 from landscape.options import FailedError, InputError
 
 FILES = (
@@ -20,20 +22,38 @@ FILES = (
 )
 
 
+CLASSES = 10
+# Bytes of one file, unpacked: five times MNIST's training images (ours).
+MOST = 1 << 28
+
+
 def read_idx(path: Path) -> np.ndarray[Any, Any]:
-    """The uint8 array in an IDX file (gzip if its name ends so). FailedError if it is damaged."""
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise FailedError(f"{path}: cannot be read ({error}); fetch it again") from error
-    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08" or len(raw) < 4 + 4 * raw[3]:
-        raise FailedError(f"{path}: not an IDX file of unsigned bytes (it starts with {raw[:4].hex()!r})")
-    shape = tuple(int(n) for n in np.frombuffer(raw, ">u4", count=raw[3], offset=4))
-    header, count = 4 + 4 * raw[3], int(np.prod(shape, dtype=np.int64))
-    if len(raw) - header != count:
-        held = len(raw) - header
+    """The uint8 array in an IDX file (gzip if its name ends so). FailedError if it is damaged, or too large.
+
+    Of what is compressed, only as much as the header promises is ever unpacked.
+    """
+    with open_regular(path, MOST) as packed:
+        try:
+            file = gzip.GzipFile(fileobj=packed) if path.suffix == ".gz" else packed
+            start = file.read(4)
+            sizes = file.read(4 * start[3]) if len(start) == 4 else b""
+            if start[:3] != b"\x00\x00\x08" or len(start) < 4 or len(sizes) < 4 * start[3]:
+                raise FailedError(
+                    f"{path}: not an IDX file of unsigned bytes (it starts with {start.hex()!r})"
+                )
+            shape = tuple(int(n) for n in np.frombuffer(sizes, ">u4"))
+            count = math.prod(shape)
+            if max(shape, default=0) > MOST or count > MOST:
+                raise FailedError(
+                    f"{path}: its header promises shape {shape}, at most {MOST:,} bytes are read"
+                )
+            raw = file.read(count + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise FailedError(f"{path}: cannot be read ({error}); fetch it again") from error
+    if len(raw) != count:
+        held = "more" if len(raw) > count else len(raw)
         raise FailedError(f"{path}: holds {held} bytes where its header says {count}; fetch it again")
-    return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
+    return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
 def _find(folders: list[Path], file: str, name: str) -> Path:
@@ -57,12 +77,19 @@ def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
                 f"data {name}: {file} has shape {images.shape} and its labels {labels.shape}; "
                 "they must be (N, height, width) and (N,)"
             )
+        if images.size == 0:
+            raise FailedError(f"data {name}: {file} holds no pixel, shape {images.shape}; fetch it again")
+        if labels.max() >= CLASSES:
+            raise FailedError(
+                f"data {name}: the labels of {file} go up to {labels.max()}, allowed: 0…{CLASSES - 1}; fetch "
+                "them again"
+            )
     train, test = ((a.reshape(len(a), -1), b) for a, b in (arrays[:2], arrays[2:]))
     if not 0 <= samples <= len(train[0]):
         raise InputError(f"data.samples: {samples} is not allowed, it must be 0 (all) to {len(train[0])}")
     if samples:
         train = train[0][:samples], train[1][:samples]
-    return classification(train, test, scale=255.0, classes=10)
+    return classification(train, test, scale=255.0, classes=CLASSES)
 
 
 def mnist(samples: int = 0, data_dir: str | Path | None = None) -> Dataset:

@@ -13,11 +13,14 @@ from torch import Tensor
 
 from landscape.data.augment import augment
 from landscape.data.base import Dataset, Split, fingerprint
+from landscape.files import open_regular
 from landscape.options import FailedError
 from landscape.store import Array
 
 # What a file may hold, whatever its name says.
 FORMATS = ("JPEG", "PNG")
+# Bytes and pixels of one file (ours): half of what Pillow warns about, and far above what networks are given.
+MOST, PIXELS = 1 << 28, 1 << 25
 
 
 def image_set(
@@ -71,11 +74,18 @@ def crops_and_flips(height: int, mean: Tensor, std: Tensor) -> Callable[[Tensor,
 def decode(path: Path, size: int, border: float) -> Array:
     """uint8 (3, H, W) of one image; ``size`` not 0: its middle, scaled to size × size, see image_folder."""
     try:
-        with Image.open(path, formats=FORMATS) as image:  # others would start programs, as EPS does
+        # Of other formats Pillow would start programs, as EPS does.
+        with open_regular(path, MOST) as file, Image.open(file, formats=FORMATS) as image:
+            if image.width * image.height > PIXELS:
+                raise FailedError(
+                    f"{path}: has {image.width} × {image.height} pixels, at most {PIXELS:,} are read"
+                )
             whole = image.convert("RGB")
             if size and (border or whole.size != (size, size)):
                 whole = ImageOps.fit(whole, (size, size), Image.Resampling.BILINEAR, bleed=border)
             return np.asarray(whole).transpose(2, 0, 1)
+    except FailedError:
+        raise
     except Exception as error:  # damaged files make PIL raise what its decoders happen to stumble over
         words = " ".join(str(error).split())
         raise FailedError(f"{path}: cannot be decoded as an image ({words})") from error

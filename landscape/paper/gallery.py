@@ -15,6 +15,7 @@ from PIL import Image
 
 from landscape import plots, store
 from landscape._version import __version__
+from landscape.files import read_regular
 from landscape.options import FailedError
 from landscape.paper.figure import Drawing, Work, get, names
 from landscape.plots_surface import style
@@ -24,6 +25,12 @@ COLORS = 256
 # Characters of a title in an inch of a picture, at the size that style.mplstyle gives it.
 TITLE = 11
 NO_VERDICT = "Smoke scale shows that the figure can be made; its numbers say nothing about the claim."
+# Of what is kept as JSON: the most bytes that are read, and what the page needs.
+MOST = 1 << 24
+KEYS = (
+    "where", "title", "claims", "scale", "note", "command", "seconds", "pictures", "compared", "verdict",
+    "held",
+)  # fmt: skip
 
 
 def keep(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]:
@@ -93,8 +100,13 @@ def page(folder: Path) -> Path:
         path = folder / f"{name}.json"
         if path.exists():
             try:
-                entries[name] = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
+                entries[name] = json.loads(read_regular(path, MOST).decode())
+                missing = [key for key in KEYS if key not in entries[name]]
+                if missing:
+                    raise ValueError(f"it has no '{missing[0]}'")
+            except (TypeError, ValueError, RecursionError) as error:
+                if isinstance(error, FailedError):
+                    raise
                 raise FailedError(f"{path}: damaged ({error}); make the figure again") from error
     lines = [
         "# The figures and tables of the papers",

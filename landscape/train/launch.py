@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
-import shutil
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from landscape import run_folder, store
+from landscape import files, run_folder
 from landscape.checkpoint import Checkpoint
 from landscape.data.base import fingerprint
+from landscape.files import printable
+from landscape.hdf5 import DamageWarning
 from landscape.options import FailedError, InputError, choose
 from landscape.train import processes
 from landscape.train.comm import Comm
@@ -22,9 +26,6 @@ from landscape.train.loop import Hooks, recipe_of, verdict
 from landscape.train.processes import Group, Lost
 from landscape.train.recipe import Recipe, read
 from landscape.train.server import kind
-
-# What a run that was killed while it wrote has left behind.
-STALE = (".step-???????.h5.*.tmp", ".last.h5.*.tmp", ".recipe.toml.*.tmp")
 
 
 def launch(
@@ -81,10 +82,10 @@ def launch(
     try:  # only now, when nothing else can be wrong: a mistake leaves no trace in the folder
         folder.mkdir(parents=True, exist_ok=True)
         if group is None or group.rank == 0:
-            stale = [p for pattern in STALE for p in folder.glob(pattern)]
-            for path in [*stale, *(held if force else [])]:
+            files.remove_stale(folder)
+            for path in held if force else []:
                 path.unlink(missing_ok=True)
-            store.write_text(folder / "recipe.toml", recipe.to_toml())
+            files.write_text(folder / "recipe.toml", recipe.to_toml())
     except OSError as error:
         raise FailedError(f"{folder}: cannot be written ({error.strerror})") from error
     n, lr = recipe.learners, recipe.schedule.peak(recipe.lr, recipe.batch)
@@ -179,9 +180,28 @@ def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
     if not (folder / "last.h5").exists():
         _resumed(folder, recipe, None)
         return None
-    checkpoint = Checkpoint.load(folder / "last.h5", held=lambda learners: slice(0))
+    checkpoint = last_sound(folder, held=lambda learners: slice(0))
     _same(recipe_of(checkpoint), recipe, folder)
     return checkpoint if checkpoint.diverged or checkpoint.step == recipe.steps else None
+
+
+def last_sound(folder: Path, held: Callable[[int], slice]) -> Checkpoint:
+    """last.h5, or where it is damaged the newest step file that is not, with a warning.
+
+    Raises FailedError, about last.h5, where no file of the run is sound.
+    """
+    try:
+        return Checkpoint.load(folder / "last.h5", held)
+    except FailedError as error:
+        steps = [p for p in run_folder.named_like_a_run(folder) if p.name.startswith("step-")]
+        for path in reversed(steps):
+            with contextlib.suppress(FailedError):
+                checkpoint = Checkpoint.load(path, held)
+                warnings.warn(
+                    f"{printable(error)}; {printable(path.name)} takes its place", DamageWarning, stacklevel=3
+                )
+                return checkpoint
+        raise
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
@@ -209,7 +229,7 @@ def _resumed(
         """What this process holds; all, where there are too few, or a server and its workers share them."""
         return Comm(learners, group if group and learners >= group.size else None).own
 
-    checkpoint = Checkpoint.load(last, held)
+    checkpoint = last_sound(folder, held)
     return checkpoint, _same(recipe_of(checkpoint), recipe, folder)
 
 
@@ -240,7 +260,7 @@ def _same(stored: Recipe, wanted: Recipe | None, folder: Path) -> Recipe:
 
 
 def _save(checkpoint: Checkpoint, folder: Path, comm: Comm) -> None:
-    """Write step-NNNNNNN.h5 and make last.h5 the same file (a second name where the disk allows it).
+    """Write step-NNNNNNN.h5, and last.h5 as a copy of it: what damages one of the two spares the other.
 
     Rank 0 writes, and gets the others' learners one at a time.
     """
@@ -248,15 +268,6 @@ def _save(checkpoint: Checkpoint, folder: Path, comm: Comm) -> None:
         for tensor in checkpoint.stacked().values():
             comm.send_rows(tensor)
         return
-    path, last = folder / f"step-{checkpoint.step:07d}.h5", folder / "last.h5"
+    path = folder / f"step-{checkpoint.step:07d}.h5"
     checkpoint.save(path, comm.learners, comm.rows)
-    temporary = folder / f".last.h5.{os.getpid()}.tmp"
-    try:
-        temporary.unlink(missing_ok=True)
-        try:
-            os.link(path, temporary)
-        except OSError:  # a file system without links
-            shutil.copy2(path, temporary)
-        os.replace(temporary, last)
-    except OSError as error:
-        raise FailedError(f"{last}: cannot be written ({error.strerror})") from error
+    files.copy(path, folder / "last.h5")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import re
+import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import cached_property
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.files import open_regular
 from landscape.options import FailedError, InputError
 from landscape.store import Array
 from landscape.train.randomness import generator
@@ -26,6 +29,8 @@ FORMS = (
 )
 # Row and column sums may miss 1 by this much: a matrix typed with four decimals passes (ours).
 SUM_TOLERANCE = 1e-4
+# Learners that a matrix is made for, and bytes of the file of one: 128 MiB in memory (ours).
+LEARNERS, MOST = 4096, 1 << 27
 _KNOWN: ContextVar[dict[str, Array] | None] = ContextVar("known", default=None)
 
 
@@ -60,6 +65,8 @@ class Mixing:
     """
 
     def __init__(self, spec: str, learners: int, seed: int, where: str = "algorithm.mixing") -> None:
+        if learners > LEARNERS:
+            raise _refused(where, spec, learners, f"{LEARNERS:,} are the most: their matrix has n² numbers")
         self.spec, self.learners, self.seed = spec, learners, seed
         #: The matrices (n, n) float64 that the steps go through in turn; none if each step draws its own.
         self.cycle: list[Array] = [] if spec == "random-matching" else _cycle(spec, learners, where)
@@ -267,6 +274,14 @@ def _refused(where: str, spec: str, n: int, why: str) -> InputError:
     return InputError(f"{where}: '{spec}' is not allowed with {n} learners, {why}")
 
 
+def _mapped(path: Path) -> Array:
+    """The array in a .npy file, for which no memory is taken before its shape is known."""
+    with open(path, "rb") as file:
+        if file.read(6) != b"\x93NUMPY":
+            raise ValueError("it does not begin as a .npy file")
+    return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+
+
 def read_matrix(
     where: str, path: Path, n: int, sums: tuple[Literal["row", "column"], ...] = ("row", "column")
 ) -> Array:
@@ -278,6 +293,7 @@ def read_matrix(
     m = _numbers(where, path) if known is None or str(path) not in known else known[str(path)]
     if m.shape != (n, n):
         raise InputError(f"{where}: {path} holds a {m.shape} matrix, {n} learners need ({n}, {n})")
+    m = np.asarray(m, dtype=float)
     if not np.isfinite(m).all() or m.min() < 0:
         raise InputError(f"{where}: {path} holds {m.min()}, every entry must be finite and ≥ 0")
     for name in sums:
@@ -300,11 +316,15 @@ def read_matrix(
 
 def _numbers(where: str, path: Path) -> Array:
     try:
-        if path.suffix == ".npy":
-            m = np.load(path, allow_pickle=False)
-        else:
-            m = np.loadtxt(path, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
-        return np.asarray(m, dtype=float)
-    except (OSError, ValueError) as error:
-        words = " ".join(str(error).split())
+        with open_regular(path, MOST) as file, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            if path.suffix == ".npy":
+                m = _mapped(path)
+                if m.dtype.kind not in "fiub":
+                    raise ValueError("it holds no array of numbers")
+                return m
+            lines = io.TextIOWrapper(file, encoding="utf-8")
+            return np.loadtxt(lines, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
+    except Exception as error:  # numpy raises whatever a damaged header makes Python raise
+        words = " ".join(str(error).split())[:120]
         raise FailedError(f"{where}: {path} cannot be read as a matrix ({words})") from error

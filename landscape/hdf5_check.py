@@ -1,0 +1,239 @@
+"""What an HDF5 file of this project may hold, found out before any of it is used.
+
+This file is also run by itself, as the examiner: a process that reads files that nothing vouches for, so that
+a damaged one makes HDF5 crash, loop or ask for memory there and nowhere else. It therefore imports nothing of
+the package. It takes one path a line and answers with one line: "ok", or what is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from typing import Any
+
+import h5py
+import numpy as np
+
+# Filters that are in every build of HDF5. This project writes none; someone may have repacked a file.
+FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
+# Of compressed data: how many bytes may come of a file's, and how many of any file (ours; a column of NaN
+# shrinks a thousandfold, weights hardly at all).
+EXPANSION, ALWAYS = 16, 1 << 26
+DEPTH, OBJECTS, ATTRIBUTES, MEMBERS = 8, 1_000_000, 10_000, 16
+FLOATS = (
+    h5py.h5t.IEEE_F16LE, h5py.h5t.IEEE_F32LE, h5py.h5t.IEEE_F64LE,
+    h5py.h5t.IEEE_F16BE, h5py.h5t.IEEE_F32BE, h5py.h5t.IEEE_F64BE,
+)  # fmt: skip
+LINKS = {h5py.h5l.TYPE_SOFT: "a soft link", h5py.h5l.TYPE_EXTERNAL: "a link to another file"}
+
+
+class Unsound(Exception):
+    """What is wrong with a file, and where in it."""
+
+
+class _Walk:
+    """One pass over all objects of a file, which reads no data: links, types, shapes and sizes."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.plain = 0  # bytes that uncompressed data sets and attributes hold
+        self.packed = 0  # bytes that compressed ones become
+        self.objects = 0
+
+    def group(self, group: Any, where: str, depth: int) -> None:
+        if depth > DEPTH:
+            raise Unsound(f"{where or '/'}: groups lie {DEPTH} deep, or in a circle")
+        self.attributes(group, where or "/")
+        names: list[bytes] = []
+        group.links.iterate(names.append)
+        for name in names:
+            self.objects += 1
+            if self.objects > OBJECTS:
+                raise Unsound(f"{where or '/'}: more than {OBJECTS:,} objects")
+            path = f"{where}/{name.decode('utf-8', 'surrogateescape')}"
+            kind = group.links.get_info(name).type
+            if kind != h5py.h5l.TYPE_HARD:
+                raise Unsound(
+                    f"{path}: is {LINKS.get(kind, 'a link of an unknown kind')}, which is not followed"
+                )
+            found = h5py.h5o.open(group, name)
+            if isinstance(found, h5py.h5g.GroupID):
+                self.group(found, path, depth + 1)
+            elif isinstance(found, h5py.h5d.DatasetID):
+                self.dataset(found, path)
+            else:
+                raise Unsound(f"{path}: is neither a group nor a data set")
+
+    def dataset(self, dataset: Any, where: str) -> None:
+        made = dataset.get_create_plist()
+        layout = made.get_layout()
+        if layout == h5py.h5d.VIRTUAL:
+            raise Unsound(f"{where}: is a virtual data set, which is not followed")
+        if layout not in (h5py.h5d.COMPACT, h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED):
+            raise Unsound(f"{where}: its storage is of an unknown kind")
+        if made.get_external_count():
+            raise Unsound(f"{where}: its data lie in another file, which is not followed")
+        for i in range(made.get_nfilters()):
+            if (code := made.get_filter(i)[0]) not in FILTERS:
+                allowed = ", ".join(FILTERS.values())
+                raise Unsound(f"{where}: filter {code} is not known (allowed: {allowed})")
+        self.attributes(dataset, where)
+        kind = dataset.get_type()
+        check_type(kind, where)
+        shape = shape_of(dataset.get_space(), where)
+        size, held = math.prod(shape) * kind.get_size(), dataset.get_storage_size()
+        if texts := sum(
+            map(is_text, members(kind))
+        ):  # in memory a text is a pointer, in the file 8 bytes more
+            size += math.prod(shape) * 8 * texts
+        if layout == h5py.h5d.CHUNKED and size:
+            chunk = made.get_chunk()
+            if len(chunk) != len(shape) or min(chunk) < 1:
+                raise Unsound(f"{where}: chunks {chunk} do not fit shape {shape}")
+            count = math.prod(-(-n // c) for n, c in zip(shape, chunk, strict=True))
+            size = count * math.prod(chunk) * kind.get_size()
+            most = EXPANSION * self.length + ALWAYS
+            if made.get_nfilters() and self.packed + size > most:
+                raise Unsound(
+                    f"{where}: shape {shape} is too much for a file of {self.length:,} bytes; repack it "
+                    "without compression (h5repack -f NONE)"
+                )
+            if size > most or dataset.get_num_chunks() != count:
+                raise Unsound(f"{where}: shape {shape} is more than the file holds")
+            if made.get_nfilters():
+                self.packed += size
+                return
+        if size != held:
+            raise Unsound(f"{where}: shape {shape} needs {size:,} bytes, {held:,} are there")
+        self._take(size, where, shape)
+
+    def _take(self, size: int, where: str, shape: tuple[int, ...]) -> None:
+        self.plain += size
+        if self.plain > self.length:
+            raise Unsound(f"{where}: shape {shape} is more than a file of {self.length:,} bytes holds")
+
+    def attributes(self, thing: Any, where: str) -> None:
+        count = h5py.h5a.get_num_attrs(thing)
+        if count > ATTRIBUTES:
+            raise Unsound(f"{where}: more than {ATTRIBUTES:,} attributes")
+        for i in range(count):
+            attribute = h5py.h5a.open(thing, index=i)
+            name = f"{where}: attribute {attribute.name.decode('utf-8', 'surrogateescape')}"
+            kind = attribute.get_type()
+            check_type(kind, name)
+            shape = shape_of(attribute.get_space(), name)
+            self._take(math.prod(shape) * kind.get_size(), name, shape)
+
+
+def shape_of(space: Any, where: str) -> tuple[int, ...]:
+    """The shape of a data space; Unsound for one without elements to speak of."""
+    if space.get_simple_extent_type() not in (h5py.h5s.SCALAR, h5py.h5s.SIMPLE):
+        raise Unsound(f"{where}: is empty")
+    return tuple(int(n) for n in space.get_simple_extent_dims())
+
+
+def members(kind: Any) -> list[Any]:
+    """The types that stand side by side in ``kind``."""
+    if kind.get_class() != h5py.h5t.COMPOUND:
+        return [kind]
+    return [kind.get_member_type(i) for i in range(kind.get_nmembers())]
+
+
+def is_text(kind: Any) -> bool:
+    """Whether ``kind`` is text of any length."""
+    return kind.get_class() == h5py.h5t.STRING and bool(kind.is_variable_str())
+
+
+def check_type(kind: Any, where: str, depth: int = 0) -> None:
+    """Unsound unless ``kind`` is of numbers, booleans or text, or a few of these side by side."""
+    of = kind.get_class()
+    size = kind.get_size()
+    if of == h5py.h5t.INTEGER and size in (1, 2, 4, 8):
+        return
+    if of == h5py.h5t.FLOAT and any(kind.equal(known) for known in FLOATS):
+        return
+    if of == h5py.h5t.STRING and (kind.is_variable_str() or 0 < size < 1 << 16):
+        return
+    if of == h5py.h5t.ENUM and size == 1 and kind.get_nmembers() == 2:  # how h5py writes booleans
+        values = {kind.get_member_name(i): kind.get_member_value(i) for i in range(2)}
+        if values == {b"FALSE": 0, b"TRUE": 1}:
+            return
+    if of == h5py.h5t.COMPOUND and depth == 0 and 0 < kind.get_nmembers() <= MEMBERS:
+        for part in members(kind):
+            check_type(part, where, 1)
+        return
+    names = {
+        h5py.h5t.REFERENCE: "references",
+        h5py.h5t.OPAQUE: "opaque bytes",
+        h5py.h5t.VLEN: "lists",
+        h5py.h5t.ARRAY: "arrays",
+        h5py.h5t.BITFIELD: "bit fields",
+        h5py.h5t.TIME: "times",
+    }
+    what = names.get(of, "numbers of an unusual format")
+    raise Unsound(f"{where}: holds {what}, which this project does not write")
+
+
+def check(file: h5py.File, length: int) -> None:
+    """Walk over ``file``, of ``length`` bytes. Raises Unsound; whatever HDF5 raises means damage, too."""
+    _Walk(length).group(h5py.h5g.open(file.id, b"/"), "", 0)
+
+
+def read_all(group: h5py.Group) -> None:
+    """Read what HDF5 has to interpret: attributes, text, and data in chunks."""
+    dict(group.attrs)
+    for item in group.values():
+        if isinstance(item, h5py.Group):
+            read_all(item)
+            continue
+        dict(item.attrs)
+        if item.chunks is None and item.dtype.kind in "fiub":
+            continue  # bytes as they lie there
+        if item.ndim == 0:
+            item[()]
+            continue
+        rows = max(1, (1 << 23) // max(1, item.dtype.itemsize * math.prod(item.shape[1:])))
+        for start in range(0, len(item), rows):
+            np.asarray(item[start : start + rows])
+
+
+def examine(path: str) -> str:
+    """ "ok", or what is wrong with the file at ``path``, in one line."""
+    try:
+        file = h5py.File(path, "r")
+    except Exception as error:
+        return f"not a readable HDF5 file ({first_words(error)})"
+    try:
+        with file:
+            check(file, os.path.getsize(path))
+            read_all(file)
+    except Unsound as error:
+        return " ".join(str(error).split())
+    except Exception as error:  # HDF5 and h5py raise what they happen to stumble over
+        return f"damaged or incomplete ({first_words(error)})"
+    return "ok"
+
+
+def first_words(error: BaseException) -> str:
+    """The beginning of an error's text, in one line."""
+    return " ".join(str(error).split())[:120] or type(error).__name__
+
+
+def _serve() -> None:
+    """Answer until stdin ends, with at most as many bytes of memory as the first argument says."""
+    import resource
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks decides when this one ends
+    most = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for line in sys.stdin.buffer:
+        answer = examine(os.fsdecode(bytes.fromhex(line.decode())))
+        sys.stdout.write(answer.encode("ascii", "backslashreplace").decode() + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,293 @@
+"""Mutations of files: of their bytes, and of HDF5 files by their objects, types, shapes, links and values."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import random
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from tests.fuzz import samples
+
+NUMBERS = [
+    0,
+    1,
+    0x7F,
+    0x80,
+    0xFF,
+    0xFFFF,
+    0x7FFFFFFF,
+    0x80000000,
+    0xFFFFFFFF,
+    1 << 40,
+    (1 << 63) - 1,
+    (1 << 64) - 1,
+]
+TEXTS = [
+    "", "x", "²", "\x1b[31mred\x1b[0m", "$\\frac{$", "a$b$c", "$$", "\x00", "a" * 9999, "{", "9" * 400, "1e999",
+    "nan", "../../etc/passwd", "%s%n", "\u202e", "\ud800", '{"name": 1}', "[" * 5000, "module:name",
+    "os:system", "-1", "\n\r\t", "\\", "null", "True",
+]  # fmt: skip
+FLOATS = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e300, -1e300, 1e-320, -1.0, 1e38, 3.0]
+
+
+def damaged(raw: bytes, rng: random.Random) -> bytes:
+    """``raw`` with a few bytes flipped, replaced, removed, repeated, moved, or cut off."""
+    out = bytearray(raw)
+    for _ in range(rng.choice([1, 1, 1, 2, 4, 16])):
+        place = rng.randrange(len(out) + 1)
+        # The beginning and the end hold most of what is not mere data.
+        place = rng.choice([place, min(place, rng.randrange(200)), max(0, len(out) - rng.randrange(1, 200))])
+        length = rng.choice([1, 2, 4, 8, 64, 512])
+        how = rng.randrange(8)
+        if how == 0 and place < len(out):
+            out[place] ^= 1 << rng.randrange(8)
+        elif how == 1:
+            number = rng.choice(NUMBERS)
+            size, order = rng.choice([(1, "<"), (2, "<"), (4, "<"), (8, "<"), (2, ">"), (4, ">"), (8, ">")])
+            code = {1: "B", 2: "H", 4: "I", 8: "Q"}[size]
+            out[place : place + size] = struct.pack(order + code, number % (1 << (8 * size)))
+        elif how == 2:
+            del out[place : place + length]
+        elif how == 3:
+            out[place:place] = rng.randbytes(length)
+        elif how == 4:
+            out[place : place + length] = bytes(length)
+        elif how == 5:
+            start = rng.randrange(len(out) + 1)
+            out[place : place + length] = out[start : start + length]
+        elif how == 6 and rng.random() < 0.3:
+            del out[place:]
+        else:
+            out[place : place + length] = rng.randbytes(length)
+    return bytes(out)
+
+
+def sealed(raw: bytes) -> bytes:
+    """``raw`` with a checksum that fits."""
+    return raw + f"\nlandscape sha256 {hashlib.sha256(raw).hexdigest()}\n".encode()
+
+
+def unsealed(raw: bytes) -> bytes:
+    """``raw`` as version 0.6.0 wrote it."""
+    return raw[:-83] if raw[-83:].startswith(b"\nlandscape sha256 ") else raw
+
+
+def _objects(file: h5py.File) -> list[str]:
+    names: list[str] = []
+    with contextlib.suppress(UnicodeDecodeError):  # of a name that an earlier mutation made
+        file.visit(names.append)
+    return names
+
+
+def rebuilt(path: Path, rng: random.Random, values_only: bool = False) -> None:
+    """Change the HDF5 file at ``path``, which stays one that HDF5 reads."""
+    with h5py.File(path, "r+") as file:
+        for _ in range(rng.choice([1, 1, 2])):
+            names = _objects(file)
+            if not names:
+                return
+            name = rng.choice(names)
+            if values_only:
+                rng.choice([_new_values, _new_values, _new_attribute])(file, name, rng)
+            else:
+                change: Callable[[h5py.File, str, random.Random], None] = rng.choice(
+                    [
+                        _new_values,
+                        _new_attribute,
+                        _new_attribute,
+                        _new_data,
+                        _new_data,
+                        _new_link,
+                        _new_name,
+                        _removed,
+                    ]
+                )
+                change(file, name, rng)
+
+
+def _new_values(file: h5py.File, name: str, rng: random.Random) -> None:
+    data = file[name]
+    if not isinstance(data, h5py.Dataset) or data.dtype.kind not in "fiu" or not data.size:
+        return
+    values = data[()]
+    odd = np.array(rng.choice(FLOATS))
+    with np.errstate(all="ignore"):
+        odd = (
+            odd.astype(data.dtype)
+            if data.dtype.kind == "f"
+            else np.array(rng.choice([0, 1, 2, 100])).astype(data.dtype)
+        )
+    if data.ndim == 0 or rng.random() < 0.4:
+        data[...] = np.full_like(values, odd)
+    else:
+        flat = values.ravel()
+        for _ in range(rng.choice([1, 3])):
+            flat[rng.randrange(flat.size)] = odd
+        data[...] = flat.reshape(values.shape)
+
+
+def _new_attribute(file: h5py.File, name: str, rng: random.Random) -> None:
+    holder = file[name] if rng.random() < 0.2 else file
+    keys = list(holder.attrs)
+    key = rng.choice(keys) if keys and rng.random() < 0.9 else rng.choice(["x", "²", "\x1b[2J"])
+    if rng.random() < 0.1 and key in holder.attrs:
+        del holder.attrs[key]
+        return
+    text = rng.choice(TEXTS).encode("utf-8", "surrogatepass")
+    value: Any = rng.choice([
+        lambda: text.replace(b"\0", b""), lambda: np.bytes_(text), lambda: rng.choice(FLOATS),
+        lambda: rng.choice(NUMBERS[:-1]), lambda: np.zeros((2, 2)), lambda: h5py.Empty("f4"),
+        lambda: np.array([text.replace(b"\0", b"")] * 2, dtype=h5py.string_dtype()), lambda: np.zeros(0),
+        lambda: True, lambda: file.ref, lambda: 1j, lambda: text.decode("latin1").replace("\0", ""),
+    ])()  # fmt: skip
+    holder.attrs[key] = value
+
+
+def _new_data(file: h5py.File, name: str, rng: random.Random) -> None:
+    old = file[name]
+    shape = old.shape if isinstance(old, h5py.Dataset) else (3,)
+    del old, file[name]
+    odd = tuple(rng.choice([0, 1, 2, 7, n]) for n in shape) + (2,) * rng.choice([0, 0, 1])
+    layout = h5py.VirtualLayout(shape=(5,), dtype="f4")
+    layout[:] = h5py.VirtualSource(".", name, shape=(5,))
+    other = h5py.VirtualLayout(shape=(5,), dtype="f4")
+    other[:] = h5py.VirtualSource("secret.h5", "x", shape=(5,))
+    how: Callable[[], Any] = rng.choice([
+        lambda: file.create_dataset(name, data=np.zeros(odd, rng.choice(["f4", "f8", "i8", "u1", "f2", "?", ">f8"]))),
+        lambda: file.create_dataset(name, shape, "S4"),
+        lambda: file.create_dataset(name, data=np.array(["a", "²"], dtype=h5py.string_dtype())),
+        lambda: file.create_group(name),
+        lambda: file.create_virtual_dataset(name, layout),
+        lambda: file.create_virtual_dataset(name, other),
+        lambda: file.create_dataset(name, shape or (2,), "f4", external=[("secret.bin", 0, h5py.h5f.UNLIMITED)]),
+        lambda: file.create_dataset(name, (1 << 40,), "f8", chunks=(1 << 16,)),
+        lambda: file.create_dataset(name, (1 << 20, 1 << 20), "f8"),
+        lambda: file.create_dataset(name, data=np.zeros(5_000_000), compression="gzip"),
+        lambda: file.create_dataset(name, data=np.zeros(shape or (1,)), compression=rng.choice(["gzip", "lzf"]), chunks=True)
+        if 0 not in shape else file.create_group(name),
+        lambda: file.create_dataset(name, data=np.array([file.ref], dtype=h5py.ref_dtype)),
+        lambda: file.create_dataset(name, (2,), h5py.vlen_dtype("f4")),
+        lambda: file.create_dataset(name, (2,), h5py.opaque_dtype("V9")) if rng.random() < 0.5 else file.create_dataset(name, (2,), "c16"),
+        lambda: file.create_dataset(name, data=h5py.Empty("f4")),
+        lambda: file.create_dataset(name, (2,), np.dtype([("a", "f4"), ("b", "S3")])),
+    ])  # fmt: skip
+    how()
+
+
+def _new_link(file: h5py.File, name: str, rng: random.Random) -> None:
+    del file[name]
+    kind = rng.randrange(4)
+    if kind == 0:
+        file[name] = h5py.SoftLink(rng.choice(["/", name, "/nothing", "/x"]))
+    elif kind == 1:
+        file[name] = h5py.ExternalLink(rng.choice(["secret.h5", "/etc/passwd", os.devnull]), "/x")
+    elif kind == 2:
+        file[name] = file["/"]  # a circle
+    else:
+        names = [n for n in _objects(file) if not name.startswith(n)]
+        if names:
+            file[name] = file[rng.choice(names)]
+
+
+def _new_name(file: h5py.File, name: str, rng: random.Random) -> None:
+    text = rng.choice([*TEXTS, "²", "0", "00", "1", "history", "weights", "layout"])
+    new = text.encode("utf-8", "surrogatepass").replace(b"\0", b"").replace(b"/", b"").replace(b".", b"")
+    if new and not file.id.links.exists(new):
+        file.id.link(name.encode(), new, h5py.h5g.LINK_HARD)
+        if rng.random() < 0.5:
+            del file[name]
+
+
+def _removed(file: h5py.File, name: str, rng: random.Random) -> None:
+    del file[name]
+
+
+class Runs:
+    """Code that a pickle would run: it leaves a trace."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch '{self.trace}'",)
+
+
+def state(raw: bytes, rng: random.Random, trace: Path) -> bytes:
+    """A file of torch.save: with code in it, with odd tensors, as a bomb, or damaged."""
+    import torch
+
+    good = samples.net().state_dict()
+    key = rng.choice(list(good))
+    shape = good[key].shape
+    odd: list[Callable[[], Any]] = [
+        lambda: Runs(trace),
+        lambda: torch.empty(shape, device="meta"),
+        lambda: torch.zeros(shape).to_sparse(),
+        lambda: torch.zeros(shape).to(torch.float8_e4m3fn),
+        lambda: torch.zeros(shape, dtype=torch.int8),
+        lambda: torch.quantize_per_tensor(torch.zeros(shape), 0.1, 0, torch.qint8),
+        lambda: torch.zeros(shape, dtype=torch.complex64),
+        lambda: torch.zeros(1).expand(1 << 20, 1 << 20),
+        lambda: torch.zeros((*shape, 2)),
+        lambda: torch.full(shape, float("nan")),
+        lambda: "text",
+        lambda: [1, 2],
+        lambda: {"a": torch.zeros(shape)},
+        lambda: np.zeros(shape),
+        lambda: torch.zeros(shape, dtype=torch.bool),
+        lambda: torch.zeros(shape, dtype=torch.uint16),
+    ]
+    how = rng.randrange(4)
+    if how == 0:
+        return damaged(raw, rng)
+    if how == 1:
+        return pickle.dumps(rng.choice([Runs(trace), {key: Runs(trace)}, {"state_dict": Runs(trace)}]))
+    if how == 2 and raw.startswith(b"PK"):
+        return repacked(raw, rng)
+    made = dict(good)
+    made[rng.choice([key, "\x1b[2J", "a$b", 3])] = rng.choice(odd)()
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return samples.saved(rng.choice([made, made, {"model": made}, [made], made[key], None]))
+
+
+def repacked(raw: bytes, rng: random.Random) -> bytes:
+    """A zip archive with an entry that is damaged or replaced by 100 MB of zeros, compressed."""
+    import io
+
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(raw)) as archive, zipfile.ZipFile(out, "w") as new:
+        chosen = rng.choice(archive.namelist())
+        for name in archive.namelist():
+            data = archive.read(name)
+            if name == chosen and rng.random() < 0.1:
+                new.writestr(name, bytes(100_000_000), zipfile.ZIP_DEFLATED)
+            elif name == chosen:
+                new.writestr(name, damaged(data, rng))
+            else:
+                new.writestr(name, data)
+    return out.getvalue()
+
+
+def spliced(raw: bytes, rng: random.Random) -> bytes:
+    """Text with one of its words, or a number, replaced by an odd one."""
+    text = raw.decode("utf-8", "replace")
+    words = [w for w in text.replace("=", " ").replace(",", " ").split() if w]
+    if not words or rng.random() < 0.3:
+        return damaged(raw, rng)
+    new = rng.choice(
+        [*TEXTS, *map(str, NUMBERS), "{" * 1000, "[" * 1000, "a." * 500 + "a", "1e39", "true", "[]", '""']
+    )
+    return text.replace(rng.choice(words), new, rng.choice([1, -1])).encode("utf-8", "surrogatepass")

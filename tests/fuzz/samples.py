@@ -1,0 +1,208 @@
+"""Sound files of every kind, small ones, that the mutations start from."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import struct
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from PIL import Image
+
+import landscape
+from landscape import store
+from landscape.checkpoint import HISTORY_UNITS, Checkpoint
+from landscape.data.idx import FILES
+from landscape.escape import Escape
+from landscape.minima import Minima
+from landscape.runtime import RunTimes
+from landscape.smoothing import Smoothing
+from landscape.stability import Stability
+from landscape.sweep import COLUMNS, Sweep, texts
+from landscape.vector import Layout, Slot
+
+RNG = np.random.default_rng(0)
+TOML = """
+learners = 4
+batch = 40
+lr = 0.2
+steps = 3
+algorithm = { name = "dpsgd", mixing = "ring(1)" }
+model = { name = "mlp", widths = [6, 8, 3], activation = "tanh" }
+data = { name = "synthetic", samples = 200, dimension = 6, classes = 3 }
+"""
+
+
+def net() -> torch.nn.Module:
+    """The network that the states are of."""
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+
+
+def results() -> dict[str, Any]:
+    """A result of every schema, and a checkpoint."""
+    grid = {"x": np.linspace(-1, 1, 4), "y": np.linspace(-1, 1, 3)}
+    table = RNG.random((3, 4))
+    about = {"split": "test", "label": "a label", "source": "last.h5", "source_sha256": "0" * 64}
+    rows = ("gradient_s", "update_s", "exchange_s", "step_s", "step_error", "steps", "run_s", "waiting",
+            "samples_per_s", "speedup", "efficiency")  # fmt: skip
+    two = np.array([0.5, 0.6])
+    surface = landscape.Surface(
+        **grid, loss=table, accuracy=table, done=np.ones((3, 4), bool), directions=RNG.random((2, 5)),
+        center=RNG.random(5), kind="between", norm="none", seed=0, span=1.0, samples=9, dtype="float32",
+        bn="center", path="plain", batchnorm=True, labels=("one", "two"), markers=RNG.random((2, 2)),
+        marker_loss=two, explained=two, **about,
+    )  # fmt: skip
+    hessians = landscape.HessianGrid(
+        **grid, lambda_min=-table, lambda_max=table, ratio=table, residual_min=table, residual_max=table,
+        hvps=np.ones((3, 4), int), converged=table > 0.1, kind="random", norm="none", seed=0, span=1.0,
+        tol=0.01, samples=9, dtype="float32", **about,
+    )  # fmt: skip
+    line = landscape.Line(
+        t=np.linspace(0, 1, 5), loss=RNG.random(5), accuracy=RNG.random(5), start=two, direction=two,
+        kind="interpolation", barrier=0.1, samples=9, dtype="float32", bn="center", batchnorm=False,
+        bn_samples=0, path="plain", ends=("a", "b"), **about,
+    )  # fmt: skip
+    noise = landscape.NoiseEstimate(
+        **dict.fromkeys(("direct", "first_order", "delta_s", "delta_2", "delta_cross"), RNG.random(4)),
+        full_batch=0.1, eq4=0.2, consensus=0.3, lr=0.1, learners=3, local_batch=4, samples=9, seed=0, **about,
+    )  # fmt: skip
+    spectrum = landscape.Spectrum(
+        values=np.array([2.0, 1.0, -0.5]), residuals=np.zeros(3), lowest=1, converged=True, trace=3.0,
+        trace_error=0.1, nodes=RNG.random((2, 6)), weights=np.full((2, 6), 1 / 6), parameters=20, hvps=12,
+        kind="hessian", part="", engine="lanczos", tol=0.01, seed=0, samples=9, dtype="float32", **about,
+    )  # fmt: skip
+    smoothing = Smoothing(
+        loss=0.5, loss_smooth=two, loss_smooth_se=two / 9, lambda_max=2.0, residual=0.1, lambda_smooth=two,
+        lambda_smooth_residual=two, lambda_smooth_se=two, lambda_smooth_bias=two, eigenvalues=two, share=two,
+        trace_hs=0.1, consensus=0.1, lipschitz=two, lipschitz_smooth=np.stack([two, two]),
+        lipschitz_smooth_se=np.stack([two, two]), lr=0.1, alpha_e=0.1, parameters=9, learners=3, pairs=4,
+        samples=9, seed=0, converged=True, **about,
+    )  # fmt: skip
+    delay = np.array([0, 1, 4])
+    three = RNG.random((3, 3)) + 0.1
+    found: dict[str, Any] = {
+        "surface": surface,
+        "hessian_grid": hessians,
+        "line": line,
+        "noise": noise,
+        "spectrum": spectrum,
+        "smoothing": smoothing,
+        "stability": Stability(delay, three, 0.9, 2.0, 0.1, True, 0.1, 1.2, 1, 9, **about),
+        "minima": Minima(
+            delay, three, three, three * 1.1, np.full((3, 3), 50), three, 0.9, 1e-4, 2.0, 0.1, 0.5, 0.1, 0.1,
+            4.0, 9, **about,
+        ),
+        "escape": Escape(np.ceil(99 * RNG.random((2, 3, 9))), np.array([2.0, 4.0, 8.0]), "dimension",
+                         ("ssgd", "dpsgd"), 0.1, 100),
+        "plan": RunTimes(
+            workers=np.array([2, 4, 8]), algorithm=("ssgd", "dpsgd awc", "dpsgd atc"), mixing=("", "ring(1)", "full"),
+            **dict.fromkeys(rows, np.array([1.0, 2.0, 3.0])), recipe="r", parameters=9, held=1, bandwidth=1e9,
+            latency=1e-5, straggler=0.1, slow=1.0, all_reduce="ring", news=True, seed=0,
+        ),
+        "sweep": Sweep(
+            keys=("lr", "batch"), settings=texts([["0.1", "10"], ["0.2", "10"]]), seeds=texts(["0 1", "0"]),
+            **dict.fromkeys(COLUMNS, two),
+        ),
+        "checkpoint": checkpoint(),
+    }  # fmt: skip
+    return found
+
+
+def checkpoint() -> Checkpoint:
+    """A small run's."""
+    steps = np.arange(1.0, 6.0)
+    data = {"name": "synthetic", "options": {}, "train": 200, "test": 40, "fingerprint": "0" * 64}
+    return Checkpoint(
+        weights=torch.randn(4, 83, generator=torch.Generator().manual_seed(0)),
+        layout=Layout((Slot("a.weight", (8, 10), 0, 80, "weight"), Slot("a.bias", (3,), 80, 3, "bias"))),
+        step=5,
+        epoch=1.0,
+        algorithm="dpsgd",
+        recipe=TOML,
+        model={"name": "mlp", "options": {"widths": [6, 8, 3]}},
+        data=data,
+        lr=0.2,
+        local_batch=10,
+        seed=0,
+        history={name: steps if name == "step" else RNG.random(5) + 0.1 for name in HISTORY_UNITS},
+        buffers={"bn.mean": torch.zeros(4, 3)},
+        optimizer={"momentum": torch.zeros(4, 83)},
+        shared={"start_norm2": torch.ones(())},
+    )
+
+
+def idx(array: np.ndarray[Any, Any]) -> bytes:
+    """The bytes of an IDX file."""
+    return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def wav() -> bytes:
+    """A fifth of a second at 8 kHz."""
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(RNG.integers(-999, 999, 1600).astype("<i2").tobytes())
+    return out.getvalue()
+
+
+def image(kind: str) -> bytes:
+    """12 × 9 pixels."""
+    out = io.BytesIO()
+    Image.fromarray(RNG.integers(0, 255, (9, 12, 3), dtype=np.uint8)).save(out, kind)
+    return out.getvalue()
+
+
+def saved(state: Any, **options: Any) -> bytes:
+    """What torch.save writes."""
+    out = io.BytesIO()
+    torch.save(state, out, **options)
+    return out.getvalue()
+
+
+def numpy_file(array: np.ndarray[Any, Any]) -> bytes:
+    """What np.save writes."""
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def all_samples(folder: Path) -> dict[str, list[bytes]]:
+    """Kind of reader -> the bytes of sound files for it; HDF5 files without their checksum."""
+    hdf5 = []
+    for name, result in results().items():
+        path = folder / f"{name}.h5"
+        result.save(path)
+        hdf5.append(path.read_bytes())
+    several = folder / "several.h5"
+    store.save([results()["line"], results()["line"]], several)
+    hdf5.append(several.read_bytes())
+    images, labels = RNG.integers(0, 255, (6, 3, 3), dtype=np.uint8), np.arange(6, dtype=np.uint8)
+    state = net().state_dict()
+    matrix = np.full((4, 4), 0.25)
+    return {
+        "hdf5": hdf5,
+        "drawing": hdf5,
+        "idx": [idx(images), gzip.compress(idx(images)), idx(labels), gzip.compress(idx(labels))],
+        "cifar": [RNG.integers(0, 9, 2 * 3073, dtype=np.uint8).tobytes()],
+        "image": [image("PNG"), image("JPEG")],
+        "wav": [wav()],
+        "state": [saved(state), saved({"state_dict": state}), saved(state, _use_new_zipfile_serialization=False)],
+        "safetensors": [safetensors.torch.save(state)],
+        "matrix.npy": [numpy_file(matrix), numpy_file(matrix.astype("<f4"))],
+        "matrix.csv": ["\n".join(",".join(map(str, row)) for row in matrix).encode()],
+        "list.csv": [b"path,label\na.wav,yes\nb.wav,no\n"],
+        "recipe": [TOML.encode()],
+        "page": [b'{"where": "Figure 2", "title": "t", "claims": "c", "scale": "smoke", "note": "n", "command": "c",'
+                 b' "seconds": 1.0, "pictures": ["a.png"], "compared": [], "verdict": "v", "held": true}'],
+        "environment": [b"x", b"-1", b"1e9", b"\xb2", b"", b"99999999999999999999", b"0x1"],
+    }  # fmt: skip
+
+
+assert len(FILES) == 4  # readers.py puts the mutated one among three sound ones

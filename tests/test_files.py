@@ -1,0 +1,458 @@
+"""Broken, hostile and odd files: nothing is followed, nothing is taken on trust, and one line says what is wrong."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import io
+import os
+import shutil
+import signal
+import time
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+import landscape
+from landscape import FailedError, InputError, data, hdf5, store
+from landscape.checkpoint import Checkpoint
+from landscape.data.idx import FILES, read_idx
+from landscape.data.images import decode
+from landscape.data.speech import read_wav
+from landscape.files import printable, replacing
+from landscape.state import read_state
+from landscape.train import launch, recipe
+from landscape.train.mixing import read_matrix
+from tests.conftest import Command
+from tests.fuzz import samples
+from tests.fuzz.mutations import sealed, unsealed
+from tests.test_cli import one_line
+
+Change = Callable[[h5py.File], Any]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a sound file of every schema."""
+    folder = tmp_path_factory.mktemp("sound")
+    for name, result in samples.results().items():
+        result.save(folder / f"{name}.h5")
+    return folder
+
+
+def changed(source: Path, target: Path, change: Change, seal: bool = False) -> Path:
+    """``source`` with ``change`` made to it; with ``seal``, by someone who mended the checksum."""
+    target.write_bytes(unsealed(source.read_bytes()))
+    with h5py.File(target, "r+") as file:
+        change(file)
+    if seal:
+        target.write_bytes(sealed(target.read_bytes()))
+    return target
+
+
+def instead(name: str, make: Change) -> Change:
+    def change(file: h5py.File) -> None:
+        del file[name]
+        make(file)
+
+    return change
+
+
+def virtual(name: str, source: str) -> Change:
+    def make(file: h5py.File) -> None:
+        layout = h5py.VirtualLayout(shape=(4, 83), dtype="f4")
+        layout[:] = h5py.VirtualSource(source, "weights", shape=(4, 83))
+        file.create_virtual_dataset(name, layout)
+
+    return make
+
+
+def unknown_filter(file: h5py.File) -> None:
+    made = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    made.set_chunk((4, 83))
+    made.set_filter(299, h5py.h5z.FLAG_OPTIONAL, (1,))
+    space = h5py.h5s.create_simple((4, 83))
+    h5py.h5d.create(file.id, b"weights", h5py.h5t.IEEE_F32LE, space, made)
+
+
+W = "weights"
+HOSTILE: dict[str, tuple[Change, str]] = {
+    "virtual": (virtual(W, "other.h5"), "virtual"),
+    "virtual on itself": (virtual(W, "."), "virtual"),
+    "external storage": (
+        lambda f: f.create_dataset(W, (4, 83), "f4", external=[("secret", 0, h5py.h5f.UNLIMITED)]),
+        "another file",
+    ),
+    "external link": (lambda f: f.__setitem__(W, h5py.ExternalLink("other.h5", "/weights")), "another file"),
+    "soft link": (lambda f: f.__setitem__(W, h5py.SoftLink("/rule/x")), "soft link"),
+    "references": (
+        lambda f: f.create_dataset(W, data=np.array([f.ref] * 4, dtype=h5py.ref_dtype)),
+        "references",
+    ),
+    "filter": (unknown_filter, "filter 299"),
+    "missing chunks": (
+        lambda f: f.create_dataset(W, (4, 83), "f4", chunks=(1, 83)),
+        "more than the file holds",
+    ),
+    "10^12 elements": (lambda f: f.create_dataset(W, (10**6, 10**6), "f4"), "are there"),
+    "2^40 in chunks": (
+        lambda f: f.create_dataset(W, (1 << 40, 1), "f4", chunks=(1 << 16, 1)),
+        "more than the file",
+    ),
+    "circle": (lambda f: f.__setitem__(W, f["/"]), "deep, or in a circle"),
+}
+
+
+@pytest.mark.parametrize("seal", [False, True])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_nothing_but_the_data_in_a_file_is_read(name: str, seal: bool, sound: Path, tmp_path: Path) -> None:
+    change, words = HOSTILE[name]
+    (tmp_path / "secret").write_bytes(b"secret" * 999)
+    shutil.copy(sound / "checkpoint.h5", tmp_path / "other.h5")
+    path = changed(sound / "checkpoint.h5", tmp_path / "x.h5", instead(W, change), seal)
+    for load in (Checkpoint.load, landscape.load):
+        with pytest.raises(FailedError, match="/weights") as caught:
+            load(path)
+        assert "x.h5" in str(caught.value)
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_small_file_takes_little_memory(sound: Path, tmp_path: Path) -> None:
+    def bomb(file: h5py.File) -> None:
+        file.create_dataset("loss", (10, 1 << 20), "f8", chunks=(1, 1 << 20), compression="gzip")[...] = 0.0
+
+    path = changed(sound / "surface.h5", tmp_path / "x.h5", instead("loss", bomb))
+    assert path.stat().st_size < 1_000_000
+    with pytest.raises(FailedError, match="/loss: shape .* is too much for a file of"):
+        landscape.load(path)
+
+
+def test_every_flipped_bit_is_noticed(sound: Path, tmp_path: Path) -> None:
+    path, raw = tmp_path / "x.h5", (sound / "checkpoint.h5").read_bytes()
+    for place in [
+        *range(9, len(raw) - 83, 997),
+        raw.index(np.float32(Checkpoint.load(sound / "checkpoint.h5").weights[1, 2]).tobytes()) + 3,
+    ]:
+        flipped = bytearray(raw)
+        flipped[place] ^= 0x40
+        path.write_bytes(flipped)
+        with pytest.raises(FailedError, match="x.h5: damaged, its checksum does not fit"):
+            landscape.load(path)
+
+
+def test_files_without_a_checksum_open_with_a_word(sound: Path, tmp_path: Path, command: Command) -> None:
+    for source in sorted(sound.glob("*.h5")):
+        path = tmp_path / source.name
+        path.write_bytes(unsealed(source.read_bytes()))
+        with pytest.warns(hdf5.ChecksumWarning, match=f"{path.name}: has no checksum"):
+            landscape.load(path)
+        assert "checksum: none\n" in command("info", path)[1]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            landscape.load(source)
+        assert "checksum: SHA-256" in command("info", source)[1]
+
+
+def test_the_word_is_one_line(sound: Path, tmp_path: Path, command: Command) -> None:
+    path = tmp_path / "old.h5"
+    path.write_bytes(unsealed((sound / "line.h5").read_bytes()))
+    warnings.simplefilter("default")  # pytest undoes it
+    code, _, err = command("info", path)
+    assert (code, err.count("\n")) == (0, 1)
+    assert err.startswith(f"landscape: {path}: has no checksum")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [(signal.SIGSTOP, "does not come to an end"), (signal.SIGKILL, "crash")]
+)
+def test_a_file_that_hdf5_loops_or_crashes_over_harms_only_the_examiner(
+    how: signal.Signals, words: str, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hdf5, "PATIENCE", 1.0)
+    paths = [tmp_path / f"{i}.h5" for i in range(3)]
+    for path in paths:
+        path.write_bytes(unsealed((sound / "line.h5").read_bytes()))
+    landscape.load(paths[0])
+    process = hdf5._examiner._process
+    assert process is not None
+    os.kill(process.pid, how)
+    begun = time.monotonic()
+    with pytest.raises(FailedError, match=f"1.h5: damaged .*{words}"):
+        landscape.load(paths[1])
+    assert time.monotonic() - begun < 10
+    monkeypatch.undo()
+    landscape.load(paths[2])
+
+
+def attribute(name: str, value: Any) -> Change:
+    return lambda f: f.attrs.__setitem__(name, value)
+
+
+def not_utf8(file: h5py.File) -> None:
+    rows = file["layout"][...]
+    rows[0]["name"] = b"\xff\xfe"
+    file["layout"][...] = rows
+
+
+ODD: dict[str, tuple[str, Change, str]] = {
+    "version": ("checkpoint", attribute("version", "x"), "version"),
+    "version of a result": ("surface", attribute("version", np.zeros(2)), "version"),
+    "schema": ("surface", attribute("schema", 3), "not one that landscape wrote"),
+    "history": ("checkpoint", instead("history", lambda f: f.__setitem__("history", 1.0)), "/history is a data set"),
+    "column": ("checkpoint", instead("history/lr", lambda f: f.create_group("history/lr")), "/history/lr is a group"),
+    "layout": ("checkpoint", not_utf8, "utf-8"),
+    "learners": (
+        "checkpoint",
+        instead("buffers/bn.mean", lambda f: f.__setitem__("buffers/bn.mean", np.zeros((3, 3)))),
+        "/buffers/bn.mean",
+    ),
+    "text": ("checkpoint", instead("weights", lambda f: f.create_dataset("weights", (4, 83), "S4")), "/weights"),
+    "model": ("checkpoint", attribute("model", '{"name": 1}'), "/model"),
+    "data": ("checkpoint", attribute("data", "[" * 100_000), "damaged"),
+    "step": ("checkpoint", attribute("step", "many"), "/step"),
+    "superscript": ("line", lambda f: f.create_group("²"), ""),
+    "zeros": ("line", lambda f: f.create_group("00"), "groups are 00"),
+    "empty axis": ("surface", instead("x", lambda f: f.__setitem__("x", np.zeros(0))), "x has shape"),
+    "axis": ("surface", lambda f: f["x"].__setitem__(1, np.nan), "x must be finite"),
+    "backwards": ("hessian_grid", lambda f: f["y"].__setitem__(slice(None), [3, 2, 1]), "y must be finite and increasing"),
+    "markers": ("surface", instead("markers", lambda f: f.__setitem__("markers", np.zeros((2, 3)))), "markers has shape"),
+    "labels": ("surface", attribute("labels", np.zeros(2)), "/labels"),
+    "seeds": ("sweep", lambda f: f["seeds"].__setitem__(slice(None), np.bytes_(b"x")), "seeds"),
+    "numbers": ("sweep", instead("settings", lambda f: f.__setitem__("settings", np.zeros((2, 2)))), "/settings"),
+    "label": ("line", attribute("label", 3.0), "/label"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_does_not_belong_is_one_line(name: str, sound: Path, tmp_path: Path, command: Command) -> None:
+    schema, change, words = ODD[name]
+    path = changed(sound / f"{schema}.h5", tmp_path / "x.h5", change)
+    if not words:
+        assert command("info", path)[0] == 0
+        return
+    for reader in ("info", "plot"):
+        one_line(command(reader, path), 1, "x.h5", words)
+
+
+def test_drawings_of_odd_values_and_names(sound: Path, tmp_path: Path, command: Command) -> None:
+    """Values that no axis takes are left out or refused; names are shown as they are, not set as formulas."""
+    broken = "$\\frac{$ \x1b[31m"
+    for name, change in {
+        "surface": lambda f: f.attrs.update(label=broken, bn="other", kind="other"),
+        "line": lambda f: (f.attrs.update(ends=[broken, "b"]), f["loss"].__setitem__(slice(None), np.inf)),
+        "hessian_grid": lambda f: (f.attrs.update(label=broken), f["ratio"].__setitem__(slice(None), np.nan)),
+        "spectrum": lambda f: f.attrs.update(label=broken, kind="other", bn="other"),
+        "escape": lambda f: f.attrs.update(setting=broken, algorithms=["other", broken]),
+        "plan": lambda f: f.attrs.update(recipe=broken, algorithm=["other", "dpsgd awc", "x"]),
+        "checkpoint": lambda f: f.attrs.update(data=f.attrs["data"].replace("synthetic", "$_$")),
+        "sweep": lambda f: f.attrs.update(keys=[broken, "$_$"]),
+    }.items():
+        path = changed(sound / f"{name}.h5", tmp_path / "x.h5", change)
+        code, out, err = command("plot", path, "-o", tmp_path / "x.png")
+        assert code == 0 or (code == 1 and err.count("\n") == 1), (name, err)
+        assert "\x1b" not in out + err
+    good = sound / "line.h5"
+    one_line(command("plot", good, "-o", tmp_path / "y.png", "--title", "$\\frac{$"), 2, "--title", "formula")
+    assert command("plot", good, "-o", tmp_path / "y.png", "--title", "$\\alpha$ for 5$")[0] == 0
+
+
+def test_escape_sequences_and_odd_names_are_shown(sound: Path, tmp_path: Path, command: Command) -> None:
+    path = changed(sound / "line.h5", tmp_path / "x.h5", attribute("label", "\x1b]0;title\x07"))
+    out = command("info", path)[1]
+    assert "\x1b" not in out
+    assert "label: \\x1b]0;title\\x07" in out
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\x1b[31m.h5"))
+    shutil.copy(sound / "line.h5", odd)
+    code, out, _ = command("plot", odd)
+    assert (code, out) == (0, f"{tmp_path}/\\udcff\\x1b[31m.png\n")
+    odd.write_bytes(b"")
+    one_line(command("info", odd), 1, "\\udcff\\x1b[31m.h5")
+    assert printable("plain – ² 中") == "plain – ² 中"
+
+
+def test_temporary_files_cannot_be_foreseen(sound: Path, tmp_path: Path) -> None:
+    """A link under the name that version 0.6.0 would take is not followed, and names are not repeated."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    for name in ("s.h5", "t.csv"):
+        (tmp_path / f".{name}.{os.getpid()}.tmp").symlink_to(victim)
+    landscape.load(sound / "line.h5").save(tmp_path / "s.h5")
+    store.write_text(tmp_path / "t.csv", "x")
+    assert victim.read_text() == "mine"
+    seen = set()
+    for _ in range(3):
+        with replacing(tmp_path / "u") as file:
+            seen |= {p.name for p in tmp_path.iterdir() if p.name.startswith(".landscape-")}
+            file.write(b"x")
+    assert len(seen) == 3
+    assert (tmp_path / "u").stat().st_mode & 0o777 == 0o666 & ~umask()
+    store.write_text(tmp_path / ("n" * 255), "x")
+
+
+def umask() -> int:
+    before = os.umask(0)
+    os.umask(before)
+    return before
+
+
+def test_stale_temporary_files_are_removed_and_those_in_use_are_not(tmp_path: Path) -> None:
+    stale, live = (tmp_path / f".landscape-{digit * 16}.tmp" for digit in "ab")
+    mine = tmp_path / ".landscape-notes.tmp"
+    for path in (stale, live, mine):
+        path.write_text("x")
+    with open(live) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        store.write_text(tmp_path / "x.txt", "x")
+        assert sorted(p.name for p in tmp_path.iterdir()) == [live.name, mine.name, "x.txt"]
+
+
+def test_a_damaged_last_checkpoint_gives_way_to_the_newest_sound_one(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    whole = launch.launch(recipe.read(str(tiny)), folder)
+    last, steps = folder / "last.h5", sorted(folder.glob("step-*.h5"))
+    assert last.stat().st_ino != steps[-1].stat().st_ino
+    assert last.read_bytes() == steps[-1].read_bytes()
+    for path in (last, steps[-1]):
+        raw = bytearray(path.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        path.write_bytes(raw)
+    with pytest.warns(hdf5.DamageWarning, match=f"last.h5: damaged.*{steps[-2].name} takes its place"):
+        again = launch.launch(None, folder, resume=True)
+    assert torch.equal(again.weights, whole.weights)
+    assert Checkpoint.load(last).step == whole.step
+    for path in (last, *steps):
+        path.write_bytes(b"")
+    with pytest.raises(FailedError, match="last.h5: not a readable"):
+        launch.launch(None, folder, resume=True)
+
+
+def test_idx_files_take_no_more_than_they_should(tmp_path: Path) -> None:
+    path = tmp_path / FILES[0]
+    header = b"\0\0\x08\x04" + (65536).to_bytes(4, "big") * 4
+    path.write_bytes(header + bytes(9))
+    with pytest.raises(FailedError, match=f"{FILES[0]}: its header promises"):
+        read_idx(path)
+    for suffix, shape, words in ((".gz", (9, 3, 3), "more bytes"), (".gz", (1 << 20, 99, 99), "promises")):
+        packed = io.BytesIO()
+        with gzip.open(packed, "wb", 1) as file:
+            file.write(samples.idx(np.zeros((0,), np.uint8))[:3] + bytes([3]))
+            for size in shape:
+                file.write(size.to_bytes(4, "big"))
+            for _ in range(20):
+                file.write(bytes(1 << 20))
+        path.with_suffix(suffix).write_bytes(packed.getvalue())
+        with pytest.raises(FailedError, match=words):
+            read_idx(path.with_suffix(suffix))
+    for i, name in enumerate(FILES):
+        array = np.zeros((12, 2, 2), np.uint8) if i % 2 == 0 else np.arange(12, dtype=np.uint8)
+        (tmp_path / name).write_bytes(samples.idx(array))
+    path.with_suffix(".gz").unlink()
+    with pytest.raises(FailedError, match="labels .* go up to 11, allowed: 0…9"):
+        data.load("mnist", data_dir=tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["zero", "fifo", "folder"])
+def test_only_regular_files_are_read(kind: str, tmp_path: Path, command: Command) -> None:
+    readers: dict[str, Callable[[Path], Any]] = {
+        "m.npy": lambda path: read_matrix("mixing", path, 4),
+        "m.csv": lambda path: read_matrix("mixing", path, 4),
+        "s.wav": lambda path: read_wav(path, 8000),
+        "i.jpg": lambda path: decode(path, 0, 0.0),
+        "n.pt": read_state,
+        "n.safetensors": read_state,
+        "train-images-idx3-ubyte": read_idx,
+        "x.h5": landscape.load,
+    }
+    for name, read in readers.items():
+        path = tmp_path / name
+        if kind == "zero":
+            path.symlink_to("/dev/zero")
+        elif kind == "fifo":
+            os.mkfifo(path)
+        else:
+            path.mkdir()
+        with pytest.raises(FailedError, match=name):
+            read(path)
+
+
+def test_matrices_of_damaged_headers(tmp_path: Path) -> None:
+    good = samples.numpy_file(np.full((4, 4), 0.25))
+    objects = io.BytesIO()
+    np.save(objects, np.array([[print]], dtype=object), allow_pickle=True)
+    for raw in (
+        b"", good[:7], good[:40], good[:-1], b"PK\3\4" + good, objects.getvalue(),
+        good.replace(b"(4, 4)", b"(4, 999999999999)"[:6]), good.replace(b"<f8", b"<c8"), good.replace(b"{", b"("),
+        good.replace(b"(4, 4), }", b"(9999999999999, 9), }"[:9]),
+    ):  # fmt: skip
+        (tmp_path / "m.npy").write_bytes(raw)
+        with pytest.raises(InputError, match="mixing: .*m.npy") as caught:
+            read_matrix("mixing", tmp_path / "m.npy", 4)
+        assert "\n" not in str(caught.value)
+    for text in (b"", b"\xff\xfe1,2", b"1,2\n3", b"x"):
+        (tmp_path / "m.csv").write_bytes(text)
+        with pytest.raises(FailedError, match="m.csv"):
+            read_matrix("mixing", tmp_path / "m.csv", 4)
+    (tmp_path / "m.npy").write_bytes(good)
+    np.testing.assert_array_equal(read_matrix("mixing", tmp_path / "m.npy", 4), np.full((4, 4), 0.25))
+
+
+def test_tensors_that_are_not_plain_numbers_are_refused(tmp_path: Path) -> None:
+    state = samples.net().state_dict()
+    shape = state["0.weight"].shape
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantised = torch.quantize_per_tensor(torch.zeros(shape), 0.1, 0, torch.qint8)
+    for value, words in {
+        torch.empty(shape, device="meta"): "meta",
+        torch.zeros(shape).to_sparse(): "sparse",
+        torch.zeros(shape).to(torch.float8_e4m3fn): "float8_e4m3fn",
+        torch.zeros(shape, dtype=torch.int8): "int8",
+        quantised: "quantised",
+        torch.zeros(shape, dtype=torch.complex64): "complex64",
+    }.items():
+        torch.save({**state, "0.weight": value}, tmp_path / "n.pt")
+        with pytest.raises(FailedError, match="n.pt: '0.weight'.*" + words):
+            landscape.import_state(tmp_path / "n.pt", samples.net())
+    safetensors.torch.save_file(
+        {**state, "0.weight": torch.zeros(shape, dtype=torch.int8)}, tmp_path / "n.safetensors"
+    )
+    with pytest.raises(FailedError, match="'0.weight' holds int8"):
+        landscape.import_state(tmp_path / "n.safetensors", samples.net())
+    torch.save(
+        {key: value.double() if value.is_floating_point() else value for key, value in state.items()},
+        tmp_path / "n.pt",
+    )
+    assert landscape.import_state(tmp_path / "n.pt", samples.net()).weights.shape[0] == 1
+
+
+def test_archives_that_unpack_to_more_than_themselves_are_refused(tmp_path: Path) -> None:
+    with (
+        zipfile.ZipFile(io.BytesIO(samples.saved(samples.net().state_dict()))) as old,
+        zipfile.ZipFile(tmp_path / "n.pt", "w") as new,
+    ):
+        for name in old.namelist():
+            new.writestr(
+                name, old.read(name) if "/data/" not in name else bytes(10_000_000), zipfile.ZIP_DEFLATED
+            )
+    with pytest.raises(FailedError, match="n.pt: not as torch.save writes"):
+        read_state(tmp_path / "n.pt")
+
+
+def test_wav_files_whose_chunks_lie(tmp_path: Path) -> None:
+    raw, path = samples.wav(), tmp_path / "s.wav"
+    path.write_bytes(raw)
+    assert len(read_wav(path, 8000)) == 1600
+    for place in (16, 20, 22, 24, 34, 40):  # sizes of chunks, format, channels, rate, bits
+        for number in (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x05\0\0\x80"):
+            path.write_bytes(raw[:place] + number + raw[place + 4 :])
+            with pytest.raises(FailedError, match="s.wav"):
+                read_wav(path, 8000)
