@@ -348,12 +348,12 @@ def check_mean(
     if total <= 0:
         return
     mean = sum(value * weight for value, weight in counted) / total
-    scale = abs(whole) + max(abs(value) for value, _ in counted)  # a part without terms may be NaN
+    scale = abs(whole) + max(abs(value) for value, _ in counted)
     eps = max(torch.finfo(dtype).eps for dtype in precisions)
     allowed = min(1000 * eps, 3 * math.sqrt(eps)) * scale  # a batch of another size rounds otherwise
     if abs(mean - whole) <= allowed:
         return
-    if abs(sum(value for value, _ in losses) - whole) <= allowed:
+    if abs(sum(value for value, _ in counted) - whole) <= allowed:
         raise InputError(
             "loss: it is the sum over the samples it is given, not the mean (reduction='sum'?); give one "
             "that returns the mean"

@@ -234,12 +234,12 @@ def test_images_are_scaled_from_their_middle(tmp_path: Path) -> None:
         one_line(caught, "data.")
 
 
-def test_a_cache_that_cannot_be_written_warns_and_says_where_else(tmp_path: Path, kept: Path) -> None:
+def test_a_cache_that_cannot_be_written_says_where_else(tmp_path: Path, kept: Path) -> None:
     write_images(tmp_path / "mine")
     kept.write_text("a file where the folder should be")
-    with pytest.warns(UserWarning, match="LANDSCAPE_CACHE may name another folder") as said:
-        assert len(landscape.data.load("image-folder", data_dir=tmp_path, folder="mine").train[1]) == 12
-    assert str(kept) in str(said[0].message)
+    with pytest.raises(FailedError) as caught:
+        landscape.data.load("image-folder", data_dir=tmp_path, folder="mine")
+    one_line(caught, str(kept), "LANDSCAPE_CACHE may name another folder")
 
 
 def test_work_in_threads_keeps_the_order_and_the_first_error() -> None:
@@ -419,19 +419,20 @@ def test_processes_share_one_decoded_copy_and_augment_as_one_does(tmp_path: Path
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="needs limits on the size of files")
-def test_no_space_for_the_cache_is_a_warning_and_leaves_nothing(tmp_path: Path, kept: Path) -> None:
+def test_no_space_for_the_cache_is_one_line_and_leaves_nothing(tmp_path: Path, kept: Path) -> None:
     """Files of this process may hold 16 KiB, as on a disk that is nearly full."""
     write_images(tmp_path / "mine")
     code = (
         "import resource, signal, sys, landscape\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, 2**14))\n"
-        "print(len(landscape.data.load('image-folder', data_dir=sys.argv[1], folder='mine').train[1]))"
+        "try: landscape.data.load('image-folder', data_dir=sys.argv[1], folder='mine')\n"
+        "except landscape.FailedError as error: print(error)"
     )
     run = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert run.stdout == "12\n"
-    assert "cannot be written (File too large)" in run.stderr
+    assert run.stdout.count("\n") == 1
+    assert "cannot be written (File too large)" in run.stdout
     assert not list(kept.iterdir())
     assert len(landscape.data.load("image-folder", data_dir=tmp_path, folder="mine").train[1]) == 12
 
@@ -480,7 +481,10 @@ checkpoint = { every = 10 }
 decompose = { every = 10 }
 """
     )
-    code, out, err = command("train", "text.toml", "--allow-code", "-o", "run", "-q")
+    code, out, err = command("train", "text.toml", "-o", "run", "-q")
+    assert code == 2
+    assert "--allow-code" in err
+    code, out, err = command("train", "text.toml", "-o", "run", "-q", "--allow-code")
     assert (code, out) == (0, "run/last.h5\n"), err
     whole = landscape.load("run/last.h5")
     assert whole.history["loss"][-1] < whole.history["loss"][0] - 0.3
@@ -489,20 +493,20 @@ decompose = { every = 10 }
     Path("run/last.h5").write_bytes(Path("run/step-0000010.h5").read_bytes())
     code, _, err = command("train", "-o", "run", "--resume")
     assert code == 1
-    assert "give the RECIPE again with --resume" in err
-    assert command("train", "text.toml", "--allow-code", "-o", "run", "--resume", "-q")[0] == 0
+    assert "--allow-code" in err
+    assert command("train", "text.toml", "-o", "run", "--resume", "-q", "--allow-code")[0] == 0
     assert torch.equal(landscape.load("run/last.h5").weights, whole.weights)
     assert command("line", "run/last.h5", "run/step-0000010.h5")[0] == 1
     own = ("--model", "mytext:Next(letters=28)", "--data", "mytext:load(path='text.txt')")
     assert command("contour", "run/last.h5", *own, "--grid", "2", "-q")[0] == 0
     # Labels that the model has no output for.
     for table in ("model", "data"):
-        assert recipe.read("text.toml").spec(table).own
-    code, _, err = command("train", "text.toml", "--allow-code", "--set", "model.letters=20", "-o", "other")
+        assert recipe.read("text.toml", allow_code=True).spec(table).own
+    code, _, err = command("train", "text.toml", "--set", "model.letters=20", "-o", "other", "--allow-code")
     assert code == 2
     assert err.count("\n") == 1
     Path("text.txt").write_text("abc" * 99)
-    code, _, err = command("train", "text.toml", "--allow-code", "-o", "run", "--resume")
+    code, _, err = command("train", "text.toml", "-o", "run", "--resume", "--allow-code")
     assert code == 1
     assert "fingerprint" in err
     assert not Path("other").exists()

@@ -138,10 +138,14 @@ def test_the_acoustic_model_takes_any_sizes() -> None:
 
 def test_accuracy_has_a_meaning_for_classes_only() -> None:
     outputs = torch.tensor([[[1.0, 0.0, 3.0], [0.0, 1.0, 0.0]]])  # (1, classes 2, frames 3)
-    assert float(correct(outputs, torch.tensor([[0, 1, 1]]))) == pytest.approx(2 / 3)
-    assert torch.isnan(correct(outputs, torch.tensor([0])))
-    assert torch.isnan(correct(outputs, torch.tensor([[0.0, 1.0, 1.0]])))
-    assert torch.isnan(correct(outputs[0, 0], torch.tensor([0, 1, 1])))
+    loss = nn.functional.cross_entropy
+    assert float(correct(outputs, torch.tensor([[0, 1, 1]]), loss)) == pytest.approx(2 / 3)
+    assert torch.isnan(correct(outputs, torch.tensor([0]), loss))
+    assert torch.isnan(correct(outputs, torch.tensor([[0.0, 1.0, 1.0]]), loss))
+    assert torch.isnan(correct(outputs[0, 0], torch.tensor([0, 1, 1]), loss))
+    assert torch.isnan(
+        correct(outputs, torch.tensor([[0, 1, 1]]), lambda o, y: o.sum())
+    )  # classes come second?
 
 
 def test_widths_are_even_and_width_one_changes_nothing() -> None:

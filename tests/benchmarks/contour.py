@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import landscape
-from landscape.evaluate import evaluate_plane
+from landscape.evaluate import evaluator
 from tests.benchmarks.harness import compare, installed, mnist
 
 
 def main() -> None:
     small()
+    checks()
     large()
 
 
@@ -79,6 +80,24 @@ def small() -> None:
     )  # fmt: skip
 
 
+def checks() -> None:
+    """What the quick check and the comparison of paths cost, beside 625 points of the small network."""
+    data = landscape.data.load(**mnist())
+    x, y = (t[:10_000] for t in data.test)
+    model = landscape.models.build("mlp", widths=[784, 50, 50, 10])
+    problem = landscape.Problem(model, data.loss, (x, y), check="off")
+    plane = landscape.random_plane(problem)
+
+    def checked() -> None:
+        made = landscape.Problem(model, data.loss, (x, y))
+        evaluator(made, plane.center, plane.directions, 625)
+
+    compare(
+        "a problem made and checked, its path compared, against a contour of 625 points",
+        checked, lambda: landscape.contour(problem, plane, grid=(25, 25)), rounds=5, need=100.0,
+    )  # fmt: skip
+
+
 class Block(nn.Module):
     """Two 3 × 3 convolutions and a shortcut."""
 
@@ -121,12 +140,14 @@ def large() -> None:
     points = torch.tensor([[0.3, -0.2]])
     found: dict[str, Tensor] = {}
 
+    # Made once: the comparison of paths, which a contour makes once, too, would weigh too much beside one point.
+    made = {
+        name: evaluator(problem, plane.center, plane.directions, 1, path="folded", precision=name)
+        for name in ("model", "bfloat16")
+    }
+
     def ours(precision: str) -> None:
-        # Forced: the trial that "auto" makes once would weigh too much in a grid of one point.
-        values = evaluate_plane(
-            problem, plane.center, plane.directions, points, path="folded", precision=precision
-        )
-        found[precision] = values.loss
+        found[precision] = made[precision](points).loss
 
     @torch.no_grad()
     def loop() -> None:
