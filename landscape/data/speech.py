@@ -254,8 +254,8 @@ def speech_list(
 
 def _read_list(path: Path) -> list[tuple[str, str]]:
     try:
-        with open_regular(path, LIST) as file:
-            rows = list(csv.DictReader(io.TextIOWrapper(file, encoding="utf-8", newline="")))
+        with open_regular(path, LIST) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
+            rows = list(csv.DictReader(text))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FailedError(f"{path}: cannot be read ({error})") from error
     if not rows or not {"path", "label"} <= set(rows[0]):

@@ -323,8 +323,8 @@ def _numbers(where: str, path: Path) -> Array:
                 if m.dtype.kind not in "fiub":
                     raise ValueError("it holds no array of numbers")
                 return m
-            lines = io.TextIOWrapper(file, encoding="utf-8")
-            return np.loadtxt(lines, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
+            with io.TextIOWrapper(file, encoding="utf-8") as lines:
+                return np.loadtxt(lines, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
     except Exception as error:  # numpy raises whatever a damaged header makes Python raise
         words = " ".join(str(error).split())[:120]
         raise FailedError(f"{where}: {path} cannot be read as a matrix ({words})") from error
