@@ -8,6 +8,7 @@ import io
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,8 +88,7 @@ def write_text(path: str | Path, text: str) -> None:
 def copy(source: str | Path, target: str | Path) -> None:
     """A file of its own with the bytes of ``source``, at ``target``. FailedError as :func:`replacing`."""
     with replacing(target) as file, open(source, "rb") as origin:
-        while part := origin.read(1 << 24):
-            file.write(part)
+        shutil.copyfileobj(origin, file, 1 << 20)
 
 
 def remove_stale(folder: Path) -> None:

@@ -55,6 +55,7 @@ class Data:
         self.samples, self.terms = 0, 0.0
         self.checksum: Tensor | None = None  # of a pass over batches
         self._fingerprint = ""
+        self._picked: dict[int, Tensor] = {}  # of :meth:`pick`, by count
         self._terms_in: Terms = lambda x, y: torch.ones(count_samples(x, y, alike=False))
         data = _batched(as_tensors(data))
         if is_resident(data):
@@ -163,7 +164,9 @@ class Data:
         """
         if self.indexed:
             every = self.resident[1] if self.resident is not None else None
-            return self.gather(_different(every, self.samples, count))
+            if count not in self._picked:
+                self._picked[count] = _different(every, self.samples, count)
+            return self.gather(self._picked[count])
         try:
             length = count_samples(x, y, alike=True)
         except InputError:
@@ -174,6 +177,7 @@ class Data:
     def few(self, count: int = PROBE) -> Data:
         """The samples of :meth:`pick` as data of their own."""
         part = copy.copy(self)
+        part._fingerprint, part._picked = "", {}
         x, y = self.pick(*self.first(), count)
         part.samples = count_samples(x, y, alike=False)
         each = self._terms_in(x, y)
@@ -233,7 +237,7 @@ class Data:
     def subset(self, indices: Tensor | slice) -> Data:
         """The samples ``indices`` (repeats allowed; a slice copies nothing). Not of batches."""
         part = copy.copy(self)
-        part._fingerprint = ""
+        part._fingerprint, part._picked = "", {}
         if isinstance(indices, Tensor):
             part.resident = self.gather(indices)
             part.samples = len(indices)

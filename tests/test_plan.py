@@ -342,7 +342,7 @@ def test_a_result_that_does_not_fit_itself_is_refused(tmp_path: Path) -> None:
     def column(*values: float) -> Array:
         return np.array(values)
 
-    with pytest.raises(ValueError, match="one entry for each row"):
+    with pytest.raises(ValueError, match="algorithm"):
         RunTimes(
             column(1, 2), ("ssgd",), ("",), *[column(1.0)] * 11, "r", 1, 1, 1.0, 0.0, 0.0, 1.0, "ring", 1, 0
         )  # fmt: skip
