@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from landscape import checkpoint_history, models, store
 from landscape import checkpoint_parts as parts
 from landscape import data as datasets
-from landscape import models, store
 from landscape.batchnorm import has_batchnorm, reestimated
 from landscape.data import Dataset
 from landscape.factories import UserData, as_data, is_own, spelled
@@ -278,19 +278,20 @@ class Checkpoint:
             ]
             file["layout"] = np.array(layout, dtype=parts.SLOT)
             file["rng/seed"] = np.uint64(self.seed)
-            for name, column in self.history.items():
-                dataset = file.create_dataset(f"history/{name}", data=column)
-                dataset.attrs["unit"] = HISTORY_UNITS.get(name, "")
+            checkpoint_history.write(file, self.history, HISTORY_UNITS)
             for key in _ATTRIBUTES:
                 file.attrs[key] = getattr(self, key)
             file.attrs["model"] = json.dumps(self.model)
             file.attrs["data"] = json.dumps(self.data)
 
     @classmethod
-    def load(cls, path: str | Path, held: Callable[[int], slice] | None = None) -> Checkpoint:
+    def load(
+        cls, path: str | Path, held: Callable[[int], slice] | None = None, *, whole_history: bool = True
+    ) -> Checkpoint:
         """Read and validate ``path``. Raises FailedError for anything that is not a whole checkpoint.
 
-        With ``held``, only the learners ``held(n)`` are read: those of one process of several.
+        With ``held``, only the learners ``held(n)`` are read: those of one process of several. The rows of
+        the history that a step file lacks come from the files beside it, if ``whole_history`` asks for them.
         """
         with store.reading(path, SCHEMA) as file:
             weights = store.dataset(file, "weights", "f", 2)
@@ -319,6 +320,8 @@ class Checkpoint:
                 path=Path(path),
             )
             checkpoint._validate()
+        if whole_history:
+            checkpoint.history = checkpoint_history.completed(checkpoint.history, Path(path), _LATER)
         return checkpoint
 
     def _validate(self) -> None:

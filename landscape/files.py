@@ -8,7 +8,6 @@ import io
 import os
 import re
 import secrets
-import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,12 +82,6 @@ def write_text(path: str | Path, text: str) -> None:
     """Write ``text`` (UTF-8) so that ``path`` is never half of it. FailedError as :func:`replacing`."""
     with replacing(path) as file:
         file.write(text.encode("utf-8"))
-
-
-def copy(source: str | Path, target: str | Path) -> None:
-    """A file of its own with the bytes of ``source``, at ``target``. FailedError as :func:`replacing`."""
-    with replacing(target) as file, open(source, "rb") as origin:
-        shutil.copyfileobj(origin, file, 1 << 20)
 
 
 def remove_stale(folder: Path) -> None:

@@ -16,6 +16,7 @@ import io
 import os
 import re
 import select
+import shutil
 import subprocess
 import sys
 import threading
@@ -50,9 +51,16 @@ class DamageWarning(UserWarning):
 
 
 @contextlib.contextmanager
-def writing(raw: CalmFile) -> Iterator[h5py.File]:
-    """A new HDF5 file in ``raw``, which gets its checksum at the end."""
-    with h5py.File(raw, "w") as file:
+def writing(raw: CalmFile, source: Path | None = None) -> Iterator[h5py.File]:
+    """A new HDF5 file in ``raw``, or a copy of ``source`` there; it gets its checksum at the end."""
+    if source is not None:
+        with open(source, "rb") as origin:
+            shutil.copyfileobj(origin, raw, 1 << 20)
+        if raw.error:
+            raise raw.error
+        if _seal(raw) is not None:
+            raw.truncate(raw.seek(0, os.SEEK_END) - _SEAL_LENGTH)
+    with h5py.File(raw, "w" if source is None else "r+") as file:
         yield file
     if raw.error is None:
         raw.seek(0)

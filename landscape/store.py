@@ -51,6 +51,13 @@ def writing(path: str | Path, schema: str, version: int = 1) -> Iterator[h5py.Fi
         yield file
 
 
+@contextlib.contextmanager
+def changed_copy(source: str | Path, target: str | Path) -> Iterator[h5py.File]:
+    """A copy of ``source``, to be changed; it appears under ``target`` when whole, as :func:`writing`."""
+    with replacing(target) as raw, hdf5.writing(raw, Path(source)) as file:
+        yield file
+
+
 def _stamp(file: h5py.File, schema: str, version: int) -> None:
     """The attributes that every file has."""
     file.attrs["schema"] = schema

@@ -326,7 +326,7 @@ def test_a_diverged_run_keeps_the_statistics_of_its_last_finite_state() -> None:
         ({"model": {"name": "tests.nets:Counting"}}, "model: its buffer 'calls' changes in training"),
         ({"decompose": {"samples": 32}}, "BatchNorm needs at least 16 batches of 12 samples"),
         ({"evaluate": {"bn_samples": 1}}, "evaluate.bn_samples: 1 is not allowed"),
-        ({"model": {"name": "tests.nets:none"}}, "model: tests.nets has no 'none'"),
+        ({"model": {"name": "tests.nets:none"}}, "has no 'none'"),
         ({"data": {"name": "digits"}}, "model and data do not fit"),
     ],
 )

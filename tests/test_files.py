@@ -320,7 +320,7 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_newest_sound_one(tiny: Path,
     whole = launch.launch(recipe.read(str(tiny)), folder)
     last, steps = folder / "last.h5", sorted(folder.glob("step-*.h5"))
     assert last.stat().st_ino != steps[-1].stat().st_ino
-    assert last.read_bytes() == steps[-1].read_bytes()
+    assert torch.equal(landscape.load(last).weights, landscape.load(steps[-1]).weights)
     for path in (last, steps[-1]):
         raw = bytearray(path.read_bytes())
         raw[len(raw) // 2] ^= 1

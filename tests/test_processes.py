@@ -282,10 +282,10 @@ def peak_of_saving(group: Group, folder: str) -> tuple[int, int]:
     state = Checkpoint(
         weights, landscape.vector.Layout(()), 0, 0.0, "ssgd", "", {}, {}, 0.1, 1, 0, {}
     )  # fmt: skip
-    launch._save(state, Path(folder), comm)  # once before: libraries take what they keep
+    launch._save(state, Path(folder), comm, 0)  # once before: libraries take what they keep
     Path("/proc/self/clear_refs").write_text("5")
     before = memory("VmRSS")
-    launch._save(state, Path(folder), comm)
+    launch._save(state, Path(folder), comm, 0)
     return memory("VmHWM") - before, 8 * row
 
 

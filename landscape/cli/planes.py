@@ -86,7 +86,7 @@ def trajectory(run: Checkpoint) -> list[Checkpoint]:
     assert run.path is not None
     found: dict[int, Checkpoint] = {}
     for path in run_folder.steps(run.path.parent):
-        saved = Checkpoint.load(path)
+        saved = Checkpoint.load(path, whole_history=False)
         found.setdefault(saved.step, saved)  # a copy under another name is not taken twice
     earlier = [found[step] for step in sorted(found) if step < run.step]
     if len(earlier) < 2:

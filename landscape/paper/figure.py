@@ -99,7 +99,7 @@ class Work:
 
     def checkpoints(self, key: str) -> list[Checkpoint]:
         """The checkpoints along the run ``key``, in order, but for that of its start."""
-        found = [Checkpoint.load(path) for path in steps(self.folder(key))]
+        found = [Checkpoint.load(path, whole_history=False) for path in steps(self.folder(key))]
         return [point for point in found if point.step]
 
     def group(self, prefix: str) -> list[Checkpoint]:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from landscape import files, run_folder
-from landscape.checkpoint import Checkpoint
+from landscape import checkpoint_history, files, run_folder, store
+from landscape.checkpoint import HISTORY_UNITS, Checkpoint
 from landscape.data.base import fingerprint
 from landscape.files import printable
 from landscape.hdf5 import DamageWarning
@@ -94,7 +94,7 @@ def _launch(
         recipe, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks, group=group
     )
     recipe = trainer.recipe  # which now says what it started from
-    hooks.save = functools.partial(_save, folder=folder, comm=trainer.comm)
+    hooks.save = functools.partial(_save, folder=folder, comm=trainer.comm, every=recipe.checkpoint.every)
     if group:
         start = {"data": str(trainer.data["fingerprint"]), "first step": str(trainer.step + 1)}
         start["mixing matrix"] = fingerprint(recipe.matrices.values())
@@ -282,8 +282,10 @@ def _same(stored: Recipe, wanted: Recipe | None, folder: Path) -> Recipe:
     return wanted
 
 
-def _save(checkpoint: Checkpoint, folder: Path, comm: Comm) -> None:
-    """Write step-NNNNNNN.h5, and last.h5 as a copy of it: what damages one of the two spares the other.
+def _save(checkpoint: Checkpoint, folder: Path, comm: Comm, every: int) -> None:
+    """Write step-NNNNNNN.h5, and last.h5 as a copy of it with the whole history.
+
+    What damages one of the two spares the other.
 
     Rank 0 writes, and gets the others' learners one at a time.
     """
@@ -292,5 +294,7 @@ def _save(checkpoint: Checkpoint, folder: Path, comm: Comm) -> None:
             comm.send_rows(tensor)
         return
     path = folder / f"step-{checkpoint.step:07d}.h5"
-    checkpoint.save(path, comm.learners, comm.rows)
-    files.copy(path, folder / "last.h5")
+    rows = checkpoint_history.recent(checkpoint.history, checkpoint.step, every)
+    dataclasses.replace(checkpoint, history=rows).save(path, comm.learners, comm.rows)
+    with store.changed_copy(path, folder / "last.h5") as file:
+        checkpoint_history.write(file, checkpoint.history, HISTORY_UNITS)
