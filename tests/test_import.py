@@ -365,7 +365,7 @@ def test_bad_names_and_factories_are_one_line(folder: Path, command: Command) ->
     torch.save(trained().state_dict(), "net.pt")
     for model, code, words in (
         ("mien:net", 2, ("--model: there is no module 'mien'",)),
-        ("mine:nte", 2, ("--model: mine has no 'nte'; did you mean 'net'?",)),
+        ("mine:nte", 2, ("--model: mine (", "has no 'nte'; did you mean 'net'?")),
         ("mine:broken", 1, ("mine:broken failed: ValueError: first line second (mine.py, line ",)),
         ("mine:number", 2, ("gives a int, it must give an nn.Module",)),
         ("mine:images", 2, ("gives a dict",)),
