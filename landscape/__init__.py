@@ -1,28 +1,36 @@
 """Train with distributed SGD, decompose every step, and map the loss landscape around what it finds."""
 
-from landscape import data, models, stability
+from landscape import data, models
 from landscape._version import __version__
-from landscape.checkpoint import Checkpoint, load
-from landscape.contour import Surface, contour
-from landscape.directions import Plane, random_plane
-from landscape.eigenvalues import extreme_eigenvalues, top_eigenvalues
-from landscape.escape import Escape
-from landscape.hessian import HessianOperator
-from landscape.hessian_grid import HessianGrid, hessian_grid
-from landscape.lanczos import Eigenpairs, Ends
-from landscape.line import Line, barrier, line
-from landscape.minima import Minima
-from landscape.noise import NoiseEstimate, estimate_noise
-from landscape.options import FailedError, InputError, PathWarning
-from landscape.planes import between, eigen_plane, learners_plane, pca_plane
-from landscape.problem import Problem
-from landscape.runtime import RunTimes
-from landscape.smoothing import Smoothing, smoothing
-from landscape.spectrum import Density, Spectrum, Trace, density, spectrum, trace
-from landscape.state import import_state
-from landscape.store import save
-from landscape.sweep import Sweep
-from landscape.vtk import save_vts
+from landscape.analysis.contour import contour
+from landscape.analysis.hessian_grid import hessian_grid
+from landscape.analysis.line import line
+from landscape.analysis.noise import estimate_noise
+from landscape.analysis.planes import between, eigen_plane, learners_plane, pca_plane, random_plane
+from landscape.analysis.smoothing import smoothing
+from landscape.analysis.spectrum import spectrum
+from landscape.checkpoint.checkpoint import Checkpoint, load
+from landscape.checkpoint.foreign_weights import import_state
+from landscape.core.errors import FailedError, InputError, PathWarning
+from landscape.curvature.density import density
+from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
+from landscape.curvature.hessian import HessianOperator
+from landscape.curvature.lanczos import Eigenpairs, Ends
+from landscape.curvature.trace import trace
+from landscape.problem.problem import Problem
+from landscape.results.base import save
+from landscape.results.escape import Escape
+from landscape.results.hessian_grid import HessianGrid
+from landscape.results.line import Line, barrier
+from landscape.results.minima import Minima
+from landscape.results.noise import NoiseEstimate
+from landscape.results.plane import Plane
+from landscape.results.run_times import RunTimes
+from landscape.results.smoothing import Smoothing
+from landscape.results.spectrum import Density, Spectrum, Trace
+from landscape.results.surface import Surface
+from landscape.results.sweep import Sweep
+from landscape.results.vtk import save_vts
 
 __all__ = [
     "Checkpoint",

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from landscape.train.processes import Group
+from landscape.train.distributed.process_group import Group
 
 # The server imports this module once, and every process is a fork of it: starting one takes no time.
 _CONTEXT = multiprocessing.get_context("forkserver")

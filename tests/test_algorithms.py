@@ -15,17 +15,17 @@ from torch import Tensor
 
 import landscape
 from landscape import Checkpoint, FailedError, InputError
-from landscape.checkpoint import HISTORY_UNITS
+from landscape.checkpoint.checkpoint import HISTORY_UNITS
+from landscape.problem.layout import Layout
 from landscape.stability import max_stable_step
 from landscape.train import algorithms, launch, recipe
 from landscape.train.algorithms.async_sgd import AsyncSGD
 from landscape.train.algorithms.sgp import SGP
+from landscape.train.distributed.process_group import Group
 from landscape.train.loop import Trainer
 from landscape.train.mixing import Mixing
 from landscape.train.optimizer import SGD
-from landscape.train.processes import Group
 from landscape.train.randomness import generator
-from landscape.vector import Layout
 from tests.groups import together
 
 Gradient = Callable[[Tensor], Tensor]

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 
 import landscape
 from landscape import InputError, Problem
-from landscape.batches import take, tree_map
-from landscape.batchnorm import with_policy
+from landscape.problem.batches import take, tree_map
+from landscape.problem.batchnorm import with_policy
 from tests import problems
 
 
@@ -72,7 +72,7 @@ def batches_of(problem: Problem, sizes: tuple[int, ...]) -> list[Any]:
 
 def again(problem: Problem, data: Any, **options: Any) -> Problem:
     """The same model and loss on other data."""
-    own = problem.criterion is landscape.batches.output_loss
+    own = problem.criterion is landscape.problem.batches.output_loss
     return Problem(problem.model, None if own else problem.criterion, data, dtype=torch.float64, **options)
 
 

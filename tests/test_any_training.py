@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from landscape import PathWarning
 from landscape.train import recipe
+from landscape.train.distributed.process_group import Group
 from landscape.train.loop import Trainer
-from landscape.train.processes import Group
 from landscape.train.randomness import generator
 from tests.groups import together
 

@@ -15,13 +15,13 @@ from torch.func import functional_call
 
 import landscape
 from landscape import Checkpoint, FailedError, InputError
-from landscape.batchnorm import sample_parts
-from landscape.checkpoint import HISTORY_UNITS
-from landscape.stack import Training
+from landscape.checkpoint.checkpoint import HISTORY_UNITS
+from landscape.evaluation.stack import Training
+from landscape.problem.batchnorm import sample_parts
 from landscape.train import launch, recipe
 from landscape.train.decomposition import estimate_gradient
+from landscape.train.distributed.process_group import Group
 from landscape.train.loop import Trainer
-from landscape.train.processes import Group
 from landscape.train.randomness import generator
 from tests.groups import together
 from tests.test_training import same_bits

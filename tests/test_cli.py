@@ -91,7 +91,7 @@ def test_contour_of_several_checkpoints_shares_directions(
     np.testing.assert_array_equal(a.directions, b.directions)
     assert a.loss.shape == (3, 4)
     assert (a.split, a.norm, a.span, a.seed, a.path) == ("train", "none", 0.1, 0, "batched")
-    assert a.source_sha256 == landscape.store.sha256(files[0])
+    assert a.source_sha256 == landscape.core.hdf5.sha256(files[0])
     assert picture.read_bytes().startswith(b"\x89PNG")
     center = landscape.load(files[0]).problem()
     again = landscape.contour(center, landscape.random_plane(center), grid=(4, 3))
@@ -160,7 +160,7 @@ def test_line_between_two_and_along_one(runs: Path, tmp_path: Path, command: Com
     assert between.loss[-1] == pytest.approx(other.loss(), rel=1e-5)
     assert f"barrier {between.barrier:.4g}" in err
     again = ("line", a, "--points", "5", "--seed", "4", "-o", out_file)
-    one_line(command(*again), 1, "l.h5", "finished landscape.line", "--force")
+    one_line(command(*again), 1, "l.h5", "finished landscape.analysis.line", "--force")
     assert command(*again, "--force")[0] == 0
     along = landscape.load(out_file)
     np.testing.assert_array_equal(

@@ -19,10 +19,11 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import landscape
-from landscape import InputError, cli, stability
+from landscape import InputError, cli
+from landscape.analysis.stability import stability
 from landscape.cli import common
-from landscape.options import SPLIT
-from landscape.sweep import COLUMNS, texts
+from landscape.core.options import SPLIT
+from landscape.results.sweep import COLUMNS, texts
 from tests import problems
 from tests.conftest import Command
 from tests.test_cli import one_line
@@ -191,7 +192,9 @@ def test_finished_results_are_replaced_with_force_only(copy: Path, command: Comm
     code, _, err = command("contour", last, other, "--grid", "5")
     assert (code, "9 of 25 points were there already" in err) == (0, True)
     one_line(command("spectrum", last, "-o", surface), 1, "finished landscape.surface", "--force")
-    one_line(command("contour", last, "-q", "-o", _sweep(copy)), 1, "holds a landscape.sweep", "--force")
+    one_line(
+        command("contour", last, "-q", "-o", _sweep(copy)), 1, "holds a landscape.results.sweep", "--force"
+    )
     assert len(landscape.load(surface)) == 2
     assert command("contour", last, "--grid", "4", "--force")[0] == 0
     assert landscape.load(surface).loss.shape == (4, 4)
@@ -313,7 +316,7 @@ def test_pictures_show_themselves_and_leave_nothing_open(
     # Where there are windows, one shows it until it is closed.
     shown = []
     monkeypatch.setattr(FigureManagerBase, "show", lambda self: None)
-    monkeypatch.setattr("landscape.picture.FigureManagerBase", type("Other", (), {"show": None}))
+    monkeypatch.setattr("landscape.plots.picture.FigureManagerBase", type("Other", (), {"show": None}))
     monkeypatch.setattr(pyplot, "show", lambda: shown.append(pyplot.gcf().canvas.manager.canvas.figure))
     figure.show()
     assert shown == [figure]
@@ -342,7 +345,7 @@ def test_pictures_in_axes_of_a_users_own(copy: Path, tmp_path: Path) -> None:
     own.savefig(tmp_path / "own.png")
     with pytest.raises(InputError, match="ax: its projection is 'rectilinear'"):
         results[0].plot("surface", ax=axes[5])
-    delays = stability.stability(problem, [0, 1], 0.9, lr=0.1, own_limit=None, own_delay=0)
+    delays = stability(problem, [0, 1], 0.9, lr=0.1, own_limit=None, own_delay=0)
     assert delays.plot(ax=axes[5]) is own
 
 

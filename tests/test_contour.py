@@ -12,8 +12,8 @@ from torch import nn
 import landscape
 from landscape import InputError, Problem
 from landscape.data.synthetic import mean_output
-from landscape.evaluate import evaluate_plane
-from landscape.stack import chain
+from landscape.evaluation.evaluate import evaluate_plane
+from landscape.evaluation.stack import chain
 from tests import problems
 
 
@@ -45,8 +45,10 @@ def test_every_problem_matches_the_textbook_loop(name: str) -> None:
 def test_every_path_weighs_a_ragged_last_chunk_by_its_samples(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("landscape.batched.CHUNK", 20)
-    monkeypatch.setattr("landscape.batched.MAX_BLOCK", 4)  # 15 points: the last block is ragged, too
+    monkeypatch.setattr("landscape.evaluation.batched.CHUNK", 20)
+    monkeypatch.setattr(
+        "landscape.evaluation.batched.MAX_BLOCK", 4
+    )  # 15 points: the last block is ragged, too
     problem = problems.mlp()  # 53 samples
     problem._chunk = 20
     plane = landscape.random_plane(problem, seed=1)

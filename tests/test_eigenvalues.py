@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import landscape
-from landscape import InputError, Problem, eigenvalues
-from landscape.chain_hessian import ChainHessian
-from landscape.hessian import HessianOperator, dense_hessian
-from landscape.lanczos import certified, follow, search
+from landscape import InputError, Problem
+from landscape.curvature import eigenvalues
+from landscape.curvature.chain_hessian import ChainHessian
+from landscape.curvature.hessian import HessianOperator, dense_hessian
+from landscape.curvature.lanczos import certified, follow, search
 from tests import problems
 
 
@@ -54,7 +55,9 @@ class Picked(nn.Module):
 def test_products_of_a_chain_are_those_of_the_dense_matrix(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("landscape.chain_hessian.MAX_CHUNK", 20)  # 53 samples: the last chunk is ragged
+    monkeypatch.setattr(
+        "landscape.curvature.chain_hessian.MAX_CHUNK", 20
+    )  # 53 samples: the last chunk is ragged
     problem = CHAINS[name]()
     torch.manual_seed(1)
     thetas = problem.theta + 0.3 * torch.randn(3, problem.layout.size, dtype=torch.float64)
@@ -99,7 +102,7 @@ def single() -> Problem:
 @pytest.fixture(autouse=True)
 def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """On any machine."""
-    monkeypatch.setattr("landscape.eigenvalues.bfloat16_is_fast", lambda device: True)
+    monkeypatch.setattr("landscape.curvature.eigenvalues.bfloat16_is_fast", lambda device: True)
 
 
 def test_a_cheap_search_ends_with_exact_residuals(single: Problem) -> None:
@@ -136,15 +139,15 @@ def test_cheap_searches_are_tried_only_where_they_can_help(
     assert how(single, search="exact") == "float32"
     assert how(single, tol=1e-4) == "float32"
     assert how(single, part=["1", "3", "5"]) == f"float32, {part}"
-    monkeypatch.setattr("landscape.eigenvalues.bfloat16_is_fast", lambda device: False)
+    monkeypatch.setattr("landscape.curvature.eigenvalues.bfloat16_is_fast", lambda device: False)
     assert how(single) == f"float32, {part}"
-    monkeypatch.setattr("landscape.eigenvalues.MOST", 0.4)
+    monkeypatch.setattr("landscape.curvature.eigenvalues.MOST", 0.4)
     assert how(single) == "float32"
     assert single.tensors is not None
     squares = Problem(single.model, nn.MSELoss(), (single.tensors[0], torch.randn(400, 3)))
-    monkeypatch.setattr("landscape.eigenvalues.MOST", 1.0)
+    monkeypatch.setattr("landscape.curvature.eigenvalues.MOST", 1.0)
     assert how(squares) == "float32"  # what a sample brings to these does not vanish where it is fitted
-    monkeypatch.setattr("landscape.eigenvalues.LEAST_PARAMETERS", 10**6)
+    monkeypatch.setattr("landscape.curvature.eigenvalues.LEAST_PARAMETERS", 10**6)
     assert how(single) == "float32"
     assert how(problems.mlp()) == "float64"
 
@@ -152,7 +155,7 @@ def test_cheap_searches_are_tried_only_where_they_can_help(
 def test_what_corrections_do_not_mend_is_searched_on_exactly(
     single: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("landscape.lanczos.CORRECTIONS", 0)
+    monkeypatch.setattr("landscape.curvature.lanczos.CORRECTIONS", 0)
     ends = landscape.extreme_eigenvalues(single, tol=1e-3)
     exact = landscape.extreme_eigenvalues(single, search="exact", tol=1e-3)
     assert ends.search == "float32"
@@ -193,7 +196,7 @@ def test_a_point_that_is_not_finite_leaves_the_others_their_samples(single: Prob
 def test_points_in_step_are_the_points_one_by_one(single: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     plane = landscape.random_plane(single, seed=3)
     together = landscape.hessian_grid(single, plane, grid=(3, 2), search="exact")
-    monkeypatch.setattr("landscape.eigenvalues.MAX_POINTS", 1)
+    monkeypatch.setattr("landscape.curvature.eigenvalues.MAX_POINTS", 1)
     shares: list[float] = []
     apart = landscape.hessian_grid(single, plane, grid=(3, 2), search="exact", progress=shares.append)
     assert shares[:6] == pytest.approx([k / 6 for k in range(1, 7)])
@@ -230,8 +233,8 @@ def test_a_point_s_result_does_not_depend_on_what_is_computed_with_it(
     single: Problem, monkeypatch: pytest.MonkeyPatch, done: int
 ) -> None:
     """Bitwise: whichever are there already, and in portions of one block."""
-    monkeypatch.setattr("landscape.eigenvalues.MAX_POINTS", 4)
-    monkeypatch.setattr("landscape.grid.PORTION_SECONDS", 0.0)
+    monkeypatch.setattr("landscape.curvature.eigenvalues.MAX_POINTS", 4)
+    monkeypatch.setattr("landscape.evaluation.grid.PORTION_SECONDS", 0.0)
     plane = landscape.random_plane(single, seed=3)
     whole = landscape.hessian_grid(single, plane, grid=(3, 2), span=0.3)
     marked = np.zeros((2, 3), bool)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import Escape, InputError, Problem
+from landscape.curvature.hessian import dense_hessian
 from landscape.data.synthetic import mean_output
-from landscape.escape import median_rank
-from landscape.hessian import dense_hessian
-from landscape.train.escape import escape_time, sweep
+from landscape.results.escape import median_rank
+from landscape.train.experiments.saddles import escape_time, sweep
 from tests.conftest import Command
 
 FAST = ("steps=200", "lr=0.4")

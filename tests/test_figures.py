@@ -16,16 +16,19 @@ from PIL import Image
 
 import landscape
 from landscape import data
-from landscape.checkpoint import HISTORY_UNITS
-from landscape.options import FailedError
-from landscape.paper import edge, figure, gallery, networks, numbers, shapes, systems, workshop
+from landscape.checkpoint.checkpoint import HISTORY_UNITS
+from landscape.core.errors import FailedError
+from landscape.paper import figure, gallery, numbers, run_cache
 from landscape.paper.figure import SCALES, Compared, Drawing, Scale, Work
-from landscape.paper.workshop import Workshop, identity
-from landscape.plots_surface import panels, style
-from landscape.runtime import Link, Stragglers
-from landscape.stability import Stability
-from landscape.train import plan, recipe
-from landscape.train.calibrate import Costs
+from landscape.paper.figures import edge_of_stability, landscapes, networks, systems
+from landscape.paper.run_cache import Workshop, identity
+from landscape.plots.picture import panels
+from landscape.plots.surface import style
+from landscape.results.stability import Stability
+from landscape.train import recipe
+from landscape.train.planning import plan
+from landscape.train.planning.calibration import Costs
+from landscape.train.planning.run_time import Link, Stragglers
 from landscape.train.recipe import Recipe
 from tests.conftest import Command
 from tests.test_cli import one_line
@@ -235,9 +238,9 @@ def test_plateau_is_the_median_of_the_second_half(tmp_path: Path) -> None:
     run.history = {name: np.full(10, np.nan) for name in HISTORY_UNITS}
     run.step = 10
     run.history["step"] = np.arange(1, 11.0)
-    assert np.isnan(edge.plateau(run))
+    assert np.isnan(edge_of_stability.plateau(run))
     run.history["lr_lambda_max"] = np.array([9, 9, 9, 9, 9, 1, np.nan, 2, 3, np.nan])
-    assert edge.plateau(run) == 2
+    assert edge_of_stability.plateau(run) == 2
 
 
 def test_a_table_beside_the_papers_shows_differences_and_divergence(tmp_path: Path) -> None:
@@ -276,7 +279,7 @@ def test_every_figure_can_be_estimated(
         assert plain.sampling != "all"  # a short batch has not all samples
         return Costs(0.0625 * local, 0.0, 0.0, 0.0, 0.0, 1, 4, True)
 
-    monkeypatch.setattr(workshop, "calibrate", checks)
+    monkeypatch.setattr(run_cache, "calibrate", checks)
     code, out, err = command("figures", "--all", "--dry-run", "--scale", "smoke", "--runs", tmp_path / "r")
     assert code == 0, err
     assert [line.partition(":")[0] for line in out.splitlines()] == figure.names()
@@ -328,7 +331,7 @@ def test_points_that_did_not_converge_do_not_count(
     end = SimpleNamespace(epoch=1.0)
     monkeypatch.setattr(Work, "checkpoints", lambda self, key: [end])
     monkeypatch.setattr(Work, "hessian_grid", lambda self, early, label, **more: grids[label.split(", ")[1]])
-    monkeypatch.setattr(shapes, "_near_chance", lambda work, model: [])
+    monkeypatch.setattr(landscapes, "_near_chance", lambda work, model: [])
     drawing = found.draw(work)
     assert drawing.held is held
     assert f"median ratio {middle:.3g}" in drawing.pictures[""].axes[2].get_title()

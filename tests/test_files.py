@@ -22,13 +22,14 @@ import safetensors.torch
 import torch
 
 import landscape
-from landscape import FailedError, InputError, data, hdf5, store
-from landscape.checkpoint import Checkpoint
+from landscape import FailedError, InputError, data
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.foreign_weights import read_state
+from landscape.core import hdf5_verify
+from landscape.core.files import printable, replacing, write_text
 from landscape.data.idx import FILES, read_idx
 from landscape.data.images import decode
 from landscape.data.speech import read_wav
-from landscape.files import printable, replacing
-from landscape.state import read_state
 from landscape.train import launch, recipe
 from landscape.train.mixing import read_matrix
 from tests.conftest import Command
@@ -153,7 +154,7 @@ def test_files_without_a_checksum_open_with_a_word(sound: Path, tmp_path: Path, 
     for source in sorted(sound.glob("*.h5")):
         path = tmp_path / source.name
         path.write_bytes(unsealed(source.read_bytes()))
-        with pytest.warns(hdf5.ChecksumWarning, match=f"{path.name}: has no checksum"):
+        with pytest.warns(hdf5_verify.ChecksumWarning, match=f"{path.name}: has no checksum"):
             landscape.load(path)
         assert "checksum: none\n" in command("info", path)[1]
         with warnings.catch_warnings():
@@ -177,12 +178,12 @@ def test_the_word_is_one_line(sound: Path, tmp_path: Path, command: Command) -> 
 def test_a_file_that_hdf5_loops_or_crashes_over_harms_only_the_examiner(
     how: signal.Signals, words: str, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hdf5, "PATIENCE", 1.0)
+    monkeypatch.setattr(hdf5_verify, "PATIENCE", 1.0)
     paths = [tmp_path / f"{i}.h5" for i in range(3)]
     for path in paths:
         path.write_bytes(unsealed((sound / "line.h5").read_bytes()))
     landscape.load(paths[0])
-    process = hdf5._examiner._process
+    process = hdf5_verify._examiner._process
     assert process is not None
     os.kill(process.pid, how)
     begun = time.monotonic()
@@ -286,7 +287,7 @@ def test_temporary_files_cannot_be_foreseen(sound: Path, tmp_path: Path) -> None
     for name in ("s.h5", "t.csv"):
         (tmp_path / f".{name}.{os.getpid()}.tmp").symlink_to(victim)
     landscape.load(sound / "line.h5").save(tmp_path / "s.h5")
-    store.write_text(tmp_path / "t.csv", "x")
+    write_text(tmp_path / "t.csv", "x")
     assert victim.read_text() == "mine"
     seen = set()
     for _ in range(3):
@@ -295,7 +296,7 @@ def test_temporary_files_cannot_be_foreseen(sound: Path, tmp_path: Path) -> None
             file.write(b"x")
     assert len(seen) == 3
     assert (tmp_path / "u").stat().st_mode & 0o777 == 0o666 & ~umask()
-    store.write_text(tmp_path / ("n" * 255), "x")
+    write_text(tmp_path / ("n" * 255), "x")
 
 
 def umask() -> int:
@@ -311,7 +312,7 @@ def test_stale_temporary_files_are_removed_and_those_in_use_are_not(tmp_path: Pa
         path.write_text("x")
     with open(live) as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        store.write_text(tmp_path / "x.txt", "x")
+        write_text(tmp_path / "x.txt", "x")
         assert sorted(p.name for p in tmp_path.iterdir()) == [live.name, mine.name, "x.txt"]
 
 
@@ -325,7 +326,7 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_newest_sound_one(tiny: Path,
         raw = bytearray(path.read_bytes())
         raw[len(raw) // 2] ^= 1
         path.write_bytes(raw)
-    with pytest.warns(hdf5.DamageWarning, match=f"last.h5: damaged.*{steps[-2].name} takes its place"):
+    with pytest.warns(hdf5_verify.DamageWarning, match=f"last.h5: damaged.*{steps[-2].name} takes its place"):
         again = launch.launch(None, folder, resume=True)
     assert torch.equal(again.weights, whole.weights)
     assert Checkpoint.load(last).step == whole.step

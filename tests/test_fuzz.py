@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from landscape.checkpoint.foreign_weights import read_state
+from landscape.core.errors import InputError
+from landscape.core.files import printable
 from landscape.data.cifar import read_binary
 from landscape.data.idx import read_idx
 from landscape.data.images import decode
 from landscape.data.speech import read_wav
-from landscape.files import printable
-from landscape.options import InputError
-from landscape.state import read_state
 from landscape.train.mixing import read_matrix
 from tests.fuzz import harness
 

@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import landscape
-from landscape import InputError, Problem, Surface, batched, evaluate, grid
-from landscape.contour import kept
-from landscape.grid import MismatchError, coincide, fill
+from landscape import InputError, Problem, Surface
+from landscape.analysis.contour import kept
+from landscape.evaluation import batched, evaluate, grid
+from landscape.evaluation.grid import MismatchError, coincide, fill
 from tests import problems
 from tests.conftest import Command
 from tests.test_cli import one_line
@@ -313,7 +314,7 @@ def test_a_file_of_something_else_is_replaced_and_says_why(
     noise = ("noise", last, "--draws", "2", "-o", out)
     one_line(command(*noise), 1, "c.h5", "finished landscape.surface", "--force")
     assert command(*noise, "--force")[0] == 0
-    says("not gone on with, it holds a landscape.noise", contour=(last,))
+    says("not gone on with, it holds a landscape.analysis.noise", contour=(last,))
     says("not gone on with, its bn is 'center' and not 'train'", contour=(last, "--bn", "train"))
 
 
@@ -327,7 +328,7 @@ def test_a_later_surface_is_kept_while_an_earlier_one_is_computed(
     monkeypatch.setattr(grid, "SAVE_SHARE", 0.0)
     monkeypatch.setattr(batched, "MAX_BLOCK", 4)
     seen = []
-    real = landscape.store.save
+    real = landscape.results.base.save
     monkeypatch.setattr(
         landscape.store, "save", lambda results, path: (seen.append(results), real(results, path))
     )

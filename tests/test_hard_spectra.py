@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from landscape.krylov import NEAR_ZERO
-from landscape.lanczos import Eigenpairs, ends_of, lanczos
+from landscape.curvature.krylov import NEAR_ZERO
+from landscape.curvature.lanczos import Eigenpairs, ends_of, lanczos
 
 SIZE = 240  # more than the basis: it is not gone through whole
 BULK = np.linspace(-0.05, 0.1, SIZE)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import landscape
-from landscape import checkpoint_history
-from landscape.checkpoint_history import LEAST, HistoryWarning
+from landscape.checkpoint import history
+from landscape.checkpoint.history import LEAST, HistoryWarning
 from landscape.train import launch, recipe
 
 EVERY, STEPS = 20, 300
@@ -65,7 +65,7 @@ def test_rows_come_from_the_step_files_where_last_is_damaged(run: Path, tmp_path
     folder = Path(shutil.copytree(run, tmp_path / "run"))
     whole = landscape.load(run / "last.h5").history
     (folder / "last.h5").write_bytes(b"damaged")
-    with pytest.warns(landscape.hdf5.DamageWarning):
+    with pytest.warns(landscape.core.hdf5_verify.DamageWarning):
         resumed = launch.launch(None, folder, resume=True)
     assert _equal(resumed.history, whole, STEPS)
     # A run goes on with what is there, and says what is not.
@@ -99,7 +99,7 @@ def test_the_disk_space_of_a_history_grows_with_its_length_alone() -> None:
     """Of 10⁶ steps, saved every 500: rows are written to step files once, not two thousand times."""
     step, written = np.arange(1.0, 100_001), 0
     for saved in range(500, 100_001, 500):
-        rows = checkpoint_history.recent({"step": step[:saved]}, saved, 500)["step"]
+        rows = history.recent({"step": step[:saved]}, saved, 500)["step"]
         assert rows[-1] == saved
         written += len(rows)
     assert written == len(step)

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import landscape
-from landscape import FailedError, InputError, Problem, problem_data
+from landscape import FailedError, InputError, Problem
+from landscape.core.options import positive
+from landscape.core.progress import progress_bar
 from landscape.data import cache, cifar, images, speech
 from landscape.data.augment import augment
-from landscape.options import positive
-from landscape.progress import progress_bar
 from landscape.train import recipe
+from landscape.train.distributed.process_group import Group
 from landscape.train.loop import Trainer
-from landscape.train.processes import Group
 from landscape.train.randomness import generator
 from tests.conftest import Command
 from tests.groups import together
@@ -293,7 +293,7 @@ def test_data_that_does_not_fit_the_device_is_moved_when_used(monkeypatch: pytes
     data = landscape.data.load("digits")
     model = landscape.models.build("mlp", widths=[64, 12, 10])
     whole = Problem(model, data.loss, data.test, dtype=torch.float64)
-    monkeypatch.setattr(problem_data, "fits", lambda size, device: size < 1000)
+    monkeypatch.setattr(data, "fits", lambda size, device: size < 1000)
     part = Problem(model, data.loss, data.test, dtype=torch.float64)
     assert whole.resident is not None
     assert part.resident is None

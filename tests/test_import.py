@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import FailedError, InputError, Problem
-from landscape.factories import as_data, load_loss, parse
+from landscape.checkpoint.user_code import as_data, load_loss, parse
 from tests import problems
 from tests.conftest import Command
 from tests.test_cli import one_line
@@ -452,7 +452,7 @@ def test_from_python_the_model_names_itself(tmp_path: Path) -> None:
     assert torch.equal(back.weights, run.weights)
     assert np.isnan(back.lr)
     with h5py.File(tmp_path / "net.h5") as file:
-        assert file.attrs["schema"] == "landscape.checkpoint"
+        assert file.attrs["schema"] == "landscape.checkpoint.checkpoint"
     with pytest.raises(FailedError, match="its data is not known; give --data MODULE:NAME"):
         back.problem(model=model)
     with pytest.raises(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import HessianOperator, InputError, Problem
-from landscape.hessian import dense_hessian
-from landscape.lanczos import ends_of, lanczos
+from landscape.curvature.hessian import dense_hessian
+from landscape.curvature.lanczos import ends_of, lanczos
 from tests import problems
 
 
@@ -79,7 +79,7 @@ def test_any_diagonal(values: list[float], seed: int) -> None:
 
 
 def test_a_full_basis_is_restarted_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.krylov.MAX_BASIS", 16)
+    monkeypatch.setattr("landscape.curvature.krylov.MAX_BASIS", 16)
     diagonal = torch.linspace(-1, 3, 400, dtype=torch.float64)
     diagonal[0], diagonal[-1] = -1.02, 3.05
     start = torch.randn(400, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -21,12 +21,16 @@ import pytest
 import torch
 
 import landscape
-from landscape import FailedError, InputError, failures, grid, run_folder, streams
+from landscape import FailedError, InputError
+from landscape.checkpoint import run_folder
+from landscape.core import failures, streams
+from landscape.core.lock import Lock
 from landscape.data import cache
-from landscape.lock import Lock
-from landscape.train import launch, pool, recipe
-from landscape.train.children import Children
-from landscape.train.processes import Group, number
+from landscape.evaluation import grid
+from landscape.train import launch, recipe
+from landscape.train.distributed import pool
+from landscape.train.distributed.children import Children
+from landscape.train.distributed.process_group import Group, number
 from tests.conftest import Command
 from tests.groups import free_port, together
 
@@ -461,8 +465,8 @@ def booted(pid: int) -> bool:
 @linux
 def test_a_stopped_child_dies_with_its_parent() -> None:
     code = (
-        "import time; from landscape.train.children import Children\n"
-        "with Children() as c: c.start('landscape.train.pool', ['os:getpid'], piped=True); time.sleep(600)"
+        "import time; from landscape.train.distributed.children import Children\n"
+        "with Children() as c: c.start('landscape.train.distributed.pool', ['os:getpid'], piped=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as parent:
         try:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import HessianOperator, InputError, Problem
-from landscape.memory import held, parse_size
+from landscape.core.memory import held, parse_size
 from tests import problems
 from tests.conftest import Command
 
@@ -24,7 +24,7 @@ START = """
 import pathlib, re, resource, sys
 import torch, landscape
 from torch import nn
-from landscape.memory import held
+from landscape.core.memory import held
 torch.set_num_threads(1)
 torch.manual_seed(0)
 
@@ -47,9 +47,9 @@ SMALL = """
 model = landscape.models.build("mlp", widths=[50, 40, 10])
 problem = landscape.Problem(model, nn.functional.cross_entropy, (torch.randn(300, 50), torch.arange(300) % 10))
 plane = landscape.random_plane(problem)
-landscape.contour(problem, plane, grid=(10, 10), path={path!r})
+landscape.analysis.contour(problem, plane, grid=(10, 10), path={path!r})
 first = peak()
-landscape.contour(problem, plane, grid=(200, {rows}), path={path!r})
+landscape.analysis.contour(problem, plane, grid=(200, {rows}), path={path!r})
 print(peak() - first)
 """
 
@@ -74,8 +74,8 @@ else:
 problem = landscape.Problem(model, nn.functional.cross_entropy, (x, torch.arange(len(x)) % 10))
 plane = landscape.random_plane(problem)
 limit = held(problem.device) + {room} * 2**20
-surface = landscape.contour(problem, plane, grid=(2, 2), path={path!r}, max_memory=limit)
-free = landscape.contour(problem, plane, grid=(2, 2), path={path!r}) if {check} else surface
+surface = landscape.analysis.contour(problem, plane, grid=(2, 2), path={path!r}, max_memory=limit)
+free = landscape.analysis.contour(problem, plane, grid=(2, 2), path={path!r}) if {check} else surface
 print(peak(), limit, abs(surface.loss / free.loss - 1).max())
 """
 
@@ -165,14 +165,14 @@ data = torch.randn(4, 21, 260), torch.randint(32000, (4,))
 problem = landscape.Problem(Speech(), nn.functional.cross_entropy, data)
 plane = landscape.random_plane(problem, norm="filter")
 file = {file!r}
-surface = landscape.contour(
+surface = landscape.analysis.contour(
     problem, plane, grid=(5, 5), span=1.0, save=lambda s: s.save(file), max_memory={bound}
 )
 surface.save(file)
 saved = peak()
 loaded = landscape.load(file)
-assert landscape.contour(problem, plane, grid=(5, 5), span=1.0, previous=loaded) is loaded
-fine = landscape.contour(problem, plane, grid=(3, 3), span=1.0, previous=loaded)
+assert landscape.analysis.contour(problem, plane, grid=(5, 5), span=1.0, previous=loaded) is loaded
+fine = landscape.analysis.contour(problem, plane, grid=(3, 3), span=1.0, previous=loaded)
 assert (fine.loss == loaded.loss[::2, ::2]).all()
 print(problem.layout.size, saved, peak())
 """

@@ -12,7 +12,7 @@ import landscape
 from landscape import FailedError, InputError, Minima
 from landscape.stability import limits
 from landscape.train import launch, recipe
-from landscape.train.minima import FACTOR, length, minima, run, search
+from landscape.train.experiments.minima import FACTOR, length, minima, run, search
 from tests import problems
 from tests.conftest import Command
 

@@ -12,11 +12,11 @@ from torch import nn
 
 import landscape
 from landscape import FailedError, InputError, Problem
-from landscape.batches import correct
-from landscape.batchnorm import with_policy
-from landscape.fold import fold
+from landscape.evaluation.fold import fold
 from landscape.models.imagenet import NETWORKS
 from landscape.models.layers import scaled
+from landscape.problem.batches import correct
+from landscape.problem.batchnorm import with_policy
 
 # DPSGD-2020, Table 1: MiB of float32 parameters. For GoogLeNet the table has 23.53, where 6,166,250 parameters
 # are 23.52.

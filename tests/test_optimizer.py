@@ -16,7 +16,7 @@ from torch import Tensor
 
 import landscape
 from landscape import FailedError, InputError
-from landscape.stack import Stack
+from landscape.evaluation.stack import Stack
 from landscape.train import launch, optimizer, recipe
 from landscape.train.loop import Trainer
 from landscape.train.schedule import Schedule

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import FailedError, InputError, Problem
-from landscape.evaluate import evaluate_plane
-from landscape.fold import fold
+from landscape.evaluation.evaluate import evaluate_plane
+from landscape.evaluation.fold import fold
 from tests import problems
 
 
@@ -167,7 +167,7 @@ def test_auto_falls_back_where_compiling_fails(monkeypatch: pytest.MonkeyPatch) 
 
         return fail
 
-    monkeypatch.setattr("landscape.batched.COMPILE_WORK", 0.0)
+    monkeypatch.setattr("landscape.evaluation.batched.COMPILE_WORK", 0.0)
     monkeypatch.setattr(torch, "compile", broken)
     problem = problems.mlp()
     with pytest.warns(landscape.PathWarning, match="no compiler"):

@@ -14,23 +14,23 @@ from hypothesis import strategies as st
 import landscape
 from landscape import FailedError, InputError
 from landscape.cli.plan import BANDWIDTHS, TIMES, parse_workers
-from landscape.options import quantity
-from landscape.runtime import (
+from landscape.core.hdf5 import Array
+from landscape.core.options import quantity
+from landscape.results.run_times import RunTimes
+from landscape.train import mixing, recipe
+from landscape.train.distributed.comm import Plan
+from landscape.train.mixing import Mixing
+from landscape.train.planning.calibration import Costs, calibrate, calibrate_at_once, measure_link
+from landscape.train.planning.plan import TOPOLOGIES, messages, plan
+from landscape.train.planning.run_time import (
     Everyone,
     Link,
     Neighbours,
     Order,
-    RunTimes,
     Stragglers,
     all_reduce,
     step_time,
 )
-from landscape.store import Array
-from landscape.train import mixing, recipe
-from landscape.train.calibrate import Costs, calibrate, calibrate_at_once, measure_link
-from landscape.train.comm import Plan
-from landscape.train.mixing import Mixing
-from landscape.train.plan import TOPOLOGIES, messages, plan
 from tests.conftest import Command
 
 ORDERS: tuple[Order, ...] = ("before", "during", "after")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import FailedError, InputError, Problem
-from landscape.batchnorm import BATCH, sample_parts, with_policy
+from landscape.problem.batchnorm import BATCH, sample_parts, with_policy
 from tests import problems
 
 

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import Checkpoint, FailedError
-from landscape.train import launch, processes, recipe
-from landscape.train.comm import Comm, Plan, _bounds
+from landscape.train import launch, recipe
 from landscape.train.decomposition import estimate_gradient
+from landscape.train.distributed.comm import Comm, Plan, _bounds
+from landscape.train.distributed.process_group import Group, Lost
 from landscape.train.loop import Trainer
-from landscape.train.processes import Group, Lost
 from landscape.train.randomness import generator
 from tests.groups import free_port, together
 from tests.test_training import same_bits
@@ -280,7 +280,7 @@ def peak_of_saving(group: Group, folder: str) -> tuple[int, int]:
     comm, row = Comm(16, group), 2**20
     weights = torch.full((comm.held, row), float(group.rank), dtype=torch.float64)
     state = Checkpoint(
-        weights, landscape.vector.Layout(()), 0, 0.0, "ssgd", "", {}, {}, 0.1, 1, 0, {}
+        weights, landscape.problem.layout.Layout(()), 0, 0.0, "ssgd", "", {}, {}, 0.1, 1, 0, {}
     )  # fmt: skip
     launch._save(state, Path(folder), comm, 0)  # once before: libraries take what they keep
     Path("/proc/self/clear_refs").write_text("5")
@@ -419,7 +419,7 @@ def test_twenty_kills_of_any_rank_at_any_moment_lose_nothing(tmp_path: Path) -> 
 
 
 def lose_one(group: Group, how: int) -> str:
-    processes.LOST_AFTER = 3.0
+    group.LOST_AFTER = 3.0
     trainer = Trainer(recipe.from_values(BASE | LONG), group=group)
     step = trainer.rule.begin
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import landscape
-from landscape import HessianOperator, InputError, PathWarning, Problem, chain_hessian, eigenvalues
-from landscape.hessian import KINDS, dense_hessian
+from landscape import HessianOperator, InputError, PathWarning, Problem
+from landscape.curvature import chain_hessian, eigenvalues
+from landscape.curvature.hessian import KINDS, dense_hessian
 from tests import problems
 
 CALLS: dict[str, Callable[[Problem], Any]] = {

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import FailedError, InputError
+from landscape.core.options import positive
 from landscape.data import idx
 from landscape.data.images import decode
-from landscape.options import positive
 from landscape.train import launch, recipe
 from tests.conftest import Command
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 import landscape
 from landscape import FailedError, InputError, Problem
 from landscape.data.synthetic import mean_output
-from landscape.stack import Stack
+from landscape.evaluation.stack import Stack
+from landscape.problem.layout import average
 from landscape.train import algorithms, pairs
 from landscape.train.decomposition import StepDecomposition, estimate_gradient
 from landscape.train.mixing import Mixing, expected_matching
-from landscape.vector import average
 from tests import problems
 
 SPECS = ["full", "ring(1)", "ring(2)", "random-matching"]

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import FailedError, InputError, Problem, Smoothing, smoothing
+from landscape.analysis.smoothing import displacement
+from landscape.curvature.hessian import dense_hessian
 from landscape.data.synthetic import mean_output
-from landscape.hessian import dense_hessian
-from landscape.smoothing import displacement
 from tests import problems
 from tests.conftest import Command
 

@@ -17,10 +17,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import landscape
 from landscape import HessianOperator, InputError, Problem
+from landscape.curvature.density import quadrature
+from landscape.curvature.hessian import KINDS, dense_hessian
+from landscape.curvature.lanczos import lanczos
+from landscape.curvature.trace import hutchpp
 from landscape.data.synthetic import mean_output
-from landscape.hessian import KINDS, dense_hessian
-from landscape.lanczos import lanczos
-from landscape.spectrum import hutchpp, quadrature
 from tests import problems
 from tests.conftest import Command
 
@@ -215,7 +216,7 @@ def test_low_and_high_from_one_run(values: list[float], low: int, high: int) -> 
 
 
 def test_the_top_of_a_large_matrix_through_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.krylov.MAX_BASIS", 20)
+    monkeypatch.setattr("landscape.curvature.krylov.MAX_BASIS", 20)
     diagonal = torch.linspace(-9, 1, 500, dtype=torch.float64)
     diagonal[:4] = torch.tensor([3.0, 2.6, 2.2, 1.9])
     start = torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -594,7 +595,7 @@ def test_the_command_prints_numbers_with_their_errors(
     expected = landscape.top_eigenvalues(problem, 2, part=["1", "3.bias"])
     np.testing.assert_array_equal(result.values, expected.values.numpy())
     assert (result.split, result.part, result.parameters) == ("train", "1,3.bias", 64 * 6 + 6 + 10)
-    assert result.source_sha256 == landscape.store.sha256(checkpoint)
+    assert result.source_sha256 == landscape.core.hdf5.sha256(checkpoint)
     for value, residual in zip(result.values, result.residuals, strict=True):
         assert f"relative residual {residual / value:.1e}" in err
     assert f"above         {result.bound_high:.6e}" in err

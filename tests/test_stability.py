@@ -13,17 +13,10 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import InputError
-from landscape.stability import (
-    FORMS,
-    Setting,
-    Stability,
-    limits,
-    lr_that_keeps_minima,
-    max_stable_step,
-    polynomials,
-    stability,
-)
-from landscape.stability_rules import (
+from landscape.analysis.stability import stability
+from landscape.results.stability import Stability
+from landscape.stability import FORMS, Setting, limits, lr_that_keeps_minima, max_stable_step, polynomials
+from landscape.stability.rules import (
     max_matching_step,
     max_mixing_step,
     max_period_step,

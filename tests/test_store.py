@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 import landscape
-from landscape import FailedError, HessianGrid, NoiseEstimate, Surface, store
+from landscape import FailedError, HessianGrid, NoiseEstimate, Surface
+from landscape.core import hdf5
+from landscape.results import base
 from tests import problems
 
 
-def results() -> list[store.Result]:
+def results() -> list[base.Result]:
     problem = problems.mlp()
     plane = landscape.random_plane(problem, seed=3)
     weights = problem.theta + 0.1 * problem.theta.new_tensor([[1.0], [-1.0]])
@@ -35,7 +37,7 @@ def results() -> list[store.Result]:
 def test_results_come_back_as_they_were_alone_and_in_groups(tmp_path: Path, kind: int) -> None:
     result = results()[kind]
     result.save(tmp_path / "one.h5")
-    store.save([result, result], tmp_path / "two.h5")
+    base.save([result, result], tmp_path / "two.h5")
     with h5py.File(tmp_path / "two.h5") as file:
         assert sorted(file) == ["0", "1"]
     assert len(landscape.load(tmp_path / "two.h5")) == 2
@@ -107,7 +109,9 @@ def test_bad_files_are_named_with_what_is_wrong(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
         with pytest.raises(FailedError):
             landscape.Checkpoint.load(tmp_path / f"{name}.h5")
-    with pytest.raises(FailedError, match=r"holds a landscape.surface, a landscape.checkpoint is needed"):
+    with pytest.raises(
+        FailedError, match=r"holds a landscape.surface, a landscape.checkpoint.checkpoint is needed"
+    ):
         landscape.Checkpoint.load(tmp_path / "good.h5")
 
 
@@ -142,10 +146,10 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_an_error_inside_the_block_is_not_hidden_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), store.writing(tmp_path / "x.h5", "landscape.test"):
+    with pytest.raises(ZeroDivisionError), hdf5.writing(tmp_path / "x.h5", "landscape.test"):
         raise ZeroDivisionError
     assert os.listdir(tmp_path) == []
 
 
 def test_the_kinds_are_registered() -> None:
-    assert {Surface, HessianGrid, NoiseEstimate} <= set(store.Result.schemas.values())
+    assert {Surface, HessianGrid, NoiseEstimate} <= set(base.Result.schemas.values())

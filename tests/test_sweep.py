@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import InputError, paper, plots
-from landscape.sweep import COLUMNS, Sweep, texts
+from landscape.results.sweep import COLUMNS, Sweep, texts
 from landscape.train import recipe
 from landscape.train.sweep import Setting, canonical, folder_name, grid, search, split
 from tests.conftest import Command

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import landscape
-from landscape import Checkpoint, FailedError, InputError, checkpoint
+from landscape import Checkpoint, FailedError, InputError
+from landscape.checkpoint import checkpoint
 from landscape.train import launch, recipe
 from landscape.train.loop import Hooks, Trainer
 from landscape.train.mixing import Mixing

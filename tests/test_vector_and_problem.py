@@ -12,7 +12,7 @@ from torch import nn
 
 import landscape
 from landscape import InputError, Problem
-from landscape.vector import Layout, gradients
+from landscape.problem.layout import Layout, gradients
 from tests import problems
 
 

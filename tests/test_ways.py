@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import landscape
-from landscape import stack
+from landscape.evaluation import stack
+from landscape.evaluation.stack import Stack, Training
 from landscape.models import build
-from landscape.problem import Problem
-from landscape.stack import Stack, Training
+from landscape.problem.problem import Problem
 from landscape.train import trial
 from landscape.train.loop import Hooks, Trainer
 from landscape.train.recipe import Recipe, from_values

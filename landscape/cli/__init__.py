@@ -8,7 +8,6 @@ import warnings
 
 import click
 
-from landscape import streams
 from landscape._version import __version__
 from landscape.cli import system
 from landscape.cli.contour import contour
@@ -29,9 +28,10 @@ from landscape.cli.spectrum import spectrum
 from landscape.cli.stability import stability
 from landscape.cli.sweep import sweep
 from landscape.cli.train import train
-from landscape.failures import explain
-from landscape.files import printable
-from landscape.train import launcher
+from landscape.core import streams
+from landscape.core.failures import explain
+from landscape.core.files import printable
+from landscape.train.distributed import launcher
 
 
 @click.group(

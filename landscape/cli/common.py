@@ -12,18 +12,22 @@ from typing import Any, TypeVar
 import click
 import torch
 
-from landscape import factories, plots, run_folder, store
-from landscape.batchnorm import SAMPLES
-from landscape.checkpoint import Checkpoint
+from landscape import plots
+from landscape.checkpoint import run_folder, user_code
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.foreign_weights import SUFFIXES, import_state
 from landscape.cli.source import Source as Source
 from landscape.cli.source import data_dir as data_dir
 from landscape.cli.source import source as source
-from landscape.files import printable
-from landscape.lock import Lock
-from landscape.options import SPLIT, FailedError, InputError
-from landscape.problem import Problem
-from landscape.progress import progress_bar as progress_bar
-from landscape.state import SUFFIXES, import_state
+from landscape.core import hdf5
+from landscape.core.errors import FailedError, InputError
+from landscape.core.files import printable
+from landscape.core.lock import Lock
+from landscape.core.options import SPLIT
+from landscape.core.progress import progress_bar as progress_bar
+from landscape.problem.batchnorm import SAMPLES
+from landscape.problem.problem import Problem
+from landscape.results import base
 from landscape.train.launch import pick_device
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -167,12 +171,12 @@ def open_problem(
         dtype=getattr(torch, dtype),
     )
     if other:
-        known = factories.spelled(checkpoint.data["name"], checkpoint.data["options"])
+        known = user_code.spelled(checkpoint.data["name"], checkpoint.data["options"])
         message(f"--data: {other} is other data than {checkpoint.path} was made with, {known}", quiet)
     return problem
 
 
-def about(checkpoint: Checkpoint, split: str, source: Source | None = None) -> store.About:
+def about(checkpoint: Checkpoint, split: str, source: Source | None = None) -> base.About:
     """Where a result came from, as the result keeps it; its label names data that is not the checkpoint's."""
     assert checkpoint.path is not None
     other = source.other_data(checkpoint) if source else ""
@@ -180,7 +184,7 @@ def about(checkpoint: Checkpoint, split: str, source: Source | None = None) -> s
         "split": split,
         "label": f"{checkpoint.label}, on {other}" if other else checkpoint.label,
         "source": checkpoint.path.name,
-        "source_sha256": store.sha256(checkpoint.path),
+        "source_sha256": hdf5.sha256(checkpoint.path),
     }
 
 
@@ -216,9 +220,9 @@ def check_targets(path: Path | None, picture: str | None, force: bool) -> None:
     if path and path.suffix != ".h5":
         raise InputError(f"-o: '{path}' is not allowed, a result's name must end in .h5")
     if path and path.exists():
-        with store.reading(path) as file:
+        with hdf5.reading(path) as file:
             schema = str(file.attrs["schema"])
-        if schema == "landscape.checkpoint":
+        if schema == "landscape.checkpoint.checkpoint":
             raise FailedError(f"-o: {path} is a checkpoint, it is not overwritten; give another name")
         if not force:
             raise FailedError(
@@ -269,13 +273,13 @@ def message(text: str, quiet: bool) -> None:
         click.echo("\n".join(map(printable, text.split("\n"))), err=True)
 
 
-def write(results: Sequence[store.Result], path: Path, picture: str | None) -> None:
+def write(results: Sequence[base.Result], path: Path, picture: str | None) -> None:
     """Save ``results``, draw them if a picture is asked for, and name the files on stdout."""
-    store.save(results, path)
+    base.save(results, path)
     show(results, path, picture)
 
 
-def show(results: Sequence[store.Result], path: Path, picture: str | None) -> None:
+def show(results: Sequence[base.Result], path: Path, picture: str | None) -> None:
     """Draw ``results`` if a picture is asked for, and name the files on stdout."""
     click.echo(printable(path))
     if picture:

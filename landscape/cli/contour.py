@@ -6,13 +6,14 @@ import functools
 
 import click
 
-import landscape
-from landscape import evaluate
+from landscape.analysis.contour import ERROR_POINTS, axes, kept
+from landscape.analysis.contour import contour as compute_contour
 from landscape.cli import common, planes, processes
 from landscape.cli.gridfile import GridFile
-from landscape.contour import ERROR_POINTS, axes, kept
-from landscape.memory import parse_size
-from landscape.options import choose
+from landscape.core.memory import parse_size
+from landscape.core.options import choose
+from landscape.evaluation import evaluate
+from landscape.results.surface import Surface
 
 
 @click.command(
@@ -106,7 +107,7 @@ def contour(
     wanted = {"split": split, "kind": kind, "norm": norm, "dtype": dtype, "bn": bn, "precision": precision}
     drawn = {"seed": seed} if kind in ("random", "eigen") else {}
     quiet = quiet or team.rank > 0
-    file = GridFile(path, landscape.Surface, origins, wanted | drawn, quiet, team, force)
+    file = GridFile(path, Surface, origins, wanted | drawn, quiet, team, force)
     with team:
         for i, (group, progress) in enumerate(common.each("contour", groups, quiet)):
             problem = common.open_problem(group[0], split, source, device, dtype, quiet)
@@ -116,7 +117,7 @@ def contour(
                 plane = planes.make(kind, problem, group, norm, ignore, seed)
             surface, previous = file.add(
                 functools.partial(
-                    landscape.contour,
+                    compute_contour,
                     problem,
                     plane,
                     grid=shape,
@@ -137,7 +138,7 @@ def contour(
         file.finish(picture)
 
 
-def summary(surface: landscape.Surface, previous: landscape.Surface | None, split: str) -> str:
+def summary(surface: Surface, previous: Surface | None, split: str) -> str:
     """One line about a surface, and what of it was there before."""
     text = f"{surface.label}: {split} loss from {surface.loss.min():.4g} to {surface.loss.max():.4g}"
     text += planes.summary(surface)

@@ -7,10 +7,17 @@ from pathlib import Path
 import click
 import numpy as np
 
-import landscape
 from landscape import plots
-from landscape.checkpoint import Checkpoint
+from landscape.analysis.contour import contour
+from landscape.analysis.hessian_grid import hessian_grid
+from landscape.analysis.noise import estimate_noise
+from landscape.analysis.planes import random_plane
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common
+from landscape.results.base import save
+from landscape.results.hessian_grid import HessianGrid
+from landscape.results.noise import NoiseEstimate
+from landscape.results.surface import Surface
 from landscape.train import launch, recipe
 
 SEEDS = (0, 1, 2)
@@ -46,22 +53,18 @@ def demo(output: str, quiet: bool) -> None:
     problems = [run.problem("test") for run in last]
     with common.progress_bar("contours", quiet) as bar:
         surfaces = [
-            landscape.contour(p, landscape.random_plane(p), progress=bar, **common.about(run, "test"))
+            contour(p, random_plane(p), progress=bar, **common.about(run, "test"))
             for p, run in zip(problems, last, strict=True)
         ]
     with common.progress_bar("Hessian", quiet) as bar:
         grids = []
         for run in early:
             p = run.problem("test")
-            grids.append(
-                landscape.hessian_grid(
-                    p, landscape.random_plane(p), progress=bar, **common.about(run, "test")
-                )
-            )
+            grids.append(hessian_grid(p, random_plane(p), progress=bar, **common.about(run, "test")))
     with common.progress_bar("noise", quiet) as bar:
         dp = [early[1], last[1]]
         noises = [
-            landscape.estimate_noise(
+            estimate_noise(
                 run.problem("train"),
                 run.weights,
                 run.lr,
@@ -72,7 +75,7 @@ def demo(output: str, quiet: bool) -> None:
             for run in dp
         ]
     for kind, results in (("contour", surfaces), ("hessian", grids), ("noise", noises)):
-        landscape.save(results, folder / f"{kind}.h5")
+        save(results, folder / f"{kind}.h5")
         plots.save_figure(plots.draw(results), folder / f"{kind}.png")
     plots.save_figure(plots.draw([run for runs in ends.values() for run in runs]), folder / "training.png")
     click.echo(_table(ends, surfaces, grids, noises))
@@ -82,9 +85,9 @@ def demo(output: str, quiet: bool) -> None:
 
 def _table(
     ends: dict[str, list[Checkpoint]],
-    surfaces: list[landscape.Surface],
-    grids: list[landscape.HessianGrid],
-    noises: list[landscape.NoiseEstimate],
+    surfaces: list[Surface],
+    grids: list[HessianGrid],
+    noises: list[NoiseEstimate],
 ) -> str:
     lines = [
         "Bundled digits, MLP 64-50-50-10, 5 learners × 100 samples, lr 1, seeds 0, 1, 2",

@@ -9,10 +9,11 @@ import click
 
 from landscape.cli import common
 from landscape.cli.processes import timeout as timeout_option
-from landscape.options import FailedError, InputError, choose, positive
+from landscape.core.errors import FailedError, InputError
+from landscape.core.options import choose, positive
 from landscape.paper import figure, gallery
 from landscape.paper.figure import SCALES, Figure, Scale, Work
-from landscape.paper.workshop import Workshop
+from landscape.paper.run_cache import Workshop
 
 
 @click.command(epilog="Example: landscape figures fig2a fig2b --scale laptop --nproc 2 -o figures")

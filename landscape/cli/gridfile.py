@@ -8,13 +8,14 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from landscape import store
 from landscape.cli import common
 from landscape.cli.processes import Team
-from landscape.grid import MismatchError, coincide, difference
-from landscape.options import FailedError
+from landscape.core import hdf5
+from landscape.core.errors import FailedError
+from landscape.evaluation.grid import MismatchError, coincide, difference
+from landscape.results import base
 
-R = TypeVar("R", bound=store.Result)
+R = TypeVar("R", bound=base.Result)
 
 
 class GridFile(Generic[R]):
@@ -29,7 +30,7 @@ class GridFile(Generic[R]):
         self,
         path: Path,
         kind: type[R],
-        origins: Sequence[store.About],
+        origins: Sequence[base.About],
         wanted: Mapping[str, Any],
         quiet: bool,
         team: Team,
@@ -61,7 +62,7 @@ class GridFile(Generic[R]):
     def _read(self, kind: type[R]) -> list[R]:
         if not self._path.exists():
             return []
-        found = store.load_results(self._path)
+        found = base.load_results(self._path)
         same = [result for result in found if isinstance(result, kind)]
         if not same:
             self._anew(f"it holds a {found[0].schema}")
@@ -86,9 +87,7 @@ class GridFile(Generic[R]):
         """What the file holds of the next result, if anything."""
         return self._past[len(self._results)]
 
-    def add(
-        self, compute: Callable[..., R], team: Team, x: store.Array, y: store.Array
-    ) -> tuple[R, R | None]:
+    def add(self, compute: Callable[..., R], team: Team, x: hdf5.Array, y: hdf5.Array) -> tuple[R, R | None]:
         """The next result, by ``compute(previous=…, save=…, group=…)``, and the previous one it used.
 
         ``x`` and ``y`` are the coordinates that it has. FailedError where it lacks points of the previous
@@ -110,7 +109,7 @@ class GridFile(Generic[R]):
         self._results.append(result)
         return result, previous
 
-    def _keep_points(self, previous: Any, x: store.Array, y: store.Array) -> None:
+    def _keep_points(self, previous: Any, x: hdf5.Array, y: hdf5.Array) -> None:
         across, up = coincide(x, previous.x)[1], coincide(y, previous.y)[1]
         had, kept = int(previous.done.sum()), int(previous.done[np.ix_(up, across)].sum())
         if kept < had and not self._force:
@@ -124,14 +123,14 @@ class GridFile(Generic[R]):
     def _save(self, result: R) -> None:
         """Write the results so far, ``result`` as it is, and what is held of those to come."""
         ahead = [past for past in self._past[len(self._results) + 1 :] if past is not None]
-        store.save([*self._results, result, *ahead], self._path)
+        base.save([*self._results, result, *ahead], self._path)
 
     def finish(self, picture: str | None) -> None:
         """Write the file, unless it holds these results already; draw them and name the files on stdout."""
         if len(self._held) == len(self._results) and all(map(_is, self._held, self._results)):
             common.message(f"{self._path}: finished already, nothing is computed", self._quiet)
         else:
-            store.save(self._results, self._path)
+            base.save(self._results, self._path)
         common.show(self._results, self._path, picture)
 
 

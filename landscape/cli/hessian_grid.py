@@ -7,12 +7,14 @@ import functools
 import click
 import numpy as np
 
-import landscape
+from landscape.analysis.contour import axes
+from landscape.analysis.hessian_grid import hessian_grid as compute_hessian_grid
+from landscape.analysis.planes import random_plane
 from landscape.cli import common, processes
 from landscape.cli.gridfile import GridFile
-from landscape.contour import axes
-from landscape.eigenvalues import SEARCHES
-from landscape.options import choose
+from landscape.core.options import choose
+from landscape.curvature.eigenvalues import SEARCHES
+from landscape.results.hessian_grid import HessianGrid
 
 
 @click.command(
@@ -63,14 +65,14 @@ def hessian_grid(
     origins = [common.about(run, split, source) for run in runs]
     wanted = {"norm": norm, "seed": seed, "tol": tol, "dtype": dtype, "split": split, "search": search}
     quiet = quiet or team.rank > 0
-    file = GridFile(path, landscape.HessianGrid, origins, wanted, quiet, team, force)
+    file = GridFile(path, HessianGrid, origins, wanted, quiet, team, force)
     with team:
         for i, (run, progress) in enumerate(common.each("hessian-grid", runs, quiet)):
             problem = common.open_problem(run, split, source, device, dtype, quiet)
-            plane = landscape.random_plane(problem, norm=norm, seed=seed)
+            plane = random_plane(problem, norm=norm, seed=seed)
             result, _ = file.add(
                 functools.partial(
-                    landscape.hessian_grid,
+                    compute_hessian_grid,
                     problem,
                     plane,
                     grid=shape,

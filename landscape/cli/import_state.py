@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-import landscape
-from landscape import factories
+from landscape.checkpoint import user_code
+from landscape.checkpoint.foreign_weights import import_state as compute_import_state
 from landscape.cli import common
-from landscape.files import printable
-from landscape.options import FailedError, InputError
-from landscape.problem import Problem
+from landscape.core.errors import FailedError, InputError
+from landscape.core.files import printable
+from landscape.problem.problem import Problem
 
 
 @click.command(
@@ -43,7 +43,7 @@ def import_state(states: tuple[str, ...], output: str | None, source: common.Sou
         raise InputError(f"-o: '{path}' is not allowed, a checkpoint's name must end in .h5")
     if path.exists():
         raise FailedError(f"-o: {path} is there already, it is not overwritten; give another name")
-    checkpoint = landscape.import_state(
+    checkpoint = compute_import_state(
         states,
         source.build_model(),
         name=source.model.name,
@@ -54,7 +54,7 @@ def import_state(states: tuple[str, ...], output: str | None, source: common.Sou
     if source.data:
         data, sizes = source.own_data, {"train": 0, "test": 0}
         for split in sizes:
-            if isinstance(data, factories.UserData) and split not in data.splits:
+            if isinstance(data, user_code.UserData) and split not in data.splits:
                 continue
             problem = common.open_problem(checkpoint, split, source, "cpu", quiet=quiet)
             sizes[split] = problem.samples

@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 import numpy as np
 
-import landscape
-from landscape import hdf5, run_folder, store
-from landscape.checkpoint import IMPORTED, Checkpoint
+from landscape.checkpoint import run_folder
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint, load
 from landscape.cli import train
-from landscape.files import printable
-from landscape.options import FailedError
+from landscape.core import hdf5, hdf5_verify
+from landscape.core.errors import FailedError
+from landscape.core.files import printable
 from landscape.train.loop import recipe_of
 
 
@@ -22,13 +22,13 @@ from landscape.train.loop import recipe_of
 def info(file: str) -> None:
     """What is in FILE: a checkpoint (validated) or a result."""
     file = str(run_folder.checkpoint_in(Path(file)))
-    loaded = landscape.load(file)
-    with store.reading(file, warn=False) as raw:
+    loaded = load(file)
+    with hdf5.reading(file, warn=False) as raw:
         stamps = {
             key: raw.attrs[key]
             for key in ("schema", "version", "created", "landscape_version", "torch_version")
         }
-    stamps["checksum"] = "SHA-256, fits" if hdf5.has_checksum(file) else "none"
+    stamps["checksum"] = "SHA-256, fits" if hdf5_verify.has_checksum(file) else "none"
     for key, value in stamps.items():
         _say(f"{key}: {value}")
     if isinstance(loaded, Checkpoint):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 import numpy as np
 
-import landscape
+from landscape.analysis.line import POINTS
+from landscape.analysis.line import line as compute_line
+from landscape.analysis.planes import random_plane
 from landscape.cli import common, planes
-from landscape.line import POINTS
-from landscape.options import InputError
+from landscape.core.errors import InputError
 
 
 @click.command(epilog="Example: landscape line runs/ss/last.h5 runs/dp/last.h5 --plot barrier.png")
@@ -62,10 +63,10 @@ def line(
     if two:
         along = planes.ends(problem, runs)
     else:
-        along = landscape.random_plane(problem, norm=norm, seed=seed, ignore=ignore).directions[0]
+        along = random_plane(problem, norm=norm, seed=seed, ignore=ignore).directions[0]
     first, last = planes.names(runs) if two else ("", "")
     with common.progress_bar("line", quiet) as bar:
-        result = landscape.line(
+        result = compute_line(
             problem,
             along,
             points,

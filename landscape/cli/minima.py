@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 import numpy as np
 
-from landscape.checkpoint import IMPORTED, Checkpoint
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.cli import common
 from landscape.cli.stability import HEADS, parse_delays
-from landscape.minima import Minima
-from landscape.options import InputError
+from landscape.core.errors import InputError
+from landscape.results.minima import Minima
+from landscape.train.experiments.minima import minima as experiment
 from landscape.train.loop import recipe_of
-from landscape.train.minima import minima as experiment
 
 DELAYS = "0,1,2,4,8,16,32"
 

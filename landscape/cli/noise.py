@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-import landscape
-from landscape.checkpoint import IMPORTED
+from landscape.analysis.noise import DRAWS, estimate_noise
+from landscape.checkpoint.checkpoint import IMPORTED
 from landscape.cli import common
-from landscape.noise import DRAWS
-from landscape.options import InputError
+from landscape.core.errors import InputError
+from landscape.results.noise import NoiseEstimate
 
 
 @click.command(epilog="Example: landscape noise runs/dp/step-0000500.h5 --draws 64 --plot noise.png")
@@ -52,7 +52,7 @@ def noise(
     path = common.result_path(output, runs[0], "noise", picture, force=force)
     results = []
     for run, progress in common.each("noise", runs, quiet):
-        result = landscape.estimate_noise(
+        result = estimate_noise(
             common.open_problem(run, "train", source, device, dtype, quiet),
             run.weights,
             run.lr if lr is None else lr,
@@ -68,7 +68,7 @@ def noise(
     common.write(results, path, picture)
 
 
-def table(result: landscape.NoiseEstimate) -> str:
+def table(result: NoiseEstimate) -> str:
     """The numbers of one estimate, a line each."""
     meaning = {
         "direct": "Δ(2) by definition, α²‖δ‖²",

@@ -12,11 +12,13 @@ import click
 
 from landscape import paper, plots
 from landscape.cli import common
-from landscape.options import InputError, choose, positive, quantity
-from landscape.runtime import ALL_REDUCE, Link, RunTimes, Stragglers
-from landscape.train import calibrate
-from landscape.train import plan as planning
+from landscape.core.errors import InputError
+from landscape.core.options import choose, positive, quantity
+from landscape.results.run_times import RunTimes
 from landscape.train.launch import pick_device
+from landscape.train.planning import calibration
+from landscape.train.planning import plan as planning
+from landscape.train.planning.run_time import ALL_REDUCE, Link, Stragglers
 
 _BYTES = {"B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "KiB/s": 2**10, "MiB/s": 2**20, "GiB/s": 2**30}
 _BITS = {"bit/s": 1 / 8, "kbit/s": 1e3 / 8, "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "Tbit/s": 1e12 / 8}
@@ -143,11 +145,11 @@ def plan(
     together = per_machine if place.type == "cpu" else 1  # with a GPU each, workers do not compete
 
     @functools.cache
-    def costs(local_batch: int) -> calibrate.Costs:
+    def costs(local_batch: int) -> calibration.Costs:
         if together > 1:
-            found = calibrate.calibrate_at_once(chosen, held, local_batch, together, data_dir=data_dir)
+            found = calibration.calibrate_at_once(chosen, held, local_batch, together, data_dir=data_dir)
         else:
-            found = calibrate.calibrate(chosen, held, local_batch, device=place, data_dir=data_dir)
+            found = calibration.calibrate(chosen, held, local_batch, device=place, data_dir=data_dir)
         many = f"{held} learner{'s' * (held > 1)} × {local_batch} samples"
         where = f"{place}, {together} at once on {os.cpu_count()} cores"
         common.message(
@@ -200,7 +202,7 @@ def _link(given: tuple[float | None, float | None], size: int, processes: int, q
     """The link as given; what is not is measured over loopback, and a message says which is which."""
     bandwidth, latency = given
     if bandwidth is None or latency is None:
-        found = calibrate.measure_link(size, processes)
+        found = calibration.measure_link(size, processes)
         bandwidth = found.bandwidth if bandwidth is None else bandwidth
         latency = found.latency if latency is None else latency
     how = ("given" if g is not None else f"measured over loopback, {processes} processes" for g in given)

@@ -5,13 +5,24 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-import landscape
-from landscape import run_folder, store
-from landscape.checkpoint import Checkpoint
+from landscape.analysis.planes import (
+    IGNORES,
+    NORMS,
+    between,
+    eigen_plane,
+    learners_plane,
+    pca_plane,
+    random_plane,
+)
+from landscape.checkpoint import run_folder
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common
-from landscape.directions import IGNORES, NORMS
-from landscape.options import FailedError, InputError, choose
-from landscape.problem import Problem
+from landscape.core.errors import FailedError, InputError
+from landscape.core.options import choose
+from landscape.problem.problem import Problem
+from landscape.results import base
+from landscape.results.plane import Plane
+from landscape.results.surface import Surface
 
 KINDS = ("random", "between", "pca", "learners", "eigen")
 
@@ -38,20 +49,20 @@ def check(kind: str, runs: list[Checkpoint], norm: str, ignore: str | None) -> l
 
 def make(
     kind: str, problem: Problem, group: list[Checkpoint], norm: str, ignore: str | None, seed: int
-) -> landscape.Plane:
+) -> Plane:
     """The plane of ``kind`` around the problem of a group's checkpoint; errors name its file."""
     if kind == "random":
-        return landscape.random_plane(problem, norm=norm, seed=seed, ignore=ignore)
+        return random_plane(problem, norm=norm, seed=seed, ignore=ignore)
     run = group[0]
     try:
         if kind == "between":
-            return landscape.between(problem, [r.mean for r in group], names(group), seed=seed)
+            return between(problem, [r.mean for r in group], names(group), seed=seed)
         if kind == "pca":
             path = [*group[1:], run]
-            return landscape.pca_plane(problem, [r.mean for r in path], [f"step {r.step:,}" for r in path])
+            return pca_plane(problem, [r.mean for r in path], [f"step {r.step:,}" for r in path])
         if kind == "learners":
-            return landscape.learners_plane(problem, run.weights)
-        return landscape.eigen_plane(problem, seed=seed)
+            return learners_plane(problem, run.weights)
+        return eigen_plane(problem, seed=seed)
     except InputError as error:
         raise FailedError(f"{run.path}: {error}") from error
 
@@ -104,7 +115,7 @@ def names(runs: list[Checkpoint]) -> list[str]:
     return labels if len(set(labels)) == len(labels) else [str(run.path) for run in runs]
 
 
-def about(group: list[Checkpoint], kind: str, split: str, source: common.Source) -> store.About:
+def about(group: list[Checkpoint], kind: str, split: str, source: common.Source) -> base.About:
     """Where a surface or line came from; all of its checkpoints where it lies between them."""
     if kind != "between":
         return common.about(group[0], split, source)
@@ -118,7 +129,7 @@ def about(group: list[Checkpoint], kind: str, split: str, source: common.Source)
     }
 
 
-def summary(surface: landscape.Surface) -> str:
+def summary(surface: Surface) -> str:
     """What the plane's own weights say, as the end of a line of messages; "" where there are none."""
     shares = " + ".join(f"{100 * share:.1f}%" for share in surface.explained)
     if surface.kind == "pca":

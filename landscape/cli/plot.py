@@ -7,12 +7,16 @@ from typing import Any
 
 import click
 
-import landscape
-from landscape import plots, run_folder
+from landscape import plots
+from landscape.checkpoint import run_folder
+from landscape.checkpoint.checkpoint import load
 from landscape.cli import common
-from landscape.files import printable
-from landscape.options import FailedError, InputError, choose
-from landscape.plots_values import check_title
+from landscape.core.errors import FailedError, InputError
+from landscape.core.files import printable
+from landscape.core.options import choose
+from landscape.plots.values import check_title
+from landscape.results.surface import Surface
+from landscape.results.vtk import save_vts
 
 
 @click.command(epilog="Example: landscape plot runs/ss/last.h5 runs/dp/last.h5 -o training.png")
@@ -44,7 +48,7 @@ def plot(files: tuple[str, ...], output: str | None, style: str, title: str, qui
         plots.check_format(picture)
     results: list[Any] = []
     for file in files:
-        loaded = landscape.load(run_folder.checkpoint_in(Path(file)))
+        loaded = load(run_folder.checkpoint_in(Path(file)))
         results += loaded if isinstance(loaded, list) else [loaded]
     if export:
         for path in _export(results, picture):
@@ -67,11 +71,11 @@ def plot(files: tuple[str, ...], output: str | None, style: str, title: str, qui
 
 def _export(results: list[Any], path: Path) -> list[Path]:
     for result in results:
-        if not isinstance(result, landscape.Surface):
+        if not isinstance(result, Surface):
             raise InputError(f"{path}: only a surface becomes a .vts file, this is a {type(result).__name__}")
     common.make_folder(path.parent)
     many = len(results) > 1
     paths = [path.with_stem(f"{path.stem}-{i}") if many else path for i in range(len(results))]
     for result, target in zip(results, paths, strict=True):
-        landscape.save_vts(result, target)
+        save_vts(result, target)
     return paths

@@ -16,12 +16,13 @@ import torch
 import torch.distributed as dist
 
 from landscape.cli.system import Stopped
-from landscape.failures import explain
-from landscape.files import printable
-from landscape.grid import KEPT, LostError
-from landscape.options import InputError, positive
-from landscape.train import board, launcher
-from landscape.train.processes import TIMEOUT, Group, Lost, number, started_by_launcher
+from landscape.core.errors import InputError
+from landscape.core.failures import explain
+from landscape.core.files import printable
+from landscape.core.options import positive
+from landscape.evaluation.grid import KEPT, LostError
+from landscape.train.distributed import board, launcher
+from landscape.train.distributed.process_group import TIMEOUT, Group, Lost, number, started_by_launcher
 
 F = TypeVar("F", bound=Callable[..., Any])
 # A portion of a grid may take its time; one that ends or shows no sign of life is noticed without this.

@@ -8,9 +8,10 @@ import click
 import numpy as np
 
 from landscape.cli import common
-from landscape.escape import Escape, median_rank
-from landscape.options import InputError, positive
-from landscape.train.escape import VARY, sweep
+from landscape.core.errors import InputError
+from landscape.core.options import positive
+from landscape.results.escape import Escape, median_rank
+from landscape.train.experiments.saddles import VARY, sweep
 
 LEVEL = 0.95
 RECIPE = "saddle-dpsgd"

@@ -6,14 +6,15 @@ from typing import Any
 
 import click
 
-import landscape
-from landscape.checkpoint import IMPORTED
+from landscape.analysis.smoothing import PAIRS, TOP
+from landscape.analysis.smoothing import smoothing as compute_smoothing
+from landscape.checkpoint.checkpoint import IMPORTED
 from landscape.cli import common
-from landscape.lanczos import TOL
-from landscape.options import positive
-from landscape.smoothing import PAIRS, TOP
+from landscape.core.options import positive
+from landscape.curvature.lanczos import TOL
+from landscape.results.smoothing import Smoothing
+from landscape.train.experiments.continuation import STEPS, effective_rate, mean_path
 from landscape.train.launch import pick_device
-from landscape.train.onward import STEPS, effective_rate, mean_path
 
 
 @click.command(epilog="Example: landscape smoothing runs/ss/last.h5 runs/dp/last.h5 --plot smoothing.png")
@@ -68,7 +69,7 @@ def smoothing(
         if steps and own:
             common.message(f"{run.label}: not a run of built-in parts, so that no steps are taken on", quiet)
         route = None if own or not steps else mean_path(run, steps, pick_device(device), source.data_dir)
-        result = landscape.smoothing(
+        result = compute_smoothing(
             problem,
             run.weights,
             pairs=pairs,
@@ -86,7 +87,7 @@ def smoothing(
     common.write(results, path, picture)
 
 
-def table(r: landscape.Smoothing) -> str:
+def table(r: Smoothing) -> str:
     """The numbers of one result, a line each."""
     missed = "" if r.converged else "; an eigenvalue is NOT CONVERGED"
     lines = [

@@ -11,11 +11,11 @@ from typing import Any, Literal, TypeVar, cast
 import click
 from torch import nn
 
-from landscape import factories
-from landscape.checkpoint import Checkpoint
-from landscape.data import Dataset
-from landscape.options import FailedError
-from landscape.problem import Loss
+from landscape.checkpoint import user_code
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.errors import FailedError
+from landscape.data.base import Dataset
+from landscape.problem.problem import Loss
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,8 +33,8 @@ class Source:
     ``typed``: the options of ``data`` and ``model`` that were typed, without a built-in one's defaults.
     """
 
-    model: factories.Spec | None
-    data: factories.Spec | None
+    model: user_code.Spec | None
+    data: user_code.Spec | None
     loss: str | None
     data_dir: str | None
     typed: dict[str, dict[str, Any]]
@@ -42,12 +42,12 @@ class Source:
     def build_model(self) -> nn.Module:
         """The user's model, new at each call."""
         assert self.model is not None
-        return factories.build_model("--model", self.model)
+        return user_code.build_model("--model", self.model)
 
     @cached_property
-    def own_data(self) -> factories.UserData | Dataset | None:
+    def own_data(self) -> user_code.UserData | Dataset | None:
         """The user's data, made once."""
-        return factories.load_data("--data", self.data, self.data_dir) if self.data else None
+        return user_code.load_data("--data", self.data, self.data_dir) if self.data else None
 
     def other_data(self, checkpoint: Checkpoint) -> str:
         """What the data is called where it is knowingly not the checkpoint's; "" where it is, or may be.
@@ -63,10 +63,10 @@ class Source:
             return ""
         left_out = self._left_out("data", self.data, known)
         if not left_out and (self.data.name != known["name"] or self.data.options != known["options"]):
-            return factories.spelled(self.data.name, self.typed["data"])
+            return user_code.spelled(self.data.name, self.typed["data"])
         if left_out or (found and known["fingerprint"]):
             cause = (
-                f"its options are left out, give --data {factories.spelled(known['name'], known['options'])}"
+                f"its options are left out, give --data {user_code.spelled(known['name'], known['options'])}"
                 if left_out
                 else "does it draw without a seed?"
             )
@@ -79,13 +79,13 @@ class Source:
     def check_model(self, checkpoint: Checkpoint) -> None:
         """FailedError for a model that goes by the checkpoint's name, its options left out."""
         if self.model and self._left_out("model", self.model, checkpoint.model):
-            whole = factories.spelled(checkpoint.model["name"], checkpoint.model["options"])
+            whole = user_code.spelled(checkpoint.model["name"], checkpoint.model["options"])
             raise FailedError(
                 f"--model: {self.model.name} without its options is not the model of {checkpoint.path}; give "
                 f"--model {whole}"
             )
 
-    def _left_out(self, what: str, spec: factories.Spec, known: dict[str, Any]) -> bool:
+    def _left_out(self, what: str, spec: user_code.Spec, known: dict[str, Any]) -> bool:
         """Whether ``spec`` is the checkpoint's own but for options that were not typed."""
         same = all(known["options"].get(key) == value for key, value in self.typed[what].items())
         return spec.name == known["name"] and spec.options != known["options"] and same
@@ -93,7 +93,7 @@ class Source:
     @cached_property
     def own_loss(self) -> Loss | Literal["data"] | None:
         """The user's loss, or "data", as Checkpoint.problem takes it."""
-        return factories.load_loss("--loss", self.loss) if self.loss else "data"
+        return user_code.load_loss("--loss", self.loss) if self.loss else "data"
 
 
 def source(function: F) -> F:
@@ -109,13 +109,13 @@ def source(function: F) -> F:
         **options: Any,
     ) -> Any:
         from_where = Source(
-            factories.model_spec("--model", model) if model else None,
-            factories.data_spec("--data", data) if data else None,
+            user_code.model_spec("--model", model) if model else None,
+            user_code.data_spec("--data", data) if data else None,
             loss,
             data_dir,
             {
-                "data": factories.parse("--data", data).options if data else {},
-                "model": factories.parse("--model", model).options if model else {},
+                "data": user_code.parse("--data", data).options if data else {},
+                "model": user_code.parse("--model", model).options if model else {},
             },
         )
         return function(*args, source=from_where, **options)

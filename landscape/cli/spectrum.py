@@ -5,10 +5,12 @@ from __future__ import annotations
 import click
 import numpy as np
 
-import landscape
+from landscape.analysis.spectrum import spectrum as compute_spectrum
 from landscape.cli import common
-from landscape.options import InputError
-from landscape.spectrum import PROBES, STEPS, TRACE_PRODUCTS
+from landscape.core.errors import InputError
+from landscape.curvature.density import PROBES, STEPS
+from landscape.curvature.trace import TRACE_PRODUCTS
+from landscape.results.spectrum import Spectrum
 
 
 @click.command(epilog="Example: landscape spectrum runs/dp/last.h5 --top-k 5 --trace --density --plot f.png")
@@ -90,7 +92,7 @@ def spectrum(
     )
     results = []
     for run, progress in common.each("spectrum", runs, quiet):
-        result = landscape.spectrum(
+        result = compute_spectrum(
             common.open_problem(run, split, source, device, dtype, quiet),
             top_k,
             ends=ends,
@@ -115,7 +117,7 @@ def spectrum(
     common.write(results, path, picture)
 
 
-def table(result: landscape.Spectrum) -> str:
+def table(result: Spectrum) -> str:
     """The numbers of one spectrum, a line each."""
     what = f"{result.kind}, {result.parameters:,} parameters{f' ({result.part})' if result.part else ''}"
     missed = "" if result.converged else "; NOT CONVERGED: raise --max-products"

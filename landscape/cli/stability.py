@@ -6,10 +6,12 @@ import math
 
 import click
 
-import landscape.stability as limits
-from landscape.checkpoint import IMPORTED, Checkpoint
+from landscape import stability as limits
+from landscape.analysis.stability import stability as compute_stability
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.cli import common
-from landscape.options import InputError
+from landscape.core.errors import InputError
+from landscape.results.stability import Stability
 from landscape.train.loop import recipe_of
 
 DELAYS = "0,1,3,7,31"  # DESIGN's table
@@ -88,7 +90,7 @@ def stability(
     results = []
     for run, _ in common.each("stability", runs, quiet):
         rate, own, tau = known(run)
-        result = limits.stability(
+        result = compute_stability(
             common.open_problem(run, split, source, device, dtype, quiet),
             chosen,
             momentum,
@@ -151,7 +153,7 @@ def _row(first: str, cells: list[str]) -> str:
     return f"{first:>5}" + "".join(f"{cell:>20}" for cell in cells)
 
 
-def verdict(result: limits.Stability) -> str:
+def verdict(result: Stability) -> str:
     """λ_max, where the run stands, and the rates above which training leaves, a line a delay."""
     missed = "" if result.converged else "; NOT CONVERGED"
     sharp = result.lambda_max

@@ -15,10 +15,11 @@ import numpy as np
 from landscape import paper
 from landscape.cli import common
 from landscape.cli.processes import timeout as timeout_option
-from landscape.options import InputError, positive
-from landscape.sweep import Sweep
-from landscape.train import processes
+from landscape.core.errors import InputError
+from landscape.core.options import positive
+from landscape.results.sweep import Sweep
 from landscape.train import sweep as sweeping
+from landscape.train.distributed.process_group import started_by_launcher
 from landscape.train.launch import pick_device
 
 # More would ask for values that six digits do not tell apart.
@@ -83,7 +84,7 @@ def sweep(
     positive("--timeout", timeout)
     if not 1 <= rounds <= MOST_ROUNDS:
         raise InputError(f"--rounds: {rounds} is not allowed, it must be 1 to {MOST_ROUNDS}")
-    if processes.started_by_launcher():
+    if started_by_launcher():
         raise InputError("sweep: not allowed under torchrun; --nproc makes several runs at once")
     pick_device(device)
     read = functools.partial(paper.read, allow_code=allow_code)

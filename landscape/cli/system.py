@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from landscape.train import board
+from landscape.train.distributed import board
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 5.0  # seconds for an orderly end; code below Python, such as an exchange, may not hear a signal

@@ -12,13 +12,15 @@ from pathlib import Path
 import click
 
 from landscape import paper
-from landscape.checkpoint import Checkpoint
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common, processes
-from landscape.files import printable
-from landscape.options import InputError, positive
-from landscape.train import board, launch, launcher
+from landscape.core.errors import InputError
+from landscape.core.files import printable
+from landscape.core.options import positive
+from landscape.train import launch
+from landscape.train.distributed import board, launcher
+from landscape.train.distributed.process_group import Group, started_by_launcher
 from landscape.train.loop import Diverged, Hooks, verdict
-from landscape.train.processes import Group, started_by_launcher
 
 
 @click.command(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from landscape.core.options import check_keywords, choose
 from landscape.data.base import Dataset
 from landscape.data.cifar import cifar10, cifar100
 from landscape.data.digits import digits
@@ -13,7 +14,6 @@ from landscape.data.folder import image_folder
 from landscape.data.idx import fashion_mnist, mnist
 from landscape.data.speech import speech_list, spoken_digits
 from landscape.data.synthetic import quadratic, synthetic
-from landscape.options import check_keywords, choose
 
 __all__ = ["Dataset", "load", "names", "options"]
 

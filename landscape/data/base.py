@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.batches import Stream
-from landscape.options import choose
+from landscape.core.options import choose
+from landscape.problem.batches import Stream
 
 Split = tuple[Tensor, Tensor] | Stream
 

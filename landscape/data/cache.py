@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from landscape import store
+from landscape.core import hdf5
+from landscape.core.errors import FailedError
+from landscape.core.progress import progress_bar
 from landscape.data.base import fingerprint
-from landscape.options import FailedError
-from landscape.progress import progress_bar
 
 SCHEMA = "landscape.cache"
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -52,7 +52,7 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
         if arrays is None:
             arrays = _made(make)
             try:
-                with store.writing(kept, SCHEMA) as file:
+                with hdf5.writing(kept, SCHEMA) as file:
                     file.attrs["fingerprint"] = _fingerprint(arrays)
                     for key, array in arrays.items():
                         file[key] = array
@@ -108,7 +108,7 @@ def _read(path: Path) -> Arrays | None:
     if not path.exists():
         return None
     try:
-        with store.reading(path, SCHEMA, warn=False) as file:
+        with hdf5.reading(path, SCHEMA, warn=False) as file:
             arrays = {key: np.asarray(file[key]) for key in file}
             return arrays if _fingerprint(arrays) == file.attrs["fingerprint"] else None
     except FailedError:

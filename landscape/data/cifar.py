@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from landscape.core.errors import FailedError
+from landscape.core.files import read_regular
+from landscape.core.hdf5 import Array
+from landscape.core.options import positive
 from landscape.data.base import Dataset, data_root
 from landscape.data.folder import folder_arrays
 from landscape.data.images import image_set
-from landscape.files import read_regular
-from landscape.options import FailedError, positive
-from landscape.store import Array
 
 # The folder that the authors' archive unpacks to, its files (train…, test), and the bytes of labels before an
 # image, of which the last is the label (CIFAR-100: coarse, fine).

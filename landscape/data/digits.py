@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from landscape.core.errors import InputError
+from landscape.core.hdf5 import Array
+from landscape.core.options import choose
 from landscape.data.base import Dataset, classification
-from landscape.options import InputError, choose
-from landscape.store import Array
 
 FORMS = ("flat", "image", "frames")
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
+from landscape.core.options import positive
 from landscape.data.base import Dataset, data_root
 from landscape.data.cache import cached, each
 from landscape.data.images import crops_and_flips, decode, image_set
 from landscape.data.stream import ImageFiles, ImageStream
-from landscape.options import FailedError, InputError, positive
-from landscape.store import Array
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 # Files that one task decodes: few enough for a smooth progress bar, many enough that tasks cost nothing.

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from landscape.core.errors import FailedError, InputError
+from landscape.core.files import open_regular
 from landscape.data.base import Dataset, classification, data_root
-from landscape.files import open_regular
-from landscape.options import FailedError, InputError
 
 FILES = (
     "train-images-idx3-ubyte",

@@ -11,11 +11,11 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from landscape.core.errors import FailedError
+from landscape.core.files import open_regular
+from landscape.core.hdf5 import Array
 from landscape.data.augment import augment
 from landscape.data.base import Dataset, Split, fingerprint
-from landscape.files import open_regular
-from landscape.options import FailedError
-from landscape.store import Array
 
 # What a file may hold, whatever its name says.
 FORMATS = ("JPEG", "PNG")

@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from landscape.core.errors import FailedError, InputError
+from landscape.core.files import open_regular
+from landscape.core.hdf5 import Array
+from landscape.core.options import positive
 from landscape.data.base import Dataset, data_root, fingerprint
 from landscape.data.cache import cached, each
-from landscape.files import open_regular
-from landscape.options import FailedError, InputError, positive
-from landscape.store import Array
 
 # A window of 25 ms every 10 ms, as nearly all speech recognisers have it (Young et al., The HTK Book).
 WINDOW, SHIFT = 0.025, 0.010

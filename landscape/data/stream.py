@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from landscape.batches import STREAM_BATCH, Stream
+from landscape.core.errors import FailedError
 from landscape.data.cache import file_stat
 from landscape.data.images import decode
-from landscape.options import FailedError
+from landscape.problem.batches import STREAM_BATCH, Stream
 
 
 class ImageFiles(Dataset[tuple[Tensor, int]]):

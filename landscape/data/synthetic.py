@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core.errors import InputError
+from landscape.core.options import positive
 from landscape.data.base import Dataset, classification, fingerprint
-from landscape.options import InputError, positive
 
 
 def synthetic(

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from landscape.core.options import check_keywords, choose
 from landscape.models import imagenet
 from landscape.models.densenet import densenet121
 from landscape.models.googlenet import googlenet
@@ -18,7 +19,6 @@ from landscape.models.resnet import resnet18, resnet20, resnext29, senet18
 from landscape.models.saddle import Saddle
 from landscape.models.shufflenet import shufflenet_v2
 from landscape.models.vgg import lenet5, vgg19
-from landscape.options import check_keywords, choose
 
 _REGISTRY: dict[str, Callable[..., nn.Module]] = {
     "densenet-121": densenet121,

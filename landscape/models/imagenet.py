@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from landscape.options import FailedError, positive
+from landscape.core.errors import FailedError
+from landscape.core.options import positive
 
 # Our name -> torchvision's.
 NETWORKS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from landscape.options import positive
+from landscape.core.options import positive
 
 
 def scaled(channels: int, width: float) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from landscape.core.options import positive
 from landscape.models.layers import check, scaled
-from landscape.options import positive
 
 
 class LSTM(nn.Module):

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 from torch import nn
 
-from landscape.options import InputError, choose
+from landscape.core.errors import InputError
+from landscape.core.options import choose
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from landscape.options import InputError
+from landscape.core.errors import InputError
 
 
 class Quadratic(nn.Module):

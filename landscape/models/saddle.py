@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from landscape.options import InputError, positive
+from landscape.core.errors import InputError
+from landscape.core.options import positive
 
 
 class Saddle(nn.Module):

@@ -1,21 +1,24 @@
 """The papers' recipes by name, and their figures. Nothing but the command line imports this."""
 
-from landscape.paper import (
-    beside,
+from landscape.paper.figures import (
+    abstracts,
     delay,
-    edge,
-    microscope,
+    edge_of_stability,
+    landscapes,
+    learning_rates,
     mnist,
     networks,
-    others,
-    rates,
-    shapes,
-    sixteen,
+    noise,
+    sixteen_learners,
     systems,
+    tables,
 )
-from landscape.paper.tables import NETWORKS, SERIES, names, read
+from landscape.paper.recipes import NETWORKS, SERIES, names, read
 
 # The modules whose import lists the figures.
-FIGURES = (networks, shapes, mnist, beside, sixteen, systems, others, rates, delay, edge, microscope)
+FIGURES = (
+    networks, landscapes, mnist, tables, sixteen_learners, systems, abstracts, learning_rates, delay,
+    edge_of_stability, noise,
+)  # fmt: skip
 
 __all__ = ["FIGURES", "NETWORKS", "SERIES", "names", "read"]

@@ -10,20 +10,24 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from matplotlib.figure import Figure as Picture
 
-import landscape
-from landscape import store
-from landscape.checkpoint import Checkpoint
-from landscape.options import choose
-from landscape.paper.workshop import Workshop
-from landscape.problem import Problem
-from landscape.run_folder import steps
+from landscape.analysis.contour import contour
+from landscape.analysis.hessian_grid import hessian_grid
+from landscape.analysis.planes import random_plane
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.run_folder import steps
+from landscape.core.options import choose
+from landscape.paper.run_cache import Workshop
+from landscape.problem.problem import Problem
+from landscape.results import base
+from landscape.results.hessian_grid import HessianGrid
+from landscape.results.surface import Surface
 from landscape.train.recipe import Recipe
 
 Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
 #: Runs by a key such as "dpsgd/0": what, then the seed.
 Runs = Mapping[str, Recipe]
-R = TypeVar("R", bound=store.Result)
+R = TypeVar("R", bound=base.Result)
 R2 = TypeVar("R2")
 
 
@@ -130,35 +134,35 @@ class Work:
         assert end.path is not None
         return end.path.parent.name
 
-    def contour(self, end: Checkpoint, label: str = "", **settings: Any) -> landscape.Surface:
+    def contour(self, end: Checkpoint, label: str = "", **settings: Any) -> Surface:
         """The contour of the test loss around w_a: ``grid``, ``span``, ``norm`` and ``samples`` (0: all)."""
         samples = settings.get("samples", 0)
 
-        def make() -> landscape.Surface:
+        def make() -> Surface:
             problem = self._some(end, samples)
-            plane = landscape.random_plane(problem, norm=settings.get("norm", "none"))
+            plane = random_plane(problem, norm=settings.get("norm", "none"))
             grid, span = settings["grid"], settings.get("span", 0.1)
-            return landscape.contour(
+            return contour(
                 problem, plane, grid=(grid, grid), span=span, split="test", label=label or end.label
             )
 
-        return self.keep(landscape.Surface, end, settings | {"label": label}, make)[0]
+        return self.keep(Surface, end, settings | {"label": label}, make)[0]
 
-    def hessian_grid(self, end: Checkpoint, label: str = "", **settings: Any) -> landscape.HessianGrid:
+    def hessian_grid(self, end: Checkpoint, label: str = "", **settings: Any) -> HessianGrid:
         """Hessian ratios of the test loss around w_a: ``grid``, ``samples`` (0: all) and ``products``."""
 
-        def make() -> landscape.HessianGrid:
+        def make() -> HessianGrid:
             problem, grid = self._some(end, settings["samples"]), settings["grid"]
-            return landscape.hessian_grid(
+            return hessian_grid(
                 problem,
-                landscape.random_plane(problem),
+                random_plane(problem),
                 grid=(grid, grid),
                 max_products=settings["products"],
                 split="test",
                 label=label or end.label,
             )
 
-        return self.keep(landscape.HessianGrid, end, settings | {"label": label}, make)[0]
+        return self.keep(HessianGrid, end, settings | {"label": label}, make)[0]
 
     def _some(self, end: Checkpoint, samples: int) -> Problem:
         """The test problem, on its first ``samples`` (0: all)."""

@@ -13,12 +13,12 @@ from typing import Any
 from matplotlib.figure import Figure
 from PIL import Image
 
-from landscape import plots, store
+from landscape import plots
 from landscape._version import __version__
-from landscape.files import read_regular
-from landscape.options import FailedError
+from landscape.core.errors import FailedError
+from landscape.core.files import read_regular, write_text
 from landscape.paper.figure import Drawing, Work, get, names
-from landscape.plots_surface import style
+from landscape.plots.surface import style
 
 # Colours a picture keeps: what a palette of 8 bits holds. A picture is a third of its size so.
 COLORS = 256
@@ -47,7 +47,7 @@ def keep(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]:
         plots.save_figure(picture, path)
         _shrink(path)
         pictures.append(path)
-    store.write_text(folder / f"{name}.csv", table(drawing.rows))
+    write_text(folder / f"{name}.csv", table(drawing.rows))
     kept = {
         "where": work.figure.where,
         "title": work.figure.title,
@@ -62,7 +62,7 @@ def keep(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]:
         "verdict": drawing.verdict,
         "held": drawing.held,
     }
-    store.write_text(folder / f"{name}.json", json.dumps(kept, ensure_ascii=False, indent=1) + "\n")
+    write_text(folder / f"{name}.json", json.dumps(kept, ensure_ascii=False, indent=1) + "\n")
     return pictures
 
 
@@ -146,7 +146,7 @@ def page(folder: Path) -> Path:
                 for e in entry["compared"]
             ]
     path = folder / "README.md"
-    store.write_text(path, "\n".join(lines) + "\n")
+    write_text(path, "\n".join(lines) + "\n")
     return path
 
 

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from landscape.batches import call, fixed_randomness
-from landscape.batchnorm import buffer_names, reestimated, sample_parts
-from landscape.checkpoint import fill
-from landscape.options import FailedError, InputError
-from landscape.problem import Problem
-from landscape.stack import Training
-from landscape.train.comm import Comm
+from landscape.checkpoint.checkpoint import fill
+from landscape.core.errors import FailedError, InputError
+from landscape.evaluation.stack import Training
+from landscape.problem.batches import call, fixed_randomness
+from landscape.problem.batchnorm import buffer_names, reestimated, sample_parts
+from landscape.problem.problem import Problem
+from landscape.train.distributed.comm import Comm
 from landscape.train.randomness import generator
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from landscape.options import InputError
-from landscape.problem import Problem
-from landscape.stack import Stack, Training
-from landscape.train.comm import Comm
+from landscape.core.errors import InputError
+from landscape.evaluation.stack import Stack, Training
+from landscape.problem.problem import Problem
+from landscape.train.distributed.comm import Comm
 from landscape.train.pairs import mean, quotient, standard_error
 from landscape.train.randomness import generator
 

@@ -7,10 +7,11 @@ import dataclasses
 import torch
 from torch import nn
 
-from landscape import factories, store
-from landscape.checkpoint import Checkpoint, fill
-from landscape.data import Dataset
-from landscape.options import FailedError
+from landscape.checkpoint import user_code
+from landscape.checkpoint.checkpoint import Checkpoint, fill
+from landscape.core import hdf5
+from landscape.core.errors import FailedError
+from landscape.data.base import Dataset
 from landscape.train.randomness import generator
 from landscape.train.recipe import Recipe
 
@@ -23,7 +24,7 @@ def read(recipe: Recipe) -> tuple[Recipe, Checkpoint | None]:
     path, known = recipe.init.checkpoint, recipe.init.sha256
     if not path:
         return recipe, None
-    start, found = Checkpoint.load(path), store.sha256(path)
+    start, found = Checkpoint.load(path), hdf5.sha256(path)
     if known and found != known:
         raise FailedError(
             f"init.checkpoint: {path} has SHA-256 {found[:12]}…, the recipe's init.sha256 is {known[:12]}…"
@@ -31,14 +32,14 @@ def read(recipe: Recipe) -> tuple[Recipe, Checkpoint | None]:
     return dataclasses.replace(recipe, init=dataclasses.replace(recipe.init, sha256=found)), start
 
 
-def network(recipe: Recipe, data: Dataset | factories.UserData, start: Checkpoint | None) -> nn.Module:
+def network(recipe: Recipe, data: Dataset | user_code.UserData, start: Checkpoint | None) -> nn.Module:
     """The recipe's model at w_a of ``start``, with the BatchNorm statistics of w_a; new where that is None.
 
     Raises FailedError where the weights of ``start`` are not finite or do not fit the model.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator(recipe.seed, "init").initial_seed())
-        model = factories.build_model("model", recipe.spec("model"))
+        model = user_code.build_model("model", recipe.spec("model"))
     if start is None:
         return model
     problem = start.problem("train", model=model, data=data, dtype=getattr(torch, recipe.dtype))

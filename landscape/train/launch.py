@@ -13,19 +13,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from landscape import checkpoint_history, files, run_folder, store
-from landscape.checkpoint import HISTORY_UNITS, Checkpoint
+from landscape.checkpoint import history, run_folder
+from landscape.checkpoint.checkpoint import HISTORY_UNITS, Checkpoint
+from landscape.core import files, hdf5
+from landscape.core.errors import FailedError, InputError
+from landscape.core.files import printable
+from landscape.core.hdf5_verify import DamageWarning
+from landscape.core.lock import Lock
+from landscape.core.options import choose
 from landscape.data.base import fingerprint
-from landscape.files import printable
-from landscape.hdf5 import DamageWarning
-from landscape.lock import Lock
-from landscape.options import FailedError, InputError, choose
-from landscape.train import processes
-from landscape.train.comm import Comm
+from landscape.train.distributed.comm import Comm
+from landscape.train.distributed.process_group import Group, Lost, log_to, number, where
+from landscape.train.distributed.server import kind
 from landscape.train.loop import Hooks, recipe_of, verdict
-from landscape.train.processes import Group, Lost
 from landscape.train.recipe import Recipe, read
-from landscape.train.server import kind
 
 
 def launch(
@@ -118,9 +119,9 @@ def _launch(
     )
     if group is None:
         return trainer.run()
-    with processes.log_to(folder / "logs" / f"rank-{group.rank}.log") as log:
+    with log_to(folder / "logs" / f"rank-{group.rank}.log") as log:
         who = f"rank {group.rank} of {group.size}, {trainer.part()}"
-        log(f"{who}, on {place}; {processes.where()}; {group.backend}")
+        log(f"{who}, on {place}; {where()}; {group.backend}")
         tell, save = hooks.message, hooks.save
 
         def message(line: str) -> None:
@@ -184,8 +185,8 @@ def worker_device(name: str) -> torch.device:
     device = pick_device(name)
     if device.type == "cpu":
         return device
-    here, gpus = processes.number("LOCAL_WORLD_SIZE", 1, 1), torch.cuda.device_count()
-    local = processes.number("LOCAL_RANK", 0, 0)
+    here, gpus = number("LOCAL_WORLD_SIZE", 1, 1), torch.cuda.device_count()
+    local = number("LOCAL_RANK", 0, 0)
     if max(here, local + 1) > gpus:
         raise InputError(
             f"--device: '{name}' is not allowed, {here} processes here need a GPU each and there are {gpus}; "
@@ -294,7 +295,7 @@ def _save(checkpoint: Checkpoint, folder: Path, comm: Comm, every: int) -> None:
             comm.send_rows(tensor)
         return
     path = folder / f"step-{checkpoint.step:07d}.h5"
-    rows = checkpoint_history.recent(checkpoint.history, checkpoint.step, every)
+    rows = history.recent(checkpoint.history, checkpoint.step, every)
     dataclasses.replace(checkpoint, history=rows).save(path, comm.learners, comm.rows)
-    with store.changed_copy(path, folder / "last.h5") as file:
-        checkpoint_history.write(file, checkpoint.history, HISTORY_UNITS)
+    with hdf5.changed_copy(path, folder / "last.h5") as file:
+        history.write(file, checkpoint.history, HISTORY_UNITS)

@@ -12,21 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape import factories
-from landscape.batchnorm import has_batchnorm, with_policy
-from landscape.checkpoint import HISTORY_UNITS, Checkpoint
-from landscape.options import FailedError
-from landscape.problem import Problem
-from landscape.stack import Stack, Training
+from landscape.checkpoint import user_code
+from landscape.checkpoint.checkpoint import HISTORY_UNITS, Checkpoint
+from landscape.core.errors import FailedError
+from landscape.evaluation.stack import Stack, Training
+from landscape.problem.batchnorm import has_batchnorm, with_policy
+from landscape.problem.problem import Problem
 from landscape.train import initial, optimizer
 from landscape.train.buffers import Buffers
-from landscape.train.comm import Comm
+from landscape.train.compatibility import check_fit
 from landscape.train.decomposition import StepDecomposition
-from landscape.train.fit import check_fit
-from landscape.train.monitor import Sharpness
-from landscape.train.processes import Group
+from landscape.train.distributed.comm import Comm
+from landscape.train.distributed.process_group import Group
 from landscape.train.randomness import generator
 from landscape.train.recipe import Recipe, from_values, parse
+from landscape.train.sharpness import Sharpness
 from landscape.train.trial import Trial
 
 MATRIX = "matrix"  # what a checkpoint calls the mixing matrix that a file held when the run began
@@ -94,7 +94,7 @@ class Trainer:
         recipe, start = (recipe, None) if checkpoint else initial.read(recipe)
         self.recipe, self.hooks = recipe, hooks or Hooks()
         source, self.model = recipe.spec("data"), recipe.spec("model")
-        dataset = factories.load_data("data", source, data_dir)
+        dataset = user_code.load_data("data", source, data_dir)
         if checkpoint:
             checkpoint.check_data(dataset)
         dtype = getattr(torch, recipe.dtype)

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.files import open_regular
-from landscape.options import FailedError, InputError
-from landscape.store import Array
+from landscape.core.errors import FailedError, InputError
+from landscape.core.files import open_regular
+from landscape.core.hdf5 import Array
+from landscape.problem.layout import average
 from landscape.train.randomness import generator
-from landscape.vector import average
 
 FORMS = (
     "full, ring(k), torus, torus(RxC), exponential, one-peer-exponential, hypercube, random-matching, star, "

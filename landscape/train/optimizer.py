@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landscape.options import FailedError, InputError, below_one, check_keywords, choose, positive
-from landscape.vector import Layout
+from landscape.core.errors import FailedError, InputError
+from landscape.core.options import below_one, check_keywords, choose, positive
+from landscape.problem.layout import Layout
 
 
 class Optimizer(ABC):

@@ -14,10 +14,11 @@ from typing import Any, Literal
 import torch
 
 from landscape import data, models
-from landscape.factories import Spec, is_own
-from landscape.options import FailedError, InputError, check_type, choose, positive
-from landscape.stack import Precision
-from landscape.store import Array
+from landscape.checkpoint.user_code import Spec, is_own
+from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
+from landscape.core.options import check_type, choose, positive
+from landscape.evaluation.stack import Precision
 from landscape.train import algorithms, optimizer
 from landscape.train.mixing import is_file, known_matrices
 from landscape.train.schedule import Schedule

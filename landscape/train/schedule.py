@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from landscape.options import InputError, positive
+from landscape.core.errors import InputError
+from landscape.core.options import positive
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from landscape.checkpoint import Checkpoint
-from landscape.options import FailedError, InputError
-from landscape.sweep import COLUMNS, Sweep, texts
-from landscape.train import launch, pool
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.errors import FailedError, InputError
+from landscape.results.sweep import COLUMNS, Sweep, texts
+from landscape.train import launch
+from landscape.train.distributed import pool
 from landscape.train.loop import Hooks
 from landscape.train.recipe import Recipe, from_values, key_and_value, parse, parse_value, spell
 
@@ -48,7 +49,7 @@ Execute = Callable[[Sequence[Run], Callable[[Run], None], Callable[[float], None
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended; see :class:`landscape.sweep.Sweep`."""
+    """How a run ended; see :class:`landscape.results.sweep.Sweep`."""
 
     test_loss: float
     test_error: float

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.batches import named_tensors
 from landscape.data.cache import cached
-from landscape.stack import Stack, Training
-from landscape.train.comm import Comm
+from landscape.evaluation.stack import Stack, Training
+from landscape.problem.batches import named_tensors
+from landscape.train.distributed.comm import Comm
 
 STATE = "stack.batched"
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import Problem
-from landscape.batchnorm import with_policy
+from landscape.problem.batchnorm import with_policy
 from tests.battery.case import Case, Parts
 from tests.battery.checks import Findings
 from tests.battery.reference import Reference

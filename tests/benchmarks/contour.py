@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import landscape
-from landscape.evaluate import evaluator
+from landscape.evaluation.evaluate import evaluator
 from tests.benchmarks.harness import compare, installed, mnist
 
 

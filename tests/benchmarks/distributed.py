@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 import landscape
 from landscape.train import recipe
+from landscape.train.distributed.process_group import Group
 from landscape.train.loop import Trainer
-from landscape.train.processes import Group
 from landscape.train.randomness import generator
 from tests.groups import together
 

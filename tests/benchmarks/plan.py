@@ -17,10 +17,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from landscape.runtime import Link
-from landscape.train import calibrate, plan, recipe
+from landscape.train import recipe
+from landscape.train.distributed.process_group import Group
 from landscape.train.loop import Trainer
-from landscape.train.processes import Group
+from landscape.train.planning import calibration, plan
+from landscape.train.planning.run_time import Link
 from tests.groups import together
 
 WIDTHS, LOCAL, STEPS, ROUNDS = [784, 2800, 2800, 10], 64, 10, 5
@@ -51,11 +52,11 @@ def measure(group: Group) -> list[dict[str, Any]]:
     """Of each round: costs, link, and of each algorithm (seconds a step, the share that this rank waits)."""
     found, runs = [], {name: Trainer(chosen(name, group.size), group=group) for name in ALGORITHMS}
     for k in range(ROUNDS + 1):
-        costs = calibrate.calibrate(chosen("ssgd", group.size), 1, LOCAL, ready=dist.barrier)
+        costs = calibration.calibrate(chosen("ssgd", group.size), 1, LOCAL, ready=dist.barrier)
         dist.barrier()
         each: dict[str, Any] = {
             "costs": costs,
-            "link": calibrate._exchange(group.rank, group.size, costs.size),
+            "link": calibration._exchange(group.rank, group.size, costs.size),
         }
         for name, run in runs.items():
             dist.barrier()
@@ -70,7 +71,7 @@ def measure(group: Group) -> list[dict[str, Any]]:
     return found
 
 
-def report(where: str, processes: int, bandwidth: float | None = None) -> calibrate.Costs:
+def report(where: str, processes: int, bandwidth: float | None = None) -> calibration.Costs:
     """Print predicted over measured for each algorithm; ``bandwidth``: bytes/s a process, else as measured."""
     ranks = together(processes, measure, timeout=120.0, deadline=900.0)
     if not isinstance(ranks[0], list):
@@ -81,7 +82,7 @@ def report(where: str, processes: int, bandwidth: float | None = None) -> calibr
     for every in zip(*ranks, strict=True):
         of_all = [dataclasses.asdict(each["costs"]) for each in every]
         mean = {name: statistics.mean(c[name] for c in of_all) for name in of_all[0]}
-        costs = calibrate.Costs(**mean)
+        costs = calibration.Costs(**mean)
         latency, rate = (statistics.mean(e["link"][name] for e in every) for name in ("latency", "bandwidth"))
         link = Link(latency, bandwidth or rate)
         found = plan.plan(

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from landscape.options import InputError
+from landscape.core.errors import InputError
 from tests.fuzz import samples
 from tests.fuzz.readers import READERS
 

@@ -16,11 +16,11 @@ import numpy as np
 import landscape
 import landscape.cli
 from landscape import data
+from landscape.core.errors import InputError
 from landscape.data import speech
 from landscape.data.cifar import read_binary
 from landscape.data.idx import FILES, read_idx
 from landscape.data.images import decode
-from landscape.options import InputError
 from landscape.paper import gallery
 from landscape.train import mixing, recipe
 from tests.fuzz import mutations, samples

@@ -15,16 +15,16 @@ import torch
 from PIL import Image
 
 import landscape
-from landscape import store
-from landscape.checkpoint import HISTORY_UNITS, Checkpoint
+from landscape.checkpoint.checkpoint import HISTORY_UNITS, Checkpoint
 from landscape.data.idx import FILES
-from landscape.escape import Escape
-from landscape.minima import Minima
-from landscape.runtime import RunTimes
-from landscape.smoothing import Smoothing
-from landscape.stability import Stability
-from landscape.sweep import COLUMNS, Sweep, texts
-from landscape.vector import Layout, Slot
+from landscape.problem.layout import Layout, Slot
+from landscape.results import base
+from landscape.results.escape import Escape
+from landscape.results.minima import Minima
+from landscape.results.run_times import RunTimes
+from landscape.results.smoothing import Smoothing
+from landscape.results.stability import Stability
+from landscape.results.sweep import COLUMNS, Sweep, texts
 
 RNG = np.random.default_rng(0)
 TOML = """
@@ -181,7 +181,7 @@ def all_samples(folder: Path) -> dict[str, list[bytes]]:
         result.save(path)
         hdf5.append(path.read_bytes())
     several = folder / "several.h5"
-    store.save([results()["line"], results()["line"]], several)
+    base.save([results()["line"], results()["line"]], several)
     hdf5.append(several.read_bytes())
     images, labels = RNG.integers(0, 255, (6, 3, 3), dtype=np.uint8), np.arange(6, dtype=np.uint8)
     state = net().state_dict()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from landscape.options import check_keywords, choose
+from landscape.core.options import check_keywords, choose
 from landscape.train.algorithms.ad_psgd import ADPSGD
 from landscape.train.algorithms.async_sgd import AsyncSGD
 from landscape.train.algorithms.base import Rule

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from landscape.options import positive
-from landscape.stability_rules import max_matching_step, max_mixing_step
+from landscape.core.options import positive
+from landscape.stability.rules import max_matching_step, max_mixing_step
 from landscape.train.algorithms.base import Rule
 from landscape.train.algorithms.dpsgd import DPSGD
 from landscape.train.randomness import generator

@@ -8,9 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from landscape.options import InputError, below_one, positive
+from landscape.core.errors import InputError
+from landscape.core.options import below_one, positive
 from landscape.stability import max_stable_step
-from landscape.stability_rules import max_random_delay_step
+from landscape.stability.rules import max_random_delay_step
 from landscape.train.algorithms.base import Rule
 from landscape.train.randomness import generator
 
@@ -22,7 +23,7 @@ class AsyncSGD(Rule):
     old as others delivered since. ``schedule`` "round-robin": in turn, all are exactly ``delay`` τ old
     (Delay-2019's x_{t+1} = x_t − αg(x_{t−τ})); "random": each step draws the worker, the delay is geometric
     with mean τ; "measured": τ+1 processes deliver at their own pace to one more, the server
-    (:mod:`landscape.train.server`), for one learner. A worker's minibatch is shared by the n learners, so
+    (:mod:`.server`), for one learner. A worker's minibatch is shared by the n learners, so
     that nB samples make an update; with one learner this is the textbook's.
 
     Momentum in its ordinary form, v ← m v + g on the server, is the optimizer's. ``shifted``: the momentum of

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from landscape.options import FailedError
-from landscape.train.comm import Comm
+from landscape.core.errors import FailedError
+from landscape.train.distributed.comm import Comm
 
 
 class Rule(ABC):
@@ -29,7 +29,7 @@ class Rule(ABC):
     synchronous = False
     #: Whether that point is the mean of the weights.
     at_mean = False
-    #: Whether gradients come from processes at their own pace (:mod:`landscape.train.server`).
+    #: Whether gradients come from processes at their own pace (:mod:`landscape.train.distributed.server`).
     measured = False
     #: η_0, the rate after the warm-up; the recipe sets it.
     peak = 0.0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from landscape.stability import max_stable_step
-from landscape.stability_rules import max_mixing_step
+from landscape.stability.rules import max_mixing_step
 from landscape.train.algorithms.base import Rule
 from landscape.train.mixing import Mixing
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from landscape.options import positive
+from landscape.core.options import positive
 from landscape.train.algorithms.dpsgd import DPSGD
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.options import InputError, positive
-from landscape.stability_rules import max_period_step
+from landscape.core.errors import InputError
+from landscape.core.options import positive
+from landscape.stability.rules import max_period_step
 from landscape.train.algorithms.base import Rule
 from landscape.train.algorithms.dpsgd import DPSGD
 from landscape.train.mixing import Mixing

@@ -9,10 +9,10 @@ import torch
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from landscape.options import InputError
+from landscape.core.errors import InputError
+from landscape.core.hdf5 import Array
 from landscape.stability import max_stable_step
-from landscape.stability_rules import first_unstable, max_mixing_step
-from landscape.store import Array
+from landscape.stability.rules import first_unstable, max_mixing_step
 from landscape.train.algorithms.base import Rule
 from landscape.train.mixing import Mixing, is_file, read_matrix
 from landscape.train.randomness import generator

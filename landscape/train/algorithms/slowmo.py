@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from landscape.options import below_one, positive
+from landscape.core.options import below_one, positive
 from landscape.train.algorithms.local_sgd import Buffers, LocalSGD
 
 

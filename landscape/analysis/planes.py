@@ -1,0 +1,239 @@
+"""Planes through weight space: random, or through checkpoints, trajectories, learners, eigenvectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
+from landscape.core.options import choose
+from landscape.curvature.eigenvalues import extreme_eigenvalues
+from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
+from landscape.problem.layout import average
+from landscape.problem.problem import Problem
+from landscape.results.plane import Plane
+
+NORMS = ("none", "filter", "layer")
+IGNORES = ("none", "bias+norm")
+
+
+def random_plane(problem: Problem, norm: str = "none", seed: int = 0, *, ignore: str | None = None) -> Plane:
+    """Two directions with i.i.d. standard normal entries through the problem's centre.
+
+    Args:
+        norm: "none" keeps the draw (DPSGD-2020, section 4.1; the default, as in the paper's figures);
+            "filter" scales each filter of a weight (each slice along its first dimension) to the norm of the
+            centre's own filter (Li et al. 2018, section 4), a bias or normalisation tensor as one filter;
+            "layer" scales each parameter tensor to the norm of the centre's own. A filter or tensor that is
+            zero at the centre gets a zero direction. Only random directions are ever normalised: those
+            made from weights or eigenvectors have a length that means something.
+        seed: the same seed gives the same draw for every problem of the same layout, on every device and in
+            every precision, so that several centres can be compared along the same directions.
+        ignore: "bias+norm" leaves biases and normalisation parameters where they are, "none" moves them, too.
+            Default: "bias+norm" for norm "filter" (as Li et al. 2018 do), else "none". The other parameters
+            have the same direction either way.
+    """
+    choose("norm", norm, NORMS)
+    ignore = ("bias+norm" if norm == "filter" else "none") if ignore is None else ignore
+    choose("ignore", ignore, IGNORES)
+    if seed < 0:
+        raise InputError(f"seed: {seed} is not allowed, it must be an integer ≥ 0")
+    generator = torch.Generator().manual_seed(seed)
+    directions = torch.empty(2, problem.layout.size, dtype=problem.dtype, device=problem.device)
+    for direction in directions:
+        centers, views = problem.layout.views(problem.theta), problem.layout.views(direction)
+        for slot in problem.layout.slots:  # slot by slot: a float64 draw of all of θ would double the memory
+            draw = torch.randn(slot.shape, dtype=torch.float64, generator=generator)
+            views[slot.name].copy_(draw)
+            if ignore == "bias+norm" and slot.role != "weight":
+                views[slot.name].zero_()
+            elif norm != "none":
+                _normalise(views[slot.name], centers[slot.name], norm)
+    return Plane(problem.theta, directions, "random", norm, seed, ignore)
+
+
+def _normalise(direction: Tensor, center: Tensor, norm: str) -> None:
+    """Scale ``direction`` in place to the norms of ``center``; a zero centre gives a zero direction."""
+    if not direction.numel():
+        return
+    rows = (len(center), -1) if norm == "filter" and center.dim() > 1 else (1, -1)
+    d, c = direction.view(rows), center.reshape(rows)
+    own = d.norm(dim=1, keepdim=True)
+    d.mul_(c.norm(dim=1, keepdim=True) / own.where(own > 0, torch.ones_like(own)))
+
+
+def between(
+    problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Sequence[str] = (), *, seed: int = 0
+) -> Plane:
+    """The plane through three weight vectors, or through two and along a random direction.
+
+    Args:
+        thetas: two or three vectors (P,), such as the means of checkpoints.
+        labels: what to call them; default w0, w1, w2.
+        seed: of two vectors only, draws the normal vector whose part orthogonal to w1 − w0 is the second
+            direction.
+
+    The first direction is w1 − w0, the second the part of w2 − w0 orthogonal to it, scaled to the same length
+    (Garipov et al. 2018, section 3). The centre is the middle of the box around the given points, so that
+    ``plane.center + plane.markers @ plane.directions`` gives them back. Raises InputError for another number
+    of vectors, FailedError where they coincide, lie on one line or are not finite.
+    """
+    if len(thetas) not in (2, 3):
+        raise InputError(f"between: {len(thetas)} weight vectors are not allowed, it takes two or three")
+    rows = _rows(problem, thetas, labels or [f"w{k}" for k in range(len(thetas))])
+    first = rows[1] - rows[0]
+    limit = _rounding(problem, rows)
+    if first.norm() <= limit:
+        raise FailedError("between: the first two weight vectors are equal, they must differ")
+    drawn = len(rows) == 2
+    second = random_plane(problem, seed=seed).directions[0].double() if drawn else rows[2] - rows[0]
+    for _ in range(2):  # once more, for orthogonality to rounding
+        second = second - first * (second @ first) / (first @ first)
+    if second.norm() <= limit:
+        raise FailedError("between: the weight vectors lie on one line; use `landscape line` for it")
+    second = second * (first.norm() / second.norm())
+    directions = torch.stack((first, second))
+    corners = _coordinates(rows[0], directions, rows)
+    middle = torch.from_numpy((corners.min(0) + corners.max(0)) / 2).to(rows)
+    names = tuple(labels) or tuple(f"w{k}" for k in range(len(rows)))
+    length = float(first.norm())
+    across = "random direction" if drawn else "towards the third"
+    return _plane(
+        problem,
+        rows[0] + middle @ directions,
+        directions,
+        "between",
+        (f"first to second, 1 = {length:.3g}", f"{across}, 1 = {length:.3g}"),
+        rows,
+        names,
+        seed=seed if drawn else 0,
+    )
+
+
+def pca_plane(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Sequence[str] = ()) -> Plane:
+    """The first two principal components of a run's checkpoints, through the last of them.
+
+    ``thetas`` (M, P), M ≥ 3, in order of time. Directions have unit length, coordinates are distances between
+    weights; ``explained`` is the share of the checkpoints' variance around their mean along each direction
+    (Li et al. 2018, section 7). Random walks in many dimensions have large shares, too (Antognini and
+    Sohl-Dickstein 2018). Raises InputError for fewer than three, FailedError where they lie on one line or
+    are not finite.
+    """
+    if len(thetas) < 3:
+        raise InputError(f"pca: {len(thetas)} checkpoints are too few, at least 3 are needed")
+    rows = _rows(problem, thetas, labels)
+    directions, explained = _components(problem, rows, rows.mean(0), "checkpoints")
+    axes = tuple(f"component {k + 1}, {100 * share:.1f}% of variance" for k, share in enumerate(explained))
+    return _plane(problem, rows[-1], directions, "pca", axes, rows, labels, explained)
+
+
+def learners_plane(problem: Problem, weights: Tensor) -> Plane:
+    """The plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
+
+    ``weights`` (n, P), n ≥ 3. The unit directions are the first two right singular vectors of the rows
+    w_j − w_a; the squared distances that are left sum up to the other singular values' squares, and
+    ``explained`` is the share of each direction in the spread Σ_j ‖w_j − w_a‖². Markers: the learners, then
+    w_a. Raises InputError for fewer than three, FailedError where all are equal, lie on one line or are not
+    finite.
+    """
+    if len(weights) < 3:
+        raise InputError(f"learners: {len(weights)} learners span no plane, at least 3 are needed")
+    labels = [f"learner {j}" for j in range(len(weights))]
+    rows = _rows(problem, weights, labels)
+    mean = average(rows)
+    directions, explained = _components(problem, rows, mean, "learners")
+    axes = tuple(f"direction {k + 1}, {100 * share:.1f}% of spread" for k, share in enumerate(explained))
+    every = torch.cat((rows, mean[None]))
+    return _plane(problem, mean, directions, "learners", axes, every, [*labels, "w_a"], explained)
+
+
+def eigen_plane(
+    problem: Problem, *, tol: float = TOL, max_products: int = MAX_PRODUCTS, seed: int = 0
+) -> Plane:
+    """The unit eigenvectors of λ_max (x) and λ_min (y) of the Hessian at the problem's centre, as they are.
+
+    To second order L = L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²), g the gradient: a cut through the
+    sharpest direction and the one that bends down the most. ``tol``, ``max_products`` and ``seed`` as in
+    :func:`landscape.extreme_eigenvalues`. Raises FailedError where it does not converge.
+    """
+    if problem.layout.size < 2:
+        raise InputError("eigen: the model has one parameter, a plane needs at least 2")
+    ends = extreme_eigenvalues(problem, tol, max_products=max_products, seed=seed)
+    if not ends.converged:
+        raise FailedError(
+            f"eigen: {ends.hvps} products did not bring the eigenvectors to a residual of {tol:g}; "
+            "allow a larger tolerance or more products"
+        )
+    axes = (
+        f"eigenvector of λ_max = {ends.max:.3g}",
+        f"eigenvector of λ_min = {ends.min:.3g}",
+    )
+    return Plane(problem.theta, ends.vectors.flip(0), "eigen", "none", seed, axes=axes)
+
+
+def _plane(
+    problem: Problem,
+    center: Tensor,
+    directions: Tensor,
+    kind: str,
+    axes: tuple[str, ...],
+    rows: Tensor,
+    labels: Sequence[str],
+    explained: Array | None = None,
+    seed: int = 0,
+) -> Plane:
+    """A plane with the markers of ``rows``, in the problem's precision."""
+    return Plane(
+        center.to(problem.theta),
+        directions.to(problem.theta),
+        kind,
+        "none",
+        seed,
+        axes=axes,
+        markers=_coordinates(center, directions, rows),
+        labels=tuple(labels) or tuple(str(k) for k in range(len(rows))),
+        explained=np.zeros(0) if explained is None else explained,
+        thetas=rows.to(problem.theta),
+    )
+
+
+def _rows(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Sequence[str]) -> Tensor:
+    """``thetas`` as (M, P) float64: differences of near weights cancel most of float32's digits."""
+    if labels and len(labels) != len(thetas):
+        raise InputError(
+            f"labels: {len(labels)} for {len(thetas)} weight vectors, there must be one for each"
+        )
+    for k, theta in enumerate(thetas):
+        name = labels[k] if labels else f"weight vector {k}"
+        if theta.shape != problem.theta.shape:
+            raise InputError(f"{name}: shape {tuple(theta.shape)}, needed is {tuple(problem.theta.shape)}")
+        if not bool(torch.isfinite(theta).all()):
+            raise FailedError(f"{name}: its weights are NaN or infinite, all must be finite")
+    return torch.stack([theta.detach().to(problem.device, torch.float64) for theta in thetas])
+
+
+def _rounding(problem: Problem, rows: Tensor) -> float:
+    """How far apart equal weights may lie after rounding to the problem's precision."""
+    return float(torch.finfo(problem.dtype).eps * rows.norm())
+
+
+def _components(problem: Problem, rows: Tensor, mean: Tensor, what: str) -> tuple[Tensor, Array]:
+    """Unit directions (2, P) of the greatest variance of ``rows`` around ``mean``, and their shares (2,)."""
+    _, s, vt = torch.linalg.svd(rows - mean, full_matrices=False)
+    limit = _rounding(problem, rows)
+    if s[0] <= limit:
+        raise FailedError(f"{what}: all {len(rows)} are equal, a plane needs at least 3 that differ")
+    if s[1] <= limit:
+        raise FailedError(f"{what}: all {len(rows)} lie on one line, a plane needs at least 3 that do not")
+    shares = s**2 / (s**2).sum()
+    return vt[:2], shares[:2].cpu().numpy()
+
+
+def _coordinates(center: Tensor, directions: Tensor, rows: Tensor) -> Array:
+    """(M, 2) coordinates of the points of the plane nearest to ``rows``; directions are orthogonal."""
+    away: Tensor = (rows - center) @ directions.T / directions.square().sum(1)
+    return away.cpu().numpy()

@@ -1,0 +1,397 @@
+"""The checkpoint of a training run: every learner's weights, the history, and how it came about."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from landscape import data as datasets
+from landscape import models
+from landscape.checkpoint import history
+from landscape.checkpoint import parts as parts
+from landscape.checkpoint.user_code import UserData, as_data, is_own, spelled
+from landscape.core import hdf5
+from landscape.core.errors import FailedError, InputError
+from landscape.core.options import SPLIT
+from landscape.data.base import Dataset
+from landscape.problem.batchnorm import has_batchnorm, reestimated
+from landscape.problem.layout import Layout, average
+from landscape.problem.problem import Loss, Problem
+from landscape.results import base
+
+SCHEMA = "landscape.checkpoint.checkpoint"
+IMPORTED = "import"  # the algorithm of weights that others trained (landscape.checkpoint.foreign_weights)
+
+# Columns of /history and their units. A row describes one step, from w(t−1) to w(t), t its number: loss,
+# train_loss, alpha_e … delta_cross belong to the step's start, consensus and the test columns to its end.
+# delta = delta_s + delta_2 + delta_cross for SSGD and DPSGD; the noise that SSGD* injects is in delta alone.
+# delta_s … delta_cross are NaN with momentum, weight decay, LARS or LAMB: Eq. 4 splits steps −α × gradient.
+# NaN where a column was not evaluated. Losses are in nats; weights, and so their squares, have no unit.
+HISTORY_UNITS = {
+    "step": "steps",
+    "loss": "nat",  # mean over the learners of the minibatch loss at the weights they took gradients at
+    "train_loss": "nat",  # L(w_a), over the whole training set (or the sample of decompose.samples)
+    "lr": "1",
+    "alpha_e": "1",
+    "grad_norm2": "nat^2",
+    "displacement2": "1",
+    "delta": "1",
+    "delta_s": "1",
+    "delta_2": "1",  # α²‖P⊥δ‖²: what makes delta = delta_s + delta_2 + delta_cross exact
+    "delta_2_full": "1",  # α²‖δ‖²: the paper's Δ(2) (Eq. 4, left), without the projector
+    "delta_cross": "1",
+    "alpha_e_se": "1",  # standard errors where g is estimated from samples; 0 where it is exact
+    "grad_norm2_se": "nat^2",
+    "delta_se": "1",
+    "delta_s_se": "1",
+    "delta_2_se": "1",
+    "delta_cross_se": "1",
+    "consensus": "1",
+    "wall_s": "s",
+    "samples_per_s": "1/s",  # of this step, all learners together, without evaluation and checkpoints
+    "wait_s": "s",  # of this step, what rank 0 spent waiting for other processes; 0 in one process
+    # What the algorithm exchanges, were each learner a machine of its own: sent by a learner (their mean),
+    # and how often it waits for others. An all-reduce counts as 2(n−1)/n vectors, a neighbour as one.
+    "comm_bytes": "byte",
+    "comm_rounds": "1",
+    "delay": "steps",  # how old the gradients were, under asynchronous SGD and AD-PSGD (the learners' mean)
+    # Of the Hessian at the step's end, on a fixed sample of the training set (the recipe's table "monitor").
+    "lambda_max": "nat",
+    "lambda_max_residual": "nat",  # ‖Hv − λv‖: an eigenvalue lies within that distance
+    "lr_lambda_max": "1",
+    "lr_lambda_limit": "1",  # up to which the rule is stable on a quadratic; NaN where that is not known
+    "spread_share": "1",  # of Σ_j ‖Δw_j‖², what lies along the top eigenvectors (monitor.top of them)
+    "test_loss": "nat",
+    "test_accuracy": "1",
+}
+# Columns that files written before they existed lack; NaN when those are read.
+MONITORED = ("lambda_max", "lambda_max_residual", "lr_lambda_max", "lr_lambda_limit", "spread_share")
+DIVERGED = ("", "mean", "learners")
+_ATTRIBUTES: dict[str, type] = {
+    "step": int, "epoch": float, "algorithm": str, "recipe": str, "lr": float, "local_batch": int,
+    "diverged_at": int, "diverged": str,
+}  # fmt: skip
+_DATA: dict[str, type] = {"name": str, "options": dict, "train": int, "test": int, "fingerprint": str}
+_ERRORS = ("delta_se", "delta_s_se", "delta_2_se", "delta_cross_se")
+_LATER = (*_ERRORS, "samples_per_s", "wait_s", "comm_bytes", "comm_rounds", "delay", *MONITORED)
+
+
+@dataclass
+class Checkpoint:
+    """State of a run after ``step`` steps; in a run over several processes, one process's part of it.
+
+    ``weights`` (n, P), one row a learner (that this process holds); ``buffers`` name -> (n, …), BatchNorm's
+    statistics as each learner's own minibatches left them; ``mean_buffers`` name -> (…), those of w_a,
+    re-estimated on a sample of the training set (empty where nobody did); ``optimizer`` name -> (n, …): the
+    optimizer's state; ``rule`` name -> (n, …) and ``shared`` name -> (…): the update rule's own, a row for
+    each learner or the same for all; ``seed`` fixes all randomness together with the step (see
+    :mod:`landscape.train.randomness`); ``history`` column -> (T,) float64; ``recipe`` the
+    TOML text; ``model`` {"name", "options"}; ``data`` {"name", "options", "train", "test", "fingerprint"};
+    ``lr`` and ``local_batch`` those of the next step (at the end of a run, of the last); ``diverged_at`` the
+    step at which the run diverged or −1, and ``diverged`` what did: "", "mean" or "learners".
+
+    Of imported weights ``buffers`` holds the frozen parameters, too; there is no step, no learning rate (NaN)
+    and no local batch (0), and ``recipe`` names the files. Names "module:factory" of model and data are the
+    user's own code: they are shown, never imported (see :meth:`problem`).
+    """
+
+    weights: Tensor
+    layout: Layout
+    step: int
+    epoch: float
+    algorithm: str
+    recipe: str
+    model: dict[str, Any]
+    data: dict[str, Any]
+    lr: float
+    local_batch: int
+    seed: int
+    history: dict[str, hdf5.Array]
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    mean_buffers: dict[str, Tensor] = field(default_factory=dict)
+    optimizer: dict[str, Tensor] = field(default_factory=dict)
+    rule: dict[str, Tensor] = field(default_factory=dict)
+    shared: dict[str, Tensor] = field(default_factory=dict)
+    diverged_at: int = -1
+    diverged: str = ""
+    path: Path | None = None
+
+    def __repr__(self) -> str:
+        n, size = self.weights.shape
+        of = f"{self.model['name']} on {self.data['name'] or 'unknown data'}"
+        return f"Checkpoint({self.label}; {n} × {size:,} weights; {of}; {self.path or 'not saved'})"
+
+    @property
+    def learners(self) -> int:
+        """n."""
+        return len(self.weights)
+
+    @property
+    def mean(self) -> Tensor:
+        """w_a (P,)."""
+        return average(self.weights)
+
+    @property
+    def label(self) -> str:
+        """What to call this run: algorithm, seed and step; of imported weights the file and the model."""
+        if self.algorithm == IMPORTED:
+            return f"{self.path.stem if self.path else IMPORTED} ({self.model['name']})"
+        return f"{self.algorithm}, seed {self.seed}, step {self.step:,}"
+
+    def problem(
+        self,
+        split: str = SPLIT,
+        learner: str | int = "mean",
+        *,
+        model: nn.Module | Callable[[], nn.Module] | None = None,
+        data: Any = None,
+        loss: Loss | Literal["data"] | None = "data",
+        data_dir: str | Path | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Problem:
+        """The run's model and data as a :class:`landscape.Problem`, centred on w_a or on one learner.
+
+        Args:
+            model: in place of the built-in one; needed where the checkpoint's is the user's own code. Its
+                weights and buffers are replaced by the checkpoint's.
+            data: in place of the built-in set; see :func:`.as_data` for what it may be.
+            loss: in place of the data's own ("data"); as in :class:`landscape.Problem`.
+
+        One learner is evaluated with its own buffers. The mean of several has the mean of theirs (those of
+        integers: learner 0's), and BatchNorm statistics re-estimated at its weights: those of any learner, or
+        their mean, belong to other weights. They are those that the run recorded, or else come from all of
+        the training set.
+
+        Raises FailedError where the data is not there or is not what the run was trained on, where the
+        weights are not finite or do not fit the model; InputError for a split or learner that does not exist.
+        """
+        if learner != "mean" and (not isinstance(learner, int) or not 0 <= learner < self.learners):
+            raise InputError(
+                f"learner: {learner!r} is not allowed, it must be 'mean' or 0…{self.learners - 1}"
+            )
+        where = self.path or "checkpoint"
+        theta = self.mean if isinstance(learner, str) else self.weights[learner]
+        if not bool(torch.isfinite(theta).all()):
+            raise FailedError(f"{where}: its weights are NaN or infinite, all must be finite")
+        name = self.data["name"]
+        if data is None and (is_own(name) or not name):
+            of = f"data is '{name}', which a file cannot bring along" if name else "data is not known"
+            hint = spelled(name, self.data["options"]) if name else "MODULE:NAME"
+            raise FailedError(f"{where}: its {of}; give --data {hint} (from Python, data=…)")
+        dataset = as_data(data) if data is not None else self.load_data(data_dir)
+        network = self._network(model, None if isinstance(learner, str) else learner)
+        criterion = dataset.loss if isinstance(loss, str) else loss
+
+        def on(split: str) -> Problem:
+            return Problem(network, criterion, dataset.split(split), theta=theta, device=device, dtype=dtype)
+
+        if learner == "mean" and self.mean_buffers:
+            self._check_buffers(network, self.mean_buffers)
+            fill(network, self.mean_buffers)
+        elif learner == "mean" and self.learners > 1 and has_batchnorm(network):
+            fill(network, reestimated(on("train")))
+        return on(split)
+
+    def _network(self, own: nn.Module | Callable[[], nn.Module] | None, learner: int | None) -> nn.Module:
+        """The built-in model, or a copy of the user's ``own``, with one learner's buffers or their mean."""
+        where, name = self.path or "checkpoint", self.model["name"]
+        if own is None and is_own(name):
+            raise FailedError(
+                f"{where}: its model is '{name}', code that a file cannot bring along; give --model "
+                f"{spelled(name, self.model['options'])} (from Python, model=…)"
+            )
+        if own is None:
+            network = models.build(name, **self.model["options"])
+        else:
+            network = copy.deepcopy(own) if isinstance(own, nn.Module) else own()
+        if Layout.of(network) != self.layout:
+            misfit = _misfit(self.layout, Layout.of(network))
+            raise FailedError(f"{where}: its weights do not fit the model: {misfit}")
+        rows = {
+            key: _mean(value) if learner is None else value[learner] for key, value in self.buffers.items()
+        }
+        self._check_buffers(network, rows)
+        fill(network, rows)
+        return network
+
+    def _check_buffers(self, network: nn.Module, values: Mapping[str, Tensor]) -> None:
+        known = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+        for key, value in values.items():
+            if key not in known or known[key].shape != value.shape:
+                raise FailedError(
+                    f"{self.path or 'checkpoint'}: its buffer '{key}' {tuple(value.shape)} does not fit the "
+                    "model"
+                )
+
+    def load_data(self, data_dir: str | Path | None = None) -> Dataset:
+        """The data set the run was trained on, its fingerprint checked (FailedError if it differs)."""
+        dataset = datasets.load(self.data["name"], data_dir=data_dir, **self.data["options"])
+        self.check_data(dataset)
+        return dataset
+
+    def check_data(self, dataset: Dataset | UserData) -> None:
+        """FailedError unless ``dataset`` has the fingerprint of what the run was trained on."""
+        if dataset.fingerprint != self.data["fingerprint"]:
+            raise FailedError(
+                f"{self.path or 'checkpoint'}: trained on data '{self.data['name']}' with fingerprint "
+                f"{self.data['fingerprint'][:12]}…, but the data found has {dataset.fingerprint[:12]}…"
+            )
+
+    def stacked(self) -> dict[str, Tensor]:
+        """What has a row for each learner, by its name in the file."""
+        parts = {"buffers": self.buffers, "optimizer": self.optimizer, "rule": self.rule}
+        named = {f"{group}/{name}": t for group, tensors in parts.items() for name, t in tensors.items()}
+        return {"weights": self.weights, **named}
+
+    def save(
+        self, path: str | Path, learners: int | None = None, rows: Callable[[Tensor], Iterable[Tensor]] = iter
+    ) -> None:
+        """Write to ``path``, atomically. Raises FailedError where it cannot be written.
+
+        Where several processes hold the learners, ``learners`` is n and ``rows(tensor)`` goes through all n
+        rows of a tensor of :meth:`stacked`, one at a time.
+        """
+        n = self.learners if learners is None else learners
+        with hdf5.writing(path, SCHEMA) as file:
+            for name in ("buffers", "optimizer", "rule", "shared"):
+                file.create_group(name)
+            for name, tensor in self.shared.items():
+                file["shared"][name] = tensor.detach().cpu().numpy()
+            for name, tensor in self.stacked().items():
+                dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+                dataset = file.create_dataset(
+                    name, (n, *tensor.shape[1:]), dtype, chunks=(1, *tensor.shape[1:])
+                )
+                for j, row in enumerate(rows(tensor)):
+                    dataset[j] = row.detach().cpu().numpy()
+            file.create_group("mean_buffers")
+            for name, tensor in self.mean_buffers.items():
+                file[f"mean_buffers/{name}"] = tensor.detach().cpu().numpy()
+            layout = [
+                (s.name, "x".join(map(str, s.shape)), s.offset, s.size, s.role) for s in self.layout.slots
+            ]
+            file["layout"] = np.array(layout, dtype=parts.SLOT)
+            file["rng/seed"] = np.uint64(self.seed)
+            history.write(file, self.history, HISTORY_UNITS)
+            for key in _ATTRIBUTES:
+                file.attrs[key] = getattr(self, key)
+            file.attrs["model"] = json.dumps(self.model)
+            file.attrs["data"] = json.dumps(self.data)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, held: Callable[[int], slice] | None = None, *, whole_history: bool = True
+    ) -> Checkpoint:
+        """Read and validate ``path``. Raises FailedError for anything that is not a whole checkpoint.
+
+        With ``held``, only the learners ``held(n)`` are read: those of one process of several. The rows of
+        the history that a step file lacks come from the files beside it, if ``whole_history`` asks for them.
+        """
+        with hdf5.reading(path, SCHEMA) as file:
+            weights = hdf5.dataset(file, "weights", "f", 2)
+            attributes: dict[str, Any] = {
+                key: hdf5.attribute(file, key, kind) for key, kind in _ATTRIBUTES.items()
+            }
+            own = held(len(weights)) if held else slice(None)
+            seed = hdf5.dataset(hdf5.group(file, "rng"), "seed", "ui", 0)
+            checkpoint = cls(
+                weights=torch.from_numpy(weights[own]),
+                layout=parts.layout(hdf5.dataset(file, "layout", "V", 1)),
+                **attributes,
+                model=parts.facts(file, "model", {"name": str, "options": dict}),
+                data=parts.facts(
+                    file,
+                    "data",
+                    {"name": str, "options": dict, "train": int, "test": int, "fingerprint": str},
+                ),
+                seed=int(seed[()]),
+                history=parts.history(hdf5.group(file, "history"), _LATER),
+                buffers=parts.tensors(hdf5.group(file, "buffers"), own, len(weights)),
+                mean_buffers=parts.tensors(parts.later(file, "mean_buffers"), ...),
+                optimizer=parts.tensors(hdf5.group(file, "optimizer"), own, len(weights)),
+                rule=parts.tensors(parts.later(file, "rule"), own, len(weights)),
+                shared=parts.tensors(parts.later(file, "shared"), ...),
+                path=Path(path),
+            )
+            checkpoint._validate()
+        if whole_history:
+            checkpoint.history = history.completed(checkpoint.history, Path(path), _LATER)
+        return checkpoint
+
+    def _validate(self) -> None:
+        """Raise ValueError where the parts do not fit together."""
+        if self.weights.dim() != 2 or self.weights.shape[1] != self.layout.size:
+            raise ValueError(
+                f"weights {tuple(self.weights.shape)} for a layout of {self.layout.size} numbers"
+            )
+        if self.diverged not in DIVERGED:
+            raise ValueError(
+                f"diverged is '{self.diverged}', it must be one of {', '.join(DIVERGED[1:])} or empty"
+            )
+        if min(self.step, self.local_batch, self.data["train"], self.data["test"], self.diverged_at + 1) < 0:
+            raise ValueError("step, local_batch, sizes of the data and diverged_at must not be negative")
+        if len({slot.name for slot in self.layout.slots}) < len(self.layout.slots) or not self.layout.slots:
+            raise ValueError("layout must hold names, each once")
+        offset = 0
+        for slot in self.layout.slots:
+            if min(slot.shape, default=1) < 0:
+                raise ValueError(f"layout of {slot.name} has a negative size")
+            if slot.offset != offset or slot.size != math.prod(slot.shape):
+                raise ValueError(f"layout of {slot.name} does not add up")
+            offset += slot.size
+        missing = [name for name in HISTORY_UNITS if name not in self.history]
+        if missing:
+            raise ValueError(f"/history/{missing[0]} is missing")
+        lengths = {len(column) for column in self.history.values()}
+        if len(lengths) > 1:
+            raise ValueError("history columns are of unequal length")
+        steps = self.history["step"]
+        if not np.isfinite(steps).all() or not (np.diff(steps) > 0).all():
+            raise ValueError("/history/step must be finite and increasing")
+
+
+def _misfit(file: Layout, model: Layout) -> str:
+    """Where two layouts first differ."""
+    shapes, needed = ({slot.name: slot.shape for slot in layout.slots} for layout in (file, model))
+    for name in {**shapes, **needed}:
+        if shapes.get(name) != needed.get(name):
+            here, there = shapes.get(name, "missing"), needed.get(name, "missing or frozen")
+            return f"'{name}' is {here} in the file, {there} in the model"
+    return "the order of the parameters differs"
+
+
+def _mean(rows: Tensor) -> Tensor:
+    """The mean of a buffer over the learners (n, …); row 0 where all are equal, or counts."""
+    equal = bool((rows == rows[0]).all())
+    return rows[0] if equal or not rows.is_floating_point() else rows.mean(0)
+
+
+@torch.no_grad()
+def fill(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Set parameters and buffers of ``model`` by name."""
+    known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, value in values.items():
+        known[name].copy_(value)
+
+
+def load(path: str | Path) -> Any:
+    """Read any file of this project: a :class:`Checkpoint`, a result, or a list of several results.
+
+    Raises FailedError for a file that is missing, truncated, foreign or of a newer version.
+    """
+    with hdf5.reading(path, warn=False) as file:
+        schema = file.attrs["schema"]
+    if schema == SCHEMA:
+        return Checkpoint.load(path)
+    results = base.load_results(path)
+    return results[0] if len(results) == 1 else results

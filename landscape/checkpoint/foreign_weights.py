@@ -1,0 +1,244 @@
+"""Weights that others trained: a state file and the model it belongs to become a checkpoint.
+
+Only weights are read, by torch.load(weights_only=True) or safetensors: no code that a file might hold is run.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from landscape.checkpoint.checkpoint import HISTORY_UNITS, IMPORTED, Checkpoint
+from landscape.core import hdf5
+from landscape.core.errors import FailedError, InputError
+from landscape.core.files import open_regular
+from landscape.core.options import near
+from landscape.problem.layout import Layout
+
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+# Keys under which training scripts save the state beside optimiser and epoch, and prefixes that wrappers give
+# to every name: DataParallel and its kin; Lightning. torch.compile's stands wherever a module was compiled.
+KEYS = ("state_dict", "model_state_dict", "model")
+PREFIXES = ("module.", "model.")
+COMPILED = "_orig_mod."
+
+
+def read_state(path: str | Path) -> tuple[dict[str, Any], list[str]]:
+    """(name -> tensor, what was unwrapped to get there) of a .pt, .pth, .bin, .ckpt or .safetensors file.
+
+    Raises FailedError for a file that is missing, damaged, holds no state, or could only be read by running
+    code from it; InputError for another suffix.
+    """
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise InputError(f"STATE: '{path}' is not allowed, its name must end in {', '.join(SUFFIXES)}")
+    if not path.exists():
+        raise FailedError(f"{path}: no such file; a state that torch.save or safetensors wrote is needed")
+    with open_regular(path) as file:
+        _check_archive(path, file)
+    try:
+        if path.suffix == ".safetensors":
+            return dict(safetensors.torch.load_file(path)), []
+        with warnings.catch_warnings():  # of torch about its own quantised tensors
+            warnings.simplefilter("ignore")
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise FailedError(
+            f"{path}: not a file of weights alone, and code from a file is never run; write one by "
+            "torch.save(model.state_dict(), …) or safetensors; from a Lightning checkpoint that you trust by "
+            f"torch.save(torch.load({path.name!r}, weights_only=False)['state_dict'], '{path.stem}.pt')"
+        ) from error
+    except Exception as error:  # what zip, pickle and safetensors raise for a damaged file is not documented
+        words = " ".join(str(error).split())[:120]
+        raise FailedError(f"{path}: not a readable state file ({type(error).__name__}: {words})") from error
+    said = []
+    for key in KEYS:
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            said.append(f"took the state under '{key}'")
+            loaded = loaded[key]
+    state = loaded if isinstance(loaded, Mapping) else {}
+    if not any(isinstance(value, Tensor) for value in state.values()):
+        raise FailedError(f"{path}: holds no tensors by name, a model's state_dict() is needed")
+    return {str(name): value for name, value in state.items()}, said
+
+
+def _check_archive(path: Path, file: IO[bytes]) -> None:
+    """FailedError for a zip archive, which a .pt file is, that unpacks to more than itself."""
+    if path.suffix == ".safetensors" or file.read(2) != b"PK":
+        return
+    length = file.seek(0, 2)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            packed = [e for e in archive.infolist() if e.compress_type != zipfile.ZIP_STORED]
+            total = sum(entry.file_size for entry in archive.infolist())
+    except Exception as error:  # what zipfile raises for a damaged archive is not documented
+        words = " ".join(str(error).split())[:120]
+        raise FailedError(f"{path}: not a readable state file ({type(error).__name__}: {words})") from error
+    if packed or total > length:
+        what = f"its part {packed[0].filename} is compressed" if packed else f"its parts have {total:,} bytes"
+        raise FailedError(f"{path}: not as torch.save writes a file of {length:,} bytes, {what}")
+
+
+# What a parameter or buffer can be taken from, by what it is itself.
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+
+
+def _unfit(value: Tensor, own: Tensor) -> str:
+    """Why the numbers of ``value`` cannot become those of ``own``; "" if they can."""
+    if value.is_meta:
+        return "is on the device 'meta' and holds no numbers"
+    if value.layout != torch.strided or value.is_quantized or value.is_nested:
+        kind = "quantised" if value.is_quantized else str(value.layout).removeprefix("torch.")
+        return f"is {kind}, a plain tensor is needed (.dequantize() or .to_dense() makes one)"
+    allowed = FLOATS if own.is_floating_point() else (own.dtype,) if own.is_complex() else INTEGERS
+    if value.dtype not in allowed:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+        return f"holds {str(value.dtype).removeprefix('torch.')}, the model needs one of {names}"
+    return ""
+
+
+def unwrap(state: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], list[str]]:
+    """``state`` without the prefixes that wrappers gave to names that the model has as ``names``, and a word
+    for each."""
+    said = []
+    if any(COMPILED in name for name in state) and not any(COMPILED in name for name in names):
+        state = {name.replace(COMPILED, ""): value for name, value in state.items()}
+        said.append(f"dropped '{COMPILED}'")
+    for prefix in PREFIXES:
+        if all(name.startswith(prefix) for name in state) and not any(n.startswith(prefix) for n in names):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+            said.append(f"dropped '{prefix}'")
+    return state, said
+
+
+def attribute(state: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], list[str]]:
+    """The part of ``state`` that belongs to the model, where that is an attribute of the module saved.
+
+    As in Lightning's checkpoints, whose module has the model as self.net, beside metrics and the like. It is
+    taken where one prefix gives all ``names`` that the model has.
+    """
+    first = min(names, default="")
+    if first in state:
+        return state, []
+    prefixes = [name.removesuffix(first) for name in state if name.endswith(f".{first}")]
+    whole = [prefix for prefix in prefixes if all(prefix + name in state for name in names)]
+    if len(whole) != 1:
+        return state, []
+    rest = [name for name in state if not name.startswith(whole[0])]
+    left = f", left out {len(rest)} more ({', '.join(rest[:3])}{', …' * (len(rest) > 3)})" if rest else ""
+    own = {name.removeprefix(whole[0]): v for name, v in state.items() if name.startswith(whole[0])}
+    return own, [f"took '{whole[0]}'{left}"]
+
+
+def _fitted(path: Path, state: dict[str, Any], model: nn.Module, name: str) -> dict[str, Tensor]:
+    """The model's own names -> the state's tensors; FailedError that names the first one that does not fit.
+
+    One of several tied names is enough, and BatchNorm's counts may be missing (files older than PyTorch 0.4.1
+    have none).
+    """
+    known = model.state_dict(keep_vars=True)
+    own = {key: value for key, value in known.items() if isinstance(value, Tensor)}
+    for key in state:
+        if key not in known:
+            raise FailedError(f"{path}: '{key}' is not in the model {name}{near(key, known)}")
+    groups: dict[int, list[str]] = {}
+    for key, value in own.items():
+        groups.setdefault(id(value), []).append(key)
+    fitted = {}
+    for keys in groups.values():
+        found = [key for key in keys if key in state]
+        if not found and keys[0].endswith("num_batches_tracked"):
+            continue
+        if not found:
+            raise FailedError(f"{path}: it lacks '{keys[0]}' of the model {name}{near(keys[0], state)}")
+        for key in found:
+            value, shape = state[key], tuple(own[key].shape)
+            if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+                what = f"has shape {tuple(value.shape)}" if isinstance(value, Tensor) else "is no tensor"
+                raise FailedError(f"{path}: '{key}' {what}, the model {name} needs shape {shape}")
+            if why := _unfit(value, own[key]):
+                raise FailedError(f"{path}: '{key}' {why}")
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise FailedError(f"{path}: '{key}' holds NaN or infinite numbers, all must be finite")
+            if key != found[0] and not torch.equal(value, state[found[0]]):
+                raise FailedError(
+                    f"{path}: '{found[0]}' and '{key}' differ, but are one tensor in the model {name}"
+                )
+        fitted[keys[0]] = state[found[0]]
+    return fitted
+
+
+def import_state(
+    paths: str | Path | Sequence[str | Path],
+    model: nn.Module,
+    *,
+    name: str = "",
+    options: dict[str, Any] | None = None,
+    data: dict[str, Any] | None = None,
+    message: Callable[[str], None] = lambda line: None,
+) -> Checkpoint:
+    """A checkpoint with one learner for each state file.
+
+    Args:
+        paths: .pt, .pth, .bin, .ckpt or .safetensors files, all of one model.
+        model: that model, of any weights; left as it is.
+        name, options: what the checkpoint calls it: a built-in name and its options, or "module:factory".
+            Default: where the model's class was defined, in the form of the latter.
+        data: what the checkpoint says about its data (see :class:`landscape.Checkpoint`); default: nothing.
+        message: told what was unwrapped to find the weights, a line each.
+
+    θ holds the trainable parameters; frozen ones go with the buffers. Numbers narrower than float32 become
+    float32. Raises FailedError for a file that cannot be read or does not fit, naming the parameter.
+    """
+    files = [Path(p) for p in ([paths] if isinstance(paths, (str, Path)) else paths)]
+    name = name or f"{type(model).__module__}:{type(model).__qualname__}"
+    layout = Layout.of(model)
+    if layout.size == 0:
+        raise InputError(f"model: {name} has no trainable parameters, at least one is needed")
+    trained = {slot.name for slot in layout.slots}
+    rows, kept = [], []
+    for path in files:
+        state, taken = read_state(path)
+        state, dropped = unwrap(state, set(model.state_dict()))
+        state, part = attribute(state, set(model.state_dict()))
+        for said in taken + dropped + part:
+            message(f"{path}: {said}")
+        fitted = _fitted(path, state, model, name)
+        rows.append(layout.flatten({key: _wide(value) for key, value in fitted.items() if key in trained}))
+        kept.append({key: _wide(value) for key, value in fitted.items() if key not in trained})
+    origin = "".join(
+        f'[[import]]\nfile = {json.dumps(path.name)}\nsha256 = "{hdf5.sha256(path)}"\n' for path in files
+    )
+    return Checkpoint(
+        weights=torch.stack(rows),
+        layout=layout,
+        step=0,
+        epoch=0.0,
+        algorithm=IMPORTED,
+        recipe=origin,
+        model={"name": name, "options": options or {}},
+        data=data or {"name": "", "options": {}, "train": 0, "test": 0, "fingerprint": ""},
+        lr=float("nan"),
+        local_batch=0,
+        seed=0,
+        history={column: np.zeros(0) for column in HISTORY_UNITS},
+        buffers={
+            key: torch.stack([row[key] for row in kept]) for key in kept[0] if all(key in row for row in kept)
+        },
+    )
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor

@@ -1,0 +1,79 @@
+"""The parts of a checkpoint's file, read and checked one by one; ValueError names what does not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from types import EllipsisType
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.core import hdf5
+from landscape.core.hdf5 import Array
+from landscape.problem.layout import Layout, Slot
+
+SLOT = np.dtype(
+    [
+        ("name", h5py.string_dtype()),
+        ("shape", h5py.string_dtype()),
+        ("offset", "i8"),
+        ("size", "i8"),
+        ("role", h5py.string_dtype()),
+    ]
+)
+
+
+def layout(rows: h5py.Dataset) -> Layout:
+    """The layout as a checkpoint holds it."""
+    if rows.dtype.names != SLOT.names:
+        raise ValueError(f"/layout has the columns {rows.dtype.names}, {SLOT.names} are needed")
+    return Layout(
+        tuple(
+            Slot(
+                bytes(name).decode("utf-8"),
+                tuple(int(n) for n in bytes(shape).decode("ascii").split("x") if n),
+                int(offset),
+                int(size),
+                bytes(role).decode("utf-8"),
+            )
+            for name, shape, offset, size, role in np.asarray(rows).tolist()
+        )
+    )
+
+
+def facts(file: h5py.File, name: str, kinds: dict[str, type]) -> dict[str, Any]:
+    """A JSON object in an attribute, with values of these kinds."""
+    facts = json.loads(hdf5.attribute(file, name, str))
+    for key, kind in kinds.items():
+        if not isinstance(facts, dict) or type(facts.get(key)) is not kind:
+            raise ValueError(f"attribute /{name} has no '{key}' of the kind {kind.__name__}")
+    return dict(facts)
+
+
+def history(columns: h5py.Group, newer: Iterable[str]) -> dict[str, Array]:
+    """The columns, and as NaN those of ``newer`` that the file is older than."""
+    found = {name: np.asarray(hdf5.dataset(columns, name, "f", 1)) for name in columns}
+    length = len(next(iter(found.values()), ()))
+    return {**found, **{name: np.full(length, np.nan) for name in newer if name not in found}}
+
+
+def later(file: h5py.File, name: str) -> Any:
+    """A group that files written before rules had a state, or means buffers of their own, lack."""
+    return hdf5.group(file, name) if name in file else {}
+
+
+def tensors(group: Any, rows: slice | EllipsisType, learners: int | None = None) -> dict[str, Tensor]:
+    """Tensors by name; with ``learners``, each has so many rows."""
+    found = {}
+    for name in group:
+        dataset = hdf5.dataset(group, name, "fiubc")
+        if learners is not None and (not dataset.ndim or len(dataset) != learners):
+            raise ValueError(
+                f"{dataset.name} has shape {dataset.shape}, a row for each of {learners} learners is needed"
+            )
+        found[name] = torch.from_numpy(np.asarray(dataset[rows]))
+    return found

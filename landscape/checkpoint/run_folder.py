@@ -1,0 +1,58 @@
+"""What lies in the folder of a run: its checkpoints, told from results and others by what they hold."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from landscape.checkpoint.checkpoint import IMPORTED, SCHEMA
+from landscape.core import hdf5
+from landscape.core.errors import FailedError
+
+# landscape.train.launch writes them so.
+_STEP = re.compile(r"step-\d{7,}\.h5")
+_NAMES = ("last.h5", "recipe.toml")
+
+
+def checkpoint_in(path: Path) -> Path:
+    """``path``, or the last checkpoint of the run whose folder it is. FailedError for a folder without."""
+    if not path.is_dir():
+        return path
+    if not (path / "last.h5").is_file():
+        raise FailedError(f"{path}: a folder without a last.h5, a run's folder or a checkpoint is needed")
+    return path / "last.h5"
+
+
+def steps(folder: Path) -> list[Path]:
+    """The checkpoints step-*.h5 in ``folder``, by name; not results and others' files that are called so.
+
+    FailedError for a step-NNNNNNN.h5 that cannot be read: it can only be a damaged one.
+    """
+    return [path for path in sorted(folder.glob("step-*.h5")) if _holds_weights(path)]
+
+
+def named_like_a_run(folder: Path) -> list[Path]:
+    """What in ``folder`` has the name of a file that a run writes: it would be overwritten."""
+    known = [folder / name for name in _NAMES]
+    return sorted([p for p in known if p.exists()] + [p for p in folder.glob("*") if _STEP.fullmatch(p.name)])
+
+
+def of_a_run(path: Path) -> bool:
+    """Whether ``path``, named as a run's file, is one: a checkpoint of a run, or its recipe."""
+    if path.name == "recipe.toml":
+        return True
+    try:
+        with hdf5.reading(path, SCHEMA, warn=False) as file:
+            return bool(file.attrs["algorithm"] != IMPORTED)
+    except FailedError:
+        return False
+
+
+def _holds_weights(path: Path) -> bool:
+    try:
+        with hdf5.reading(path, warn=False) as file:
+            return bool(file.attrs["schema"] == SCHEMA)
+    except FailedError:
+        if _STEP.fullmatch(path.name):
+            raise
+        return False

@@ -1,0 +1,241 @@
+"""A user's own model, data and loss: what they may be, and how MODULE:NAME on the command line finds them.
+
+Only what a user names is ever imported: a file that names a module does not bring it in.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import re
+import shlex
+import sys
+import tomllib
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from landscape import data as datasets
+from landscape import models
+from landscape.core.errors import FailedError, InputError
+from landscape.core.options import choose, near
+from landscape.data.base import Dataset, fingerprint
+from landscape.problem.batches import is_resident, named_tensors
+from landscape.problem.problem import Loss
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A NAME, or MODULE:NAME, with the options that its call takes; ``called``: whether it had brackets."""
+
+    name: str
+    options: dict[str, Any]
+    called: bool
+
+    @property
+    def own(self) -> bool:
+        """Whether it names code of the user's own."""
+        return is_own(self.name)
+
+
+def is_own(name: str) -> bool:
+    """Whether the name of a model or data set is MODULE:NAME, and not a built-in one."""
+    return ":" in name
+
+
+def parse(where: str, text: str) -> Spec:
+    """NAME, MODULE:NAME, or either with options as TOML, such as "mlp(widths=[64, 10])", "my:net(depth=2)".
+
+    InputError, naming ``where``, for anything else.
+    """
+    match = re.fullmatch(r"([\w.-]+(?::[\w.]+)?)(?:\((.*)\))?", text.strip())
+    if not match:
+        raise InputError(
+            f"{where}: '{text}' is not allowed, it must be NAME, MODULE:NAME or either with (KEY=VALUE, …)"
+        )
+    try:
+        options = tomllib.loads(f"options = {{{match[2] or ''}}}")["options"]
+        json.dumps(options)  # a checkpoint keeps them so; TOML's dates and times cannot be
+    except (tomllib.TOMLDecodeError, TypeError) as error:
+        raise InputError(
+            f"{where}: '({match[2]})' is not allowed, it must be KEY=VALUE, … in TOML ({error})"
+        ) from error
+    return Spec(match[1], options, match[2] is not None)
+
+
+def spelled(name: str, options: Mapping[str, Any]) -> str:
+    """NAME, or NAME(KEY=VALUE, …) in a shell's quotes: what a user types to have it again."""
+    given = ", ".join(f"{key}={_toml(value)}" for key, value in options.items())
+    return shlex.quote(f"{name}({given})") if given else name
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{json.dumps(k)} = {_toml(v)}' for k, v in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def model_spec(where: str, text: str) -> Spec:
+    """:func:`parse` of a model; the options of a built-in one are checked, and its defaults filled in."""
+    spec = parse(where, text)
+    if spec.own:
+        return spec
+    choose(where, spec.name, [*models.names(), "MODULE:NAME"])
+    return replace(spec, options=models.options(spec.name, spec.options))
+
+
+def data_spec(where: str, text: str) -> Spec:
+    """As :func:`model_spec`, of a data set."""
+    spec = parse(where, text)
+    if spec.own:
+        return spec
+    choose(where, spec.name, [*datasets.names(), "MODULE:NAME"])
+    return replace(spec, options=datasets.options(spec.name, spec.options))
+
+
+def find(where: str, name: str) -> Any:
+    """The object MODULE:NAME, its module imported. One line of InputError for what is not there or fails."""
+    module_name, _, path = name.partition(":")
+    if os.getcwd() not in sys.path:  # last: nothing that is installed is to be taken from there
+        sys.path.append(os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise InputError(
+                f"{where}: there is no module '{error.name}' in this folder or among the installed packages"
+            ) from error
+        raise _failed(where, f"importing {module_name}", error) from error
+    except Exception as error:  # a user's module raises what it likes
+        raise _failed(where, f"importing {module_name}", error) from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            at = getattr(sys.modules[module_name], "__file__", None) or "built in"
+            raise InputError(f"{where}: {module_name} ({at}) has no '{part}'{near(part, dir(found))}")
+        found = getattr(found, part)
+    return found
+
+
+def _make(where: str, spec: Spec) -> Any:
+    """What MODULE:NAME gives when called with its options, or itself where it is nothing to call."""
+    found = find(where, spec.name)
+    if isinstance(found, nn.Module) or not callable(found):
+        return found
+    try:
+        return found(**spec.options)
+    except InputError:
+        raise
+    except Exception as error:  # a user's function raises what it likes
+        raise _failed(where, spec.name, error) from error
+
+
+def _failed(where: str, what: str, error: Exception) -> FailedError:
+    """One line with the place in the user's code that raised ``error``."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    words = " ".join(str(error).split())[:200]
+    return FailedError(f"{where}: {what} failed: {type(error).__name__}: {words}{at}")
+
+
+def build_model(where: str, spec: Spec) -> nn.Module:
+    """A built-in model, or what a user's factory returns: an ``nn.Module`` (which may stand there itself).
+
+    Of one that is wrapped for several GPUs, what is inside: learners are spread here.
+    """
+    if not spec.own:
+        return models.build(spec.name, **spec.options)
+    made = _make(where, spec)
+    while isinstance(made, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        made = made.module
+    if not isinstance(made, nn.Module):
+        raise InputError(f"{where}: {spec.name} gives a {type(made).__name__}, it must give an nn.Module")
+    return made
+
+
+def load_loss(where: str, text: str) -> Loss | None:
+    """The loss that ``text`` names; None for "output", the loss that the model's output carries.
+
+    MODULE:NAME is the loss itself, loss(outputs, targets) -> mean, if it is a function or a module; a class,
+    or a name with brackets, is called to make it.
+    """
+    if text == "output":
+        return None
+    spec = parse(where, text)
+    if not spec.own:
+        raise InputError(f"{where}: '{text}' is not allowed, it must be MODULE:NAME or output")
+    found = find(where, spec.name)
+    made = _make(where, spec) if spec.called or inspect.isclass(found) else found
+    if not callable(made):
+        kind = type(made).__name__
+        raise InputError(f"{where}: {spec.name} gives a {kind}, it must be loss(outputs, targets)")
+    loss: Loss = made
+    return loss
+
+
+@dataclass(frozen=True)
+class UserData:
+    """A user's own data: ``splits`` name -> what :class:`landscape.Problem` takes as data, and the loss."""
+
+    splits: dict[str, Any]
+    loss: Loss | None
+
+    def split(self, name: str) -> Any:
+        """The split called ``name``; InputError where it is not there."""
+        return self.splits[choose("split", name, self.splits)]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over all tensors; "" where a split is an iterable of batches, whose order may change."""
+        if not all(is_resident(split) for split in self.splits.values()):
+            return ""
+        every = (t for name in sorted(self.splits) for _, t in named_tensors(self.splits[name]))
+        both = (part for t in every for part in (torch.tensor(t.shape), t.detach().cpu()))
+        return fingerprint(part.flatten().view(torch.uint8).numpy() for part in both)
+
+
+def as_data(made: Any) -> UserData | Dataset:
+    """A user's data, whatever form it has.
+
+    - a :class:`landscape.data.Dataset`, or any object with ``train`` and ``test`` (and perhaps ``loss``);
+    - a dict of splits, with "train" or "test" among its keys, and perhaps "loss";
+    - anything else is the data itself, the same for both splits.
+
+    A split is what :class:`landscape.Problem` takes as data. Where no loss is given it is cross-entropy, or,
+    if the batches are single dicts, the one that the model's output carries.
+    """
+    if isinstance(made, (Dataset, UserData)):
+        return made
+    if isinstance(made, Mapping) and {"train", "test"} & set(made):
+        splits = {str(name): split for name, split in made.items() if name != "loss"}
+        given = {"loss": made["loss"]} if "loss" in made else {}
+    elif hasattr(made, "train") and hasattr(made, "test"):
+        splits = {"train": made.train, "test": made.test}
+        given = {"loss": made.loss} if hasattr(made, "loss") else {}
+    else:
+        splits, given = {"train": made, "test": made}, {}
+    return UserData(splits, given["loss"] if given else _usual_loss(next(iter(splits.values()))))
+
+
+def _usual_loss(split: Any) -> Loss | None:
+    if is_resident(split) or isinstance(split, Iterator):
+        first = split
+    else:
+        first = next(iter(split), None) if hasattr(split, "__iter__") else None
+    return None if isinstance(first, Mapping) else nn.functional.cross_entropy
+
+
+def load_data(where: str, spec: Spec, data_dir: str | Path | None) -> UserData | Dataset:
+    """A built-in data set, or what a user's factory returns; see :func:`as_data`."""
+    if not spec.own:
+        return datasets.load(spec.name, data_dir=data_dir, **spec.options)
+    return as_data(_make(where, spec))

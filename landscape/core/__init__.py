@@ -1,0 +1,1 @@
+"""What every room uses: errors, checks of input, files and HDF5, locks, memory, progress bars."""

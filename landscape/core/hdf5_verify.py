@@ -1,0 +1,222 @@
+"""The one door through which HDF5 files come in: verified, examined, and only then read.
+
+A file that this version wrote ends with a line that holds the SHA-256 of all bytes before it; HDF5 does not
+look beyond its own end. Where the line is there, it must fit. Where it is not (files up to version 0.6.0, or
+changed by another program, which cuts it off), a process of its own reads the file first (hdf5_check.py): a
+damaged one can make HDF5 crash or loop. Either way nothing outside of the file is followed, and no data set
+may be larger than what the file holds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import io
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import h5py
+
+from landscape.core import hdf5_check
+from landscape.core.errors import FailedError
+from landscape.core.files import CalmFile, open_regular, printable
+from landscape.core.hdf5_check import first_words as first_words
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_SEAL = re.compile(rb"\nlandscape sha256 ([0-9a-f]{64})\n")
+_SEAL_LENGTH = 83
+# How long the examiner may take: a start, and a tenth of what a disk reads (s, bytes/s; ours). What it may
+# hold beside twice the file: Python, numpy and HDF5 take half of that (bytes).
+PATIENCE, PACE, MEMORY = 10.0, 20e6, 1 << 30
+_known: dict[str, tuple[int, ...]] = {}  # files found sound, as they were then
+
+
+class ChecksumWarning(UserWarning):
+    """A file has no checksum, so that damage to its numbers would not be seen."""
+
+
+class DamageWarning(UserWarning):
+    """A file is damaged, and another one took its place."""
+
+
+@contextlib.contextmanager
+def writing(raw: CalmFile, source: Path | None = None) -> Iterator[h5py.File]:
+    """A new HDF5 file in ``raw``, or a copy of ``source`` there; it gets its checksum at the end."""
+    if source is not None:
+        with open(source, "rb") as origin:
+            shutil.copyfileobj(origin, raw, 1 << 20)
+        if raw.error:
+            raise raw.error
+        if _seal(raw) is not None:
+            raw.truncate(raw.seek(0, os.SEEK_END) - _SEAL_LENGTH)
+    with h5py.File(raw, "w" if source is None else "r+") as file:
+        yield file
+    if raw.error is None:
+        raw.seek(0)
+        digest = hashlib.file_digest(raw, "sha256").hexdigest()
+        raw.seek(0, os.SEEK_END)
+        raw.write(f"\nlandscape sha256 {digest}\n".encode())
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[tuple[h5py.File, bool]]:
+    """``path``, verified and examined, and whether it has a checksum. Raises FailedError."""
+    with open_regular(path) as raw:
+        stamp = _stamp(raw)
+        key = os.path.abspath(path)
+        sealed = _verify(raw, path, check=_known.get(key) != stamp)
+    if not sealed and _known.get(key) != stamp:
+        _examine(path, stamp[2])
+    try:
+        file = h5py.File(path, "r")
+    except (OSError, RuntimeError) as error:
+        raise FailedError(f"{path}: not a readable HDF5 file ({first_words(error)})") from error
+    with file:
+        try:
+            hdf5_check.check(file, stamp[2])
+        except hdf5_check.Unsound as error:
+            raise FailedError(f"{path}: {error}") from error
+        except Exception as error:  # HDF5 and h5py raise what they happen to stumble over
+            raise FailedError(f"{path}: damaged or incomplete ({first_words(error)})") from error
+        _known[key] = stamp
+        yield file, sealed
+
+
+def has_checksum(path: str | Path) -> bool:
+    """Whether ``path`` has a checksum; :func:`reading` holds it against the bytes."""
+    with open_regular(path) as raw:
+        return _seal(raw) is not None
+
+
+def warn_unsealed(path: Path) -> None:
+    """Say that ``path`` has no checksum."""
+    warnings.warn(
+        f"{printable(path)}: has no checksum, damage to its numbers would not be seen (it is of version "
+        "0.6.0 or older, or another program changed it)",
+        ChecksumWarning,
+        stacklevel=4,
+    )
+
+
+def _stamp(raw: IO[bytes]) -> tuple[int, ...]:
+    """By which a file is known to be as it was."""
+    s = os.fstat(raw.fileno())
+    return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
+
+
+def _seal(raw: IO[bytes]) -> bytes | None:
+    raw.seek(max(0, os.fstat(raw.fileno()).st_size - _SEAL_LENGTH))
+    match = _SEAL.fullmatch(raw.read(_SEAL_LENGTH))
+    return match[1] if match else None
+
+
+def _verify(raw: io.BufferedReader, path: Path, check: bool) -> bool:
+    """Whether ``raw`` has a checksum; with ``check``, FailedError unless it fits."""
+    try:
+        seal = _seal(raw)
+        raw.seek(0)
+        if raw.read(len(SIGNATURE)) != SIGNATURE:
+            raise FailedError(f"{path}: not a readable HDF5 file (it does not begin as one)")
+        if seal and check:
+            digest, left = hashlib.sha256(SIGNATURE), os.fstat(raw.fileno()).st_size - _SEAL_LENGTH - 8
+            buffer = memoryview(bytearray(1 << 18))  # one that stays in the processor's cache
+            while left > 0 and (count := raw.readinto(buffer[: min(left, len(buffer))])):
+                digest.update(buffer[:count])
+                left -= count
+            if digest.hexdigest().encode() != seal:
+                raise FailedError(
+                    f"{path}: damaged, its checksum does not fit its bytes; take a copy, or make it again"
+                )
+    except OSError as error:
+        raise FailedError(f"{path}: cannot be read ({error.strerror})") from error
+    return seal is not None
+
+
+class _Examiner:
+    """The process that reads unverified files; started when first needed, and again after each crash."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner, self._memory = 0, 0
+
+    def ask(self, path: Path, length: int) -> str:
+        """What :func:`.examine` says about ``path``, or how the process ended over it."""
+        memory, seconds = MEMORY + 2 * length, PATIENCE + length / PACE
+        with self._lock:
+            if self._process is None or self._owner != os.getpid() or self._memory < memory:
+                self.stop()
+                self._start(memory)
+            process: Any = self._process
+            try:
+                process.stdin.write(os.fsencode(os.path.abspath(path)).hex().encode() + b"\n")
+                process.stdin.flush()
+                answer = _line(process.stdout, seconds)
+            except (OSError, TimeoutError) as error:
+                answer = b""
+                slow = isinstance(error, TimeoutError)
+            else:
+                slow = False
+            if answer:
+                return answer.decode("ascii").rstrip("\n")
+            self.stop()
+            how = f"HDF5 does not come to an end in {seconds:.0f} s" if slow else "HDF5 crashes over it"
+            return f"damaged or incomplete ({how})"
+
+    def _start(self, memory: int) -> None:
+        # -I: neither the current folder's modules nor PYTHONPATH's are taken for ours.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", hdf5_check.__file__, str(memory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )
+        self._owner, self._memory = os.getpid(), memory
+
+    def stop(self) -> None:
+        """End the process, if this one started it."""
+        process, self._process = self._process, None
+        if process is None or self._owner != os.getpid():
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+
+
+def _line(pipe: IO[bytes], seconds: float) -> bytes:
+    """A whole line from ``pipe``; empty at its end, TimeoutError when it takes longer than ``seconds``."""
+    found, deadline, poll = b"", time.monotonic() + seconds, select.poll()
+    poll.register(pipe, select.POLLIN | select.POLLHUP)
+    while not found.endswith(b"\n"):
+        if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+            raise TimeoutError
+        part = os.read(pipe.fileno(), 1 << 16)
+        if not part:
+            return b""
+        found += part
+    return found
+
+
+_examiner = _Examiner()
+atexit.register(_examiner.stop)
+
+
+def _examine(path: Path, length: int) -> None:
+    """FailedError unless ``path`` can be read from one end to the other."""
+    answer = _examiner.ask(path, length)
+    if answer != "ok":
+        raise FailedError(f"{path}: {answer}")

@@ -1,0 +1,106 @@
+"""Whether a gradient can be differentiated again, and gives the Hessian where it can."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from landscape.core.errors import InputError
+from landscape.problem.batches import fixed_randomness
+from landscape.problem.layout import gradients
+from landscape.problem.problem import Problem
+
+# What PyTorch says of operations without a second derivative; the operation's name comes first.
+MISSING = re.compile(r"derivative for '?(?:aten::)?_?(\w+?)(?:_backward)?'? is not implemented")
+# Differences of gradients at one and two steps must agree this well to be trusted, and the product must then
+# differ from them by that much to be wrong: a kink within the step, or arithmetic that is coarser inside the
+# model than its parameters, makes the two differ (ours).
+TRUSTED, WRONG = 0.05, 0.25
+
+WHAT_TO_DO = (
+    "; write it in differentiable operations, or take another in its place (losses, contours and gradients "
+    "do not need it)"
+)
+
+
+@contextlib.contextmanager
+def missing_named() -> Iterator[None]:
+    """PyTorch's error for an operation without a second derivative becomes an InputError in the block."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        found = MISSING.search(str(error))
+        if found is None:
+            raise
+        raise InputError(
+            f"model or loss: PyTorch has no second derivative of {found[1]}, so that there are no products "
+            f"with its Hessian{WHAT_TO_DO}"
+        ) from error
+
+
+def check_graph(gradients: Sequence[Tensor]) -> None:
+    """Raise InputError if these came by a backward pass that is marked ``once_differentiable``.
+
+    PyTorch makes its results constants, whose derivatives would count as zero.
+    """
+    seen = {part.grad_fn for part in gradients}
+    left = list(seen)
+    while left:
+        node = left.pop()
+        if node is None:
+            continue
+        if node.name() == "torch::autograd::Error":
+            raise InputError(
+                "model or loss: one of its operations is marked once_differentiable, so that it has no "
+                f"second derivative{WHAT_TO_DO}"
+            )
+        new = {below for below, _ in node.next_functions} - seen
+        seen |= new
+        left += new
+
+
+def flat(parts: Sequence[Tensor]) -> Tensor:
+    """One float64 vector of all numbers in ``parts``."""
+    return torch.cat([part.detach().flatten() for part in parts]).double()
+
+
+def check_differences(
+    problem: Problem,
+    leaves: dict[str, Tensor],
+    active: list[Tensor],
+    vectors: list[Tensor],
+    image: Sequence[Tensor],
+    batch: tuple[Any, Any],
+) -> None:
+    """Raise InputError if ``image``, the product with ``vectors``, is not what gradients differ by.
+
+    ``leaves`` are the parameters that the model is called with; ``active``, those among them that move, are
+    changed; ``batch`` is (x, y). A backward pass that leaves something out (by
+    detach, .data, NumPy) is seen in no other way.
+    """
+    start = [a.detach().clone() for a in active]
+    size = float(flat(start).norm()) / float(flat(vectors).norm())
+    step = torch.finfo(problem.dtype).eps ** (1 / 3) * max(size, 1e-3)
+
+    def slope(t: float) -> Tensor:
+        with torch.no_grad():
+            for a, at, v in zip(active, start, vectors, strict=True):
+                a.copy_(at + t * v)
+        with fixed_randomness(problem, 0):
+            loss = problem.criterion(problem.call(leaves, batch[0]), batch[1])
+        return flat(gradients(loss, active)) if loss.requires_grad else 0 * flat(start)
+
+    near, far = ((slope(k * step) - slope(-k * step)) / (2 * k * step) for k in (1, 2))
+    product, scale = flat(image), torch.maximum(near.norm(), far.norm())
+    trusted = bool((near - far).norm() <= TRUSTED * scale)
+    if trusted and bool((product - near).norm() > WRONG * torch.maximum(scale, product.norm())):
+        raise InputError(
+            "model or loss: its second derivative is wrong: products with the Hessian are not what gradients "
+            "differ by, as where a part is detached, or a backward pass of one's own is not differentiable"
+            f"{WHAT_TO_DO}"
+        )

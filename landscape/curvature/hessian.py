@@ -1,0 +1,379 @@
+"""Products of the loss Hessian, or its Gauss-Newton part, with vectors, over the whole data of a problem."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from landscape.core.errors import InputError
+from landscape.core.memory import SavedBytes
+from landscape.core.options import choose
+from landscape.curvature.double_backward import check_differences, check_graph, flat, missing_named
+from landscape.evaluation.stack import chain
+from landscape.problem.batches import fixed_randomness, placed_loss
+from landscape.problem.layout import gradients
+from landscape.problem.problem import RANDOMNESS, Problem
+
+# Memory that kept gradient graphs may take (ours: small beside the 24 GB of a usual machine, and enough to
+# keep all of MNIST's test set for a small network).
+GRAPH_BYTES = 2**30
+KINDS = ("hessian", "gauss-newton")
+# Random vectors that products are tried with before they are used; one of their 6 pairs alone might miss
+# an asymmetry (ours).
+TRIED = 4
+
+Part = str | Sequence[str] | None
+
+
+@contextlib.contextmanager
+def twice_differentiable(model: nn.Module) -> Iterator[None]:
+    """Inside, no fused attention, nor cuDNN's recurrent layers: these kernels have no double backward.
+
+    What has none at all raises InputError.
+    """
+    recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.modules())
+    own = torch.backends.cudnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
+    with sdpa_kernel(SDPBackend.MATH), own, missing_named():
+        yield
+
+
+class HessianChunk:
+    """The products of one chunk of data with ∇²L, from the graph of its gradient (Pearlmutter 1994)."""
+
+    def __init__(self, problem: Problem, leaves: dict[str, Tensor], active: list[Tensor], x: Any, y: Any):
+        loss = problem.criterion(problem.call(leaves, x), y)
+        self.active = active
+        self.live: list[int] = []
+        if not loss.requires_grad:  # no parameter in question reaches it
+            return
+        parts = torch.autograd.grad(loss, active, create_graph=True, materialize_grads=True)
+        self.live = [i for i, part in enumerate(parts) if part.grad_fn]
+        self.gradients = [parts[i] for i in self.live]
+
+    def product(self, vectors: list[Tensor], keep: bool) -> Sequence[Tensor] | None:
+        """∇²L·v by parameter; None where the gradient does not depend on θ."""
+        if not self.live:
+            return None
+        return gradients(self.gradients, self.active, [vectors[i] for i in self.live], keep=keep)
+
+
+class GaussNewtonChunk:
+    """The products of one chunk with JᵀH_L J: J the Jacobian of the outputs z in θ, H_L = ∂²loss/∂z².
+
+    Schraudolph 2002, section 3. Jv comes from differentiating Jᵀu, linear in the dummy u, by u: that graph
+    can be kept like the Hessian's.
+    """
+
+    def __init__(self, problem: Problem, leaves: dict[str, Tensor], active: list[Tensor], x: Any, y: Any):
+        self.active = active
+        self.outputs = problem.call(leaves, x)
+        if not isinstance(self.outputs, Tensor):
+            raise InputError(
+                f"kind: 'gauss-newton' needs a model whose output is one tensor, this one gives a "
+                f"{type(self.outputs).__name__}; use 'hessian'"
+            )
+        self.live = self.outputs.requires_grad
+        if not self.live:  # no parameter in question reaches the outputs
+            return
+        self.z = self.outputs.detach().requires_grad_()
+        loss = problem.criterion(self.z, y)
+        self.slope = torch.autograd.grad(loss, self.z, create_graph=True, materialize_grads=True)[0]
+        self.u = torch.zeros_like(self.z, requires_grad=True)
+        self.pulled = torch.autograd.grad(
+            self.outputs, active, self.u, create_graph=True, materialize_grads=True
+        )
+        self.reached = [i for i, part in enumerate(self.pulled) if part.grad_fn]
+        self.live = self.slope.grad_fn is not None  # a loss linear in the outputs has no curvature there
+
+    def product(self, vectors: list[Tensor], keep: bool) -> Sequence[Tensor] | None:
+        """JᵀH_L J·v by parameter; None where it is zero whatever v is."""
+        if not self.live:
+            return None
+        pulled = [self.pulled[i] for i in self.reached]
+        pushed = torch.autograd.grad(pulled, self.u, [vectors[i] for i in self.reached], retain_graph=True)[0]
+        bent = torch.autograd.grad(self.slope, self.z, pushed, retain_graph=keep)[0]
+        return gradients(self.outputs, self.active, bent, keep=keep)
+
+
+Chunk = HessianChunk | GaussNewtonChunk
+CHUNKS: dict[str, type[Chunk]] = {"hessian": HessianChunk, "gauss-newton": GaussNewtonChunk}
+
+
+class PenaltyHessian:
+    """The products with ∇²R at one θ (P,), R what a regularised problem adds to the mean loss."""
+
+    def __init__(self, problem: Problem, theta: Tensor) -> None:
+        self.theta = theta.detach().clone().requires_grad_()
+        value = problem.penalty_value(self.theta)
+        self.gradient = torch.zeros_like(theta)
+        if value.requires_grad:
+            self.gradient = torch.autograd.grad(value, self.theta, create_graph=True)[0]
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """∇²R·v, (P,) -> (P,)."""
+        if not self.gradient.requires_grad:  # R is linear
+            return torch.zeros_like(v)
+        return gradients(self.gradient, [self.theta], v, keep=True)[0]
+
+
+def penalty_hessians(problem: Problem, thetas: Sequence[Tensor]) -> list[PenaltyHessian]:
+    """One for each of ``thetas``; none where the problem is not regularised."""
+    if not problem.regularised:
+        return []
+    return [PenaltyHessian(problem, theta) for theta in thetas]
+
+
+class HessianOperator:
+    """v ↦ ∇²L(θ) v for a fixed θ, averaged over all samples of ``problem``.
+
+    Where the problem is regularised, the Hessian of its penalty is added, to either ``kind``.
+
+    Args:
+        theta: θ (P,); default: the problem's centre.
+        kind: "hessian", or "gauss-newton" for JᵀH_L J (see :class:`GaussNewtonChunk`), which is positive
+            semi-definite for the usual losses.
+        part: names or name prefixes of parameters, such as "1" or "1.weight": the diagonal block of these
+            (``size`` numbers in the order of θ); default: all P.
+        randomness: "refuse", or "seed" to draw the same random numbers at each forward pass. This class
+            does not look whether the model is random: :func:`operator` does.
+        graph_bytes: memory for kept graphs.
+
+    A chunk's graph is built once and kept for as many chunks as fit in ``graph_bytes``; the others build
+    theirs again for every product. ``products`` counts the calls. Raises InputError for a kind or part that
+    is not there, and at the first product for "gauss-newton" with outputs that are not one tensor.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        theta: Tensor | None = None,
+        *,
+        kind: str = "hessian",
+        part: Part = None,
+        randomness: str = "refuse",
+        graph_bytes: int = GRAPH_BYTES,
+    ) -> None:
+        self.kind = choose("kind", kind, KINDS)
+        self.randomness = choose("randomness", randomness, RANDOMNESS)
+        theta = problem.theta if theta is None else theta
+        self.problem = problem.at(theta)
+        self.slots = problem.layout.select(part)
+        self.size = sum(slot.size for slot in self.slots)
+        views = problem.layout.views(theta)
+        self._leaves = {k: v.detach().clone() for k, v in views.items()}
+        self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
+        self._kept: list[tuple[Chunk, float]] = []
+        self._budget = graph_bytes
+        self._full = self._complete = False
+        self._penalties = penalty_hessians(problem, [theta])
+        self.products = 0
+        check_symmetric(problem, theta, self)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """The product with ``v``, (size,) -> (size,); the sum over the chunks is in the precision of v."""
+        if v.shape != (self.size,):
+            raise InputError(f"v: shape {tuple(v.shape)}, it must be {(self.size,)}")
+        self.products += 1
+        pieces = torch.split(v, [slot.size for slot in self.slots])
+        vectors = [piece.to(leaf).view(leaf.shape) for piece, leaf in zip(pieces, self._active, strict=True)]
+        total = torch.zeros_like(v)
+        for chunk, share, keep in self._chunks():
+            with twice_differentiable(self.problem.model):
+                parts = chunk.product(vectors, keep)
+            if parts is not None:
+                total.add_(torch.cat([part.flatten() for part in parts]).to(v), alpha=share)
+        for penalty in self._penalties:
+            whole = v.new_zeros(self.problem.layout.size)
+            for slot, piece in zip(self.slots, pieces, strict=True):
+                whole[slot.offset : slot.offset + slot.size] = piece
+            bent = penalty(whole.to(penalty.theta)).to(v)
+            total += torch.cat([bent[slot.offset : slot.offset + slot.size] for slot in self.slots])
+        return total
+
+    def _chunks(self) -> Iterator[tuple[Chunk, float, bool]]:
+        """Each chunk's graph, its share of the samples, and whether it serves again."""
+        if self._complete:
+            yield from ((chunk, share, True) for chunk, share in self._kept)
+            return
+        build = CHUNKS[self.kind]
+        seeded = self.randomness == "seed"
+        for i, (x, y, count) in enumerate(self.problem.chunks()):
+            if i < len(self._kept):
+                yield (*self._kept[i], True)
+                continue
+            saved = SavedBytes(besides=self._leaves.values())
+            fixed = fixed_randomness(self.problem, i if seeded else None)
+            with saved, twice_differentiable(self.problem.model), fixed:
+                chunk, share = (
+                    build(self.problem, self._leaves, self._active, x, y),
+                    count / self.problem.samples,
+                )
+            self._full |= saved.bytes_ > self._budget
+            if not self._full:
+                self._budget -= saved.bytes_
+                self._kept.append((chunk, share))
+            yield chunk, share, not self._full
+        self._complete = not self._full
+        if self._full and self.problem.resident is None:
+            # An iterable may give its batches in another order each time: which of them a kept graph stands
+            # for could not be told, so it is all or none.
+            self._kept = []
+
+
+def wider(problem: Problem, dtype: torch.dtype) -> Problem:
+    """The same in ``dtype``."""
+    own = copy.copy(problem)
+    own.dtype, own.theta = dtype, problem.theta.to(dtype)
+    own.model = copy.deepcopy(problem.model).to(dtype)
+    own._buffers = {k: t.to(dtype) if t.is_floating_point() else t for k, t in problem._buffers.items()}
+    own.criterion = placed_loss(problem.criterion, problem.device, dtype)
+    own.data = copy.copy(problem.data)
+    own.data.dtype = dtype
+    if problem.resident is not None:
+        own.data.resident = own.data.place(problem.resident[0]), own.data.place(problem.resident[1])
+    return own
+
+
+def holds_but_for_rounding(problem: Problem, test: Callable[[Problem], bool]) -> bool:
+    """Whether ``test`` holds of the problem, or else of the same in float64.
+
+    (A network that fits its data well leaves few digits of a product: 1 − p is lost beside 1.) Half
+    precisions are too coarse to be asked: float32 is. A model that runs in its own precision only is judged
+    by that.
+    """
+    asked = False
+    for dtype in dict.fromkeys((torch.promote_types(problem.dtype, torch.float32), torch.float64)):
+        try:
+            if test(problem if dtype == problem.dtype else wider(problem, dtype)):
+                return True
+            asked = True
+        except InputError:
+            raise
+        except Exception:  # the model is the user's, it raises what it likes where dtypes do not fit
+            if dtype == problem.dtype:
+                raise
+    return not asked and test(problem)
+
+
+def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> None:
+    """Raise InputError if products differ from those of a symmetric matrix: no Hessian has such.
+
+    On a few samples, vᵀ(Hu) and uᵀ(Hv) of random u, v differ by some ‖Hu‖ where a layer's second derivative
+    is wrong, and otherwise by rounding. Once a problem, part and kind; not with ``check`` "off".
+    """
+    known: set[Any] = vars(problem).setdefault("_symmetric", set())
+    key = (made.kind, problem.bn, tuple(slot.name for slot in made.slots))
+    if key in known or problem.check == "off":
+        return
+
+    def symmetric(own: Problem) -> bool:
+        leaves = {k: t.detach().clone() for k, t in own.layout.views(theta.to(own.dtype)).items()}
+        active = [leaves[slot.name].requires_grad_() for slot in made.slots]
+        generator = torch.Generator().manual_seed(0)
+        draw = [
+            [torch.randn(a.shape, dtype=torch.float64, generator=generator).to(a) for a in active]
+            for _ in range(TRIED)
+        ]
+        draw.append([sum(parts[1:], parts[0]) for parts in zip(*draw, strict=True)])
+        x, y, _ = next(iter(own.chunks()))
+        with twice_differentiable(own.model), fixed_randomness(own, 0):
+            chunk = CHUNKS[made.kind](own, leaves, active, x, y)
+            zero = [torch.zeros_like(a) for a in active]
+            images = [chunk.product(vectors, True) or zero for vectors in draw]  # None: zero, whatever v is
+            if isinstance(chunk, HessianChunk):
+                check_graph(chunk.gradients if chunk.live else [])
+        u, h = (torch.stack([flat(v) for v in vs]) for vs in (draw, images))
+        pairs = u[:-1] @ h[:-1].T
+        # Products are linear in v but for rounding, which this therefore shows.
+        rounding = (
+            100 * (h[-1] - h[:-1].sum(0)).norm() + torch.finfo(own.dtype).eps ** 0.5 * h.norm(dim=1).max()
+        )
+        if bool((pairs - pairs.T).abs().max() > rounding):  # NaN is another matter
+            return False
+        if made.kind == "hessian" and own.buffers_at is None:  # derivatives would hold these fixed
+            check_differences(own, leaves, active, draw[0], images[0], (x, y))
+        return True
+
+    if not holds_but_for_rounding(made.problem.probe(), symmetric):
+        raise InputError(asymmetry(problem.model, made.kind))
+    known.add(key)
+
+
+def asymmetry(model: nn.Module, kind: str) -> str:
+    """What to say of a model whose products are not symmetric: which layer, and what to do."""
+    normed = []
+    for name, layer in model.named_modules():
+        parts = [part for each in getattr(layer, "parametrizations", {}).values() for part in each]
+        if any(type(each).__name__ == "_WeightNorm" for each in parts):
+            normed.append(name or "the model itself")
+    other = "" if kind == "gauss-newton" else ", or use kind 'gauss-newton'"
+    if normed:
+        some = f"{normed[0]} and {len(normed) - 1} more" if len(normed) > 1 else normed[0]
+        return (
+            f"model: PyTorch's second derivative of weight_norm (in {some}) is wrong, so that products with "
+            "the Hessian are not symmetric; take it off with "
+            f"torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight'){other}"
+        )
+    return (
+        f"model: its products (kind '{kind}') are not symmetric, as a Hessian's are: the second derivative "
+        "of one of its operations, or of the loss's, is wrong; write what has a backward pass of its own in "
+        f"differentiable operations{other}"
+    )
+
+
+@torch.no_grad()
+def check_deterministic(problem: Problem, theta: Tensor | None = None) -> None:
+    """Raise InputError if two evaluations at one θ on one chunk of data differ: L is then no function of θ.
+
+    (Eval mode stops dropout modules, but not ``F.dropout`` left on, or noise that a model adds itself.)
+    Differences of rounding size, as from atomic additions on a GPU, are let through.
+    """
+    theta = problem.theta if theta is None else theta
+    x, y, _ = next(iter(problem.chunks()))
+    seen = []
+    for _ in range(2):
+        outputs = problem.outputs(theta, x)
+        seen.append((outputs if isinstance(outputs, Tensor) else None, problem.criterion(outputs, y)))
+    for first, second in zip(*seen, strict=True):
+        if first is None:
+            continue
+        largest = float(first.abs().nan_to_num(nan=0.0, posinf=0.0).max())
+        rounding = 100 * torch.finfo(problem.dtype).eps * largest
+        if not torch.allclose(first, second, rtol=0, atol=rounding, equal_nan=True):
+            raise InputError(
+                "model: its outputs are random even in eval mode, so that its loss has no Hessian; make it "
+                "deterministic, or use randomness='seed' for the same random numbers at each pass"
+            )
+
+
+def operator(
+    problem: Problem,
+    theta: Tensor | None = None,
+    *,
+    kind: str = "hessian",
+    part: Part = None,
+    randomness: str = "refuse",
+) -> HessianOperator:
+    """A :class:`HessianOperator`, made only if its products will be those of one fixed matrix.
+
+    Raises InputError for a model whose forward pass is random in eval mode, unless ``randomness`` is "seed".
+    """
+    made = HessianOperator(problem, theta, kind=kind, part=part, randomness=randomness)
+    if randomness == "refuse" and chain(problem) is None:  # what such chains are made of is not random
+        check_deterministic(problem, theta)
+    return made
+
+
+def dense_hessian(
+    problem: Problem, theta: Tensor | None = None, *, kind: str = "hessian", part: Part = None
+) -> Tensor:
+    """∇²L(θ), or as ``kind`` and ``part`` say, as a matrix, one product a column: for very small models."""
+    made = HessianOperator(problem, theta, kind=kind, part=part)
+    eye = torch.eye(made.size, dtype=problem.dtype, device=problem.device)
+    return torch.stack([made(e) for e in eye], dim=1)

@@ -1,0 +1,106 @@
+"""pyhessian (Yao et al. 2020) as an independent second opinion on the top eigenvalue and the trace.
+
+It shares no code with this package but the forward pass. Its power iteration returns the eigenvalue of
+largest *magnitude*, which is λ_max only where no negative one is larger; it knows no parts of a model and no
+Gauss-Newton product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from landscape.core.errors import InputError
+from landscape.curvature.hessian import twice_differentiable
+from landscape.problem.problem import Problem
+
+ENGINES = ("landscape", "pyhessian")
+
+
+class _Passes(list[tuple[Any, Any]]):
+    """Batches that count how often they are gone through: pyhessian does so once a product."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        self.passes += 1
+        return super().__iter__()
+
+
+@contextlib.contextmanager
+def _asked(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple[Any, _Passes]]:
+    """A pyhessian object for a copy of the model at ``theta``, its random numbers from ``seed``."""
+    from pyhessian import hessian
+
+    model = copy.deepcopy(problem.model)
+    views = problem.layout.views(problem.theta if theta is None else theta)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in views:
+                parameter.copy_(views[name])
+    chunks = list(problem.chunks())
+    if not all(isinstance(x, Tensor) and isinstance(y, Tensor) and count == len(x) for x, y, count in chunks):
+        raise InputError(
+            "engine: 'pyhessian' takes inputs and targets of one tensor each, whose samples weigh the same; "
+            "use 'landscape'"
+        )
+    batches = _Passes((x, y) for x, y, _ in chunks)
+    cuda = problem.device.type == "cuda"
+    # Its backward(create_graph=True) makes PyTorch warn of a reference cycle; the copy goes away with it.
+    with (
+        warnings.catch_warnings(action="ignore"),
+        torch.random.fork_rng(devices=[problem.device] if cuda else []),
+        twice_differentiable(model),
+    ):
+        torch.manual_seed(seed)
+        try:
+            yield hessian(model, problem.criterion, dataloader=batches, cuda=cuda), batches
+        except (AssertionError, RuntimeError) as error:
+            words = " ".join(str(error).split())[:100]
+            raise InputError(
+                f"engine: 'pyhessian' cannot take this model ({words}); use 'landscape'"
+            ) from error
+        finally:
+            for parameter in model.parameters():
+                parameter.grad = None
+
+
+def check(problem: Problem, kind: str, part: object) -> None:
+    """Raise InputError for what pyhessian cannot do."""
+    if problem.regularised:
+        raise InputError("engine: 'pyhessian' knows no penalty and no weight decay; use 'landscape'")
+    if kind != "hessian":
+        raise InputError(f"kind: '{kind}' is not allowed with engine 'pyhessian', it must be hessian")
+    if part:
+        raise InputError(
+            f"part: {part!r} is not allowed with engine 'pyhessian', which takes the whole model"
+        )
+
+
+def largest_magnitude(
+    problem: Problem, theta: Tensor | None, *, tol: float, max_products: int, seed: int
+) -> tuple[float, Tensor, int]:
+    """(eigenvalue of largest magnitude, its unit vector (P,), products).
+
+    Power iteration until the Rayleigh quotient changes by less than tol²/100 relative to itself: its error is
+    of the order of the residual squared, and where convergence is slow one step removes little of it (ours).
+    """
+    with _asked(problem, theta, seed) as (asked, batches):
+        values, vectors = asked.eigenvalues(maxIter=max_products, tol=tol**2 / 100)
+    flat = torch.cat([part.detach().flatten() for part in vectors[0]]).to(problem.theta)
+    return float(values[0]), flat / flat.norm(), batches.passes
+
+
+def trace_samples(problem: Problem, theta: Tensor | None, *, products: int, seed: int) -> Tensor:
+    """(products,) samples zᵀHz, z random signs, whose mean estimates the trace (Hutchinson 1990)."""
+    with _asked(problem, theta, seed) as (asked, _):
+        # Its stopping rule ends at once where the running mean is negative, hence one that is never met.
+        samples = asked.trace(maxIter=products, tol=-math.inf)
+    return torch.tensor(samples, dtype=torch.float64)

@@ -1,0 +1,1 @@
+"""The loss at many weights, fast: the choice of a path, and the paths."""

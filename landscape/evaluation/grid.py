@@ -1,0 +1,220 @@
+"""The work of a grid: its points, what is known of them already, and who computes the rest.
+
+A grid's values are filled in by portions. After each, the result so far can be saved, so that a run that was
+stopped goes on at the first missing point; points that an earlier grid shares are not computed again; and the
+points of a portion are split over the processes of a group.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
+from landscape.evaluation.paths import Progress
+from landscape.problem.layout import as_array
+from landscape.results.base import Result
+
+# A portion takes about so long, and at least SAVE_SHARE times as long as its saving (ours): little is lost
+# with a process that is killed, and no more than a tenth of the time goes into files.
+PORTION_SECONDS = 10.0
+SAVE_SHARE = 10.0
+COINCIDE = 1e-9  # coordinates nearer than this share of the largest are one: rounding of linspace is 1e-16
+
+KEPT = "what was saved is kept, and the same call goes on from there"
+
+Named = Mapping[str, Array | Tensor]
+Evaluate = Callable[[Tensor, Progress], Named]
+_Part = tuple[dict[str, Array], list[Any]]  # values of a process by name; its failure and its seconds
+
+
+class MismatchError(InputError):
+    """An earlier result cannot be gone on with: it is of something else."""
+
+
+class LostError(FailedError):
+    """Another process of the group has ended, and did not say why."""
+
+    words = "another process of the group has ended"
+
+
+def coincide(new: Array, old: Array) -> tuple[Array, Array]:
+    """Indices (M,) into ``new`` and into ``old`` of the coordinates that both have, up to rounding.
+
+    Over one span, K and 2K − 1 points share every other one; K and 2K share few besides the ends.
+    """
+    near = COINCIDE * max(np.abs(new).max(initial=0.0), np.abs(old).max(initial=0.0))
+    mine, theirs = np.nonzero(np.abs(new[:, None] - old[None, :]) <= near)
+    return mine, theirs
+
+
+def difference(previous: Result, wanted: Mapping[str, Any]) -> str:
+    """In what ``previous`` is not of the same thing as the fields ``wanted``, in words; "" if in nothing.
+
+    Arrays are the same up to a hundred roundings: another order of summation, as with another number of
+    threads, lies below.
+    """
+    for name, value in wanted.items():
+        old = getattr(previous, name)
+        if not isinstance(value, (np.ndarray, Tensor)):
+            if old != value:
+                return f"its {name} is {_short(old)} and not {_short(value)}"
+            continue
+        new = as_array(value) if isinstance(value, Tensor) else value
+        if old.shape != new.shape or old.dtype != new.dtype:
+            return f"its {name} has shape {old.shape} ({old.dtype}), not {new.shape} ({new.dtype})"
+        limit = 100 * np.finfo(new.dtype).eps
+        for a, b in zip(np.atleast_2d(old), np.atleast_2d(new), strict=True):
+            if _distance(a, b) > limit * _distance(b, None):
+                return f"its {name} is another"
+    return ""
+
+
+def _distance(a: Array, b: Array | None) -> float:
+    """‖a − b‖, or ‖a‖, of (P,) a slice at a time: no copy of all of it."""
+    total, size = 0.0, 2**20
+    for i in range(0, len(a), size):
+        part = a[i : i + size].astype(np.float64)
+        total += float(np.square(part if b is None else part - b[i : i + size]).sum())
+    return float(np.sqrt(total))
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return f"{text[:12]}…" if len(text) > 40 else repr(value)
+
+
+def fill(
+    points: Tensor,
+    done: Array,
+    values: Mapping[str, Array],
+    evaluate: Evaluate,
+    *,
+    least: int = 1,
+    block: int = 1,
+    save: Callable[[], None] | None = None,
+    group: dist.ProcessGroup | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Evaluate the points that are not done, in their order, and put what comes out in its place.
+
+    Args:
+        points: (K, 2).
+        done: (K,) bool, filled in.
+        values: name -> (K,) array, filled in.
+        evaluate: called with some points (k, 2) and what takes the share of them that is done; returns
+            values by name, (k,) each. All points in one call without ``save``.
+        least: how many points a process must have in a call for it to be fast.
+        block: so many points, from the first on, are always evaluated in one call, also where some of them
+            are done: what comes out depends neither on the clock nor on what was done before.
+        save: called, in one process, after each portion but the last.
+        group: processes that all make this call; each evaluates an equal part of each portion, and all have
+            all values in the end. What counts as done is what is done in the group's first process.
+
+    Raises FailedError, with what was computed saved, where another process of the group fails.
+    """
+    rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
+    if group:
+        known, _ = _gather({"": done, **values}, [], group)[0]
+        done[:] = known[""]
+        for name, column in values.items():
+            column[:] = known[name]
+    missing = np.unique(np.flatnonzero(~done) // block)  # the numbers of the blocks
+    least = -(-least // block)
+    portion, saving = (len(missing) if save is None else least * size), 0.0
+    while len(missing):
+        now, missing = missing[:portion], missing[portion:]
+        mine = _points(np.array_split(now, size)[rank], block, len(done))
+        whole = -(-len(done) // block)
+        start, share = 1 - (len(now) + len(missing)) / whole, len(now) / whole
+
+        def report(part: float, start: float = start, share: float = share) -> None:
+            if progress:
+                progress(start + share * min(part, 1.0))
+
+        clock, found, failure = time.perf_counter(), {}, None
+        try:
+            if len(mine):
+                found = {k: np.asarray(v) for k, v in evaluate(points[mine], report).items()}
+        except Exception as error:
+            if group is None:
+                raise
+            failure = error
+        said = f"{type(failure).__name__}: {failure}" if failure else ""
+        parts: list[_Part] = [(found, [said, time.perf_counter() - clock, saving])]
+        if group:
+            parts = _gather(*parts[0], group)
+        for blocks, (part, _) in zip(np.array_split(now, size), parts, strict=True):
+            where = _points(blocks, block, len(done))
+            fresh = ~done[where]
+            for name, column in part.items():
+                values[name][where[fresh]] = column[fresh]
+            done[where] |= bool(part)
+        failed = [(r, facts[0]) for r, (_, facts) in enumerate(parts) if facts[0]]
+        if save and rank == 0 and (len(missing) or failed):
+            clock = time.perf_counter()
+            save()
+            saving = time.perf_counter() - clock
+        if failure:
+            raise failure
+        if failed:
+            raise FailedError(f"rank {failed[0][0]} failed ({failed[0][1]}); {KEPT}")
+        pace = max(facts[1] for _, facts in parts) / -(-len(now) // size)  # seconds a block of the slowest
+        seconds = max(PORTION_SECONDS, SAVE_SHARE * parts[0][1][2])
+        portion = size * max(least, int(min(seconds / max(pace, 1e-9), whole)))
+        report(1.0)
+
+
+def _points(blocks: Array, block: int, count: int) -> Array:
+    """The numbers of the points in these blocks of ``block``, of ``count`` points."""
+    points = (blocks[:, None] * block + np.arange(block)).ravel()
+    return points[points < count]
+
+
+def _gather(arrays: Mapping[str, Array], facts: list[Any], group: dist.ProcessGroup) -> list[_Part]:
+    """``arrays`` and ``facts`` of every process of the group, in the order of their ranks.
+
+    They travel as JSON and plain bytes in one tensor: what comes in is data, and never run, as a pickle is.
+    """
+    columns = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    kinds = {name: [column.dtype.str, len(column)] for name, column in columns.items()}
+    head = json.dumps([kinds, facts]).encode()
+    message = b"".join([len(head).to_bytes(8, "little"), head, *(c.tobytes() for c in columns.values())])
+    mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+    size = dist.get_world_size(group)
+    try:
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+        dist.all_gather(lengths, torch.tensor([len(mine)]), group=group)
+        longest = max(int(length) for length in lengths)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(mine)] = mine
+        parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(size)]
+        dist.all_gather(parts, padded, group=group)
+    except RuntimeError as error:  # a connection closed, as when a process is killed
+        raise LostError(f"{LostError.words}; {KEPT}") from error
+    return [_part(part[: int(length)].numpy().tobytes()) for part, length in zip(parts, lengths, strict=True)]
+
+
+def _part(message: bytes) -> _Part:
+    """The columns of numbers and the facts in ``message``. FailedError where there is anything else."""
+    try:
+        start = 8 + int.from_bytes(message[:8], "little")
+        kinds, facts = json.loads(message[8:start])
+        arrays = {}
+        for name, (kind, count) in kinds.items():
+            dtype = np.dtype(kind)
+            if dtype.kind not in "biuf" or count < 0:
+                raise ValueError(f"{name} of type {kind}")
+            arrays[name] = np.frombuffer(message, dtype, count, start).copy()
+            start += arrays[name].nbytes
+    except (ValueError, TypeError) as error:
+        raise FailedError(f"another process sent what is no part of a grid ({error}); {KEPT}") from error
+    return arrays, facts

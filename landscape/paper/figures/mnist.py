@@ -1,0 +1,142 @@
+"""DPSGD-2020's Figure 2, and what its runs say about the paper's noise: MNIST, at the paper's own size."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from landscape import plots
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.paper.figure import (
+    Compared,
+    Drawing,
+    Runs,
+    Scale,
+    Work,
+    figure,
+    mean_and_spread,
+    summary,
+    test_error,
+)
+from landscape.paper.scales import MNIST_NOTE, SMOKE_NOTE, mnist, seeds
+
+ALGORITHMS = ("ssgd", "ssgd-noise", "dpsgd")
+NAMED = {"ssgd": "SSGD", "ssgd-noise": "SSGD*", "dpsgd": "DPSGD"}
+# Test errors in % that the paper prints.
+PAPER = {
+    "fig2a": {"ssgd": "does not converge", "ssgd-noise": "5.7", "dpsgd": "2.1"},
+    "fig2b": {"ssgd": "2.6", "ssgd-noise": "3.9", "dpsgd": "2.3"},
+}
+# Where a loss or an error counts as not having converged (ours): far above what every other run reaches.
+POOR = 5.0
+
+
+def runs_of(part: str, algorithms: tuple[str, ...] = ALGORITHMS, many: int = 5) -> Any:
+    """What gives the runs of Figure 2's ``part``, with ``many`` seeds, at a scale."""
+
+    def runs(scale: Scale) -> Runs:
+        return {
+            f"{a}/{s}": mnist(scale, f"{part}-{a}", s)
+            for a, s in itertools.product(algorithms, seeds(scale, many))
+        }
+
+    return runs
+
+
+def _figure2(work: Work, part: str) -> tuple[Drawing, dict[str, list[float]]]:
+    groups = {a: work.group(a) for a in ALGORITHMS}
+    picture = plots.draw([run for runs in groups.values() for run in runs], title=work.title)
+    surfaces = [
+        work.contour(runs[0], label=f"{NAMED[a]}, seed 0", grid=work.pick(7, 50, 50))
+        for a, runs in groups.items()
+    ]
+    contour = plots.draw(surfaces, title=f"{work.title}\nloss around the solutions of seed 0")
+    errors = {a: [test_error(run) for run in runs] for a, runs in groups.items()}
+    rows = [
+        {
+            "algorithm": NAMED[a],
+            "seed": run.seed,
+            "step": run.step,
+            "test_error_percent": test_error(run),
+            "train_loss_nat": last(run, "train_loss"),
+            "alpha_e_last": last(run, "alpha_e"),
+            "consensus_distance": last(run, "consensus"),
+            "diverged": run.diverged,
+        }
+        for a, runs in groups.items()
+        for run in runs
+    ]
+    form = summary if part == "fig2a" else mean_and_spread
+    compared = [
+        Compared(f"test error of {NAMED[a]} (%)", form(errors[a]), PAPER[part][a]) for a in ALGORITHMS
+    ]
+    for surface in surfaces:
+        rise = f"{np.nanmin(surface.loss):.3g} to {np.nanmax(surface.loss):.3g}"
+        compared.append(Compared(f"test loss over the plane, {surface.label}", rise))
+    return Drawing({"": picture, "-contour": contour}, rows, compared, "", None), errors
+
+
+def last(run: Checkpoint, column: str) -> float:
+    """The last number of a column of the history; NaN if it has none."""
+    values = run.history[column]
+    seen = values[np.isfinite(values)]
+    return float(seen[-1]) if len(seen) else float("nan")
+
+
+def _fig2a(work: Work) -> Drawing:
+    drawing, errors = _figure2(work, "fig2a")
+    ss, noise, dp = (float(np.median(errors[a])) for a in ALGORITHMS)
+    early = [_early_rate(run) for run in work.group("dpsgd")]
+    late = [last(run, "alpha_e") for run in work.group("dpsgd")]
+    drawing.held = dp < noise and dp < POOR < ss and float(np.median(early)) < 0.5
+    drawing.compared.append(Compared("α_e of DPSGD, median of the first 100 steps", summary(early)))
+    drawing.compared.append(Compared("α_e of DPSGD at the end", summary(late)))
+    drawing.verdict = (
+        f"Median test error: DPSGD {dp:.2f}%, SSGD* {noise:.2f}%, SSGD {ss:.2f}%, which swings to the end; "
+        f"DPSGD's effective learning rate is {np.median(early):.2f} in the first 100 steps, α being 1."
+    )
+    return drawing
+
+
+def _early_rate(run: Checkpoint) -> float:
+    early = (run.history["step"] <= 100) & np.isfinite(run.history["alpha_e"])
+    return float(np.median(run.history["alpha_e"][early])) if early.any() else float("nan")
+
+
+def _fig2b(work: Work) -> Drawing:
+    drawing, errors = _figure2(work, "fig2b")
+    means = {a: float(np.mean(errors[a])) for a in ALGORITHMS}
+    gap = means["ssgd"] - means["dpsgd"]
+    error = np.sqrt(sum(np.var(errors[a], ddof=1) / len(errors[a]) for a in ("ssgd", "dpsgd")))
+    drawing.held = gap > 0 and means["ssgd-noise"] > means["ssgd"]
+    drawing.verdict = (
+        f"Test error: SSGD less DPSGD {gap:.2f} ± {error:.2f} points (standard error over the seeds), the "
+        f"paper has 0.3; SSGD* is {'the worst' if drawing.held else 'not the worst'}, at "
+        f"{means['ssgd-noise']:.2f}%."
+    )
+    return drawing
+
+
+figure(
+    "fig2a",
+    "DPSGD-2020, Figure 2(a)",
+    "MNIST, α = 1, n = 5, nB = 2000",
+    "At a large rate SSGD fails to converge; DPSGD's effective rate is low at first and lets it converge; "
+    "SSGD* converges to something worse.",
+    runs_of("fig2a"),
+    smoke=SMOKE_NOTE,
+    laptop=MNIST_NOTE,
+    paper=MNIST_NOTE,
+)(_fig2a)
+figure(
+    "fig2b",
+    "DPSGD-2020, Figure 2(b)",
+    "MNIST, α = 0.2, n = 6, ring(2), nB = 1998",
+    "At a smaller rate DPSGD finds a flatter minimum with a lower test error than SSGD; SSGD* is the worst.",
+    runs_of("fig2b"),
+    smoke=SMOKE_NOTE,
+    laptop=MNIST_NOTE,
+    paper=MNIST_NOTE,
+)(_fig2b)

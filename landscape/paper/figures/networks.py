@@ -1,0 +1,241 @@
+"""DPSGD-2020's Figures 1, 3, 4, 6 and 7: CIFAR-10's networks and the acoustic model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from matplotlib.lines import Line2D
+
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure, mean_and_spread, test_error
+from landscape.paper.recipes import NETWORKS
+from landscape.paper.scales import PAPER_CIFAR, PAPER_SPEECH, SMOKE_NOTE, SPEECH_NOTE, cells, cifar_note
+from landscape.plots.picture import panels, several
+from landscape.plots.surface import style
+from landscape.plots.training import COLORS
+
+# What the paper calls the networks.
+NAMED = dict(zip(NETWORKS, (
+    "EfficientNet-B0", "SENet-18", "VGG-19", "ResNet-18", "DenseNet-121", "MobileNet", "MobileNetV2",
+    "ShuffleNet", "GoogleNet", "ResNext-29",
+), strict=True))  # fmt: skip
+BATCHES, SPEECH_BATCHES = (1024, 2048, 4096, 8192), (128, 256, 512)
+BOTH = ("ssgd", "dpsgd")
+ALL = {"ssgd": "SSGD", "ssgd-noise": "SSGD*", "dpsgd": "DPSGD"}
+COLOR = {"ssgd": COLORS["ssgd"], "ssgd-noise": COLORS["ssgd*"], "dpsgd": COLORS["dpsgd"]}
+SCALED: dict[str, Any] = {"smoke": SMOKE_NOTE, "laptop": cifar_note(), "paper": PAPER_CIFAR}
+SPOKEN: dict[str, Any] = {"smoke": SMOKE_NOTE, "laptop": SPEECH_NOTE, "paper": PAPER_SPEECH}
+
+
+def networks(scale: Scale, laptop: int, smoke: int = 2) -> tuple[str, ...]:
+    """Those that a figure has: the first ``smoke`` or ``laptop`` of the paper's ten, or all."""
+    return NETWORKS[: {"smoke": smoke, "laptop": laptop, "paper": 10}[scale]]
+
+
+def batches(scale: Scale) -> tuple[int, ...]:
+    """Those of Table 3 that a figure has."""
+    return {"smoke": BATCHES[-1:], "laptop": (BATCHES[0], BATCHES[-1]), "paper": BATCHES}[scale]
+
+
+def seeded(scale: Scale, names: Iterable[str]) -> Runs:
+    """Three seeds of each cell, but on a laptop one where the batch is not the task's largest."""
+    runs: dict[str, Any] = {}
+    for name in names:
+        largest = (SPEECH_BATCHES if name.startswith("speech") else BATCHES)[-1]
+        runs |= cells(scale, [name], 3 if f"-b{largest}-" in name or scale != "laptop" else 1)
+    return runs
+
+
+def speech(scale: Scale) -> Runs:
+    """Table 4's runs."""
+    return seeded(scale, [cell("lstm", batch, a) for batch in SPEECH_BATCHES for a in BOTH])
+
+
+def cell(model: str, batch: int, algorithm: str, rate: str = "") -> str:
+    """The name of a table's cell."""
+    task = "speech" if model == "lstm" else "cifar10"
+    return f"{task}/{model}-b{batch}-{algorithm}{rate}"
+
+
+def accuracy(run: Checkpoint) -> float:
+    """Test accuracy in %, as the paper prints it: 10 where training diverged."""
+    return 10.0 if run.diverged else 100 - test_error(run)
+
+
+def _by_epoch(run: Checkpoint, column: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """(epochs, values) where the column was evaluated; accuracy in %."""
+    values = run.history[column] * (100 if column == "test_accuracy" else 1)
+    seen = np.isfinite(values)
+    return run.history["step"][seen] * run.epoch / max(1, run.step), values[seen]
+
+
+def curves(ax: Any, runs: list[Checkpoint], column: str, **look: Any) -> list[dict[str, Any]]:
+    """Draw a column of ``runs`` by epoch, with a cross where one diverged; returns what was drawn."""
+    rows = []
+    for k, run in enumerate(runs):
+        epochs, values = _by_epoch(run, column)
+        ax.plot(epochs, values, **(look if k == 0 else {**look, "label": None}))
+        if run.diverged and len(epochs):
+            ax.plot(epochs[-1], values[-1], "x", color=look["color"], ms=8, mew=2)
+        rows += [
+            {"seed": run.seed, "epoch": float(e), column: float(v)}
+            for e, v in zip(epochs, values, strict=True)
+        ]
+    return rows
+
+
+_WHAT = {"test_accuracy": "test accuracy of $w_a$ (%)", "test_loss": "held-out loss (nat)"}
+
+# ---- Figure 1
+
+_FIRST = (
+    ("lstm", 512, "test_loss"),
+    ("efficientnet-b0", 8192, "test_accuracy"),
+    ("senet-18", 8192, "test_accuracy"),
+)
+
+
+def _fig1_runs(scale: Scale) -> Runs:
+    return seeded(scale, [cell(m, b, a) for m, b, _ in _FIRST for a in ALL])
+
+
+def _fig1(work: Work) -> Drawing:
+    rows: list[dict[str, Any]] = []
+    compared: list[Compared] = []
+    better = []
+    paper = {"efficientnet-b0": ("10", "22.15", "91.13"), "senet-18": ("10", "84.86", "90.48")}
+    with style():
+        picture, axes = panels(1, 3, 4.0, 3.5)
+        for ax, (model, batch, column) in zip(axes, _FIRST, strict=True):
+            final = {}
+            for k, (a, name) in enumerate(ALL.items()):
+                runs = work.group(cell(model, batch, a))
+                found = curves(ax, runs, column, color=COLOR[a], ls=("-", "--", "-.")[k], label=name)
+                rows += [
+                    {"model": model, "algorithm": name, "quantity": column, "value": r.pop(column), **r}
+                    for r in found
+                ]
+                values = [accuracy(run) if column == "test_accuracy" else held_out(run) for run in runs]
+                final[a] = np.mean(values)
+                what = _WHAT[column].replace(" of $w_a$", "")
+                printed = paper.get(model, ("10.37", "", "1.66"))[k]
+                ours = mean_and_spread(values) if np.isfinite(final[a]) else "diverged"
+                compared.append(Compared(f"{what}, {_name(model)}, {name}", ours, printed))
+            sign = -1 if column == "test_loss" else 1
+            better.append(sign * final["dpsgd"] > max(sign * final["ssgd"], sign * final["ssgd-noise"]))
+            ax.set_title(f"{_name(model)}, batch {batch}")
+            ax.set_xlabel("epoch")
+            ax.set_ylabel(_WHAT[column])
+        picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        picture.suptitle(work.title)
+    return Drawing(
+        {"": picture},
+        rows,
+        compared,
+        f"DPSGD ends best of the three in {sum(better)} of {len(better)} tasks.",
+        all(better),
+    )
+
+
+def held_out(run: Checkpoint) -> float:
+    """Held-out loss at the end in nats, infinite where training diverged."""
+    seen = run.history["test_loss"][np.isfinite(run.history["test_loss"])]
+    return float("inf") if run.diverged or not len(seen) else float(seen[-1])
+
+
+def _name(model: str) -> str:
+    return NAMED.get(model, "LSTM")
+
+
+figure(
+    "fig1",
+    "DPSGD-2020, Figure 1",
+    "SSGD, SSGD* and DPSGD at the largest batch",
+    "SSGD does not converge in the large-batch setting; with injected noise (SSGD*) it converges to "
+    "something worse than DPSGD.",
+    _fig1_runs,
+    smoke=SMOKE_NOTE,
+    laptop=f"{cifar_note()}; {SPEECH_NOTE}",
+    paper=f"{PAPER_CIFAR}; {PAPER_SPEECH}",
+)(_fig1)
+
+# ---- Figure 6 and Table 3; Figure 7 and Table 4
+
+
+def _table3_runs(scale: Scale) -> Runs:
+    return seeded(scale, [cell(m, b, a) for m in networks(scale, 4) for b in batches(scale) for a in BOTH])
+
+
+def _progress(work: Work, found: list[tuple[str, list[int]]], column: str) -> Drawing:
+    rows: list[dict[str, Any]] = []
+    with style():
+        picture, axes = several(len(found), 3.9 if len(found) > 1 else 6.0, 3.2, sharey=True)
+        for ax, (model, batches) in zip(axes, found, strict=True):
+            for a, (k, batch) in itertools.product(BOTH, enumerate(batches)):
+                runs = work.group(cell(model, batch, a))
+                shade = 0.35 + 0.65 * (k + 1) / len(batches)
+                got = curves(ax, runs, column, color=COLOR[a], alpha=shade, lw=0.8 + 0.4 * k)
+                rows += [{"model": _name(model), "batch": batch, "algorithm": ALL[a], **r} for r in got]
+            ax.set_title(_name(model))
+            ax.set_xlabel("epoch")
+            if ax.get_subplotspec().is_first_col():
+                ax.set_ylabel(_WHAT[column])
+        handles = [Line2D([], [], color=COLOR[a], label=ALL[a]) for a in BOTH]
+        handles += [
+            Line2D(
+                [],
+                [],
+                color="#555555",
+                lw=0.8 + 0.4 * k,
+                alpha=0.35 + 0.65 * (k + 1) / len(found[0][1]),
+                label=f"batch {batch}",
+            )
+            for k, batch in enumerate(found[0][1])
+        ]
+        picture.legend(handles=handles, loc="outside lower center", ncols=6)
+        picture.suptitle(work.title)
+    pairs = []
+    for model, batches in found:
+        both = [work.group(cell(model, batches[-1], name)) for name in BOTH]
+        score = [
+            np.mean([accuracy(r) if column == "test_accuracy" else -held_out(r) for r in runs])
+            for runs in both
+        ]
+        pairs.append(bool(score[1] > score[0]))
+    return Drawing(
+        {"": picture},
+        rows,
+        [],
+        f"At the largest batch DPSGD ends better than SSGD for {sum(pairs)} of {len(pairs)} networks.",
+        all(pairs),
+    )
+
+
+def _fig6(work: Work) -> Drawing:
+    chosen = list(batches(work.scale))
+    return _progress(work, [(m, chosen) for m in networks(work.scale, 4)], "test_accuracy")
+
+
+def _fig7(work: Work) -> Drawing:
+    return _progress(work, [("lstm", list(SPEECH_BATCHES))], "test_loss")
+
+
+figure(
+    "fig6",
+    "DPSGD-2020, Figure 6",
+    "test accuracy by epoch, CIFAR-10, by batch",
+    "DPSGD converges where SSGD diverges, and better than it at the largest batch.",
+    _table3_runs,
+    **SCALED,
+)(_fig6)
+figure(
+    "fig7",
+    "DPSGD-2020, Figure 7",
+    "held-out loss by epoch, LSTM, by batch",
+    "SSGD diverges beyond a batch that DPSGD still converges at.",
+    speech,
+    **SPOKEN,
+)(_fig7)

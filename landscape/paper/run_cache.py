@@ -1,0 +1,193 @@
+"""Runs and analyses for figures, each made once and kept under the hash of what it is made from.
+
+A run lies in FOLDER/runs/HASH, HASH being of its recipe, an analysis in FOLDER/results/HASH.h5, HASH being of
+the runs it looks at and of its settings; so figures share them, and work that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from landscape import data
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.errors import FailedError
+from landscape.core.files import write_text
+from landscape.problem.batches import Stream
+from landscape.problem.problem import Problem
+from landscape.results import base
+from landscape.train import launch
+from landscape.train.distributed import pool
+from landscape.train.planning.calibration import calibrate
+from landscape.train.recipe import Recipe
+from landscape.train.sweep import train
+
+R = TypeVar("R", bound=base.Result)
+# A learner's samples when a step is timed for an estimate; larger batches are taken in proportion (ours).
+TIMED = 16
+
+
+def digest(*parts: Any) -> str:
+    """24 hex digits that tell what is made from ``parts`` (strings, numbers, lists and dicts)."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+@dataclass
+class Workshop:
+    """Where runs and analyses are made and kept, and how: on ``device``, ``nproc`` runs at a time.
+
+    ``message`` takes a line as each run ends, ``progress`` the share of a batch of runs that is done. A
+    process that shows no sign of life for ``timeout`` seconds ends the work.
+    """
+
+    folder: Path
+    device: str = "auto"
+    data_dir: str | None = None
+    nproc: int = 1
+    message: Callable[[str], None] = lambda line: None
+    progress: Callable[[float], None] = lambda share: None
+    timeout: float = pool.TIMEOUT
+    _problems: dict[str, Any] = field(default_factory=dict)
+
+    def place(self, recipe: Recipe) -> Path:
+        """The folder of the run of ``recipe``, wherever that name was written."""
+        return self.folder / "runs" / identity(recipe)
+
+    def missing(self, recipes: Iterable[Recipe]) -> list[Recipe]:
+        """Those of ``recipes`` whose runs have not ended yet, each once."""
+        places = {self.place(recipe): _plain(recipe) for recipe in recipes}
+        return [recipe for place, recipe in places.items() if launch.ended(recipe, place) is None]
+
+    def run(self, recipes: Iterable[Recipe]) -> None:
+        """Train what is missing of ``recipes``. A run that was stopped goes on from its last checkpoint."""
+        todo = self.missing(recipes)
+        (self.folder / "runs").mkdir(parents=True, exist_ok=True)
+        jobs = [
+            (recipe.to_toml(), os.fspath(self.place(recipe)), self.device, self.data_dir) for recipe in todo
+        ]
+        done = 0
+
+        def ended(recipe: Recipe, seconds: float) -> None:
+            nonlocal done
+            done += 1
+            self.message(
+                f"{done} of {len(jobs)}: {recipe.algorithm['name']}, {recipe.model['name']}, lr "
+                f"{recipe.lr:g}, batch {recipe.batch}, seed {recipe.seed}: {seconds:.0f} s"
+            )
+            self.progress(done / len(jobs))
+
+        if min(self.nproc, len(jobs)) <= 1:
+            for recipe, job in zip(todo, jobs, strict=True):
+                ended(recipe, train(*job))
+            return
+        try:
+            pool.run(
+                "landscape.train.sweep:train",
+                jobs,
+                self.nproc,
+                lambda job, seconds: ended(todo[job], seconds),
+                threads=torch.get_num_threads(),
+                timeout=self.timeout,
+            )
+        except pool.JobError as error:
+            raise FailedError(f"{jobs[error.number][1]}: {error}") from error
+
+    def estimate(self, recipes: Iterable[Recipe]) -> float:
+        """Seconds that ``recipes`` would take here, one after another: from a short measurement of each kind.
+
+        Steps and evaluations count, a decomposition as a pass over its samples; checkpoints do not.
+        """
+        total, known = 0.0, dict[str, float]()
+        for recipe in recipes:
+            local = min(TIMED, recipe.local_batch)
+            kind = digest(recipe.model, recipe.data, recipe.precision, recipe.dtype, local)
+            if kind not in known:
+                place = launch.pick_device(self.device)
+                plain = dataclasses.replace(  # a step of TIMED samples, also where a run's are of all
+                    recipe, accumulate=1, sampling="replacement", monitor=type(recipe.monitor)()
+                )
+                costs = calibrate(plain, 1, local, device=place, data_dir=self.data_dir)
+                known[kind] = costs.gradient / local
+            passes = 0.0
+            spec = recipe.spec("data")
+            whole = self._dataset(spec.name, spec.options)
+            train, test = (_samples(split) for split in (whole.train, whole.test))
+            if recipe.decompose.every:
+                passes += (recipe.decompose.samples or train) / recipe.decompose.every
+            if recipe.evaluate.every:
+                passes += test / 3 / recipe.evaluate.every  # without a backward pass
+            total += recipe.steps * (recipe.batch + passes) * known[kind]
+        return total
+
+    def check_data(self, recipes: Iterable[Recipe]) -> None:
+        """Read every data set of ``recipes`` once; raises FailedError that says what to fetch."""
+        for spec in {digest(r.data): r.spec("data") for r in recipes}.values():
+            self._dataset(spec.name, spec.options)
+
+    def _dataset(self, name: str, options: Mapping[str, Any]) -> data.Dataset:
+        key = digest(name, dict(options))
+        if key not in self._problems:
+            self._problems[key] = data.load(name, data_dir=self.data_dir, **options)
+        found: data.Dataset = self._problems[key]
+        return found
+
+    def problem(self, end: Checkpoint, split: str = "test", learner: str | int = "mean") -> Problem:
+        """The problem of a run, on its own data, which is read only once."""
+        dataset = self._dataset(end.data["name"], end.data["options"])
+        end.check_data(dataset)
+        return end.problem(split, learner, data=dataset, device=launch.pick_device(self.device))
+
+    def keep(self, kind: type[R], what: Mapping[str, Any], make: Callable[[], R | Sequence[R]]) -> list[R]:
+        """``make()``, or what it made before of the same ``what``, which must say all that it depends on."""
+        path = self.folder / "results" / f"{digest(kind.__name__, dict(what))}.h5"
+        if path.exists():
+            try:
+                return [found for found in base.load_results(path) if isinstance(found, kind)]
+            except FailedError as error:
+                self.message(f"{error}; it is made again")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        clock = time.perf_counter()
+        made = make()
+        results = [made] if isinstance(made, base.Result) else list(made)
+        base.save(results, path)
+        write_text(path.with_suffix(".seconds"), f"{time.perf_counter() - clock:.1f}\n")
+        return results
+
+    def seconds(self, kind: type[base.Result], what: Mapping[str, Any]) -> float:
+        """What :meth:`keep` took to make it, when it did."""
+        path = self.folder / "results" / f"{digest(kind.__name__, dict(what))}.seconds"
+        return float(path.read_text()) if path.exists() else 0.0
+
+
+def _samples(split: Any) -> int:
+    return split.samples if isinstance(split, Stream) else len(split[1])
+
+
+def identity(recipe: Recipe) -> str:
+    """What tells ``recipe`` from others but for its name: what is set, so that a new key keeps old runs."""
+    return digest(_told(_plain(recipe)))
+
+
+def _told(part: Any) -> dict[str, Any]:
+    """The fields of a recipe, or of a table in it, that differ from their defaults."""
+    told = {}
+    for entry in dataclasses.fields(part):
+        value = getattr(part, entry.name)
+        usual = entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
+        if value != usual:
+            told[entry.name] = _told(value) if dataclasses.is_dataclass(value) else value
+    return told
+
+
+def _plain(recipe: Recipe) -> Recipe:
+    """``recipe`` without the name, by which equal ones may differ."""
+    return dataclasses.replace(recipe, name=recipe.algorithm["name"])

@@ -1,0 +1,53 @@
+"""The four estimates of Δ(2), with their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from landscape.plots.picture import several
+from landscape.plots.surface import style
+from landscape.plots.values import drawing
+from landscape.results.noise import NoiseEstimate
+
+
+@drawing
+def noises(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
+    """The four Δ(2) numbers of each checkpoint as bars on a log scale, error bars one standard error."""
+    names = {
+        "direct": "direct\n(definition)",
+        "full_batch": "full-batch",
+        "eq4": "Eq. 4\nα² tr(HCH)",
+        "first_order": "first-order",
+    }
+    with style():
+        figure, axes = several(len(results), 3.9, 3.1)
+        smallest = min(
+            (v for r in results for k, (v, _) in r.summary().items() if k in names and v > 0), default=1.0
+        )
+        largest = max((v for r in results for k, (v, _) in r.summary().items() if k in names), default=1.0)
+        for ax, r in zip(axes, results, strict=True):
+            summary = r.summary()
+            values, errors = zip(*(summary[name] for name in names), strict=True)
+            place = np.arange(len(names))
+            ax.bar(place, values, yerr=errors, color="#56B4E9", ecolor="k", capsize=3, width=0.65)
+            ax.set_yscale("log")
+            ax.set_ylim(smallest / 5, max(largest, smallest) * 6)
+            for i, value in enumerate(values):
+                ax.annotate(
+                    f"{value:.2g}",
+                    (i, max(value, smallest / 4)),
+                    ha="center",
+                    va="bottom",
+                    xytext=(0, 6),
+                    textcoords="offset points",
+                    fontsize=8.5,
+                )
+            ax.set_xticks(place, list(names.values()))
+            ax.set_title(f"{r.label}\nα = {r.lr:g}, {len(r.direct)} draws of {r.learners} × {r.local_batch}")
+            ax.set_ylabel(f"Δ(2), {r.split or 'data'} (squared weights)")
+            ax.grid(False, axis="x")
+        figure.suptitle(title or "Δ(2): what the learners' spread adds to the noise, four ways")
+    return figure

@@ -1,0 +1,1 @@
+"""What is analysed: a model, a loss and data at one vector of weights."""

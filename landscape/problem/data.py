@@ -1,0 +1,313 @@
+"""The data of a problem: where it lies, in which chunks it comes, and how much each sample weighs."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from landscape.core.errors import InputError
+from landscape.core.memory import fits
+from landscape.problem.batches import (
+    STREAM_BATCH,
+    HostStream,
+    Stream,
+    as_tensors,
+    count_samples,
+    is_resident,
+    named_tensors,
+    split,
+    take,
+    tree_map,
+)
+
+# Samples that checks of the user's model and loss work on (ours): few, so that they cost less than a
+# hundredth of a contour.
+PROBE = 12
+# Two passes over batches are the same where their checksums differ by less, relatively: rounding of sums in
+# another order (ours; one changed pixel of 10,000 images is 1e-9).
+SAME_PASS = 1e-12
+
+Terms = Callable[[Any, Any], Tensor]  # (x, y) -> (B,) float64 on the CPU: terms of the mean a sample brings
+
+
+class Data:
+    """Samples on the device, or batches that go there in turn.
+
+    Args:
+        data: as :class:`landscape.Problem` takes it.
+        own_loss: the model makes its loss from the labels, and is given them.
+
+    :meth:`weigh` is to be called once, before :meth:`chunks`. ``samples`` counts them; ``terms`` is how many
+    terms of the loss's mean they bring. ``resident`` is (x, y) on the device, or None.
+    """
+
+    def __init__(self, data: Any, device: torch.device, dtype: torch.dtype, own_loss: bool) -> None:
+        self.device, self.dtype, self._own_loss = device, dtype, own_loss
+        self.resident: tuple[Any, Any] | None = None
+        self.batches: Iterable[Any] = ()
+        self.each: Tensor | None = None  # (samples,) terms of each; None: the same number
+        self.samples, self.terms = 0, 0.0
+        self.checksum: Tensor | None = None  # of a pass over batches
+        self._fingerprint = ""
+        self._picked: dict[int, Tensor] = {}  # of :meth:`pick`, by count
+        self._terms_in: Terms = lambda x, y: torch.ones(count_samples(x, y, alike=False))
+        data = _batched(as_tensors(data))
+        if is_resident(data):
+            x, y = self.split(data)
+            self.samples = count_samples(x, y, alike=True)
+            if fits(self._size(x) + self._size(y), device):
+                self.resident = self.place(x), self.place(y)
+            else:
+                self.batches = HostStream(x, y, self.samples)
+        elif isinstance(data, Iterator) or not isinstance(data, Iterable):
+            raise InputError(
+                f"data: a {type(data).__name__} is no iterable, or an iterator, which can be read only once; "
+                "give (x, y), a dict, a list of batches, a Dataset or a DataLoader"
+            )
+        else:
+            self.batches = data
+            self.samples = data.samples if isinstance(data, Stream) else 0
+
+    def weigh(self, terms_in: Terms, *, equal: bool) -> None:
+        """Count the samples, and how much each weighs by ``terms_in``.
+
+        ``equal``: read batches twice. Raises InputError where the two passes differ, or nothing is there.
+        """
+        self._terms_in = terms_in
+        held = (self.batches.x, self.batches.y) if isinstance(self.batches, HostStream) else self.resident
+        if held is not None:
+            x, y = held
+            each = terms_in(x, y) if self.samples else torch.zeros(0)
+            self.terms = float(each.sum())
+            self.each = each if bool((each != each[:1]).any()) else None
+        elif isinstance(self.batches, Stream):
+            self.terms = float(self.samples)
+        else:
+            self._read(terms_in)
+            if equal and not isinstance(self.batches, (list, tuple)):
+                self._read_again()
+        if self.samples == 0:
+            raise InputError("data: it holds no samples, at least one is needed")
+        if not self.terms > 0:
+            raise InputError("data: all its targets are left out of the loss, at least one must count")
+
+    def _read(self, terms_in: Terms) -> None:
+        sums = []
+        for batch in self.batches:
+            x, y = self.split(as_tensors(batch))
+            self.samples += count_samples(x, y, alike=False)
+            self.terms += float(terms_in(x, y).sum())
+            sums.append(_checksum((x, y)))
+        self.checksum = torch.stack(sums).sum(0) if sums else None
+
+    def _read_again(self) -> None:
+        """Raise InputError unless a second pass gives the same samples, in whatever order and batches."""
+        again = [_checksum(self.split(as_tensors(batch))) for batch in self.batches]
+        assert self.checksum is not None
+        second = torch.stack(again).sum(0) if again else torch.zeros_like(self.checksum)
+        largest = torch.maximum(self.checksum[1], second[1])
+        if bool(((self.checksum - second).abs() > SAME_PASS * largest).any()):
+            raise InputError(
+                "data: two passes over its batches differ (random augmentation, or shuffle=True with "
+                "drop_last=True?), so that the loss is not one function; give a list of batches, such as "
+                "list(loader)"
+            )
+
+    def split(self, batch: Any) -> tuple[Any, Any]:
+        """(inputs, targets) of a batch, see :func:`landscape.problem.batches.split`."""
+        return split(batch, self._own_loss)
+
+    def place(self, tree: Any) -> Any:
+        """``tree`` on the device, its floating-point tensors in the problem's precision."""
+
+        def place(tensor: Tensor) -> Tensor:
+            floating = self.dtype if tensor.is_floating_point() else None
+            return tensor.detach().to(self.device, floating)
+
+        return tree_map(place, tree)
+
+    def _size(self, tree: Any) -> int:
+        """Bytes that the tensors of ``tree`` take on the device."""
+        tensors = (tensor for _, tensor in named_tensors(tree))
+        return sum(t.numel() * (self.dtype if t.is_floating_point() else t.dtype).itemsize for t in tensors)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor] | None:
+        """(x, y) where each is one tensor and all samples weigh the same: what batched paths work on."""
+        if self.resident is None or self.each is not None:
+            return None
+        x, y = self.resident
+        return (x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else None
+
+    def first(self) -> tuple[Any, Any]:
+        """The first two samples, or the first batch, on the device."""
+        if self.resident is not None:
+            return take(self.resident[0], slice(2)), take(self.resident[1], slice(2))
+        batch = next(iter(self.batches), None)
+        if batch is None:
+            raise InputError("data: it holds no samples, at least one is needed")
+        x, y = self.split(as_tensors(batch))
+        return self.place(x), self.place(y)
+
+    def pick(self, x: Any, y: Any, count: int = PROBE) -> tuple[Any, Any]:
+        """At most ``count`` samples for checks, on the device; ``x``, ``y``: what :meth:`first` gives.
+
+        They come from all the data where it can be indexed, else from the first batch, and hold targets as
+        different as there are, so that those which the loss treats in their own way are likely among them.
+        A batch whose tensors are not all as long as it has samples is returned whole.
+        """
+        if self.indexed:
+            every = self.resident[1] if self.resident is not None else None
+            if count not in self._picked:
+                self._picked[count] = _different(every, self.samples, count)
+            return self.gather(self._picked[count])
+        try:
+            length = count_samples(x, y, alike=True)
+        except InputError:
+            return x, y
+        picked = _different(y, length, count).to(self.device)
+        return take(x, picked), take(y, picked)
+
+    def few(self, count: int = PROBE) -> Data:
+        """The samples of :meth:`pick` as data of their own."""
+        part = copy.copy(self)
+        part._fingerprint, part._picked = "", {}
+        x, y = self.pick(*self.first(), count)
+        part.samples = count_samples(x, y, alike=False)
+        each = self._terms_in(x, y)
+        part.terms, part.checksum = float(each.sum()), None
+        if part.terms <= 0:  # targets that are all left out
+            part.terms = float(part.samples)
+        if self.indexed:
+            part.resident, part.each = (x, y), each if bool((each != each[:1]).any()) else None
+        else:
+            part.batches = [(x, y)]
+        return part
+
+    def chunks(self, size: int) -> Iterator[tuple[Any, Any, float]]:
+        """The data as (x, y, count), on the device; every sample once, ``size`` at a time where resident.
+
+        The counts are what the chunks weigh in the mean, and add up to ``samples``: numbers of samples, but
+        where these bring unequal numbers of terms to the loss. A chunk with no term is left out.
+        """
+        done = 0
+        for x, y in self._parts(size):
+            if self.indexed:
+                part = slice(done, done + count_samples(x, y, alike=False))
+                done, count = part.stop, float(part.stop - part.start)
+                if self.each is not None:
+                    count = float(self.each[part].sum()) * self.samples / self.terms
+            else:
+                count = float(self._terms_in(x, y).sum()) * self.samples / self.terms
+            if count > 0:
+                yield self.place(x), self.place(y), count
+
+    def _parts(self, size: int) -> Iterator[tuple[Any, Any]]:
+        if self.resident is None:
+            yield from (self.split(as_tensors(batch)) for batch in self.batches)
+            return
+        for i in range(0, self.samples, size):
+            part = slice(i, min(i + size, self.samples))
+            yield take(self.resident[0], part), take(self.resident[1], part)
+
+    @property
+    def indexed(self) -> bool:
+        """Whether any sample can be had by its number, so that minibatches can be drawn."""
+        return self.resident is not None or isinstance(self.batches, Stream)
+
+    def gather(self, indices: Tensor) -> tuple[Any, Any]:
+        """(x, y) of the samples ``indices``, of any shape, repeats allowed; on the device, indices first."""
+        flat = indices.flatten()
+        if self.resident is not None:
+            flat = flat.to(self.device)
+            whole = tree_map(lambda t: t.index_select(0, flat), self.resident)
+        elif isinstance(self.batches, Stream):
+            whole = self.place(self.batches.gather(flat.cpu()))
+        else:
+            raise InputError("data: drawing minibatches needs (x, y) tensors, not an iterable of batches")
+        x, y = tree_map(lambda t: t.view(*indices.shape, *t.shape[1:]), whole)
+        return x, y
+
+    def subset(self, indices: Tensor | slice) -> Data:
+        """The samples ``indices`` (repeats allowed; a slice copies nothing). Not of batches."""
+        part = copy.copy(self)
+        part._fingerprint, part._picked = "", {}
+        if isinstance(indices, Tensor):
+            part.resident = self.gather(indices)
+            part.samples = len(indices)
+        elif self.resident is not None:
+            part.resident = take(self.resident[0], indices), take(self.resident[1], indices)
+            part.samples = count_samples(*part.resident, alike=False)
+        elif isinstance(self.batches, Stream):
+            part.batches = self.batches.part(indices)
+            part.samples = part.batches.samples
+        else:
+            raise InputError("data: drawing minibatches needs (x, y) tensors, not an iterable of batches")
+        part.terms = self.terms * part.samples / self.samples
+        if self.each is not None:
+            part.each = self.each[indices if isinstance(indices, slice) else indices.cpu()]
+            part.terms = float(part.each.sum())
+        return part
+
+    def fingerprint(self) -> str:
+        """What tells this data from other data: a CRC-32 of its tensors, or the checksums of its batches.
+
+        It finds accidents, as a file's check sum does: another split, order or precision, not a forgery.
+        """
+        if self.checksum is not None:
+            return " ".join(f"{value:.17g}" for value in self.checksum.flatten().tolist())
+        if self.resident is None:
+            return f"{self.samples} samples of a stream"
+        if self._fingerprint:
+            return self._fingerprint
+        digest = 0
+        for name, tensor in [*named_tensors(self.resident[0], "x"), *named_tensors(self.resident[1], "y")]:
+            digest = zlib.crc32(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode(), digest)
+            rows = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            digest = zlib.crc32(rows.numpy().data, digest)
+        self._fingerprint = f"{digest:08x}"
+        return self._fingerprint
+
+
+def _batched(data: Any) -> Any:
+    """``data``, or batches of a data set that gives its samples one at a time."""
+    return DataLoader(data, batch_size=STREAM_BATCH) if isinstance(data, Dataset) else data
+
+
+def _checksum(tree: Any) -> Tensor:
+    """(2, K) float64: K weighted sums over the numbers of a batch, and the sums of their magnitudes.
+
+    A number's weight depends on its place in its sample, not on the sample's place: the sum over all batches
+    is the same in whatever order they come. The square tells samples whose numbers were exchanged.
+    """
+    sums = []
+    for _, tensor in named_tensors(tree):
+        rows = tensor.detach().to("cpu", torch.float64)
+        rows = rows.reshape(len(rows), -1) if rows.dim() else rows.reshape(1, 1)
+        weights = torch.arange(1, rows.shape[1] + 1, dtype=torch.float64).sqrt().frac() + 0.5
+        each = rows @ weights
+        sums += [torch.stack((part.sum(), part.abs().sum())) for part in (each, each.square())]
+    return torch.stack(sums, 1) if sums else torch.zeros(2, 1, dtype=torch.float64)
+
+
+def _different(y: Any, samples: int, count: int) -> Tensor:
+    """The numbers of at most ``count`` of the samples, some of which have targets unlike the others'."""
+    order = torch.randperm(samples, generator=torch.Generator().manual_seed(0))[:count]
+    picked = [0, samples - 1] if samples > 1 else [0]
+    if isinstance(y, Tensor) and not y.is_floating_point() and not y.is_complex() and y.numel():
+        rows = y.detach().cpu().reshape(samples, -1)
+        values = {int(rows.min()), int(rows.max()), int(rows[0, -1]), int(rows[-1, -1])}
+        for value in sorted(values):  # padding and ignored targets are mostly an extreme, or come last
+            frequency = (rows == value).sum(1)
+            picked += [int(frequency.argmax()), int(frequency.argmin())]
+        if rows.shape[1] == 1 and rows.dtype != torch.bool:
+            classes = {int(v): i for i, v in enumerate(rows[: 64 * count, 0].tolist())}
+            picked += list(classes.values())
+    unique = list(dict.fromkeys([*picked, *order.tolist()]))[:count]
+    return torch.tensor(unique)

@@ -1,0 +1,155 @@
+"""The parameters of a module as one flat vector θ of P numbers, and back, by named slices."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from landscape.core.errors import InputError
+from landscape.core.options import near
+
+Array = np.ndarray[Any, Any]
+NORM_LAYERS: tuple[type[nn.Module], ...] = (
+    nn.modules.batchnorm._NormBase,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
+)
+
+
+def gradients(
+    outputs: Any, inputs: Sequence[Tensor], grad_outputs: Any = None, *, keep: bool = False
+) -> list[Tensor]:
+    """The gradients of ``outputs`` in ``inputs``, without graphs of their own; zero where nothing depends.
+
+    ``keep``: the graph of the outputs. PyTorch up to 2.6 makes those zeros require a gradient.
+    """
+    parts = torch.autograd.grad(outputs, inputs, grad_outputs, retain_graph=keep, materialize_grads=True)
+    return [part.detach() for part in parts]
+
+
+def as_array(tensor: Tensor) -> Array:
+    """``tensor`` as a NumPy array; bfloat16, which NumPy does not have, as float32."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside DataParallel, DistributedDataParallel and torch.compile."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if inner is None and isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            inner = module.module
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+def independent_copy(model: nn.Module) -> nn.Module:
+    """A copy of ``model`` without torch.compile and sparse gradients inside, which have no second derivative.
+
+    Tensors that a forward pass left as attributes, such as the weights of spectral_norm, are copied by value.
+    """
+    attributes = [value for m in model.modules() for value in vars(m).values()]
+    made = {id(t): t.detach().clone() for t in attributes if isinstance(t, Tensor) and not t.is_leaf}
+    try:
+        own = copy.deepcopy(model, made)
+    except Exception as error:  # whatever the user's module holds
+        words = " ".join(str(error).split())[:200]
+        raise InputError(f"model: it cannot be copied ({type(error).__name__}: {words})") from error
+    for parent in list(own.modules()):
+        for name, child in list(parent.named_children()):
+            if unwrapped(child) is not child:
+                setattr(parent, name, unwrapped(child))
+        if isinstance(parent, (nn.Embedding, nn.EmbeddingBag)):
+            parent.sparse = False
+        if getattr(parent, "_compiled_call_impl", None) is not None:
+            parent._compiled_call_impl = None
+    return own
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one parameter tensor lies in θ: ``theta[offset:offset + size].view(shape)``.
+
+    ``role`` is "norm" for the parameters of a normalisation layer, "bias" for any other tensor of at most
+    one dimension, "weight" for the rest: the classes that filter normalisation treats differently.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+    role: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order of a module's parameters in θ. Tied parameters appear once, frozen ones not at all."""
+
+    slots: tuple[Slot, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        """The layout of the trainable parameters of ``module``, in ``named_parameters`` order."""
+        norm_names = {
+            f"{prefix}.{name}" if prefix else name
+            for prefix, child in module.named_modules()
+            if isinstance(child, NORM_LAYERS)
+            for name, _ in child.named_parameters(recurse=False)
+        }
+        slots, offset = [], 0
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            role = "norm" if name in norm_names else "bias" if parameter.dim() <= 1 else "weight"
+            slots.append(Slot(name, tuple(parameter.shape), offset, parameter.numel(), role))
+            offset += parameter.numel()
+        return cls(tuple(slots))
+
+    @cached_property
+    def size(self) -> int:
+        """P, the number of scalars in θ."""
+        return sum(slot.size for slot in self.slots)
+
+    def select(self, part: str | Sequence[str] | None) -> tuple[Slot, ...]:
+        """The slots named by ``part``, in the order of θ: a parameter's name ("1.weight"), a prefix that ends
+        before a dot ("1"), or a list of these; None for all. Raises InputError for a name that fits none.
+        """
+        if part is None:
+            return self.slots
+        chosen: set[Slot] = set()
+        for name in [part] if isinstance(part, str) else part:
+            fits = {s for s in self.slots if s.name == name or s.name.startswith(f"{name}.")}
+            if not fits:
+                hint = near(name, [s.name for s in self.slots])
+                known = ", ".join(dict.fromkeys(s.name.split(".")[0] for s in self.slots))
+                raise InputError(
+                    f"part: '{name}' is no trainable parameter and no prefix of one{hint} (allowed: names "
+                    f"such as {self.slots[0].name}, prefixes such as {known})"
+                )
+            chosen |= fits
+        if not chosen:
+            raise InputError("part: an empty list is not allowed, it must name at least one parameter")
+        return tuple(s for s in self.slots if s in chosen)
+
+    def views(self, theta: Tensor) -> dict[str, Tensor]:
+        """Name -> view of ``theta`` (..., P) in the parameter's shape (..., *shape). No copy."""
+        lead = theta.shape[:-1]
+        return {s.name: theta[..., s.offset : s.offset + s.size].view((*lead, *s.shape)) for s in self.slots}
+
+    def flatten(self, tensors: Mapping[str, Tensor], lead: int = 0) -> Tensor:
+        """Inverse of :meth:`views`: one (..., P) tensor from named ones with ``lead`` leading dimensions."""
+        return torch.cat([tensors[s.name].flatten(start_dim=lead) for s in self.slots], dim=-1)
+
+
+def average(weights: Tensor) -> Tensor:
+    """w_a (P,), the mean of learners (n, P), in their precision; one function, so that all agree on it."""
+    return weights.mean(0)

@@ -1,0 +1,1 @@
+"""Finished results: frozen arrays and attributes that save and load themselves."""

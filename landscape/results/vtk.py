@@ -1,0 +1,63 @@
+"""A surface as a VTK XML structured grid (.vts), for ParaView and its kin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from landscape.core.errors import InputError
+from landscape.core.files import write_text
+from landscape.core.hdf5 import Array
+from landscape.results.surface import Surface
+
+HIDDEN_POINT = 2  # vtkDataSetAttributes::HIDDENPOINT: a point with this bit set is not drawn
+
+
+def save_vts(surface: Surface, path: str | Path) -> None:
+    """Write ``surface`` to ``path`` as ASCII, atomically: points (x, y, loss), data "loss" and "accuracy".
+
+    x runs fastest, as VTK has it: point k is (x[k % nx], y[k // nx]). Where a loss is not finite the data
+    say so, and the point, which must lie somewhere, lies at the lowest finite loss and is hidden
+    ("vtkGhostType"). InputError for another suffix or without any finite loss, FailedError where it cannot
+    be written.
+    """
+    path = Path(path)
+    if path.suffix != ".vts":
+        raise InputError(f"{path}: the name of a VTK structured grid must end in .vts")
+    finite = np.isfinite(surface.loss)
+    if not finite.any():
+        raise InputError("loss: no value is finite, there is nothing to export")
+    height = np.where(finite, surface.loss, surface.loss[finite].min())
+    x, y = np.meshgrid(surface.x, surface.y)
+    points = np.stack((x, y, height), -1).reshape(-1, 3)
+    ny, nx = surface.loss.shape
+    extent = f"0 {nx - 1} 0 {ny - 1} 0 0"
+    text = f"""<?xml version="1.0"?>
+<VTKFile type="StructuredGrid" version="0.1" byte_order="LittleEndian">
+  <StructuredGrid WholeExtent="{extent}">
+    <Piece Extent="{extent}">
+      <PointData Scalars="loss">
+{_array("loss", surface.loss.ravel())}
+{_array("accuracy", surface.accuracy.ravel())}
+{_array("vtkGhostType", np.where(finite, 0, HIDDEN_POINT).ravel().astype(np.uint8))}
+      </PointData>
+      <Points>
+{_array("points", points)}
+      </Points>
+    </Piece>
+  </StructuredGrid>
+</VTKFile>
+"""
+    write_text(path, text)
+
+
+def _array(name: str, values: Array) -> str:
+    """One DataArray element; repr keeps every digit of a float64."""
+    kind = "UInt8" if values.dtype == np.uint8 else "Float64"
+    size = f' NumberOfComponents="{values.shape[1]}"' if values.ndim == 2 else ""
+    rows = values.reshape(len(values), -1).tolist()
+    lines = "\n".join(" ".join(map(repr, row)) for row in rows)
+    return (
+        f'        <DataArray type="{kind}" Name="{name}"{size} format="ascii">\n{lines}\n        </DataArray>'
+    )

@@ -1,0 +1,147 @@
+"""Stability of distributed rules on one quadratic: mixing, random delays, and steps between averages.
+
+As in :mod:`landscape.stability`, h = ηλ; each function returns the largest stable h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from landscape.core.hdf5 import Array
+from landscape.core.options import choose
+from landscape.stability import FORMS, check, first_crossing, max_stable_step, polynomials
+
+
+def max_mixing_step(
+    omegas: Any, momentum: float = 0.0, form: str = "ordinary", order: str = "awc", delay: int = 0
+) -> float:
+    """The largest stable ηλ of learners that mix by a fixed matrix with other eigenvalues ``omegas`` than 1.
+
+    Each takes its own steps, with its own momentum, on one quadratic. A mode evolves by z^τ (z − ω)(z − m) +
+    h p₁, p₁ that of ``form`` "ordinary" or "nesterov" in AWC order, and ω times that in ATC order; the mean
+    is the mode ω = 1. Without momentum and delay: 1 + ω_min (AWC) for real ω, and |ω(1 − h)| < 1 (ATC).
+    """
+    check(delay, momentum, choose("form", form, FORMS[:2]))
+    choose("order", order, ("awc", "atc"))
+    found = [max_stable_step(delay, momentum, form)]
+    for omega in np.unique(np.round(np.asarray(omegas, dtype=complex), 12)):
+        if order == "atc" and omega == 0:
+            continue  # such a mode is gone after one step
+        p0, p1 = polynomials(delay, momentum, form, omega)
+        found.append(first_crossing(p0, omega * p1 if order == "atc" else p1))
+    return min(found)
+
+
+def max_random_delay_step(workers: int) -> float:
+    """The largest ηλ stable in mean square where each step one of ``workers`` N at random delivers.
+
+    Its gradient is of the weights it got when it last delivered, so that the delay is geometric with mean
+    N − 1. With c the workers' copies, x' = x − h c_K and c_K' = x' for K uniform, the second moments
+    E x², E x c_k, E c_k² and E c_j c_k (j ≠ k) follow a linear map of their own. N = 1: 2.
+    """
+    n = workers
+    if n == 1:
+        return 2.0
+
+    def radius(h: float) -> float:
+        q = (n - 1) / n
+        x2 = np.array([1.0, -2 * h, h**2, 0.0])
+        xc = np.array([0.0, 1.0, 0.0, -h])  # E x' c_k of a worker that did not deliver
+        same = np.array([0.0, 0.0, 1.0, 0.0])
+        others = np.array([0.0, 0.0, 0.0, 1.0])
+        rows = [x2, x2 / n + q * xc, x2 / n + q * same, 2 / n * xc + (1 - 2 / n) * others]
+        return float(np.abs(np.linalg.eigvals(np.array(rows))).max())
+
+    return first_unstable(radius, 2.0)
+
+
+def max_matching_step(rho: float, delay: int = 0) -> float:
+    """The largest ηλ stable in mean square where learners average in random pairs, gradients ``delay`` τ old.
+
+    x(t+1) = M_t x(t) − h x(t−τ) in the space orthogonal to the mean, M_t a projection drawn anew with
+    E M_t = ``rho`` there, so that E⟨M x, M x⟩ = E⟨x, M x⟩ = ρ E⟨x, x⟩ and the second moments of
+    x(t), …, x(t−τ) follow a linear map. The mean, ω = 1, has the limit of :func:`max_stable_step`.
+    """
+    d = delay + 1
+    index = {(a, b): k for k, (a, b) in enumerate((a, b) for a in range(d) for b in range(a, d))}
+
+    def moment(a: int, b: int) -> Array:
+        row = np.zeros(len(index))
+        row[index[min(a, b), max(a, b)]] = 1.0
+        return row
+
+    def radius(h: float) -> float:
+        rows = []
+        for a, b in index:  # a, b: how many steps ago, after the step
+            if b == 0:
+                rows.append(rho * moment(0, 0) - 2 * h * rho * moment(0, delay) + h**2 * moment(delay, delay))
+            elif a == 0:
+                rows.append(rho * moment(0, b - 1) - h * moment(delay, b - 1))
+            else:
+                rows.append(moment(a - 1, b - 1))
+        return float(np.abs(np.linalg.eigvals(np.array(rows))).max())
+
+    mean = max_stable_step(delay)
+    return min(mean, first_unstable(radius, mean))
+
+
+def first_unstable(radius: Callable[[float], float], top: float) -> float:
+    """The smallest h in (0, ``top``] from which on ``radius``(h) is above 1; ``top`` if there is none."""
+    grid = np.linspace(0, top, 401)[1:]
+    above = next((k for k, h in enumerate(grid) if radius(h) > 1 + 1e-12), None)
+    if above is None:
+        return top
+    low, high = grid[above] - grid[0], grid[above]
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if radius(middle) > 1 + 1e-12 else (middle, high)
+    return float(low)
+
+
+def max_period_step(
+    period: int,
+    momentum: float = 0.0,
+    form: str = "ordinary",
+    omegas: Any = (1.0,),
+    order: str = "awc",
+    buffers: Literal["keep", "reset", "average"] = "keep",
+    outer: Literal["none", "slowmo", "nesterov"] = "none",
+    outer_lr: float = 1.0,
+    outer_momentum: float = 0.0,
+) -> float:
+    """The largest stable ηλ of ``period`` steps between averages of all learners, then perhaps an outer step.
+
+    The mean's (x, v, x_old, u) goes through ``period`` steps with ``momentum`` in ``form`` and the average's
+    outer step (see landscape.train.algorithms): a linear map, whose spectral radius must be below 1. Modes of
+    disagreement ``omegas`` (1: no mixing in between) lose x at the average, and v only if ``buffers`` are
+    reset or averaged: v must not grow over a period.
+    """
+    check(0, momentum, choose("form", form, FORMS[:2]))
+    a, b, m = outer_lr, outer_momentum, momentum
+
+    def step(h: float, omega: complex) -> Array:
+        """(x, v) after a step."""
+        v = np.array([h, m], dtype=complex)
+        direction = v if form == "ordinary" else np.array([h, 0]) + m * v
+        x = np.array([1.0, 0.0])
+        moved = omega * (x - direction) if order == "atc" else omega * x - direction
+        return np.array([moved, v])
+
+    x, v, old, u = np.eye(4)
+    slow = b * u + old - x if outer != "none" else u
+    new = {"none": x, "slowmo": old - a * slow, "nesterov": old - a * (old - x + b * slow)}[outer]
+    averaged = np.array([new, 0 * v if buffers == "reset" else v, new, slow])
+
+    def radius(h: float) -> float:
+        inner = np.eye(4, dtype=complex)
+        inner[:2, :2] = np.linalg.matrix_power(step(h, 1.0), period)
+        found = float(np.abs(np.linalg.eigvals(averaged @ inner)).max())
+        if m and buffers == "keep":
+            for omega in np.atleast_1d(omegas):
+                found = max(found, float(abs(np.linalg.matrix_power(step(h, omega), period)[1, 1])))
+        return found
+
+    return first_unstable(radius, 1 + 2 * (1 + m) * max(1.0, (1 + b) / a))

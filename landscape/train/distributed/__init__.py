@@ -1,0 +1,1 @@
+"""The processes of a run: starting them, meeting, exchanging, ending."""

@@ -1,0 +1,69 @@
+"""What a child process runs first, as a script: it watches its parent and loads this very package.
+
+``python -P boot.py MODULE ARGUMENTS…`` runs ``MODULE.main()``. With -P nothing lies on the module path that
+nobody asked for, such as the folder one is in; and the package is loaded from here by its file, so that no
+other of its name is found before it.
+
+LANDSCAPE_LINK is one end of a socket. The child writes a byte a second to it, from the start on, and ends as
+soon as the other end is closed, at the latest with the parent. Nothing here imports the package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+LINK = "LANDSCAPE_LINK"
+BEAT = 1.0
+
+
+def follow(link: socket.socket) -> None:
+    """Show once in BEAT seconds that this process lives; end it with its parent."""
+    link.setblocking(False)
+    while True:
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            link.send(b".")
+        if select.select([link], [], [], BEAT)[0]:  # nothing is ever sent here: it was closed
+            os._exit(1)
+
+
+def die_with_parent() -> None:
+    """On Linux, let the system kill this process when its parent ends, even if this one is stopped then."""
+    if sys.platform == "linux":
+        parent, kill_me = os.getppid(), 1  # PR_SET_PDEATHSIG
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(kill_me, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def main() -> None:
+    """Run ``sys.argv[1]``'s main with the arguments after it."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # from a terminal the parent gets them, too, and decides
+        signal.signal(number, signal.SIG_IGN)
+    die_with_parent()
+    link = socket.socket(fileno=int(os.environ.pop(LINK)))
+    threading.Thread(target=follow, args=(link,), daemon=True).start()
+    root = Path(__file__).resolve().parents[2]
+    spec = importlib.util.spec_from_file_location(root.name, root / "__init__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[root.name] = package
+    spec.loader.exec_module(package)
+    module = sys.argv.pop(1)
+    sys.argv[0] = root.name
+    importlib.import_module(module).main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Experiments that train: escape from saddles, stability of minima, continued runs."""

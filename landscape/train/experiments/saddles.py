@@ -1,0 +1,80 @@
+"""Escape times from a saddle, by the same training loop as everything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from landscape.core.errors import InputError
+from landscape.models.saddle import Saddle
+from landscape.results.escape import Escape
+from landscape.train.loop import Hooks, Trainer
+from landscape.train.recipe import read
+
+# Half of the depth lies far outside of what is nearly quadratic (ours).
+SHARE = 0.5
+# What can be varied: the recipe's keys that change.
+VARY = {
+    "dimension": ("model.dimension", "data.dimension"),
+    "noise": ("data.gradient_std",),
+    "lr": ("lr",),
+}
+
+
+class _Escaped(Exception):
+    pass
+
+
+def escape_time(recipe: str, settings: Sequence[str]) -> float:
+    """The first step after which L(w_a) ≤ SHARE of the saddle's depth; inf if none is.
+
+    ``recipe`` and ``settings`` as in :func:`landscape.train.recipe.read`; the model must be "saddle".
+    """
+    chosen = read(recipe, [*settings, "evaluate.every=1", "decompose.every=0"])
+    spec = chosen.spec("model")
+    if spec.name != "saddle":
+        raise InputError(f"model.name: '{spec.name}' is not allowed, escape times are those of 'saddle'")
+    level = SHARE * Saddle(**spec.options).depth
+
+    def look(done: int, total: int) -> None:
+        if trainer.rows[-1]["test_loss"] <= level:
+            raise _Escaped
+
+    trainer = Trainer(chosen, hooks=Hooks(step=look))
+    try:
+        trainer.run()
+    except _Escaped:
+        return float(trainer.step)
+    return math.inf
+
+
+def sweep(
+    vary: str,
+    values: Sequence[float],
+    algorithms: Mapping[str, Sequence[str]],
+    seeds: int,
+    *,
+    recipe: str = "saddle-dpsgd",
+    settings: Sequence[str] = (),
+    done: Callable[[], None] = lambda: None,
+) -> Escape:
+    """:class:`Escape` of each of ``algorithms`` (name -> settings) over ``values`` of a key of VARY.
+
+    Seeds are 0…S−1, the same for all, so that algorithms see the same minibatches.
+    """
+    times = np.zeros((len(algorithms), len(values), seeds))
+    for a, own in enumerate(algorithms.values()):
+        for k, value in enumerate(values):
+            varied = [f"{key}={value}" for key in VARY[vary]]
+            for seed in range(seeds):
+                times[a, k, seed] = escape_time(recipe, [*settings, *own, *varied, f"seed={seed}"])
+                done()
+    base = read(recipe, settings)
+    model, data = base.spec("model").options, base.spec("data").options
+    fixed = {"dimension": model["dimension"], "noise": data["gradient_std"], "lr": base.lr}
+    setting = ", ".join(f"{name} {value:g}" for name, value in fixed.items() if name != vary)
+    return Escape(
+        times, np.array(values, dtype=np.float64), vary, tuple(algorithms), SHARE, base.steps, setting
+    )

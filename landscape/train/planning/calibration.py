@@ -1,0 +1,244 @@
+"""What a step takes on this machine: a short measurement of the computing, and of loopback."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+from landscape.core.errors import FailedError
+from landscape.train.algorithms.ssgd import SSGD
+from landscape.train.distributed import pool
+from landscape.train.distributed.children import loopback
+from landscape.train.distributed.comm import Comm, Plan
+from landscape.train.loop import Trainer
+from landscape.train.planning.run_time import Link
+from landscape.train.randomness import generator
+from landscape.train.recipe import Decompose, Evaluate, Recipe, from_values, parse
+
+# A measurement goes on for this long (s), and for this many times at least (ours: medians within percents).
+SECONDS, TIMES = 1.0, 5
+# How long processes wait for each other (ours: programs start, and data is read, on a busy machine).
+TIMEOUT = datetime.timedelta(seconds=300)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds that a worker computes for its learners' local batches, as measured by :func:`calibrate`.
+
+    ``gradient``: minibatch, gradient and the optimizer's direction. ``update``: the rest of a step with
+    nothing to exchange. ``mix``: to mix in one received learner. ``noise``: SSGD*'s draw. ``draw``: one index
+    of a minibatch; every process draws those of all learners. ``size``: bytes of one learner.
+    """
+
+    gradient: float
+    update: float
+    mix: float
+    noise: float
+    draw: float
+    parameters: int
+    size: int
+    linear: bool
+
+
+def calibrate(
+    recipe: Recipe,
+    held: int,
+    local_batch: int,
+    *,
+    device: torch.device | str = "cpu",
+    data_dir: Any = None,
+    ready: Callable[[], object] = lambda: None,
+) -> Costs:
+    """Measure what a process with ``held`` learners of ``recipe`` computes in a step, for some seconds.
+
+    Medians, on ``device`` with as many threads as torch is set to; ``ready`` is called before the clock
+    starts. The learning rate is so small that the weights stay where they are. Raises what reading the data
+    and building the model raise.
+    """
+    still = dataclasses.replace(
+        recipe,
+        learners=held,
+        batch=held * local_batch,
+        lr=1e-12,
+        steps=10**9,
+        algorithm={"name": "ssgd"},
+        decompose=Decompose(every=0),
+        evaluate=Evaluate(every=0),
+    )
+    trainer = Trainer(still, device=device, data_dir=data_dir)
+    trainer.rule = rule = _Clocked(held, recipe.seed, trainer.train.device)
+    trainer.comm = rule.comm = _Alone(held)
+    weights = trainer.weights
+    width = weights.shape[1]
+    four = Plan([0, 1, 2, 3], [], torch.eye(held), torch.full((held, 4), 0.25))
+    received, out = weights[:1].repeat(4, 1), torch.empty_like(weights)
+
+    def noise() -> None:
+        draw = torch.randn(width, generator=generator(0, "noise", 1))
+        torch.add(weights, draw.to(weights), alpha=0.1)
+
+    def draw() -> None:
+        torch.randint(trainer.train.samples, (1000, 100), generator=generator(0, "batch", 1))
+
+    def step() -> None:
+        trainer._step(trainer.step + 1)
+        trainer.rows.clear()
+
+    work: list[Callable[[], object]] = [step, lambda: four.apply(weights, received, out), noise, draw]
+    rows: list[list[float]] = []
+    ready()
+    begun = time.perf_counter()
+    while len(rows) <= TIMES or time.perf_counter() - begun < SECONDS:
+        clocks = [rule.now()]
+        for call in work:
+            call()
+            clocks.append(rule.now())
+        whole, mixing, noisy, drawing = np.diff(clocks).tolist()
+        rows.append([rule.gradient, whole - rule.gradient, mixing / 4, noisy, drawing / 100_000])
+    gradient, update, mix, noisy, drawing = np.median(rows[1:], axis=0).tolist()  # the first warms up
+    return Costs(
+        gradient=gradient,
+        update=update,
+        mix=mix,
+        noise=noisy,
+        draw=drawing,
+        parameters=width,
+        size=width * weights.element_size(),
+        linear=trainer.optimizer.linear,
+    )
+
+
+class _Alone(Comm):
+    """One process of several that exchanges nothing: it computes what such a one does, no more."""
+
+    def __init__(self, learners: int) -> None:
+        super().__init__(learners)
+        self.size = 2
+
+    def _start_mean(self, rows: Tensor, use: str) -> Callable[[], Tensor]:
+        total = torch.sum(rows, 0, out=self.buffer(use, rows[0])).div_(self.learners)
+        return lambda: total
+
+    def start_learners_mean(self, *values: float) -> Callable[[], list[float]]:
+        return lambda: list(values)
+
+
+class _Clocked(SSGD):
+    """SSGD that knows how long its last gradient took: ``gradient``, the seconds from points to finish."""
+
+    gradient = _asked = 0.0
+
+    def __init__(self, learners: int, seed: int, device: torch.device) -> None:
+        super().__init__(learners, seed)
+        self.device = device
+
+    def now(self) -> float:
+        """The time (s), with nothing still queued on the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def points(self, weights: Tensor) -> Tensor:
+        found = super().points(weights)
+        self._asked = self.now()
+        return found
+
+    def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
+        self.gradient = self.now() - self._asked
+        return super().finish(weights, directions, lr, step)
+
+
+def calibrate_at_once(
+    recipe: Recipe, held: int, local_batch: int, processes: int, *, data_dir: Any = None
+) -> Costs:
+    """:func:`calibrate` in ``processes`` of this machine's CPU at the same time: the mean of what they find.
+
+    They share its cores and its memory as the workers of one machine do, with as many threads each as
+    ``landscape train --nproc`` gives them. Raises FailedError where they cannot meet.
+    """
+    found = _at_once(
+        processes,
+        "calibrate",
+        [recipe.to_toml(), held, local_batch, data_dir and os.fspath(data_dir)],
+        "--per-machine",
+    )
+    linear, size, parameters = (found.pop(name) for name in ("linear", "size", "parameters"))
+    return Costs(**found, linear=bool(linear), size=int(size), parameters=int(parameters))
+
+
+def _calibrate(
+    rank: int, processes: int, toml: str, held: int, local_batch: int, data_dir: Any
+) -> dict[str, float]:
+    recipe = from_values(parse(toml, "recipe"))
+    costs = calibrate(recipe, held, local_batch, data_dir=data_dir, ready=dist.barrier)
+    return dataclasses.asdict(costs)
+
+
+def measure_link(size: int, processes: int = 2) -> Link:
+    """Latency and bandwidth over loopback, of ``processes`` that exchange ``size`` bytes all at once.
+
+    Each sends to the next and receives from the one before, as an exchange of ``Comm`` does.
+    Raises FailedError where the processes cannot meet.
+    """
+    return Link(**_at_once(processes, "exchange", [size], "--bandwidth, --latency"))
+
+
+def _exchange(rank: int, processes: int, size: int) -> dict[str, float]:
+    found = []
+    for count, times in ((1, 300), (max(1, size // 4), 15)):
+        sent, received = torch.zeros(count), torch.zeros(count)
+        seconds = []
+        for _ in range(times):
+            clock = time.perf_counter()
+            works = dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, sent, (rank + 1) % processes),
+                    dist.P2POp(dist.irecv, received, (rank - 1) % processes),
+                ]
+            )
+            for work in works:
+                work.wait()
+            seconds.append(time.perf_counter() - clock)
+        found.append(statistics.median(seconds[1:]))
+    latency, whole = found
+    # Where the bytes take no time beside the latency, all that is known is that they take next to none.
+    return {"latency": latency, "bandwidth": size / max(whole - latency, 1e-3 * whole)}
+
+
+def _at_once(processes: int, work: str, arguments: list[Any], option: str) -> dict[str, float]:
+    """The mean over the ranks of what ``work(rank, processes, *arguments)`` finds in each, all at once."""
+    found: dict[int, dict[str, float]] = {}
+    threads = None if "OMP_NUM_THREADS" in os.environ else os.cpu_count()
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [[work, rank, processes, f"{folder}/store", *arguments] for rank in range(processes)]
+        try:
+            pool.run(f"{__name__}:_member", jobs, processes, found.__setitem__, threads=threads)
+        except pool.JobError as error:
+            if error.known:
+                raise
+            raise FailedError(f"{option}: {processes} processes cannot be measured here ({error})") from error
+    return {name: statistics.mean(each[name] for each in found.values()) for name in found[0]}
+
+
+def _member(work: str, rank: int, processes: int, store: str, *arguments: Any) -> dict[str, float]:
+    """One process of :func:`_at_once`."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
+    file = FileStore(store, processes)
+    dist.init_process_group("gloo", store=file, rank=rank, world_size=processes, timeout=TIMEOUT)
+    found = (_exchange if work == "exchange" else _calibrate)(rank, processes, *arguments)
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
