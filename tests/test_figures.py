@@ -23,7 +23,7 @@ from landscape.paper.figure import SCALES, Compared, Drawing, Scale, Work
 from landscape.paper.figures import edge_of_stability, landscapes, networks, systems
 from landscape.paper.run_cache import Workshop, identity
 from landscape.plots.picture import panels
-from landscape.plots.surface import style
+from landscape.plots.style import style
 from landscape.results.stability import Stability
 from landscape.train import recipe
 from landscape.train.planning import plan

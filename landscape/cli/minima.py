@@ -93,7 +93,7 @@ def table(result: Minima) -> str:
     heads = [HEADS[0], *(f"{h}, m = {result.momentum:g}" for h in HEADS[1:])]
     lines.append(f"{'τ':>5}" + "".join(f"{head:>28}" for head in heads))
     for k, tau in enumerate(result.delay):
-        pairs = zip(result.found[:, k], result.predicted[:, k], strict=True)
+        pairs = zip(result.boundary[:, k], result.predicted[:, k], strict=True)
         cells = [f"{found:.4g} {predicted:.4g} {found / predicted:5.3f}" for found, predicted in pairs]
         lines.append(f"{tau:>5}" + "".join(f"{cell:>28}" for cell in cells))
     return "\n".join(lines)

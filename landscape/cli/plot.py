@@ -14,6 +14,7 @@ from landscape.cli import common
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import printable
 from landscape.core.options import choose
+from landscape.plots.surface import STYLES
 from landscape.plots.values import check_title
 from landscape.results.surface import Surface
 from landscape.results.vtk import save_vts
@@ -43,7 +44,7 @@ def plot(files: tuple[str, ...], output: str | None, style: str, title: str, qui
     """
     picture = Path(output or run_folder.checkpoint_in(Path(files[0])).with_suffix(".png"))
     export = picture.suffix == ".vts"
-    choose("--style", style, plots.STYLES)
+    choose("--style", style, STYLES)
     if not export:
         plots.check_format(picture)
     results: list[Any] = []

@@ -18,7 +18,7 @@ from landscape._version import __version__
 from landscape.core.errors import FailedError
 from landscape.core.files import read_regular, write_text
 from landscape.paper.figure import Drawing, Work, get, names
-from landscape.plots.surface import style
+from landscape.plots.style import style
 
 # Colours a picture keeps: what a palette of 8 bits holds. A picture is a third of its size so.
 COLORS = 256

@@ -50,7 +50,7 @@ class Minima(Result):
     source_sha256: str = ""
 
     @property
-    def found(self) -> Array:
+    def boundary(self) -> Array:
         """(3, K): the geometric mean of the rates that training stayed and left at."""
         middle: Array = np.sqrt(self.stays * self.leaves)
         return middle

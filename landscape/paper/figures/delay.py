@@ -12,7 +12,7 @@ from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure,
 from landscape.paper.figures.abstracts import OURS
 from landscape.paper.scales import SMOKE_NOTE
 from landscape.plots.picture import panels
-from landscape.plots.surface import style
+from landscape.plots.style import style
 from landscape.results.minima import Minima
 from landscape.train.experiments.minima import minima
 from landscape.train.loop import recipe_of
@@ -115,9 +115,9 @@ def _left(work: Work) -> Drawing:
         {
             "delay": int(tau),
             "form": form,
-            "largest_lr_that_stays": float(result.found[f, k]),
+            "largest_lr_that_stays": float(result.boundary[f, k]),
             "predicted_lr": float(result.predicted[f, k]),
-            "ratio": float(result.found[f, k] / result.predicted[f, k]),
+            "ratio": float(result.boundary[f, k] / result.predicted[f, k]),
         }
         for f, form in enumerate(forms)
         for k, tau in enumerate(result.delay)

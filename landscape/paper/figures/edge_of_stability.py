@@ -23,7 +23,7 @@ from landscape.paper.figure import (
 )
 from landscape.paper.scales import SMOKE_NOTE, mnist, seeds
 from landscape.plots.picture import panels
-from landscape.plots.surface import plain_numbers, style
+from landscape.plots.style import decimal_labels, style
 
 # Steps for each rate: the plateau is reached within a third of them (ours).
 STEPS = {0.2: 3000, 0.5: 1000, 1.0: 1000}
@@ -195,8 +195,8 @@ def _follow(work: Work) -> Drawing:
         for ax, label in zip(axes, ("test error (%)", "median rise of the loss (nat)"), strict=True):
             ax.set_xscale("log")
             ax.set_yscale("log")
-            plain_numbers(ax.xaxis)
-            plain_numbers(ax.yaxis)
+            decimal_labels(ax.xaxis)
+            decimal_labels(ax.yaxis)
             ax.set_xlabel(r"$\lambda_{max}$ of $w_a$, second half of training (nat)")
             ax.set_ylabel(label)
         handles = [Line2D([], [], color=c, marker="o", ls="none", label=n) for n, c in COLORS.items()]
@@ -303,8 +303,8 @@ def _lamb(work: Work) -> Drawing:
                 ]
         ax.set_xscale("log")
         ax.set_yscale("log")
-        plain_numbers(ax.xaxis)
-        plain_numbers(ax.yaxis)
+        decimal_labels(ax.xaxis)
+        decimal_labels(ax.yaxis)
         ax.set_xlabel("learning rate")
         ax.set_ylabel("test error of $w_a$ (%)")
         picture.legend(loc="outside lower center", ncols=2)

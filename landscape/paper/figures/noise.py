@@ -17,7 +17,7 @@ from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure,
 from landscape.paper.figures.mnist import NAMED, last, runs_of
 from landscape.paper.scales import MNIST_NOTE, SMOKE_NOTE, mnist, seeds
 from landscape.plots.picture import panels
-from landscape.plots.surface import plain_numbers, style
+from landscape.plots.style import decimal_labels, style
 from landscape.results.noise import NoiseEstimate
 from landscape.results.surface import Surface
 
@@ -272,7 +272,7 @@ def _flatness(work: Work) -> Drawing:
         ax.set_yticks(range(len(ratios)), list(ratios))
         ax.set_ylim(len(ratios) - 0.5, -0.5)
         ax.set_xscale("log")
-        plain_numbers(ax.xaxis)
+        decimal_labels(ax.xaxis)
         ax.set_xlabel("rise of the loss around SSGD / around DPSGD, a ring a seed, a bar the median")
         picture.suptitle(work.title)
     compared = [

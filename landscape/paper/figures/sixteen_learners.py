@@ -12,7 +12,7 @@ from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure,
 from landscape.paper.figures.networks import ALL, BOTH, COLOR, accuracy, cell, curves
 from landscape.paper.scales import SMOKE_NOTE
 from landscape.plots.picture import panels
-from landscape.plots.surface import style
+from landscape.plots.style import style
 
 # What is changed of Table 3's cell of ResNet-18 at batch 4096; the rate, which is not scaled, is ours.
 LENET = ("model={name='lenet-5'}", "schedule={}", "lr=0.1", "checkpoint.every=0")

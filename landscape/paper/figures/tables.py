@@ -30,7 +30,7 @@ from landscape.paper.figures.networks import (
 )
 from landscape.paper.recipes import NETWORKS
 from landscape.plots.picture import panels
-from landscape.plots.surface import style
+from landscape.plots.style import style
 from landscape.problem.layout import Layout
 
 MIB = 2.0**20
