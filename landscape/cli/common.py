@@ -176,7 +176,7 @@ def open_problem(
     return problem
 
 
-def about(checkpoint: Checkpoint, split: str, source: Source | None = None) -> base.About:
+def about(checkpoint: Checkpoint, split: str, source: Source | None = None) -> base.Provenance:
     """Where a result came from, as the result keeps it; its label names data that is not the checkpoint's."""
     assert checkpoint.path is not None
     other = source.other_data(checkpoint) if source else ""

@@ -30,7 +30,7 @@ class GridFile(Generic[R]):
         self,
         path: Path,
         kind: type[R],
-        origins: Sequence[base.About],
+        origins: Sequence[base.Provenance],
         wanted: Mapping[str, Any],
         quiet: bool,
         team: Team,

@@ -115,7 +115,7 @@ def names(runs: list[Checkpoint]) -> list[str]:
     return labels if len(set(labels)) == len(labels) else [str(run.path) for run in runs]
 
 
-def about(group: list[Checkpoint], kind: str, split: str, source: common.Source) -> base.About:
+def about(group: list[Checkpoint], kind: str, split: str, source: common.Source) -> base.Provenance:
     """Where a surface or line came from; all of its checkpoints where it lies between them."""
     if kind != "between":
         return common.about(group[0], split, source)

@@ -100,14 +100,14 @@ def group(parent: h5py.Group, name: str) -> h5py.Group:
     found = parent.get(name)
     if not isinstance(found, h5py.Group):
         raise ValueError(
-            f"{_place(parent, name)} is {'missing' if found is None else 'a data set'}, a group is needed"
+            f"{location(parent, name)} is {'missing' if found is None else 'a data set'}, a group is needed"
         )
     return found
 
 
 def dataset(parent: h5py.Group, name: str, kinds: str = "fiub", dims: int | None = None) -> h5py.Dataset:
     """The data set ``name`` of one of numpy's ``kinds``, with ``dims`` dimensions; ValueError names it."""
-    found, place = parent.get(name), _place(parent, name)
+    found, place = parent.get(name), location(parent, name)
     if not isinstance(found, h5py.Dataset):
         raise ValueError(f"{place} is {'missing' if found is None else 'a group'}, a data set is needed")
     if found.dtype.kind not in kinds or not found.dtype.isnative:
@@ -119,7 +119,7 @@ def dataset(parent: h5py.Group, name: str, kinds: str = "fiub", dims: int | None
 
 def attribute(parent: h5py.Group, name: str, kind: type[T]) -> T:
     """The attribute ``name`` as a bool, int, float or str; ValueError that names it for anything else."""
-    place = f"attribute {_place(parent, name)}"
+    place = f"attribute {location(parent, name)}"
     if name not in parent.attrs:
         raise ValueError(f"{place} is missing")
     value = parent.attrs[name]
@@ -136,7 +136,8 @@ def attribute(parent: h5py.Group, name: str, kind: type[T]) -> T:
     return kind(value)
 
 
-def _place(parent: h5py.Group, name: str) -> str:
+def location(parent: h5py.Group, name: str) -> str:
+    """The full name of a member of ``parent``, for messages."""
     return f"{(parent.name or '').rstrip('/')}/{name}"
 
 

@@ -130,6 +130,7 @@ algorithms = Registry("algorithm", "algorithm.name", "landscape.train.algorithms
 optimizers = Registry("optimizer", "optimizer.name", "landscape.train.optimizer")
 models = Registry("model", "model.name", "landscape.models")
 data_sets = Registry("data set", "data.name", "landscape.data")
+results = Registry("result", "FILE", "landscape.results")
 drawings = Registry("drawing", "FILE", "landscape.plots")
 figures = Registry("figure", "NAME", "landscape.paper.figures")
 commands = Registry("command", "COMMAND", "landscape.cli")

@@ -103,7 +103,7 @@ def _scale(results: Sequence[Surface]) -> tuple[Array, colors.Normalize, str]:
     return shared, colors.Normalize(shared[0], shared[-1]), step
 
 
-def draw_contours(results: Sequence[Surface], title: str = "") -> Figure:
+def _draw_contours(results: Sequence[Surface], title: str = "") -> Figure:
     """Filled contours with lines, one panel for each surface, at shared levels and colours.
 
     Markers show the lowest grid point, and either the centre or the weights that define the plane: the
@@ -130,7 +130,7 @@ def draw_contours(results: Sequence[Surface], title: str = "") -> Figure:
     return figure
 
 
-def draw_difference(results: Sequence[Surface], title: str = "") -> Figure:
+def _draw_difference(results: Sequence[Surface], title: str = "") -> Figure:
     """The loss of the first surface minus that of the second: blue where it is negative, red where positive.
 
     Raises:
@@ -167,7 +167,7 @@ def draw_difference(results: Sequence[Surface], title: str = "") -> Figure:
     return figure
 
 
-def draw_3d(results: Sequence[Surface], title: str = "") -> Figure:
+def _draw_3d(results: Sequence[Surface], title: str = "") -> Figure:
     """The loss as height above the plane, one panel for each surface, with shared heights and colours."""
     _check_grids(results)
     with figure_style():
@@ -199,7 +199,7 @@ def draw_3d(results: Sequence[Surface], title: str = "") -> Figure:
     return figure
 
 
-STYLES = {"contour": draw_contours, "surface": draw_3d, "difference": draw_difference}
+STYLES = {"contour": _draw_contours, "surface": _draw_3d, "difference": _draw_difference}
 
 
 @draws(Surface)
