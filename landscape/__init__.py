@@ -4,7 +4,7 @@ from landscape import data, models
 from landscape._version import __version__
 from landscape.analysis.contour import contour
 from landscape.analysis.hessian_grid import hessian_grid
-from landscape.analysis.line import barrier, line
+from landscape.analysis.line import line
 from landscape.analysis.noise import estimate_noise
 from landscape.analysis.planes import between, eigen_plane, learners_plane, pca_plane, random_plane
 from landscape.analysis.smoothing import smoothing
@@ -21,7 +21,7 @@ from landscape.problem.problem import Problem
 from landscape.results.base import save
 from landscape.results.escape import Escape
 from landscape.results.hessian_grid import HessianGrid
-from landscape.results.line import Line
+from landscape.results.line import Line, barrier
 from landscape.results.minima import Minima
 from landscape.results.noise import NoiseEstimate
 from landscape.results.plane import Plane

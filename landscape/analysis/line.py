@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
-from landscape.core.hdf5 import Array
 from landscape.core.options import positive
 from landscape.evaluation import evaluate
 from landscape.problem.batchnorm import SAMPLES, has_batchnorm, with_policy
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.line import Line
+from landscape.results.line import Line, barrier
 from landscape.results.plane import SPAN
 
 POINTS = 51  # ours; Frankle et al. 2020 take 30 between two ends. Odd, so that the middle is one of them
@@ -92,25 +91,3 @@ def line(
         ends=ends,
         **about,
     )
-
-
-def barrier(t: Array, loss: Array) -> float:
-    """The loss barrier between the ends of a line: max_t [L(t) − ((1−t)·L(0) + t·L(1))] ≥ 0.
-
-    A barrier of 0 means that the loss never rises above the straight line between its ends, as in a convex
-    valley: the two ends are linearly connected (Frankle et al. 2020, who use the mean of the two ends in
-    place of the straight line; this form is from Entezari et al. 2022, section 2).
-
-    Args:
-        t: (K,), from 0 to 1.
-        loss: (K,).
-
-    Returns:
-        The barrier in the unit of the loss; NaN if a loss is NaN or an end is infinite.
-
-    Example:
-        >>> barrier(np.array([0.0, 0.5, 1.0]), np.array([1.0, 4.0, 3.0]))
-        2.0
-    """
-    with np.errstate(invalid="ignore"):
-        return float(np.max(loss - ((1 - t) * loss[0] + t * loss[-1])))

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from landscape.core.hdf5 import Array
 from landscape.results.base import Result
 
@@ -26,7 +28,6 @@ class Line(Result):
         batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
 
     Example:
-        >>> import numpy as np
         >>> t = np.linspace(0, 1, 3)
         >>> line = Line(t=t, loss=t**2, accuracy=1 - t, start=np.zeros(2), direction=np.ones(2),
         ...             kind="interpolation", barrier=0.0, samples=1, dtype="float64", bn="center",
@@ -65,3 +66,25 @@ class Line(Result):
     label: str = ""
     source: str = ""
     source_sha256: str = ""
+
+
+def barrier(t: Array, loss: Array) -> float:
+    """The loss barrier between the ends of a line: max_t [L(t) − ((1−t)·L(0) + t·L(1))] ≥ 0.
+
+    A barrier of 0 means that the loss never rises above the straight line between its ends, as in a convex
+    valley: the two ends are linearly connected (Frankle et al. 2020, who use the mean of the two ends in
+    place of the straight line; this form is from Entezari et al. 2022, section 2).
+
+    Args:
+        t: (K,), from 0 to 1.
+        loss: (K,).
+
+    Returns:
+        The barrier in the unit of the loss; NaN if a loss is NaN or an end is infinite.
+
+    Example:
+        >>> barrier(np.array([0.0, 0.5, 1.0]), np.array([1.0, 4.0, 3.0]))
+        2.0
+    """
+    with np.errstate(invalid="ignore"):
+        return float(np.max(loss - ((1 - t) * loss[0] + t * loss[-1])))
