@@ -314,7 +314,7 @@ def test_a_file_of_something_else_is_replaced_and_says_why(
     noise = ("noise", last, "--draws", "2", "-o", out)
     one_line(command(*noise), 1, "c.h5", "finished landscape.surface", "--force")
     assert command(*noise, "--force")[0] == 0
-    says("not gone on with, it holds a landscape.analysis.noise", contour=(last,))
+    says("not gone on with, it holds a landscape.noise", contour=(last,))
     says("not gone on with, its bn is 'center' and not 'train'", contour=(last, "--bn", "train"))
 
 

@@ -37,7 +37,7 @@ class Escape(Result):
         ([[4.0]], [[[1.0]], [[inf]]])
     """
 
-    schema: ClassVar[str] = "landscape.results.escape"
+    schema: ClassVar[str] = "landscape.escape"
     shapes: ClassVar[Mapping[str, str]] = {
         "times": "algorithms+ values+ run+",
         "values": "values",

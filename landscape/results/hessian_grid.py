@@ -40,7 +40,7 @@ class HessianGrid(Result):
         [[0.0, 0.5], [1.0, 0.5]]
     """
 
-    schema: ClassVar[str] = "landscape.analysis.hessian_grid"
+    schema: ClassVar[str] = "landscape.hessian_grid"
     shapes: ClassVar[Mapping[str, str]] = {"x": "x+", "y": "y+"} | dict.fromkeys(
         ("lambda_min", "lambda_max", "ratio", "residual_min", "residual_max", "hvps", "converged", "done"),
         "y x",

@@ -36,7 +36,7 @@ class Line(Result):
         [0.0, 0.25, 1.0]
     """
 
-    schema: ClassVar[str] = "landscape.analysis.line"
+    schema: ClassVar[str] = "landscape.line"
     shapes: ClassVar[Mapping[str, str]] = {
         "t": "t+",
         "loss": "t",

@@ -42,7 +42,7 @@ class Minima(Result):
         [2.0, 2.0, 2.0]
     """
 
-    schema: ClassVar[str] = "landscape.results.minima"
+    schema: ClassVar[str] = "landscape.minima"
     shapes: ClassVar[Mapping[str, str]] = {"delay": "delay+"} | dict.fromkeys(
         ("predicted", "stays", "leaves", "steps", "lambda_after"), "form delay"
     )

@@ -37,7 +37,7 @@ class NoiseEstimate(Result):
         ((2.0, 1.0), (1.0, 0.0))
     """
 
-    schema: ClassVar[str] = "landscape.analysis.noise"
+    schema: ClassVar[str] = "landscape.noise"
     shapes: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("direct", "first_order", "delta_s", "delta_2", "delta_cross"), "draw+"
     )

@@ -49,7 +49,7 @@ class Smoothing(Result):
         [1.0, 2.0, 4.0]
     """
 
-    schema: ClassVar[str] = "landscape.analysis.smoothing"
+    schema: ClassVar[str] = "landscape.smoothing"
     shapes: ClassVar[Mapping[str, str]] = {
         "loss_smooth": "spread",
         "loss_smooth_se": "spread",

@@ -117,7 +117,7 @@ class Spectrum(Result):
         True
     """
 
-    schema: ClassVar[str] = "landscape.analysis.spectrum"
+    schema: ClassVar[str] = "landscape.spectrum"
     shapes: ClassVar[Mapping[str, str]] = {
         "values": "rank",
         "residuals": "rank",

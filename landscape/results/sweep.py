@@ -69,7 +69,7 @@ class Sweep(Result):
         [['0.1', 30.0], ['1.0', 20.0]]
     """
 
-    schema: ClassVar[str] = "landscape.results.sweep"
+    schema: ClassVar[str] = "landscape.sweep"
     shapes: ClassVar[Mapping[str, str]] = {
         "seeds": "row",
         "keys": "keys",
