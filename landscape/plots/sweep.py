@@ -48,7 +48,7 @@ def draw_sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
         counts = sorted({len(seeds) for r in results for seeds in r.seed_lists})
         seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
         note = "; open: some diverged" if any(r.diverged.any() for r in results) else ""
-        figure.suptitle(title or f"After the last step: mean and standard deviation, seeds: {seeds}{note}")
+        figure.suptitle(title or f"After the last step: mean and standard deviation\nseeds: {seeds}{note}")
     return figure
 
 

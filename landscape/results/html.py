@@ -38,7 +38,8 @@ def summary(title: str, values: Mapping[str, Any], units: Mapping[str, str], dra
         for name, value in values.items()
         if np.size(value) and not (isinstance(value, str) and not value)
     )
-    return f"<div><b>{_escaped(title)}</b><br>{_picture(draw)}<table>{rows}</table></div>"
+    inside = f"<div>{_picture(draw)}</div><table>{rows}</table>"
+    return f"<b>{_escaped(title)}</b><div style='display:flex;gap:1em;align-items:start'>{inside}</div>"
 
 
 def _picture(draw: Callable[[], Any]) -> str:
