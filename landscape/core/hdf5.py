@@ -1,6 +1,6 @@
 """Reading and writing of HDF5: files are replaced only when whole, and their parts are checked when read.
 
-Files hold plain arrays and attributes (DESIGN, files): no pickled object, so reading one never runs code.
+Files contain only arrays and attributes, and no pickled objects: reading a file never runs code.
 """
 
 from __future__ import annotations
