@@ -184,7 +184,9 @@ def test_plot_styles_and_export(runs: Path, tmp_path: Path, command: Command) ->
     before = sorted(tmp_path.iterdir())
     one_line(command("plot", files[0], "-o", tmp_path / "z.vts"), 2, "only a surface", "Checkpoint")
     one_line(command("plot", one, "--style", "difference", "-o", tmp_path / "z.png"), 2, "takes two")
-    one_line(command("plot", files[0], "--style", "surface", "-o", tmp_path / "z.png"), 2, "for surfaces")
+    one_line(
+        command("plot", files[0], "--style", "surface", "-o", tmp_path / "z.png"), 2, "'surface'", "contour"
+    )
     one_line(command("plot", one, "--style", "surfac", "-o", tmp_path / "z.png"), 2, "did you mean 'surface'")
     assert sorted(tmp_path.iterdir()) == before
 
