@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import landscape
-from landscape.cli import group
+from landscape.core import registry
 from landscape.train import recipe
 from tests.conftest import Command
 
@@ -256,7 +256,7 @@ def test_recipes_lists_and_prints(command: Command) -> None:
     one_line(command("recipes", "mnist-fig2c-dpsgd"), 2, "did you mean 'mnist-fig2b-dpsgd'")
 
 
-@pytest.mark.parametrize("name", sorted(group.commands))
+@pytest.mark.parametrize("name", registry.commands.names())
 def test_every_command_has_help_with_an_example(command: Command, name: str) -> None:
     code, out, _ = command(name, "--help")
     assert code == 0

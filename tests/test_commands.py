@@ -19,9 +19,10 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import landscape
-from landscape import InputError, cli
+from landscape import InputError
 from landscape.analysis.stability import stability
 from landscape.cli import common
+from landscape.core import registry
 from landscape.core.options import SPLIT
 from landscape.results.sweep import COLUMNS, texts
 from tests import problems
@@ -98,7 +99,6 @@ def test_a_warning_is_one_line(
         code, _, err = command("noise", copy, "--draws", "2")
         assert (code, err.splitlines()[0]) == (0, "landscape: the fast way is not taken")
         assert command("noise", copy, "--draws", "2", "--force", "-q")[::2] == (0, "")
-    assert cli  # the package of commands, whose main does it
 
 
 def test_a_result_beside_the_checkpoints_is_not_taken_for_one(copy: Path, command: Command) -> None:
@@ -130,8 +130,8 @@ def test_force_deletes_checkpoints_of_the_run_alone(copy: Path, tiny: Path, comm
 
 
 def test_one_split_by_default_in_every_command(copy: Path, command: Command) -> None:
-    group = cli.group.commands
-    named = {name: p for name, c in group.items() for p in c.params if p.name == "split"}
+    every = {name: registry.commands[name] for name in registry.commands.names()}
+    named = {name: p for name, c in every.items() for p in c.params if p.name == "split"}
     assert set(named) == {
         "contour", "line", "hessian-grid", "spectrum", "smoothing", "stability", "minima",
     }  # fmt: skip

@@ -28,7 +28,7 @@ from landscape.problem.layout import Layout, average
 from landscape.problem.problem import Loss, Problem
 from landscape.results import base
 
-SCHEMA = "landscape.checkpoint.checkpoint"
+SCHEMA = "landscape.checkpoint"
 IMPORTED = "import"  # the algorithm of weights that others trained (landscape.checkpoint.foreign_weights)
 
 # Columns of /history and their units. A row describes one step, from w(t−1) to w(t), t its number: loss,
@@ -384,7 +384,7 @@ def fill(model: nn.Module, values: Mapping[str, Tensor]) -> None:
         known[name].copy_(value)
 
 
-def load(path: str | Path) -> Any:
+def load(path: str | Path) -> Checkpoint | base.Result | list[base.Result]:
     """Read any file of this project: a :class:`Checkpoint`, a result, or a list of several results.
 
     Raises FailedError for a file that is missing, truncated, foreign or of a newer version.

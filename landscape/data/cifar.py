@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from landscape.core import registry
 from landscape.core.errors import FailedError
 from landscape.core.files import read_regular
 from landscape.core.hdf5 import Array
@@ -80,6 +81,7 @@ def _some(images: tuple[Array, Array], subset: int) -> tuple[Array, Array]:
     return x[chosen], y[chosen]
 
 
+@registry.data_sets.add("cifar10")
 def cifar10(
     data_dir: str | Path | None = None, normalize: bool = True, augment: bool = False, subset: int = 0
 ) -> Dataset:
@@ -91,6 +93,7 @@ def cifar10(
     return _load("cifar10", data_dir, normalize, augment, subset)
 
 
+@registry.data_sets.add("cifar100")
 def cifar100(
     data_dir: str | Path | None = None, normalize: bool = True, augment: bool = False, subset: int = 0
 ) -> Dataset:

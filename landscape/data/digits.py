@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
@@ -14,6 +15,7 @@ from landscape.data.base import Dataset, classification
 FORMS = ("flat", "image", "frames")
 
 
+@registry.data_sets.add("digits")
 def digits(data_dir: str | Path | None = None, test_samples: int = 360, form: str = "flat") -> Dataset:
     """x (N, 64) in [0, 1] (pixels / 16), y in 0…9; a fixed shuffle, the last ``test_samples`` held out.
 

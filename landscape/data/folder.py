@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from landscape.core import registry
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
@@ -85,6 +86,7 @@ def folder_arrays(
     return classes, cached(name, root, paths, f"images 1 {size} {border}", make)
 
 
+@registry.data_sets.add("image-folder")
 def image_folder(
     folder: str,
     data_dir: str | Path | None = None,

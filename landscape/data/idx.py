@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from landscape.core import registry
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import open_regular
 from landscape.data.base import Dataset, classification, data_root
@@ -92,6 +93,7 @@ def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
     return classification(train, test, scale=255.0, classes=CLASSES)
 
 
+@registry.data_sets.add("mnist")
 def mnist(samples: int = 0, data_dir: str | Path | None = None) -> Dataset:
     """MNIST: x (60000 and 10000, 784) in [0, 1] with no further normalisation, y in 0…9.
 
@@ -100,6 +102,7 @@ def mnist(samples: int = 0, data_dir: str | Path | None = None) -> Dataset:
     return _load("mnist", samples, data_dir)
 
 
+@registry.data_sets.add("fashion-mnist")
 def fashion_mnist(samples: int = 0, data_dir: str | Path | None = None) -> Dataset:
     """Fashion-MNIST, in MNIST's format: x (60000 and 10000, 784) in [0, 1], y in 0…9.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from landscape.core import registry
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import open_regular
 from landscape.core.hdf5 import Array
@@ -179,6 +180,7 @@ def thinned(utterances: list[Utterance], classes: int, imbalance: float) -> list
     return kept
 
 
+@registry.data_sets.add("spoken-digits")
 def spoken_digits(
     data_dir: str | Path | None = None,
     test_speakers: list[str] | None = None,
@@ -224,6 +226,7 @@ def spoken_digits(
     )  # fmt: skip
 
 
+@registry.data_sets.add("speech-list")
 def speech_list(
     folder: str,
     data_dir: str | Path | None = None,

@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 from landscape.data.base import Dataset, classification, fingerprint
 
 
+@registry.data_sets.add("synthetic")
 def synthetic(
     data_dir: str | Path | None = None,
     samples: int = 2000,
@@ -43,6 +45,7 @@ def mean_output(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.mean()
 
 
+@registry.data_sets.add("quadratic")
 def quadratic(
     data_dir: str | Path | None = None,
     dimension: int = 4,

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from landscape.core import registry
 from landscape.core.errors import FailedError
 from landscape.core.options import positive
 
@@ -43,3 +44,7 @@ def network(name: str) -> Callable[..., nn.Module]:
         return model
 
     return build
+
+
+for name in NETWORKS:
+    registry.models.add(name)(network(name))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from landscape.core import registry
 from landscape.core.options import positive
 from landscape.models.layers import check, scaled
 
 
+@registry.models.add("lstm")
 class LSTM(nn.Module):
     """Frames (N, T, inputs) -> logits (N, classes, T): classes second, where cross-entropy wants them.
 

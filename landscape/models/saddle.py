@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 
 
+@registry.models.add("saddle")
 class Saddle(nn.Module):
     """L_i(w) = s_i f(w) + b_iᵀw, f(x, y) = Σ_k γ(x_k⁴/4 − x_k²/2) + κ/2 ‖y‖², for samples x_i = (s_i, b_i).
 

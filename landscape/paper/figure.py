@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
-from matplotlib.figure import Figure as Picture
 
 from landscape.analysis.contour import contour
 from landscape.analysis.hessian_grid import hessian_grid
 from landscape.analysis.planes import random_plane
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.run_folder import steps
-from landscape.core.options import choose
+from landscape.core import registry
 from landscape.paper.run_cache import Workshop
 from landscape.problem.problem import Problem
 from landscape.results import base
 from landscape.results.hessian_grid import HessianGrid
 from landscape.results.surface import Surface
 from landscape.train.recipe import Recipe
+
+if TYPE_CHECKING:  # matplotlib is imported where a figure is drawn
+    from matplotlib.figure import Figure as Picture
 
 Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
@@ -170,9 +172,6 @@ class Work:
         return problem.subset(slice(min(samples, problem.samples))) if samples else problem
 
 
-_FIGURES: dict[str, Figure] = {}
-
-
 def figure(
     name: str,
     where: str,
@@ -187,10 +186,8 @@ def figure(
     """Make a :class:`Figure` of a function that draws it, and list it under ``name``."""
 
     def add(draw: Callable[[Work], Drawing]) -> Figure:
-        assert name not in _FIGURES
         notes: dict[Scale, str] = {"smoke": smoke, "laptop": laptop, "paper": paper}
-        _FIGURES[name] = Figure(name, where, title, claims, notes, runs, draw)
-        return _FIGURES[name]
+        return registry.figures.add(name)(Figure(name, where, title, claims, notes, runs, draw))
 
     return add
 
@@ -199,16 +196,20 @@ def names() -> list[str]:
     """The figures by paper, in the order that it has them, the rest after its tables; ours come last."""
     papers = ("DPSGD-2020", "DPSGD-2021", "LocalSGD-2021", "Delay-2019")
 
-    def place(name: str) -> tuple[int, bool, str]:
-        paper, _, part = _FIGURES[name].where.partition(", ")
-        return (*papers, paper).index(paper), not part.startswith(("Figure", "Table")), part
+    def place(name: str) -> tuple[int, bool, str, str]:
+        found = get(name)
+        paper, _, part = found.where.partition(", ")
+        rank = (*papers, paper).index(paper)
+        module = getattr(found.draw, "__module__", "")  # whatever was imported first
+        return rank, not part.startswith(("Figure", "Table")), part, module
 
-    return sorted(_FIGURES, key=place)
+    return sorted(registry.figures, key=place)
 
 
 def get(name: str) -> Figure:
     """The figure called ``name``. InputError names the nearest one."""
-    return _FIGURES[choose("NAME", name, _FIGURES)]
+    found: Figure = registry.figures[name]
+    return found
 
 
 def test_error(run: Checkpoint) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
+import pkgutil
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -171,6 +173,7 @@ def load_results(path: str | Path) -> list[Result]:
     """The results in ``path``, in order. Raises FailedError as :func:`reading` does."""
     with reading(path) as file:
         schema = str(file.attrs["schema"])
+        _import_kinds()
         if schema not in Result.schemas:
             known = ", ".join(sorted(Result.schemas))
             raise FailedError(f"{path}: holds a {schema}, not a result (allowed: {known})")
@@ -180,3 +183,11 @@ def load_results(path: str | Path) -> list[Result]:
             raise ValueError(f"its groups are {', '.join(sorted(numbers))}, they must be 0, 1, …")
         numbered = [group(file, str(i)) for i in range(len(numbers))]
         return [kind._read(part) for part in numbered or [file]]
+
+
+@functools.cache
+def _import_kinds() -> None:
+    """Import every module of this folder, so that all kinds of results are known."""
+    folder = __name__.rpartition(".")[0]
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"{folder}.{module.name}")
