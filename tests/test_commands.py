@@ -270,13 +270,13 @@ def test_data_that_is_not_the_runs_is_refused_or_said(folder: Path, command: Com
         one_line(command(*wanted), 1, "net-contour.h5", "label", "--force")
         code, _, err = command(*wanted, "-o", "other.h5", "--force")
         assert code == 0, err
-        assert f"{factories_spelled(other)} is other data than net.h5 was made with" in err
+        assert f"{factories_text(other)} is other data than net.h5 was made with" in err
         found = landscape.load("other.h5")
-        assert found.label == f"{own.label}, on {factories_spelled(other)}"
+        assert found.label == f"{own.label}, on {factories_text(other)}"
         assert abs(found.loss - own.loss).min() > 1e-3
 
 
-def factories_spelled(text: str) -> str:
+def factories_text(text: str) -> str:
     return f"'{text}'" if "(" in text else text
 
 

@@ -71,7 +71,7 @@ def parse(where: str, text: str) -> Spec:
     return Spec(match[1], options, match[2] is not None)
 
 
-def spelled(name: str, options: Mapping[str, Any]) -> str:
+def command_text(name: str, options: Mapping[str, Any]) -> str:
     """NAME, or NAME(KEY=VALUE, …) in a shell's quotes: what a user types to have it again."""
     given = ", ".join(f"{key}={_toml(value)}" for key, value in options.items())
     return shlex.quote(f"{name}({given})") if given else name

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from landscape.cli import common
+from landscape.cli import common, options
 from landscape.cli.processes import timeout as timeout_option
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import choose, positive
@@ -34,9 +34,9 @@ from landscape.paper.run_cache import Workshop
 )
 @click.option("--nproc", default=1, show_default=True, help="Runs at a time, in processes of their own.")
 @timeout_option
-@common.data_dir
-@common.device
-@common.quiet
+@options.data_dir
+@options.device
+@options.quiet
 def figures(
     names: tuple[str, ...],
     every: bool,

@@ -8,7 +8,10 @@ import click
 
 from landscape.checkpoint import user_code
 from landscape.checkpoint.foreign_weights import import_state as compute_import_state
-from landscape.cli import common
+from landscape.cli import common, options
+from landscape.cli.analysis import open_problem
+from landscape.cli.source import Source
+from landscape.cli.source import source as source_options
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import printable
 from landscape.problem.problem import Problem
@@ -19,9 +22,9 @@ from landscape.problem.problem import Problem
 )
 @click.argument("states", metavar="STATE…", nargs=-1, required=True)
 @click.option("-o", "--output", metavar="OUT.h5", help="Checkpoint. [default: the first STATE's name, .h5]")
-@common.source
-@common.quiet
-def import_state(states: tuple[str, ...], output: str | None, source: common.Source, quiet: bool) -> None:
+@source_options
+@options.quiet
+def import_state(states: tuple[str, ...], output: str | None, source: Source, quiet: bool) -> None:
     """Weights from STATE (.pt, .pth, .bin, .ckpt or .safetensors) as a checkpoint that the analyses take.
 
     Several STATEs of one model become its learners. Only weights are read, never code: a file of more than a
@@ -56,7 +59,7 @@ def import_state(states: tuple[str, ...], output: str | None, source: common.Sou
         for split in sizes:
             if isinstance(data, user_code.UserData) and split not in data.splits:
                 continue
-            problem = common.open_problem(checkpoint, split, source, "cpu", quiet=quiet)
+            problem = open_problem(checkpoint, split, source, "cpu")
             sizes[split] = problem.samples
             common.message(describe(split, problem), quiet)
         mark = data.fingerprint if data else ""

@@ -7,6 +7,7 @@ import numpy as np
 
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.cli import common
+from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.stability import HEADS, parse_delays
 from landscape.core.errors import InputError
 from landscape.results.minima import Minima
@@ -17,34 +18,11 @@ DELAYS = "0,1,2,4,8,16,32"
 
 
 @click.command(epilog="Example: landscape minima runs/gd/last.h5 --delay 0,2,8 --plot minima.png")
-@common.checkpoints
 @click.option("--delay", "delays", metavar="τ,…", default=DELAYS, show_default=True, help="Delays in steps.")
 @click.option("--momentum", default=0.9, show_default=True, help="m of the ordinary and shifted forms.")
 @click.option("--tol", default=0.07, show_default=True, help="How near to the boundary rates are bisected.")
-@common.split
-@click.option(
-    "--seed", default=0, show_default=True, help="Draws the vector that the search for λ_max starts from."
-)
-@click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
-@common.outputs
-@common.device
-@common.source
-@common.quiet
-def minima(
-    checkpoints: tuple[str, ...],
-    delays: str,
-    momentum: float,
-    tol: float,
-    split: str,
-    seed: int,
-    dtype: str,
-    output: str | None,
-    force: bool,
-    picture: str | None,
-    device: str,
-    source: common.Source,
-    quiet: bool,
-) -> None:
+@analysis_options("Draws the vector that the search for λ_max starts from.")
+def minima(analysis: Analysis, delays: str, momentum: float, tol: float) -> None:
     """The largest rates at which training with delay stays at the minimum w_a of a CKPT, found by trying.
 
     Full-batch steps of async-sgd, without momentum, with it, and in its shifted form, start a little beside
@@ -52,23 +30,23 @@ def minima(
     The CKPT must be near a minimum of its training loss, such as the end of the recipe mnist-minimum.
     """
     chosen = parse_delays(delays)
-    runs = common.open_checkpoints(checkpoints, source, quiet)
-    path = common.result_path(output, runs[0], "minima", picture, force=force, variant={"split": split})
+    runs = analysis.open()
+    path = analysis.target(runs[0], "minima")
     results = []
-    for run, progress in common.each("minima", runs, quiet):
+    for run, progress in analysis.each("minima", runs):
         result = experiment(
-            common.open_problem(run, split, source, device, dtype, quiet),
+            analysis.problem(run),
             chosen,
             momentum,
             weight_decay=weight_decay(run),
             tol=tol,
-            seed=seed,
+            seed=analysis.seed,
             progress=progress,
-            **common.about(run, split, source),
+            **analysis.about(run),
         )
         results.append(result)
-        common.message(table(result), quiet)
-    common.write(results, path, picture)
+        analysis.message(table(result))
+    analysis.write(results, path)
 
 
 def weight_decay(run: Checkpoint) -> float:

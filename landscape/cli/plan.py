@@ -11,7 +11,7 @@ from typing import Literal, cast
 import click
 
 from landscape import paper, plots
-from landscape.cli import common
+from landscape.cli import common, options
 from landscape.core.errors import InputError
 from landscape.core.options import choose, positive, quantity
 from landscape.results.run_times import RunTimes
@@ -90,12 +90,12 @@ MOST = 4096
     "its own.",
 )
 @click.option("-o", "--output", metavar="OUT.h5", help="Keep the table, too. [default: only printed]")
-@common.force
-@common.picture
-@common.allow_code
-@common.device
-@common.data_dir
-@common.quiet
+@options.force
+@options.picture
+@options.allow_code
+@options.device
+@options.data_dir
+@options.quiet
 def plan(
     recipe_name: str,
     settings: tuple[str, ...],

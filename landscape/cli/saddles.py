@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from landscape.cli import common
+from landscape.cli import common, options
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 from landscape.results.escape import Escape, median_rank
@@ -35,9 +35,9 @@ VALUES = {"dimension": "2,4,8,16", "noise": "0.0001,0.001,0.01,0.1", "lr": "0.05
 @click.option(
     "-o", "--output", default="saddles.h5", show_default=True, metavar="OUT.h5", help="Result file."
 )
-@common.force
-@common.picture
-@common.quiet
+@options.force
+@options.picture
+@options.quiet
 def saddles(
     dimension: str,
     noise: str,

@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from landscape import paper
-from landscape.cli import common
+from landscape.cli import common, options
 from landscape.cli.processes import timeout as timeout_option
 from landscape.core.errors import InputError
 from landscape.core.options import positive
@@ -52,10 +52,10 @@ MOST_ROUNDS = 16
 @click.option("-o", "--output", metavar="DIR", required=True, help="Folder of the runs and the table.")
 @click.option("--nproc", default=1, show_default=True, help="Runs at once, each in a process of its own.")
 @timeout_option
-@common.allow_code
-@common.device
-@common.data_dir
-@common.quiet
+@options.allow_code
+@options.device
+@options.data_dir
+@options.quiet
 def sweep(
     recipes: tuple[str, ...],
     settings: tuple[str, ...],

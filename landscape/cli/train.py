@@ -13,7 +13,7 @@ import click
 
 from landscape import paper
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli import common, processes
+from landscape.cli import common, options, processes
 from landscape.core.errors import InputError
 from landscape.core.files import printable
 from landscape.core.options import positive
@@ -52,10 +52,10 @@ from landscape.train.loop import Diverged, Hooks, verdict
     help="How often to start all processes anew, from last.h5, when one was lost.",
 )
 @processes.timeout
-@common.allow_code
-@common.device
-@common.data_dir
-@common.quiet
+@options.allow_code
+@options.device
+@options.data_dir
+@options.quiet
 def train(
     recipe_name: str | None,
     settings: tuple[str, ...],
