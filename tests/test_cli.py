@@ -160,7 +160,7 @@ def test_line_between_two_and_along_one(runs: Path, tmp_path: Path, command: Com
     assert between.loss[-1] == pytest.approx(other.loss(), rel=1e-5)
     assert f"barrier {between.barrier:.4g}" in err
     again = ("line", a, "--points", "5", "--seed", "4", "-o", out_file)
-    one_line(command(*again), 1, "l.h5", "finished landscape.analysis.line", "--force")
+    one_line(command(*again), 1, "l.h5", "landscape.line", "--force")
     assert command(*again, "--force")[0] == 0
     along = landscape.load(out_file)
     np.testing.assert_array_equal(

@@ -58,7 +58,7 @@ def group(context: click.Context) -> None:
       landscape train digits-dpsgd -o runs/dp
       landscape contour runs/dp/last.h5 --plot contour.png
     """
-    if context.invoked_subcommand is None:  # its help, line by line, and not as one line of error
+    if context.invoked_subcommand is None:  # its help, and not a one-line error
         click.echo(context.get_help(), err=True)
         context.exit(2)
 
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def _run() -> int:
-    """The exit code of the command; what it raises is told."""
+    """The exit code of the command; errors are printed."""
     try:
         with system.signals():
             code = group.main(prog_name="landscape", standalone_mode=False)
@@ -85,7 +85,7 @@ def _run() -> int:
         cause = error.__cause__ if isinstance(error, click.Abort) else error
         stopped = cause if isinstance(cause, system.Stopped) else system.Stopped(signal.SIGINT)
         code = _fail(str(stopped), stopped.exit_code)
-    except BrokenPipeError:  # the reader of stdout went away, as with | head
+    except BrokenPipeError:  # nothing reads stdout any more, as with | head
         streams.flush()
         code = 1
     except Exception as error:
@@ -108,7 +108,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *where: objec
 
 
 def _fail(message: str, code: int) -> int:
-    """Say in a line why the command failed, here or in the process that started this one."""
+    """Print in one line why the command failed, here or in the process that started this one."""
     line = " ".join(message.split())
     if not launcher.report(line, code):
         _say(line)
@@ -116,5 +116,5 @@ def _fail(message: str, code: int) -> int:
 
 
 def _say(line: str) -> None:
-    """A line on stderr in which what a name or a file holds is shown and not obeyed by the terminal."""
+    """A line on stderr; control characters from names and files are escaped for the terminal."""
     click.echo(f"landscape: {printable(line)}", err=True)

@@ -108,8 +108,7 @@ class Analysis:
 
     def write(self, results: Sequence[base.Result], path: Path) -> None:
         """Save ``results``, draw them if --plot is given, and print the names of the files on stdout."""
-        base.save(results, path)
-        common.show(results, path, self.output.picture)
+        common.write(results, path, self.output.picture)
 
 
 def _share(bar: Callable[[float], None], done: int, total: int, share: float) -> None:
@@ -156,8 +155,8 @@ def open_problem(
     return run.problem(
         split,
         model=source.build_model if source.model else None,
-        data=source.own_data,
-        loss=source.own_loss,
+        data=source.user_data,
+        loss=source.user_loss,
         data_dir=source.data_dir,
         device=pick_device(device),
         dtype=dtype,

@@ -68,15 +68,15 @@ def contour(
     precision: str,
     memory: str | None,
 ) -> None:
-    """Loss contours around w_a of each CKPT, over a plane; several CKPTs share levels and colours.
+    """Loss contours around w_a of each CKPT, over a plane; CKPTs share levels and colours.
 
     Random directions (the default) are the same for all CKPTs; "between" draws one surface through all. The
     other defaults are those of the paper's figures.
 
-    The result file is written while the work goes on, and the same command goes on where it stopped. Points
-    that it holds already are not computed again: a grid of 49 has every point of one of 25, one of 50 only
-    the corners, and replaces the rest with --force only, as what the file holds of other checkpoints or by
-    other options.
+    The result file is written during the computation; after an interruption, the same command resumes it.
+    Points in the file are not computed again: a grid of 49 contains all points of a grid of 25, a grid of 50
+    only its corners. Points that the new grid does not contain, and results of other checkpoints or options,
+    are replaced only with --force.
     """
     choose("--path", path, evaluate.PATHS)
     choose("--precision", precision, evaluate.PRECISIONS)
@@ -126,12 +126,12 @@ def contour(
 
 
 def summary(surface: Surface, previous: Surface | None, split: str) -> str:
-    """One line about a surface, and what of it was there before."""
+    """One line about a surface, with the number of points that the file had before."""
     text = f"{surface.label}: {split} loss from {surface.loss.min():.4g} to {surface.loss.max():.4g}"
     text += planes.summary(surface)
     if surface.precision != "model":
         error = f"{surface.precision_error:.2g} of {surface.dtype} at up to {ERROR_POINTS} points"
         text += f"; {surface.precision}: within {error}"
     if previous:
-        text += f"; {kept(previous, surface):,} of {surface.loss.size:,} points were there already"
+        text += f"; {kept(previous, surface):,} of {surface.loss.size:,} points were in the file"
     return text

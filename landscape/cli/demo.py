@@ -33,10 +33,10 @@ EARLY = 50
 )
 @options.quiet
 def demo(output: str, quiet: bool) -> None:
-    """The whole job on the bundled digits: three seeds of SSGD and DPSGD, and the landscape around them.
+    """Train SSGD and DPSGD on the bundled digits, three seeds each, and map the landscape around them.
 
-    Writes training.png, contour.png, hessian.png and noise.png with the results they show, and prints a
-    table. Runs that are there already are used again.
+    Writes training.png, contour.png, hessian.png and noise.png with their results, and prints a table.
+    Existing runs are reused.
     """
     folder = Path(output)
     common.make_folder(folder)

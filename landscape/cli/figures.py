@@ -18,7 +18,7 @@ from landscape.paper.run_cache import Workshop
 
 @click.command(epilog="Example: landscape figures fig2a fig2b --scale laptop --nproc 2 -o figures")
 @click.argument("names", metavar="[NAME…]", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="All of them.")
+@click.option("--all", "every", is_flag=True, help="All figures.")
 @click.option(
     "--scale",
     default="laptop",
@@ -26,13 +26,17 @@ from landscape.paper.run_cache import Workshop
     help="smoke (bundled data, seconds), laptop (real data, two cores) or paper (its own setting).",
 )
 @click.option(
-    "--dry-run", is_flag=True, help="Print what would be run, the data it needs and about how long."
+    "--dry-run", is_flag=True, help="Print the runs and data that are needed, and about how long they take."
 )
-@click.option("-o", "--output", default="figures", show_default=True, metavar="DIR", help="The gallery.")
 @click.option(
-    "--runs", default="figure-runs", show_default=True, metavar="DIR", help="Where runs and results are kept."
+    "-o", "--output", default="figures", show_default=True, metavar="DIR", help="Folder for the gallery."
 )
-@click.option("--nproc", default=1, show_default=True, help="Runs at a time, in processes of their own.")
+@click.option(
+    "--runs", default="figure-runs", show_default=True, metavar="DIR", help="Folder for runs and results."
+)
+@click.option(
+    "--nproc", default=1, show_default=True, help="Number of runs at a time, each in its own process."
+)
 @timeout_option
 @options.data_dir
 @options.device
@@ -50,11 +54,11 @@ def figures(
     device: str,
     quiet: bool,
 ) -> None:
-    """The papers' figures and tables; without a NAME, which there are.
+    """Make the papers' figures and tables; without a NAME, list them.
 
-    Trains what a figure needs, once for all figures, and writes DIR/NAME.png, NAME.csv and a README.md that
-    shows them beside the paper's numbers. The same command goes on after a stop. A figure whose data is not
-    there is skipped with a line that says what to fetch, and the exit code is 1.
+    Trains the runs that a figure needs, each once for all figures, and writes DIR/NAME.png, NAME.csv and a
+    README.md with the figures next to the paper's numbers. The same command resumes after an interruption. A
+    figure whose data is missing is skipped, with a line that says what to download; the exit code is then 1.
     """
     positive("--nproc", nproc, least=1)
     positive("--timeout", timeout)

@@ -32,7 +32,7 @@ def hessian_grid(
     eigenvalues: options.Eigenvalues,
     processes: processes.Processes,
 ) -> None:
-    """Both ends of the Hessian's spectrum, and |λ_min|/|λ_max|, on a grid around w_a of each CKPT."""
+    """Extreme Hessian eigenvalues and |λ_min|/|λ_max| on a grid around w_a of each CKPT."""
     choose("--search", eigenvalues.search, SEARCHES)
     team = processes.join()
     runs = analysis.open()

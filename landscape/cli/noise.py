@@ -19,10 +19,10 @@ from landscape.results.noise import NoiseEstimate
 @options.randomness
 @analysis_options("Draws the minibatches.", split=False)
 def noise(analysis: Analysis, lr: float | None, local_batch: int | None, draws: int, randomness: str) -> None:
-    """Δ(2) of each CKPT four ways: by definition, on the full batch, by Eq. 4, and to first order.
+    """Four estimates of Δ(2) of each CKPT: definition, full batch, Eq. 4, and first order.
 
-    On the training set, with the run's own learning rate and local batch; imported weights have none, and
-    must be of two learners at least. Prints mean ± standard error.
+    Uses the training set, and the learning rate and local batch of the run; imported weights have neither,
+    and need at least two learners. Prints mean ± standard error.
     """
     runs = analysis.open()
     for run in runs:

@@ -130,7 +130,7 @@ def about(group: list[Checkpoint], kind: str, analysis: Analysis) -> base.About:
 
 
 def summary(surface: Surface) -> str:
-    """What the plane's own weights say, as the end of a line of messages; "" where there are none."""
+    """The end of a message: what the plane's markers show; "" for a plane without markers."""
     shares = " + ".join(f"{100 * share:.1f}%" for share in surface.explained)
     if surface.kind == "pca":
         return f"; {len(surface.labels)} checkpoints, components explain {shares} of their variance"

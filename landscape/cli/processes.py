@@ -26,7 +26,7 @@ from landscape.evaluation.grid import KEPT, LostError
 from landscape.train.distributed import board, launcher
 from landscape.train.distributed.process_group import TIMEOUT, Group, Lost, number, started_by_launcher
 
-# A portion of a grid may take its time; one that ends or shows no sign of life is noticed without this.
+# A share of a grid may take long; a process that ends or is silent is noticed without this limit.
 WAIT = datetime.timedelta(days=7)
 
 timeout = click.option(
@@ -46,7 +46,7 @@ class Processes:
     timeout: float
 
     def join(self) -> Team:
-        """The team that this process is in; with ``--nproc`` other processes run the command, and it ends here.
+        """The team of this process; with ``--nproc`` other processes run the command, and it ends here.
 
         The processor's threads are divided among the processes. One that fails ends all, with an error that
         names its rank.
@@ -89,9 +89,9 @@ option = grouped(
 
 
 class Team:
-    """The processes of a command: a torch.distributed ``group`` (None: it is alone) and the own ``rank``.
+    """The processes of a command: a torch.distributed ``group`` (None: only this process), and the ``rank``.
 
-    A context manager, in which the processes are joined: each must make the same calls with the group there.
+    A context manager that joins the processes; inside, each must make the same calls with the group.
     """
 
     def __init__(self, rank: int = 0, timeout: float | None = None) -> None:
@@ -120,8 +120,8 @@ class Team:
 def joined(device: torch.device, timeout: float, wait: datetime.timedelta | None = None) -> Iterator[Group]:
     """The group of processes that a launcher started this one in.
 
-    A failure ends this process here: only the first of the group to fail prints its line, and an orderly
-    exit would wait for exchanges that nobody answers.
+    A failure ends this process here: only the first process to fail prints its line, and an orderly exit
+    would wait for messages that no process sends.
     """
     group = None
     try:

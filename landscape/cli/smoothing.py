@@ -18,23 +18,29 @@ from landscape.train.launch import pick_device
 
 
 @click.command(epilog="Example: landscape smoothing runs/ss/last.h5 runs/dp/last.h5 --plot smoothing.png")
-@click.option("--pairs", default=PAIRS, show_default=True, help="Antithetic pairs of displacements ±δ.")
-@click.option("--top", default=TOP, show_default=True, help="Eigenvectors the spread is held against.")
+@click.option("--pairs", default=PAIRS, show_default=True, help="Antithetic pairs ±δ of displacements.")
+@click.option(
+    "--top",
+    default=TOP,
+    show_default=True,
+    help="Top eigenvectors: the result has the share of the spread along each.",
+)
 @click.option(
     "--steps",
     default=STEPS,
     show_default=True,
-    help="Steps that the run is taken on by, in memory, to estimate the gradient's Lipschitz constant along "
-    "w_a; 0: none.",
+    help="Further training steps, in memory, along which the gradient's Lipschitz constant is estimated; "
+    "0: none.",
 )
 @click.option("--tol", default=TOL, show_default=True, help="Residual of λ_max, relative to it.")
 @analysis_options("Draws the displacements.")
 def smoothing(analysis: Analysis, pairs: int, top: int, steps: int, tol: float) -> None:
-    """The loss at w_a of each CKPT averaged over the spread of its learners, and how sharp that is.
+    """The loss at w_a of each CKPT, smoothed over the spread of its learners, and its sharpness.
 
-    Over displacements with the learners' measured covariance, and isotropic ones of the same trace: loss,
-    λ_max, the gradient's Lipschitz constant along w_a, each with a standard error; tr(HΣ) and the share of
-    the spread along the sharpest directions; and 2/λ_max beside the learning rate α and the effective α_e.
+    The displacements have the measured covariance Σ of the learners; for comparison, isotropic ones have the
+    same trace. Prints loss, λ_max and the gradient's Lipschitz constant along the path of w_a, each with a
+    standard error; tr(HΣ), the share of the spread along the sharpest directions, and 2/λ_max next to the
+    learning rate α and the effective α_e.
     """
     positive("--steps", steps, least=0)
     runs = analysis.open()
@@ -43,13 +49,12 @@ def smoothing(analysis: Analysis, pairs: int, top: int, steps: int, tol: float) 
     results = []
     for run, progress in analysis.each("smoothing", runs):
         problem = analysis.problem(run)
-        # A file never brings code along, so neither do its recipe's names of a user's own.
+        # A recipe in a file may name a user's code, which a file must never run.
         own = run.algorithm == IMPORTED or source.model or source.data or source.loss
         if steps and own:
-            analysis.message(f"{run.label}: --steps 0, further steps need a run with built-in model and data")
-        route = (
-            None if own or not steps else mean_path(run, steps, pick_device(analysis.device), source.data_dir)
-        )
+            analysis.message(f"{run.label}: no further steps, --steps needs built-in model and data")
+        device = pick_device(analysis.device)
+        route = None if own or not steps else mean_path(run, steps, device, source.data_dir)
         result = compute_smoothing(
             problem,
             run.weights,

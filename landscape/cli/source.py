@@ -52,39 +52,36 @@ class Source:
         return user_code.build_model("--model", self.model)
 
     @cached_property
-    def own_data(self) -> user_code.UserData | Dataset | None:
+    def user_data(self) -> user_code.UserData | Dataset | None:
         """The user's data, made once."""
         return user_code.load_data("--data", self.data, self.data_dir) if self.data else None
 
     def other_data(self, checkpoint: Checkpoint) -> str:
-        """What the data is called where it is knowingly not the checkpoint's; "" where it is, or may be.
+        """The name of the data if it is certainly not the checkpoint's data; "" otherwise.
 
-        FailedError for data that goes by the checkpoint's name, and is not what that was made with.
+        FailedError for data with the name of the checkpoint's data but another fingerprint.
         """
         known = checkpoint.data
         if self.data is None or not known["name"]:
             return ""
-        assert self.own_data is not None
-        found = self.own_data.fingerprint
+        assert self.user_data is not None
+        found = self.user_data.fingerprint
         if found and found == known["fingerprint"]:
             return ""
         left_out = self._left_out("data", self.data, known)
         if not left_out and (self.data.name != known["name"] or self.data.options != known["options"]):
             return user_code.command_text(self.data.name, self.typed["data"])
         if left_out or (found and known["fingerprint"]):
-            cause = (
-                f"its options are left out, give --data {user_code.command_text(known['name'], known['options'])}"
-                if left_out
-                else "does it draw without a seed?"
-            )
+            whole = user_code.command_text(known["name"], known["options"])
+            cause = f"options are missing, give --data {whole}" if left_out else "random without a seed?"
             raise FailedError(
-                f"--data: {self.data.name} gives other data than {checkpoint.path} was made with: "
+                f"--data: {self.data.name} is not the data of {checkpoint.path}: "
                 f"fingerprint {found[:12]}…, not {known['fingerprint'][:12]}… ({cause})"
             )
         return ""
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """FailedError for a model that goes by the checkpoint's name, its options left out."""
+        """FailedError for the name of the checkpoint's model without its options."""
         if self.model and self._left_out("model", self.model, checkpoint.model):
             whole = user_code.command_text(checkpoint.model["name"], checkpoint.model["options"])
             raise FailedError(
@@ -93,12 +90,12 @@ class Source:
             )
 
     def _left_out(self, what: str, spec: user_code.Spec, known: dict[str, Any]) -> bool:
-        """Whether ``spec`` is the checkpoint's own but for options that were not typed."""
+        """Whether ``spec`` is the checkpoint's, except for options that were not typed."""
         same = all(known["options"].get(key) == value for key, value in self.typed[what].items())
         return spec.name == known["name"] and spec.options != known["options"] and same
 
     @cached_property
-    def own_loss(self) -> Loss | Literal["data"] | None:
+    def user_loss(self) -> Loss | Literal["data"] | None:
         """The user's loss, or "data", as Checkpoint.problem takes it."""
         return user_code.load_loss("--loss", self.loss) if self.loss else "data"
 

@@ -16,7 +16,7 @@ from landscape.results.spectrum import Spectrum
 
 @click.command(epilog="Example: landscape spectrum runs/dp/last.h5 --top-k 5 --trace --density --plot f.png")
 @click.option("--top-k", default=0, metavar="K", help="The K largest eigenvalues.")
-@click.option("--ends", is_flag=True, help="Both ends. [default where nothing else is asked]")
+@click.option("--ends", is_flag=True, help="λ_max and λ_min. [default without another choice]")
 @click.option("--trace", "with_trace", is_flag=True, help="The trace, by Hutch++, with its standard error.")
 @click.option(
     "--density", "with_density", is_flag=True, help="The density, by stochastic Lanczos quadrature."
@@ -27,7 +27,7 @@ from landscape.results.spectrum import Spectrum
     "parts",
     metavar="NAME",
     multiple=True,
-    help="Only the block of these parameters: a name (1.weight) or a prefix (1); may be repeated.",
+    help="Only the block of these parameters: a name (1.weight) or a prefix (1); can be repeated.",
 )
 @click.option(
     "--engine",
@@ -54,10 +54,10 @@ def spectrum(
     probes: int,
     steps: int,
 ) -> None:
-    """Eigenvalues, trace and density of the Hessian at w_a of each CKPT, over all samples of the split.
+    """Eigenvalues, trace and density of the Hessian at w_a of each CKPT, over the whole split.
 
-    Prints each eigenvalue with its residual relative to it, beyond what no other was missed, and the trace
-    with its standard error.
+    Prints each eigenvalue with its relative residual, the bounds outside which there is no other eigenvalue
+    (with 99% probability), and the trace with its standard error.
     """
     if analysis.output.picture and with_trace and not (top_k or ends or with_density):
         raise InputError("--plot: a trace alone is not drawn, add --ends, --top-k or --density")

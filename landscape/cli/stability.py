@@ -22,22 +22,23 @@ HEADS = ("no momentum", "ordinary", "shifted")
 @click.command(epilog="Example: landscape stability runs/dp/last.h5 --delay 0,1,2,4,8,16,32 --plot edge.png")
 @click.option("--delay", "delays", metavar="τ,…", default=DELAYS, show_default=True, help="Delays in steps.")
 @click.option("--momentum", default=0.9, show_default=True, help="m of the ordinary and shifted forms.")
+@click.option("--lr", type=float, help="A learning rate in use: print the rates that keep the same minima.")
+@click.option("--from-delay", default=0, show_default=True, help="Delay that --lr is used with.")
+@click.option("--from-momentum", default=0.0, show_default=True, help="Momentum that --lr is used with.")
 @click.option(
-    "--lr", type=float, help="A rate that is stable where it is used: print what keeps the same minima."
+    "--from-form",
+    default="ordinary",
+    show_default=True,
+    help="Form of that momentum: ordinary, nesterov or shifted.",
 )
-@click.option("--from-delay", default=0, show_default=True, help="The delay that --lr is used with.")
-@click.option("--from-momentum", default=0.0, show_default=True, help="The momentum that --lr is used with.")
-@click.option(
-    "--from-form", default="ordinary", show_default=True, help="Its form: ordinary, nesterov or shifted."
-)
-@click.option("--batch", default=1, show_default=True, help="Samples a step.")
-@click.option("--from-batch", default=1, show_default=True, help="The samples a step that --lr is used with.")
+@click.option("--batch", default=1, show_default=True, help="Samples in a step.")
+@click.option("--from-batch", default=1, show_default=True, help="Samples in a step that --lr is used with.")
 @click.option(
     "--noise",
     default=0.0,
     show_default=True,
-    help="s²/λ²: relative variance of one sample's curvature along the sharpest direction; the batch "
-    "matters only through it.",
+    help="s²/λ²: relative variance of one sample's curvature along the sharpest direction; only with "
+    "it does the batch matter.",
 )
 @click.option("--tol", default=0.01, show_default=True, help="Residual of λ_max, relative to it.")
 @analysis_options("Draws the vector that the search starts from.", metavar="[CKPT…]", required=False)
@@ -54,22 +55,23 @@ def stability(
     noise: float,
     tol: float,
 ) -> None:
-    """The largest stable ηλ_max under delay τ and momentum, and where a CKPT's minimum stands.
+    """The largest stable ηλ_max under delay τ and momentum, and the limits at a CKPT's minimum.
 
-    Without a CKPT prints the limits; with --lr, which rates keep the set of accessible minima. With one,
-    measures λ_max at w_a over the split and prints the rates above which training leaves this minimum.
+    Without a CKPT, prints the limits; with --lr, also the rates that keep the set of accessible minima. With
+    a CKPT, measures λ_max at w_a over the split and prints the rates above which training leaves this
+    minimum.
     """
     chosen = parse_delays(delays)
     if not analysis.checkpoints:
         if analysis.output.picture or analysis.output.path:
-            raise InputError("--plot, -o: need a CKPT, whose minimum they are about")
+            raise InputError("--plot, -o: not allowed without a CKPT")
         click.echo(table(chosen, momentum, noise / batch))
         if lr is not None:
             before = limits.Setting(from_delay, from_momentum, from_form, from_batch)
             click.echo(rates(chosen, momentum, lr, before, batch, noise))
         return
     if lr is not None or noise:
-        raise InputError("--lr, --noise: not allowed with a CKPT, whose own learning rate is shown")
+        raise InputError("--lr, --noise: not allowed with a CKPT, which has its own learning rate")
     runs = analysis.open()
     path = analysis.target(runs[0], "stability")
     results = []

@@ -35,8 +35,12 @@ from landscape.train.loop import Diverged, Hooks, verdict
     help="Change a key of the recipe, such as lr=0.5 or algorithm.mixing='ring(1)'.",
 )
 @click.option("-o", "--output", metavar="DIR", help="Folder of the run. [default: runs/NAME-seedN]")
-@click.option("--resume", is_flag=True, help="Go on from DIR/last.h5, to the bits of an unbroken run.")
-@click.option("--force", is_flag=True, help="Delete the run that is in DIR first.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Resume from DIR/last.h5; the result is bit-identical to an uninterrupted run.",
+)
+@click.option("--force", is_flag=True, help="First delete the run in DIR.")
 @click.option(
     "--nproc",
     metavar="N",
@@ -49,7 +53,7 @@ from landscape.train.loop import Diverged, Hooks, verdict
     metavar="K",
     default=0,
     show_default=True,
-    help="How often to start all processes anew, from last.h5, when one was lost.",
+    help="How often all processes are restarted from last.h5 after one is lost.",
 )
 @processes.timeout
 @options.allow_code
@@ -70,16 +74,16 @@ def train(
     data_dir: str | None,
     quiet: bool,
 ) -> None:
-    """Train n learners by RECIPE, a built-in name or a .toml file, every step decomposed.
+    """Train n learners by RECIPE, a built-in name or a .toml file; every step is decomposed.
 
-    Its model and data may be MODULE:NAME, code of your own, which is then run: where --set names it, or a
-    file does and --allow-code is given.
+    Model and data may be MODULE:NAME, your own code. It runs if --set names it, or if a file names it and
+    --allow-code is given.
 
     Writes DIR/last.h5, DIR/step-NNNNNNN.h5 and DIR/recipe.toml. With --resume, RECIPE may be left out. With
-    --nproc, or started by torchrun (see docs/cluster.md), several processes share the learners, and each
-    writes DIR/logs/rank-R.log.
+    --nproc, or under torchrun (see docs/cluster.md), several processes share the learners, and each writes
+    DIR/logs/rank-R.log.
 
-    Exits with 3 if the run diverged, which is always said; its files are as whole as any other's.
+    The exit code is 3 if the run diverged, with a message; its files are complete.
     """
     positive("--nproc", nproc, least=1)
     positive("--max-restarts", max_restarts, least=0)
