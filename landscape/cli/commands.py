@@ -8,8 +8,8 @@ from __future__ import annotations
 from landscape.core import registry
 
 SUMMARIES = {
-    "contour": "Loss contours around w_a of each CKPT, over a plane; CKPTs share levels and colours.",
-    "demo": "Train SSGD and DPSGD on the bundled digits, three seeds each, and map the landscape around them.",
+    "contour": "Loss contours over a plane around w_a of each CKPT; all have common levels.",
+    "demo": "Train SSGD and DPSGD on the bundled digits, and map the landscape around them.",
     "figures": "Make the papers' figures and tables; without a NAME, list them.",
     "hessian-grid": "Extreme Hessian eigenvalues and |λ_min|/|λ_max| on a grid around w_a of each CKPT.",
     "import": "Weights from STATE (.pt, .pth, .bin, .ckpt or .safetensors) as a checkpoint.",

@@ -68,7 +68,7 @@ def contour(
     precision: str,
     memory: str | None,
 ) -> None:
-    """Loss contours around w_a of each CKPT, over a plane; CKPTs share levels and colours.
+    """Loss contours over a plane around w_a of each CKPT; all have common levels.
 
     Random directions (the default) are the same for all CKPTs; "between" draws one surface through all. The
     other defaults are those of the paper's figures.

@@ -33,7 +33,9 @@ EARLY = 50
 )
 @options.quiet
 def demo(output: str, quiet: bool) -> None:
-    """Train SSGD and DPSGD on the bundled digits, three seeds each, and map the landscape around them.
+    """Train SSGD and DPSGD on the bundled digits, and map the landscape around them.
+
+    There are three seeds of each.
 
     Writes training.png, contour.png, hessian.png and noise.png with their results, and prints a table.
     Existing runs are reused.

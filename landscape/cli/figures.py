@@ -13,7 +13,7 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.options import choose, positive
 from landscape.paper import figure, gallery
 from landscape.paper.figure import SCALES, Figure, Scale, Work
-from landscape.paper.run_cache import Workshop
+from landscape.paper.run_cache import RunCache
 
 
 @click.command(epilog="Example: landscape figures fig2a fig2b --scale laptop --nproc 2 -o figures")
@@ -71,15 +71,16 @@ def figures(
             found = figure.get(name)
             click.echo(f"{name:18} {found.where}: {found.title}")
         return
-    shop = Workshop(
+    cache = RunCache(
         Path(runs), device, data_dir, nproc, lambda line: common.message(f"  {line}", quiet), timeout=timeout
     )
     skipped = []
     for found in chosen:
         try:
-            _plan(found, _scale(scale), shop) if dry_run else _make(
-                found, _scale(scale), shop, Path(output), quiet
-            )
+            if dry_run:
+                _plan(found, _scale(scale), cache)
+            else:
+                _make(found, _scale(scale), cache, Path(output), quiet)
         except FailedError as error:
             if not every and len(chosen) == 1:
                 raise
@@ -95,30 +96,30 @@ def _scale(name: str) -> Scale:
     return next(scale for scale in SCALES if scale == name)
 
 
-def _plan(found: Figure, scale: Scale, shop: Workshop) -> None:
-    """Print what ``found`` would take."""
+def _plan(found: Figure, scale: Scale, cache: RunCache) -> None:
+    """Print the runs, the time and the data that ``found`` needs."""
     runs = found.runs(scale)
-    shop.check_data(runs.values())
-    missing = shop.missing(runs.values())
+    cache.check_data(runs.values())
+    missing = cache.missing(runs.values())
     data = ", ".join(sorted({recipe.data["name"] for recipe in runs.values()})) or "none"
-    took = gallery.duration(shop.estimate(missing)) if missing else "no time"
+    took = gallery.duration(cache.estimate(missing)) if missing else "no time"
     click.echo(
         f"{found.name}: {len(missing)} of {len(runs)} runs to train, about {took} of training one after "
         f"another; data: {data}"
     )
 
 
-def _make(found: Figure, scale: Scale, shop: Workshop, output: Path, quiet: bool) -> None:
+def _make(found: Figure, scale: Scale, cache: RunCache, output: Path, quiet: bool) -> None:
     runs = found.runs(scale)
-    shop.check_data(runs.values())
+    cache.check_data(runs.values())
     common.make_folder(output)
-    common.make_folder(shop.folder)
-    missing = shop.missing(runs.values())
+    common.make_folder(cache.folder)
+    missing = cache.missing(runs.values())
     common.message(f"{found.name}: {found.title} ({len(missing)} of {len(runs)} runs to train)", quiet)
     with common.progress_bar(found.name, quiet) as bar:
-        shop.progress = bar
-        shop.run(missing)
-    drawing, pictures = gallery.make(Work(found, scale, shop, runs), output)
+        cache.progress = bar
+        cache.run(missing)
+    drawing, pictures = gallery.make(Work(found, scale, cache, runs), output)
     common.message(f"  {drawing.verdict}", quiet)
     for picture in pictures:
         click.echo(os.fspath(picture))
