@@ -57,13 +57,25 @@ def test_train_with_the_algorithm_and_the_data_of_a_plugin(run: Run, tmp_path: P
     # One step moves the mean by at most α times the bound.
     moved = end.history["displacement2"] ** 0.5
     assert 0 < np.nanmax(moved) <= 0.2 * 0.01 * (1 + 1e-5)
+
+
+@pytest.mark.slow
+def test_the_names_of_a_plugin_are_in_lists_and_messages(run: Run, tmp_path: Path, tiny: Path) -> None:
+    words = ("--set", "algorithm={name='clipped-ssgd'}", "--set", "data={name='two-moons', samples=200}")
+    words += ("--set", "model.widths=[2, 8, 2]", "-o", tmp_path / "run", "-q")
+    assert run("-m", "landscape", "train", tiny, *words).returncode == 0
     done = run("-m", "landscape", "contour", tmp_path / "run", "--grid", "3", "-q")
     assert (done.returncode, done.stderr) == (0, "")
     done = run("-m", "landscape", "train", tiny, "--set", "algorithm={name='clipped-ssgd', max_norm=-1}")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "algorithm.max_norm: -1" in done.stderr
+    code = "import landscape; print('two-moons' in landscape.data.names(), len(landscape.data.load('two-moons').train[1]))"
+    assert run("-c", code).stdout == "True 1000\n"
+    done = run("-m", "landscape", "train", "digits-ssgd", "--set", "algorithm={name='clipped-sgd'}")
+    assert (done.returncode, "did you mean 'clipped-ssgd'?" in done.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_the_figure_of_a_plugin_is_listed_and_made(run: Run, tmp_path: Path) -> None:
     listed = run("-m", "landscape", "figures")
     assert "\nclipping           Example, Figure 1: " in listed.stdout
@@ -80,10 +92,3 @@ def test_the_command_of_a_plugin_is_listed_and_runs(run: Run, tmp_path: Path) ->
     done = run("-m", "landscape", "two-moons", tmp_path / "moons.csv", "--samples", "10")
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'moons.csv'}\n")
     assert len((tmp_path / "moons.csv").read_text().splitlines()) == 11
-
-
-def test_the_names_of_a_plugin_are_in_lists_and_messages(run: Run) -> None:
-    code = "import landscape; print('two-moons' in landscape.data.names(), len(landscape.data.load('two-moons').train[1]))"
-    assert run("-c", code).stdout == "True 1000\n"
-    done = run("-m", "landscape", "train", "digits-ssgd", "--set", "algorithm={name='clipped-sgd'}")
-    assert (done.returncode, "did you mean 'clipped-ssgd'?" in done.stderr) == (2, True)
