@@ -1,4 +1,4 @@
-"""A quadratic loss with a Hessian that is known exactly: the yardstick of the tests."""
+"""A quadratic loss with an exactly known Hessian, the reference of the tests."""
 
 from __future__ import annotations
 

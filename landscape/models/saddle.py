@@ -1,4 +1,4 @@
-"""A strict saddle of any dimension, bounded below: where escaping is timed."""
+"""A strict saddle of any dimension, bounded below, for experiments on the escape time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Saddle(nn.Module):
 
     x are the first ``unstable`` coordinates of ``dimension``, y the rest; γ is ``descent``, κ ``curvature``.
     The Hessian of f at its saddle w = 0 has −γ and κ; the minima are at x_k = ±1, y = 0, where f is
-    :attr:`depth` = −γ/4 for each unstable coordinate. Training begins at the saddle itself, so that noise
-    alone leaves it. Data as for :class:`landscape.models.quadratic.Quadratic`. DPSGD-2020's problem is in an
+    :attr:`depth` = −γ/4 for each unstable coordinate. Training starts at the saddle, so that it leaves
+    only by noise. Data as for :class:`landscape.models.quadratic.Quadratic`. DPSGD-2020's problem is in an
     appendix that is not available: this family is ours.
     """
 
