@@ -57,9 +57,7 @@ class Analysis:
             return Checkpoint.load(path)
         model = self.source.model
         if model is None:
-            raise InputError(
-                f"--model: missing; {path} has weights alone, give the model that they belong to"
-            )
+            raise InputError(f"--model: missing; {path} has only weights, give the model that they belong to")
         run = import_state(
             path, self.source.build_model(), name=model.name, options=model.options, message=self.message
         )

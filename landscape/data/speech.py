@@ -161,9 +161,7 @@ def _speech(
     def arrays_of(utterances: list[Utterance]) -> tuple[Array, Array]:
         features = [((per_file[u.file] - mean) / std).astype(np.float32) for u in utterances]
         x, y = frame_set(features, [u.label for u in utterances], frames, context, positions)
-        order = np.random.default_rng(0).permutation(
-            len(y)
-        )  # so that each batch contains all classes
+        order = np.random.default_rng(0).permutation(len(y))  # so that each batch contains all classes
         return x[order], y[order]
 
     arrays = [arrays_of(utterances) for utterances in chosen]
@@ -201,7 +199,7 @@ def spoken_digits(
     and the number of positions are ours.
 
     Args:
-        test_speakers: speakers of the test set; default: the official test set, INDEX 0…4 of every digit and speaker.
+        test_speakers: speakers of the test set; by default INDEX 0…4 of all digits and speakers (official).
         imbalance: how many times the commonest digit is as frequent as the rarest, by leaving out the last
             recordings of each, in both splits; on top of the lengths of the words.
     """
