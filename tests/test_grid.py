@@ -332,7 +332,7 @@ def test_a_later_surface_is_kept_while_an_earlier_one_is_computed(
     seen = []
     real = landscape.results.base.save
     monkeypatch.setattr(
-        landscape.store, "save", lambda results, path: (seen.append(results), real(results, path))
+        "landscape.results.base.save", lambda results, path: (seen.append(results), real(results, path))
     )
     assert command("contour", *files, "--grid", "4", "-o", out)[0] == 0
     assert [[int(s.done.sum()) for s in results] for results in seen] == [
