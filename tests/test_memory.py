@@ -47,9 +47,9 @@ SMALL = """
 model = landscape.models.build("mlp", widths=[50, 40, 10])
 problem = landscape.Problem(model, nn.functional.cross_entropy, (torch.randn(300, 50), torch.arange(300) % 10))
 plane = landscape.random_plane(problem)
-landscape.analysis.contour(problem, plane, grid=(10, 10), path={path!r})
+landscape.contour(problem, plane, grid=(10, 10), path={path!r})
 first = peak()
-landscape.analysis.contour(problem, plane, grid=(200, {rows}), path={path!r})
+landscape.contour(problem, plane, grid=(200, {rows}), path={path!r})
 print(peak() - first)
 """
 
@@ -74,8 +74,8 @@ else:
 problem = landscape.Problem(model, nn.functional.cross_entropy, (x, torch.arange(len(x)) % 10))
 plane = landscape.random_plane(problem)
 limit = held(problem.device) + {room} * 2**20
-surface = landscape.analysis.contour(problem, plane, grid=(2, 2), path={path!r}, max_memory=limit)
-free = landscape.analysis.contour(problem, plane, grid=(2, 2), path={path!r}) if {check} else surface
+surface = landscape.contour(problem, plane, grid=(2, 2), path={path!r}, max_memory=limit)
+free = landscape.contour(problem, plane, grid=(2, 2), path={path!r}) if {check} else surface
 print(peak(), limit, abs(surface.loss / free.loss - 1).max())
 """
 
@@ -165,14 +165,14 @@ data = torch.randn(4, 21, 260), torch.randint(32000, (4,))
 problem = landscape.Problem(Speech(), nn.functional.cross_entropy, data)
 plane = landscape.random_plane(problem, norm="filter")
 file = {file!r}
-surface = landscape.analysis.contour(
+surface = landscape.contour(
     problem, plane, grid=(5, 5), span=1.0, save=lambda s: s.save(file), max_memory={bound}
 )
 surface.save(file)
 saved = peak()
 loaded = landscape.load(file)
-assert landscape.analysis.contour(problem, plane, grid=(5, 5), span=1.0, previous=loaded) is loaded
-fine = landscape.analysis.contour(problem, plane, grid=(3, 3), span=1.0, previous=loaded)
+assert landscape.contour(problem, plane, grid=(5, 5), span=1.0, previous=loaded) is loaded
+fine = landscape.contour(problem, plane, grid=(3, 3), span=1.0, previous=loaded)
 assert (fine.loss == loaded.loss[::2, ::2]).all()
 print(problem.layout.size, saved, peak())
 """
