@@ -91,4 +91,4 @@ def test_from_a_trained_minimum_by_command(command: Command, tiny: Path, tmp_pat
     launch.launch(lamb, tmp_path / "lamb")
     code, _, err = command("minima", tmp_path / "lamb" / "last.h5")
     assert code == 2
-    assert "its optimizer is 'lamb', the experiment goes by 'sgd'" in err
+    assert "its optimizer is 'lamb', the experiment needs 'sgd'" in err

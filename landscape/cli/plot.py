@@ -10,7 +10,7 @@ import click
 from landscape import plots
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import load
-from landscape.cli import common
+from landscape.cli import common, options
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import printable
 from landscape.core.options import choose
@@ -32,12 +32,12 @@ from landscape.results.vtk import save_vts
     "--style",
     default="contour",
     show_default=True,
-    help="Surfaces as contour, surface (3-D), or difference (the first of two less the second).",
+    help="Surfaces as contour, surface (3-D), or difference (the first of two minus the second).",
 )
-@click.option("--title", default="", help="Title, instead of the usual one.")
-@common.quiet
+@click.option("--title", default="", help="Title in place of the default one.")
+@options.quiet
 def plot(files: tuple[str, ...], output: str | None, style: str, title: str, quiet: bool) -> None:
-    """Draw FILEs of one kind in one picture: training, sweeps, contours, lines, Hessian ratios, spectra….
+    """Draw FILEs of one kind in one picture: training, sweeps, contours, lines, spectra, …
 
     Panels of one picture share levels and colour scale. Several surfaces exported to F.vts become F-0.vts,
     F-1.vts and so on.

@@ -100,7 +100,7 @@ def _minimum(scale: Scale) -> Runs:
 
 
 def _left(work: Work) -> Drawing:
-    """Full-batch training with delay, beside one trained minimum: the largest rate that stays there."""
+    """Full-batch training with delay, close to one trained minimum: the largest rate that stays there."""
     delays, tol = work.pick([0, 4], DELAYS_TRIED, DELAYS_TRIED), work.pick(0.3, 0.07, 0.07)
     end = work.end("gd/0")
 
@@ -109,7 +109,7 @@ def _left(work: Work) -> Drawing:
         problem = work.problem(end, "train")
         return minima(problem, delays, weight_decay=decay, tol=tol, split="train", label=end.label)
 
-    result = work.keep(Minima, end, {"delays": delays, "tol": tol}, make)[0]
+    result = work.cached(Minima, end, {"delays": delays, "tol": tol}, make)[0]
     forms = ("no momentum", f"momentum {result.momentum:g}", f"shifted momentum {result.momentum:g}")
     rows: list[dict[str, Any]] = [
         {

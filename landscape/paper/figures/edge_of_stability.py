@@ -148,7 +148,7 @@ def _legend(picture: Picture) -> None:
 
 figure(
     "edge",
-    "Under the microscope",
+    "Further analyses",
     "each algorithm at its own edge of stability, MNIST",
     "The sharpness of the mean rises until ηλ_max is near the rule's own limit: 2 for SSGD, 1 + ω_min for "
     "DPSGD in AWC order, 2 again in ATC order. DPSGD's flatter minima follow from that limit (ours, not the "
@@ -234,7 +234,7 @@ def _follow(work: Work) -> Drawing:
 
 figure(
     "edge-follows",
-    "Under the microscope",
+    "Further analyses",
     "what follows from the edge: test error and flatness",
     "A lower limit on ηλ gives flatter minima, and these a lower test error.",
     _runs,
@@ -334,7 +334,7 @@ def _lamb(work: Work) -> Drawing:
 
 figure(
     "lamb",
-    "Under the microscope",
+    "Further analyses",
     "does DPSGD's advantage outlive a tuned LAMB? MNIST, n = 6",
     "With a tuned adaptive optimizer the decentralised advantage is reported to vanish.",
     _lamb_runs,
