@@ -452,7 +452,7 @@ def test_from_python_the_model_names_itself(tmp_path: Path) -> None:
     assert torch.equal(back.weights, run.weights)
     assert np.isnan(back.lr)
     with h5py.File(tmp_path / "net.h5") as file:
-        assert file.attrs["schema"] == "landscape.checkpoint.checkpoint"
+        assert file.attrs["schema"] == "landscape.checkpoint"
     with pytest.raises(FailedError, match="its data is not known; give --data MODULE:NAME"):
         back.problem(model=model)
     with pytest.raises(

@@ -28,7 +28,7 @@ from landscape.problem.layout import Layout, average
 from landscape.problem.problem import Loss, Problem
 from landscape.results import base
 
-SCHEMA = "landscape.checkpoint.checkpoint"
+SCHEMA = "landscape.checkpoint"
 IMPORTED = "import"  # the algorithm of weights that others trained (landscape.checkpoint.foreign_weights)
 
 # Columns of /history and their units. A row describes one step, from w(t−1) to w(t), t its number: loss,

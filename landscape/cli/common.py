@@ -222,7 +222,7 @@ def check_targets(path: Path | None, picture: str | None, force: bool) -> None:
     if path and path.exists():
         with hdf5.reading(path) as file:
             schema = str(file.attrs["schema"])
-        if schema == "landscape.checkpoint.checkpoint":
+        if schema == "landscape.checkpoint":
             raise FailedError(f"-o: {path} is a checkpoint, it is not overwritten; give another name")
         if not force:
             raise FailedError(

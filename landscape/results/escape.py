@@ -22,7 +22,7 @@ class Escape(Result):
     seeds; inf where it had not escaped after ``steps``, or had diverged. ``setting`` says what is not varied.
     """
 
-    schema: ClassVar[str] = "landscape.results.escape"
+    schema: ClassVar[str] = "landscape.escape"
     shapes: ClassVar[Mapping[str, str]] = {"times": "A+ K+ S+", "values": "K", "algorithms": "A"}
 
     times: Array

@@ -27,7 +27,7 @@ class HessianGrid(Result):
     :class:`landscape.Surface`.
     """
 
-    schema: ClassVar[str] = "landscape.analysis.hessian_grid"
+    schema: ClassVar[str] = "landscape.hessian_grid"
     shapes: ClassVar[Mapping[str, str]] = {"x": "nx+", "y": "ny+"} | dict.fromkeys(
         ("lambda_min", "lambda_max", "ratio", "residual_min", "residual_max", "hvps", "converged", "done"),
         "ny nx",

@@ -21,7 +21,7 @@ class Line(Result):
     ``bn_samples`` as in :class:`landscape.Surface`.
     """
 
-    schema: ClassVar[str] = "landscape.analysis.line"
+    schema: ClassVar[str] = "landscape.line"
     shapes: ClassVar[Mapping[str, str]] = {
         "t": "K+",
         "loss": "K",

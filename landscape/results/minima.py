@@ -24,7 +24,7 @@ class Minima(Result):
     where the run at ``stays`` ended. ``loss`` and ``gradient_norm``, with weight decay, are the minimum's.
     """
 
-    schema: ClassVar[str] = "landscape.results.minima"
+    schema: ClassVar[str] = "landscape.minima"
     shapes: ClassVar[Mapping[str, str]] = {"delay": "K+"} | dict.fromkeys(
         ("predicted", "stays", "leaves", "steps", "lambda_after"), "3 K"
     )

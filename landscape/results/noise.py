@@ -28,7 +28,7 @@ class NoiseEstimate(Result):
     - ``eq4`` α² n⁻² Σ_j ‖HΔw_j‖², the Hessian form that the paper prints.
     """
 
-    schema: ClassVar[str] = "landscape.analysis.noise"
+    schema: ClassVar[str] = "landscape.noise"
     shapes: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("direct", "first_order", "delta_s", "delta_2", "delta_cross"), "draws+"
     )

@@ -33,7 +33,7 @@ class Smoothing(Result):
     ``lr`` α and ``alpha_e`` are the run's own (NaN where unknown); ``consensus`` is tr Σ.
     """
 
-    schema: ClassVar[str] = "landscape.analysis.smoothing"
+    schema: ClassVar[str] = "landscape.smoothing"
     shapes: ClassVar[Mapping[str, str]] = {
         "loss_smooth": "2",
         "loss_smooth_se": "2",

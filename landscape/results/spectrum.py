@@ -77,7 +77,7 @@ class Spectrum(Result):
     and ``verified``: as in :class:`landscape.Eigenpairs`; infinite in files older than these fields.
     """
 
-    schema: ClassVar[str] = "landscape.analysis.spectrum"
+    schema: ClassVar[str] = "landscape.spectrum"
     shapes: ClassVar[Mapping[str, str]] = {
         "values": "k",
         "residuals": "k",

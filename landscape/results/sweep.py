@@ -39,7 +39,7 @@ class Sweep(Result):
     state that was finite; mean ``seconds`` of training. NaN where a column was not recorded.
     """
 
-    schema: ClassVar[str] = "landscape.results.sweep"
+    schema: ClassVar[str] = "landscape.sweep"
     shapes: ClassVar[Mapping[str, str]] = {
         "seeds": "rows",
         "keys": "keys",
