@@ -23,7 +23,7 @@ from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import SPLIT
 from landscape.data.base import Dataset
-from landscape.problem.batchnorm import has_batchnorm, reestimated
+from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import Layout, average
 from landscape.problem.problem import Loss, Problem
 from landscape.results import base
@@ -199,7 +199,7 @@ class Checkpoint:
             self._check_buffers(network, self.mean_buffers)
             fill(network, self.mean_buffers)
         elif learner == "mean" and self.learners > 1 and has_batchnorm(network):
-            fill(network, reestimated(on("train")))
+            fill(network, on("train").batchnorm_statistics())
         return on(split)
 
     def _network(self, own: nn.Module | Callable[[], nn.Module] | None, learner: int | None) -> nn.Module:

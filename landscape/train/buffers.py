@@ -16,7 +16,7 @@ from landscape.checkpoint.checkpoint import fill
 from landscape.core.errors import FailedError, InputError
 from landscape.evaluation.stack import Training
 from landscape.problem.batches import call, fixed_randomness
-from landscape.problem.batchnorm import buffer_names, reestimated, sample_parts
+from landscape.problem.batchnorm import buffer_names, sample_parts
 from landscape.problem.problem import Problem
 from landscape.train.distributed.comm import Comm
 from landscape.train.randomness import generator
@@ -79,9 +79,9 @@ class Buffers:
         """
         if not self.own:
             return {}
-        parts = sample_parts(self._train, self._samples)
+        parts = sample_parts(self._train.samples, self._samples)
         mine = parts[self._comm.share(len(parts))]
-        found = reestimated(self._train, theta, (self._train.gather(part)[0] for part in mine))
+        found = self._train.batchnorm_statistics(theta, (self._train.gather(part)[0] for part in mine))
         found = {name: value for name, value in found.items() if value.is_floating_point()}
         if self._comm.size > 1:
             flat = torch.cat([value.flatten().double() for value in found.values()])

@@ -41,7 +41,7 @@ class Sharpness:
         if not self.every:
             return
         operator(problem)  # refuses a model that is random in eval mode, before the first step
-        batch, samples = problem.bn_samples, min(monitor.samples or problem.samples, problem.samples)
+        batch, samples = problem.batchnorm.samples, min(monitor.samples or problem.samples, problem.samples)
         if batch:  # whole batches, as a sample's loss depends on its batch
             samples = max(1, samples // batch) * batch
         if samples < problem.samples:
