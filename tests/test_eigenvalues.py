@@ -17,7 +17,8 @@ from landscape import InputError, Problem
 from landscape.curvature import eigenvalues
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.hessian import HessianOperator, dense_hessian
-from landscape.curvature.lanczos import run_in_lockstep, search_eigenpairs, verify_and_refine
+from landscape.curvature.lanczos import SearchOptions, run_in_lockstep, search_eigenpairs, verify_and_refine
+from landscape.curvature.start import start_vector
 from tests import problems
 
 
@@ -102,7 +103,7 @@ def single() -> Problem:
 @pytest.fixture(autouse=True)
 def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """On any machine."""
-    monkeypatch.setattr("landscape.curvature.eigenvalues.bfloat16_is_fast", lambda device: True)
+    monkeypatch.setattr("landscape.curvature.approximation.bfloat16_is_fast", lambda device: True)
 
 
 def test_a_cheap_search_ends_with_exact_residuals(single: Problem) -> None:
@@ -139,13 +140,13 @@ def test_cheap_searches_are_tried_only_where_they_can_help(
     assert how(single, search="exact") == "float32"
     assert how(single, tol=1e-4) == "float32"
     assert how(single, part=["1", "3", "5"]) == f"float32, {part}"
-    monkeypatch.setattr("landscape.curvature.eigenvalues.bfloat16_is_fast", lambda device: False)
+    monkeypatch.setattr("landscape.curvature.approximation.bfloat16_is_fast", lambda device: False)
     assert how(single) == f"float32, {part}"
-    monkeypatch.setattr("landscape.curvature.eigenvalues.MAX_SAMPLES", 0.4)
+    monkeypatch.setattr("landscape.curvature.approximation.MAX_SAMPLES", 0.4)
     assert how(single) == "float32"
     assert single.tensors is not None
     squares = Problem(single.model, nn.MSELoss(), (single.tensors[0], torch.randn(400, 3)))
-    monkeypatch.setattr("landscape.curvature.eigenvalues.MAX_SAMPLES", 1.0)
+    monkeypatch.setattr("landscape.curvature.approximation.MAX_SAMPLES", 1.0)
     assert how(squares) == "float32"  # what a sample brings to these does not vanish where it is fitted
     monkeypatch.setattr("landscape.curvature.eigenvalues.MIN_PARAMETERS", 10**6)
     assert how(single) == "float32"
@@ -188,8 +189,8 @@ def test_corrections_lead_from_a_nearby_operator_to_the_true_one() -> None:
 
 def test_a_point_that_is_not_finite_leaves_the_others_their_samples(single: Problem) -> None:
     thetas = torch.stack((single.theta, 1e30 * single.theta))
-    start = eigenvalues.start_vector(single, 0)
-    good, bad = eigenvalues.eigenpairs(single, thetas, start, eigenvalues.Wanted(low=1))
+    start = start_vector(single, 0)
+    good, bad = eigenvalues.eigenpairs(single, thetas, start, SearchOptions(low=1))
     alone = landscape.extreme_eigenvalues(single)
     assert good.search.startswith(
         "bfloat16"

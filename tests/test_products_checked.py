@@ -14,8 +14,10 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import landscape
 from landscape import HessianOperator, InputError, PathWarning, Problem
-from landscape.curvature import chain_hessian, eigenvalues
-from landscape.curvature.hessian import KINDS, dense_hessian
+from landscape.curvature import approximation, chain_hessian, eigenvalues
+from landscape.curvature.hessian import KINDS, HessianOptions, dense_hessian
+from landscape.curvature.lanczos import SearchOptions
+from landscape.curvature.start import start_vector
 from landscape.problem.data import Data
 from tests import problems
 
@@ -190,13 +192,13 @@ def test_bfloat16_is_taken_by_what_the_hardware_is_and_only_where_it_is_near(
     x, y = torch.rand(60, 40), torch.randint(3, (60,))
     model = landscape.models.build("mlp", widths=[40, 30, 6, 3])
     problem = Problem(model, F.cross_entropy, (x, y))
-    fast = eigenvalues.bfloat16_is_fast(torch.device("cpu"))
-    assert [eigenvalues._bfloat16_serves(problem) for _ in range(3)] == [fast] * 3
-    monkeypatch.setattr(eigenvalues, "bfloat16_is_fast", lambda device: True)
-    assert eigenvalues._bfloat16_serves(problem)
-    assert not eigenvalues._bfloat16_serves(problems.mlp())  # float64
-    monkeypatch.setattr(eigenvalues, "BFLOAT16_ERROR", 1e-4)  # finer than its 3 digits
-    assert not eigenvalues._bfloat16_serves(problem)
+    fast = approximation.bfloat16_is_fast(torch.device("cpu"))
+    assert [approximation._bfloat16_serves(problem) for _ in range(3)] == [fast] * 3
+    monkeypatch.setattr(approximation, "bfloat16_is_fast", lambda device: True)
+    assert approximation._bfloat16_serves(problem)
+    assert not approximation._bfloat16_serves(problems.mlp())  # float64
+    monkeypatch.setattr(approximation, "BFLOAT16_ERROR", 1e-4)  # finer than its 3 digits
+    assert not approximation._bfloat16_serves(problem)
 
 
 def penalty(parameters: dict[str, Tensor]) -> Tensor:
@@ -223,8 +225,8 @@ def test_the_penalty_s_hessian_is_added_once(name: str, kind: str) -> None:
     traced = landscape.trace(problem, 3 * problem.layout.size, kind=kind)
     assert traced.value == pytest.approx(float(values.sum()))
     thetas = problem.theta + 0.1 * torch.randn(2, len(problem.theta), dtype=torch.float64)
-    wanted, product = eigenvalues.Wanted(low=1, tol=1e-6), eigenvalues.Product(kind)
-    pairs = eigenvalues.eigenpairs(problem, thetas, eigenvalues.start_vector(problem, 0), wanted, product)
+    wanted, options = SearchOptions(low=1, tol=1e-6), HessianOptions(kind)
+    pairs = eigenvalues.eigenpairs(problem, thetas, start_vector(problem, 0), wanted, options)
     for theta, found in zip(thetas, pairs, strict=True):
         dense = torch.linalg.eigvalsh(dense_hessian(problem, theta, kind=kind))
         torch.testing.assert_close(found.values, dense[[-1, 0]], rtol=1e-5, atol=1e-8)

@@ -11,16 +11,10 @@ from torch import Tensor
 
 from landscape.analysis.contour import axes, grid_points
 from landscape.core.hdf5 import Array
-from landscape.curvature.eigenvalues import (
-    Product,
-    Wanted,
-    eigenpairs,
-    extreme_eigenvalues,
-    points_at_once,
-    start_vector,
-)
-from landscape.curvature.hessian import operator
-from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, ends_of
+from landscape.curvature.eigenvalues import eigenpairs, extreme_eigenvalues, points_at_once
+from landscape.curvature.hessian import HessianOptions, operator
+from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, SearchOptions, ends_of
+from landscape.curvature.start import start_vector
 from landscape.evaluation.grid import MismatchError, Portions, compute_missing, copy_common, difference
 from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import changed, provenance
@@ -112,7 +106,7 @@ def hessian_grid(
     span = plane.span if span is None else span
     x, y = axes(grid, span)
     operator(problem, randomness=randomness)  # refuses a random model
-    wanted = Wanted(1, 1, tol, max_products)
+    wanted = SearchOptions(1, 1, tol, max_products)
     fields = _fields(problem, plane, wanted, randomness, search)
     columns = {name: np.full((len(y), len(x)), np.nan) for name in ("lambda_min", "lambda_max", *RESIDUALS)}
     columns |= {
@@ -137,7 +131,7 @@ def hessian_grid(
         return HessianGrid(x=x, y=y, ratio=ratio, span=span, done=done.copy(), **copies, **fields, **about)
 
     at_once = points_at_once(problem)
-    ends = _ends_at(problem, plane, wanted, Product(randomness=randomness), search, at_once)
+    ends = _ends_at(problem, plane, wanted, HessianOptions(randomness=randomness), search, at_once)
     portions = Portions(
         block=at_once, save=(lambda: save(result())) if save else None, group=group, progress=progress
     )
@@ -146,7 +140,9 @@ def hessian_grid(
     return result()
 
 
-def _fields(problem: Problem, plane: Plane, wanted: Wanted, randomness: str, search: str) -> dict[str, Any]:
+def _fields(
+    problem: Problem, plane: Plane, wanted: SearchOptions, randomness: str, search: str
+) -> dict[str, Any]:
     """The fields of a result that must be equal for it to be resumed, but for ``max_products``."""
     digest = hashlib.sha256(as_array(plane.center).tobytes())
     digest.update(as_array(plane.directions).tobytes())
@@ -169,7 +165,7 @@ def _fields(problem: Problem, plane: Plane, wanted: Wanted, randomness: str, sea
 
 
 def _ends_at(
-    problem: Problem, plane: Plane, wanted: Wanted, product: Product, search: str, at_once: int
+    problem: Problem, plane: Plane, wanted: SearchOptions, options: HessianOptions, search: str, at_once: int
 ) -> Callable[[Tensor, Progress], dict[str, Array]]:
     """(K, 2) points -> the columns of the result there, ``at_once`` points together.
 
@@ -189,7 +185,7 @@ def _ends_at(
 
         for i in range(0, len(points), at_once):
             thetas = plane.center + points[i : i + at_once].to(plane.directions) @ plane.directions
-            pairs += eigenpairs(problem, thetas, start, wanted, product, search=search, done=one)
+            pairs += eigenpairs(problem, thetas, start, wanted, options, search=search, done=one)
         rows = [ends_of(each) for each in pairs]
         names = {"lambda_min": "min", "lambda_max": "max"} | {
             name: name for name in (*RESIDUALS, "hvps", "converged")

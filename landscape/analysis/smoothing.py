@@ -21,15 +21,10 @@ from landscape.core.errors import FailedError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
 from landscape.curvature.chain_hessian import ChainHessian
-from landscape.curvature.eigenvalues import (
-    exact_products,
-    points_at_once,
-    start_vector,
-    top_eigenvalues,
-    warm_start,
-)
+from landscape.curvature.eigenvalues import exact_products, points_at_once, top_eigenvalues
 from landscape.curvature.hessian import GRAPH_BYTES, HessianOperator
 from landscape.curvature.lanczos import TOL, lanczos
+from landscape.curvature.start import start_vector, warm_start
 from landscape.evaluation.paths import Progress
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
@@ -119,24 +114,15 @@ def smoothing(
         if progress:
             progress((k + 1) / len(KINDS))
     changes = [float((b - a).norm()) for a, b in itertools.pairwise(gradients)]
-    loss, sharp, slope = (np.array(columns[name]) for name in ("loss", "lambda", "lipschitz"))
     return Smoothing(
         loss=problem.loss(mean),
-        loss_smooth=loss[:, 0],
-        loss_smooth_se=loss[:, 1],
         lambda_max=float(eigen.values[0]),
         residual=float(eigen.residuals[0]),
-        lambda_smooth=sharp[:, 0],
-        lambda_smooth_residual=sharp[:, 1],
-        lambda_smooth_se=sharp[:, 2],
-        lambda_smooth_bias=sharp[:, 3],
         eigenvalues=eigen.values.numpy(),
         share=(along / variance).cpu().numpy(),
         trace_hs=trace_hs,
         consensus=variance,
         lipschitz=np.array(changes) / lengths.cpu().numpy(),
-        lipschitz_smooth=slope[:, 0],
-        lipschitz_smooth_se=slope[:, 1],
         lr=lr,
         alpha_e=alpha_e,
         parameters=len(mean),
@@ -144,9 +130,25 @@ def smoothing(
         pairs=pairs,
         samples=problem.data.samples,
         seed=seed,
-        converged=bool(eigen.converged) and bool(np.all(sharp[:, 4])),
+        converged=bool(eigen.converged) and all(converged for *_, converged in columns["lambda"]),
+        **_smoothed_values(columns),
         **about,
     )
+
+
+def _smoothed_values(columns: dict[str, list[Any]]) -> dict[str, Array]:
+    """The fields of L_Σ, (2,) or (2, S): for the measured spread and for the isotropic one."""
+    loss, sharp, slope = (np.array(columns[name]) for name in ("loss", "lambda", "lipschitz"))
+    return {
+        "loss_smooth": loss[:, 0],
+        "loss_smooth_se": loss[:, 1],
+        "lambda_smooth": sharp[:, 0],
+        "lambda_smooth_residual": sharp[:, 1],
+        "lambda_smooth_se": sharp[:, 2],
+        "lambda_smooth_bias": sharp[:, 3],
+        "lipschitz_smooth": slope[:, 0],
+        "lipschitz_smooth_se": slope[:, 1],
+    }
 
 
 def displacement(spread: Tensor, kind: str, variance: float, seed: int, i: int) -> Tensor:

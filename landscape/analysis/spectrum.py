@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from torch import Tensor
@@ -11,22 +11,16 @@ from landscape.core.errors import InputError
 from landscape.core.options import choose, positive
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.density import PROBES, STEPS, quadrature
-from landscape.curvature.eigenvalues import (
-    Product,
-    Wanted,
-    eigenpairs,
-    exact_products,
-    start_vector,
-    top_eigenvalues,
-)
-from landscape.curvature.hessian import Part
-from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, Eigenpairs
+from landscape.curvature.eigenvalues import eigenpairs, exact_products, top_eigenvalues
+from landscape.curvature.hessian import HessianOptions, Part
+from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, Eigenpairs, SearchOptions
+from landscape.curvature.start import start_vector
 from landscape.curvature.trace import TRACE_PRODUCTS, hutchpp, trace
 from landscape.evaluation.paths import Progress
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.results.base import About
-from landscape.results.spectrum import Spectrum, Trace
+from landscape.results.spectrum import Density, Spectrum, Trace
 
 
 def spectrum(
@@ -96,12 +90,12 @@ def spectrum(
             f"engine: 'pyhessian' is not allowed with {'ends' if ends else 'density'}, it gives "
             "the eigenvalue of largest magnitude (top_k=1) and the trace"
         )
-    product = Product(kind, part, randomness)
-    h, size = exact_products(problem, None, product)
+    options = HessianOptions(kind, part, randomness)
+    h, size = exact_products(problem, None, options)
     start = start_vector(problem, seed, size)
-    wanted = Wanted(int(ends), max(top_k, int(ends)), tol, max_products)
+    wanted = SearchOptions(int(ends), max(top_k, int(ends)), tol, max_products)
     stages = _Stages([wanted.high > 0, with_trace, with_density], progress)
-    pairs = _pairs(problem, start, wanted, product, engine, search, seed) if wanted.high else None
+    pairs = _pairs(problem, start, wanted, options, engine, search, seed) if wanted.high else None
     if pairs:
         stages.of(0)(1.0)
     tr, dense = Trace(np.nan, np.nan, 0), None
@@ -111,22 +105,13 @@ def spectrum(
         tr = hutchpp(h, start, products=products, seed=seed, progress=stages.of(1))
     if with_density:
         dense = quadrature(h, start, probes=probes, steps=steps, seed=seed, progress=stages.of(2))
-    bound_low, bound_high = pairs.bounds if pairs else (-np.inf, np.inf)
     return Spectrum(
-        values=pairs.values.numpy() if pairs else np.zeros(0),
-        residuals=pairs.residuals.numpy() if pairs else np.zeros(0),
+        **_values(pairs, tr, dense),
         lowest=wanted.low,
-        converged=pairs.converged if pairs else True,
-        trace=tr.value,
-        trace_error=tr.standard_error,
-        nodes=dense.nodes if dense else np.zeros((0, 0)),
-        weights=dense.weights if dense else np.zeros((0, 0)),
         parameters=size,
-        hvps=sum(each.hvps for each in (pairs, tr, dense) if each),
         kind=kind,
         part=",".join([part] if isinstance(part, str) else part or ()),
         engine=engine,
-        search=pairs.search if pairs else "",
         tol=tol,
         seed=seed,
         samples=problem.data.samples,
@@ -134,11 +119,27 @@ def spectrum(
         batchnorm=has_batchnorm(problem.model),
         bn=problem.batchnorm.name,
         bn_samples=problem.batchnorm.samples,
-        bound_low=bound_low,
-        bound_high=bound_high,
-        verified=pairs.verified if pairs else False,
         **about,
     )
+
+
+def _values(pairs: Eigenpairs | None, tr: Trace, dense: Density | None) -> dict[str, Any]:
+    """The fields of a spectrum that were computed; of the other parts, those of "not asked for"."""
+    bound_low, bound_high = pairs.bounds if pairs else (-np.inf, np.inf)
+    return {
+        "values": pairs.values.numpy() if pairs else np.zeros(0),
+        "residuals": pairs.residuals.numpy() if pairs else np.zeros(0),
+        "converged": pairs.converged if pairs else True,
+        "search": pairs.search if pairs else "",
+        "bound_low": bound_low,
+        "bound_high": bound_high,
+        "verified": pairs.verified if pairs else False,
+        "trace": tr.value,
+        "trace_error": tr.standard_error,
+        "nodes": dense.nodes if dense else np.zeros((0, 0)),
+        "weights": dense.weights if dense else np.zeros((0, 0)),
+        "hvps": sum(each.hvps for each in (pairs, tr, dense) if each),
+    }
 
 
 class _Stages:
@@ -155,11 +156,17 @@ class _Stages:
 
 
 def _pairs(
-    problem: Problem, start: Tensor, wanted: Wanted, product: Product, engine: str, search: str, seed: int
+    problem: Problem,
+    start: Tensor,
+    wanted: SearchOptions,
+    options: HessianOptions,
+    engine: str,
+    search: str,
+    seed: int,
 ) -> Eigenpairs:
     if engine == "landscape":
-        return eigenpairs(problem, problem.theta[None], start, wanted, product, search=search)[0]
+        return eigenpairs(problem, problem.theta[None], start, wanted, options, search=search)[0]
     return top_eigenvalues(
         problem, wanted.high, wanted.tol, engine=engine, max_products=wanted.max_products, seed=seed,
-        kind=product.kind, part=product.part, randomness=product.randomness,
+        kind=options.kind, part=options.part, randomness=options.randomness,
     )  # fmt: skip

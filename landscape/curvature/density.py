@@ -10,10 +10,11 @@ from torch import Tensor
 
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
-from landscape.curvature.eigenvalues import Product, Products, exact_products, start_vector
-from landscape.curvature.hessian import Part
+from landscape.curvature.eigenvalues import Products, exact_products
+from landscape.curvature.hessian import HessianOptions, Part
 from landscape.curvature.krylov import BASIS_BYTES, negligible, orthogonalise, small_eigh
 from landscape.curvature.lanczos import run_in_lockstep
+from landscape.curvature.start import start_vector
 from landscape.curvature.trace import signs
 from landscape.evaluation.paths import Progress
 from landscape.problem.problem import Problem
@@ -119,6 +120,6 @@ def density(
         >>> landscape.density(problem, probes=2, steps=5).nodes.shape
         (2, 5)
     """
-    h, size = exact_products(problem, theta, Product(kind, part, randomness))
+    h, size = exact_products(problem, theta, HessianOptions(kind, part, randomness))
     like = start_vector(problem, seed, size)
     return quadrature(h, like, probes=probes, steps=steps, seed=seed, progress=progress)

@@ -17,20 +17,29 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.options import choose, positive
 from landscape.curvature import pyhessian_engine
+from landscape.curvature.approximation import MIN_PARAMETERS, MIN_TOL, Approximation, cheapest
 from landscape.curvature.chain_hessian import ChainHessian, agrees
-from landscape.curvature.hessian import GRAPH_BYTES, HessianOperator, Part, operator
+from landscape.curvature.hessian import (
+    FULL_HESSIAN,
+    GRAPH_BYTES,
+    HessianOperator,
+    HessianOptions,
+    Part,
+    operator,
+)
 from landscape.curvature.krylov import BASIS_BYTES, MAX_BASIS
 from landscape.curvature.lanczos import (
     MAX_PRODUCTS,
     TOL,
     Eigenpairs,
     Ends,
+    SearchOptions,
     ends_of,
     run_in_lockstep,
     search_eigenpairs,
     verify_and_refine,
 )
-from landscape.evaluation.chain import is_default_cross_entropy
+from landscape.curvature.start import start_vector, warm_start
 from landscape.problem.problem import Problem
 
 Products = Callable[[Tensor], Tensor]
@@ -38,63 +47,29 @@ Products = Callable[[Tensor], Tensor]
 SEARCHES = ("auto", "exact")
 # Points of a grid at once, at most. On 2 cores a product of one of 16 points costs half of a lone one's.
 MAX_POINTS = 16
-# Cheaper searches are for matrices whose basis does not become complete, and tolerances that a few
-# corrections reach (ours).
-MIN_PARAMETERS = 10 * MAX_BASIS
-MIN_TOL = 1e-3
-# The share of Σ(1 − p) of the samples of a cheaper search. On MNIST's MLPs these are 20 to 70% of all, and
-# the lowest eigenvalue is then 2 to 4% off. Above a share of MAX_SAMPLES the corrections would cost more.
-CURVATURE_SHARE = 0.99
-MAX_SAMPLES = 0.8
-# The largest relative error of a product in bfloat16 for which few corrections suffice; it is 0.2% on MNIST's
-# MLPs, and more where the numbers of the data are close to one another (ours).
-BFLOAT16_ERROR = 0.02
-
-
-@dataclass(frozen=True)
-class Product:
-    """Which matrix: the options of :class:`landscape.HessianOperator` with these names."""
-
-    kind: str = "hessian"
-    part: Part = None
-    randomness: str = "refuse"
-
-    def operator(self, problem: Problem, theta: Tensor | None = None) -> HessianOperator:
-        """The matrix of ``problem`` at ``theta`` (P,)."""
-        return HessianOperator(problem, theta, kind=self.kind, part=self.part, randomness=self.randomness)
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which eigenvalues: the ``low`` smallest, ``high`` largest, to ``tol``, in at most ``max_products``."""
-
-    low: int = 0
-    high: int = 1
-    tol: float = TOL
-    max_products: int = MAX_PRODUCTS
 
 
 def points_at_once(problem: Problem, part: Part = None) -> int:
     """The number of sets of weights for one call of :func:`eigenpairs` with bounded memory."""
-    saved = _chain_bytes(problem, problem.theta, Product(part=part))
+    saved = _chain_bytes(problem, problem.theta, HessianOptions(part=part))
     if saved is None:
         return 1
     basis = (MAX_BASIS + 1) * problem.theta.nbytes
     return max(1, min(MAX_POINTS, GRAPH_BYTES // saved, BASIS_BYTES // basis))
 
 
-def _chain_bytes(problem: Problem, theta: Tensor, product: Product) -> int | None:
+def _chain_bytes(problem: Problem, theta: Tensor, options: HessianOptions) -> int | None:
     """Bytes of a set of weights for the fast products of chains; None where these do not serve."""
-    saved = ChainHessian.saved_bytes(problem) if product.part is None else None
-    return saved if saved is not None and agrees(problem, theta, product.kind) else None
+    saved = ChainHessian.saved_bytes(problem) if options.part is None else None
+    return saved if saved is not None and agrees(problem, theta, options.kind) else None
 
 
 def eigenpairs(
     problem: Problem,
     thetas: Tensor,
     start: Tensor,
-    wanted: Wanted,
-    product: Product = Product(),
+    wanted: SearchOptions,
+    options: HessianOptions = FULL_HESSIAN,
     *,
     search: str = "auto",
     done: Callable[[], None] = lambda: None,
@@ -104,7 +79,7 @@ def eigenpairs(
     Args:
         start: the first vector of every search, (P,) or (P',) for a part; see :func:`.search_eigenpairs`.
         wanted: which eigenvalues, and how exactly.
-        product: which matrix; see :class:`landscape.HessianOperator`.
+        options: which matrix; see :class:`landscape.HessianOperator`.
         search: "exact": every product has all samples, in the problem's precision; "auto": the search uses
             cheaper products where that saves time, for tolerances from 1e-3 and 1,280 parameters on. With
             cross-entropy these are of the samples with 99% of the sum of 1 − p, p the probability of the
@@ -117,12 +92,12 @@ def eigenpairs(
     Each product counts as one.
     """
     choose("search", search, SEARCHES)
-    searches = _PointSearches(problem, product, wanted, done, _saved_on_chain(problem, thetas, product))
+    searches = _PointSearches(problem, options, wanted, done, _saved_on_chain(problem, thetas, options))
     thetas = thetas.to(problem.theta)
-    whole = _Approximation(problem, problem.dtype)
-    small = problem.layout.size < MIN_PARAMETERS or wanted.tol < MIN_TOL or product.randomness == "seed"
-    one = ChainHessian(problem, thetas, kind=product.kind) if searches.chain and len(thetas) == 1 else None
-    chosen = whole if search == "exact" or small else _cheapest(problem, thetas, searches.chain, one)
+    whole = Approximation(problem, problem.dtype)
+    small = problem.layout.size < MIN_PARAMETERS or wanted.tol < MIN_TOL or options.randomness == "seed"
+    one = ChainHessian(problem, thetas, kind=options.kind) if searches.chain and len(thetas) == 1 else None
+    chosen = whole if search == "exact" or small else cheapest(problem, thetas, searches.chain, one)
     pairs = searches.run(thetas, [start] * len(thetas), chosen, one)
     missed = [i for i, p in enumerate(pairs) if not p.converged and p.hvps < wanted.max_products]
     if missed and chosen is not whole:
@@ -132,23 +107,10 @@ def eigenpairs(
     return pairs
 
 
-def _saved_on_chain(problem: Problem, thetas: Tensor, product: Product) -> bool:
+def _saved_on_chain(problem: Problem, thetas: Tensor, options: HessianOptions) -> bool:
     """Whether the fast products of chains serve, and all of ``thetas`` fit into memory."""
-    saved = _chain_bytes(problem, thetas[0].to(problem.theta), product)
+    saved = _chain_bytes(problem, thetas[0].to(problem.theta), options)
     return saved is not None and saved * len(thetas) <= GRAPH_BYTES
-
-
-@dataclass(frozen=True)
-class _Approximation:
-    """The problem of a search, perhaps with fewer samples, and the precision of its data."""
-
-    problem: Problem
-    dtype: torch.dtype
-
-    def name(self, whole: Problem) -> str:
-        """Such as "float32" or "bfloat16, 2,372 of 10,000 samples"."""
-        part = f", {self.problem.samples:,} of {whole.samples:,} samples"
-        return str(self.dtype).removeprefix("torch.") + part * (self.problem is not whole)
 
 
 @dataclass(frozen=True)
@@ -156,13 +118,13 @@ class _PointSearches:
     """The searches of :func:`eigenpairs` at some points; ``chain``: by the fast products of chains."""
 
     problem: Problem
-    product: Product
-    wanted: Wanted
+    options: HessianOptions
+    wanted: SearchOptions
     done: Callable[[], None]
     chain: bool
 
     def run(
-        self, thetas: Tensor, starts: list[Tensor], chosen: _Approximation, one: ChainHessian | None
+        self, thetas: Tensor, starts: list[Tensor], chosen: Approximation, one: ChainHessian | None
     ) -> list[Eigenpairs]:
         """Search with products of ``chosen``, then verify and refine; ``one``: exact products, or None."""
         w = self.wanted
@@ -179,9 +141,9 @@ class _PointSearches:
         ]
 
     def _on_chain(
-        self, thetas: Tensor, chosen: _Approximation, one: ChainHessian | None
+        self, thetas: Tensor, chosen: Approximation, one: ChainHessian | None
     ) -> tuple[Callable[[Tensor, list[int]], Tensor], Iterable[Products]]:
-        problem, kind = self.problem, self.product.kind
+        problem, kind = self.problem, self.options.kind
         share = chosen.problem.samples / problem.samples
         h = one if one and chosen.problem is problem else ChainHessian(chosen.problem, thetas, kind=kind)
         # Without one, one point at a time, as the verification asks for them.
@@ -189,64 +151,34 @@ class _PointSearches:
         return _in_lockstep(h, share, chosen.dtype), exact
 
     def _general(
-        self, thetas: Tensor, chosen: _Approximation, one: ChainHessian | None
+        self, thetas: Tensor, chosen: Approximation, one: ChainHessian | None
     ) -> tuple[Callable[[Tensor, list[int]], Tensor], Iterable[Products]]:
         share = chosen.problem.samples / self.problem.samples
-        each = [self.product.operator(chosen.problem, t) for t in thetas]
+        each = [self.options.at(chosen.problem, t) for t in thetas]
 
         def products(vectors: Tensor, running: list[int]) -> Tensor:
             return torch.stack([each[i](v) * share for i, v in zip(running, vectors, strict=True)])
 
         exact = chosen.problem is self.problem
         verifying = (
-            functools.partial(_rows, h if exact else self.product.operator(self.problem, t))
+            functools.partial(_rows, h if exact else self.options.at(self.problem, t))
             for h, t in zip(each, thetas, strict=True)
         )
         return products, verifying
 
 
-@torch.no_grad()
-def _cheapest(problem: Problem, thetas: Tensor, is_chain: bool, one: ChainHessian | None) -> _Approximation:
-    """The samples with most of the curvature at ``thetas``, and the faster precision.
-
-    All samples where the problem is regularised: the penalty is no mean over samples. ``one``: the products
-    at the only point, whose outputs are used again.
-    """
-    dtype = torch.bfloat16 if is_chain and _bfloat16_serves(problem) else problem.dtype
-    tensors, loss = problem.data.tensors, problem.criterion
-    usable = is_default_cross_entropy(loss) and not problem.regularised and not problem.batchnorm.samples
-    if not usable or tensors is None or tensors[1].dim() != 1:
-        return _Approximation(problem, dtype)
-    missing = torch.zeros(problem.samples, device=problem.device)
-    for theta in thetas:
-        outputs = (
-            [(c.z[0].T, c.y) for c in one.chunks]
-            if one
-            else ((problem.outputs(theta, x), y) for x, y, _ in problem.chunks())
-        )
-        parts = [1 - z.softmax(1).gather(1, y[:, None]).squeeze(1) for z, y in outputs]
-        missing += (
-            torch.cat(parts).float().nan_to_num(nan=1.0)
-        )  # a NaN of one point does not spread to others
-    most, order = missing.sort(descending=True)
-    count = int((most.cumsum(0) < CURVATURE_SHARE * most.sum()).sum()) + 1
-    if count > MAX_SAMPLES * problem.samples:
-        return _Approximation(problem, dtype)
-    return _Approximation(problem.subset(order[:count].sort().values), dtype)
-
-
 def exact_products(
-    problem: Problem, theta: Tensor | None = None, product: Product = Product()
+    problem: Problem, theta: Tensor | None = None, options: HessianOptions = FULL_HESSIAN
 ) -> tuple[Products, int]:
     """The products of ∇²L(θ) with vectors (k, P), or (k, P') for a part, and that size.
 
     Raises InputError as :func:`landscape.curvature.hessian.operator`.
     """
-    h = operator(problem, theta, kind=product.kind, part=product.part, randomness=product.randomness)
+    h = operator(problem, theta, kind=options.kind, part=options.part, randomness=options.randomness)
     at = problem.theta if theta is None else theta
-    saved = _chain_bytes(problem, at, product)
+    saved = _chain_bytes(problem, at, options)
     if saved is not None and saved <= GRAPH_BYTES:
-        return ChainHessian(problem, at[None], kind=product.kind), h.size
+        return ChainHessian(problem, at[None], kind=options.kind), h.size
     return functools.partial(_rows, h), h.size
 
 
@@ -265,46 +197,6 @@ def _in_lockstep(h: ChainHessian, share: float, dtype: torch.dtype) -> Callable[
         return h(vectors, dtype).mul_(share)
 
     return products
-
-
-def bfloat16_is_fast(device: torch.device) -> bool:
-    """Whether the hardware multiplies in bfloat16: CUDA from Ampere on, CPUs with AVX512-BF16 or AMX."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    return device.type == "cpu" and (
-        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    )
-
-
-def _bfloat16_serves(problem: Problem) -> bool:
-    """Whether products with the data in bfloat16 are fast, and near enough on a few samples at the centre."""
-    if problem.dtype != torch.float32 or not bfloat16_is_fast(problem.device):
-        return False
-    few = ChainHessian(problem.on(problem.data.few()), problem.theta[None])
-    v = start_vector(problem, 0)[None]
-    exact = few(v)
-    return bool((few(v, torch.bfloat16) - exact).norm() <= BFLOAT16_ERROR * exact.norm())
-
-
-def start_vector(problem: Problem, seed: int, size: int | None = None) -> Tensor:
-    """A normal vector (size,), by default (P,), from ``seed``: the same draw on every device.
-
-    Of a model in half precision it is float32, in which a basis can be orthogonal. Lanczos needs one with
-    components along all eigenvectors. InputError for a seed below 0.
-    """
-    if seed < 0:
-        raise InputError(f"seed: {seed} is not allowed, it must be an integer ≥ 0")
-    generator = torch.Generator().manual_seed(seed)
-    length = problem.layout.size if size is None else size
-    return torch.randn(length, dtype=torch.float64, generator=generator).to(
-        problem.device, torch.promote_types(problem.dtype, torch.float32)
-    )
-
-
-def warm_start(near: Tensor, first: Tensor) -> Tensor:
-    """(P,), the start of a search near ``near``, with as much of ``first``, which misses no eigenvector."""
-    start: Tensor = near.to(first) / near.norm() + first / first.norm()
-    return start
 
 
 def extreme_eigenvalues(
@@ -346,11 +238,11 @@ def extreme_eigenvalues(
         >>> round(ends.min, 4), round(ends.max, 4)
         (1.0, 9.0)
     """
-    product, wanted = Product(kind, part, randomness), Wanted(1, 1, tol, max_products)
+    options, wanted = HessianOptions(kind, part, randomness), SearchOptions(1, 1, tol, max_products)
     size = operator(problem, theta, kind=kind, part=part, randomness=randomness).size
     at = problem.theta if theta is None else theta
     start = start_vector(problem, seed, size)
-    return ends_of(eigenpairs(problem, at[None], start, wanted, product, search=search)[0])
+    return ends_of(eigenpairs(problem, at[None], start, wanted, options, search=search)[0])
 
 
 def top_eigenvalues(
@@ -382,7 +274,7 @@ def top_eigenvalues(
             and the data in bfloat16, and its results are verified and refined with exact ones; "exact": all
             products are exact.
         engine: "pyhessian" asks that package instead, for one eigenvalue: that of largest *magnitude*. Its
-            residual is still from our product.
+            residual is still from our options.
         start: (P,), such as the sum of eigenvectors at nearby weights, where the search begins. As much of a
             random vector is added, so that no eigenvector is missed for being orthogonal to it.
         max_products: Hessian-vector products, at most; where they end first, ``converged`` is False and the
@@ -419,5 +311,5 @@ def top_eigenvalues(
             raise InputError(f"start: shape {tuple(start.shape)}, it must be {tuple(first.shape)}")
         positive("start: norm", float(start.norm()))
         first = warm_start(start, first)
-    product, wanted = Product(kind, part, randomness), Wanted(0, k, tol, max_products)
-    return eigenpairs(problem, at[None], first, wanted, product, search=search)[0]
+    options, wanted = HessianOptions(kind, part, randomness), SearchOptions(0, k, tol, max_products)
+    return eigenpairs(problem, at[None], first, wanted, options, search=search)[0]

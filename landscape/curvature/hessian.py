@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -365,6 +366,22 @@ def operator(
     if randomness == "refuse" and chain(problem) is None:  # no layer of such chains is random
         check_deterministic(problem, theta)
     return made
+
+
+@dataclass(frozen=True)
+class HessianOptions:
+    """Which matrix: the options of :class:`landscape.HessianOperator` with these names."""
+
+    kind: str = "hessian"
+    part: Part = None
+    randomness: str = "refuse"
+
+    def at(self, problem: Problem, theta: Tensor | None = None) -> HessianOperator:
+        """The matrix of ``problem`` at ``theta`` (P,)."""
+        return HessianOperator(problem, theta, kind=self.kind, part=self.part, randomness=self.randomness)
+
+
+FULL_HESSIAN = HessianOptions()
 
 
 def dense_hessian(

@@ -25,6 +25,16 @@ CORRECTIONS = 8
 
 
 @dataclass(frozen=True)
+class SearchOptions:
+    """Which eigenvalues: the ``low`` smallest, ``high`` largest, to ``tol``, in at most ``max_products``."""
+
+    low: int = 0
+    high: int = 1
+    tol: float = TOL
+    max_products: int = MAX_PRODUCTS
+
+
+@dataclass(frozen=True)
 class Ends:
     """The algebraically smallest and the largest eigenvalue, with unit eigenvectors (2, P) in that order.
 

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from landscape.core.options import choose, positive
 from landscape.curvature import pyhessian_engine
-from landscape.curvature.eigenvalues import Product, Products, exact_products, start_vector
-from landscape.curvature.hessian import Part
+from landscape.curvature.eigenvalues import Products, exact_products
+from landscape.curvature.hessian import HessianOptions, Part
+from landscape.curvature.start import start_vector
 from landscape.evaluation.paths import Progress
 from landscape.problem.problem import Problem
 from landscape.results.spectrum import Trace
@@ -106,7 +107,7 @@ def trace(
         2.0
     """
     positive("products", products, least=6)
-    h, size = exact_products(problem, theta, Product(kind, part, randomness))
+    h, size = exact_products(problem, theta, HessianOptions(kind, part, randomness))
     like = start_vector(problem, seed, size)
     if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
         pyhessian_engine.check(problem, kind, part)

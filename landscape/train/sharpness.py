@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from landscape.curvature.eigenvalues import exact_products, start_vector, warm_start
+from landscape.curvature.eigenvalues import exact_products
 from landscape.curvature.hessian import operator
 from landscape.curvature.lanczos import Eigenpairs, lanczos
+from landscape.curvature.start import start_vector, warm_start
 from landscape.problem.problem import Problem
 from landscape.train.distributed.comm import Comm
 from landscape.train.randomness import generator
