@@ -22,7 +22,7 @@ from torch import nn
 
 import landscape
 from landscape import InputError, Problem, Surface
-from landscape.analysis.contour import kept
+from landscape.analysis.contour import reused_points
 from landscape.evaluation import batched, evaluate, grid
 from landscape.evaluation.grid import MismatchError, Portions, coincide, compute_missing
 from tests import problems
@@ -72,14 +72,14 @@ def test_refining_computes_only_new_points() -> None:
     coarse.loss[0, 0] += 1e-9  # too little to be taken for another loss, and seen if it is computed again
     fine = landscape.contour(problem, plane, (9, 7), previous=coarse)
     np.testing.assert_array_equal(fine.loss[::2, ::2], coarse.loss)
-    assert kept(coarse, fine) == 20
+    assert reused_points(coarse, fine) == 20
     np.testing.assert_allclose(fine.loss, landscape.contour(problem, plane, (9, 7)).loss, atol=1e-8)
     double = landscape.contour(problem, plane, (10, 8), previous=coarse)
-    assert kept(coarse, double) == 4
+    assert reused_points(coarse, double) == 4
     back = landscape.contour(problem, plane, (5, 4), previous=fine)  # coarser: nothing is computed
     np.testing.assert_array_equal(back.loss, coarse.loss)
     wider = landscape.contour(problem, plane, (9, 13), span=0.2, previous=coarse)
-    assert kept(coarse, wider) == 20
+    assert reused_points(coarse, wider) == 20
     np.testing.assert_allclose(wider.loss, landscape.contour(problem, plane, (9, 13), 0.2).loss, atol=1e-8)
 
 

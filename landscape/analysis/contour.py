@@ -212,7 +212,7 @@ def _check_previous(
         raise MismatchError(reason)
 
 
-def kept(previous: Surface, surface: Surface) -> int:
+def reused_points(previous: Surface, surface: Surface) -> int:
     """How many points of ``surface`` :func:`contour` took from ``previous``."""
     columns, rows = coincide(surface.x, previous.x)[1], coincide(surface.y, previous.y)[1]
     return int(previous.done[np.ix_(rows, columns)].sum())

@@ -6,7 +6,7 @@ import functools
 
 import click
 
-from landscape.analysis.contour import ERROR_POINTS, axes, kept
+from landscape.analysis.contour import ERROR_POINTS, axes, reused_points
 from landscape.analysis.contour import contour as compute_contour
 from landscape.cli import common, planes, processes
 from landscape.cli.gridfile import GridFile
@@ -146,5 +146,5 @@ def summary(surface: Surface, previous: Surface | None, split: str) -> str:
         error = f"{surface.precision_error:.2g} of {surface.dtype} at up to {ERROR_POINTS} points"
         text += f"; {surface.precision}: within {error}"
     if previous:
-        text += f"; {kept(previous, surface):,} of {surface.loss.size:,} points were there already"
+        text += f"; {reused_points(previous, surface):,} of {surface.loss.size:,} points were there already"
     return text
