@@ -71,7 +71,7 @@ def batches_of(problem: Problem, sizes: tuple[int, ...]) -> list[Any]:
 
 def again(problem: Problem, data: Any, **options: Any) -> Problem:
     """The same model and loss on other data."""
-    own = problem.criterion is landscape.problem.batches.output_loss
+    own = problem.criterion is landscape.problem.losses.output_loss
     return Problem(problem.model, None if own else problem.criterion, data, dtype=torch.float64, **options)
 
 
