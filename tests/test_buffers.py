@@ -118,7 +118,7 @@ def test_the_mean_has_statistics_of_its_own_everywhere(tmp_path: Path) -> None:
     x, _ = trainer.train.tensors or ()
     module = module_of(trainer)
     load(module, trainer, end.mean)
-    inputs = [(x[part],) for part in sample_parts(trainer.train, 100)]
+    inputs = [(x[part],) for part in sample_parts(trainer.train.samples, 100)]
     torch.optim.swa_utils.update_bn(inputs, module)
     for name, value in statistics(module).items():
         if "tracked" not in name:

@@ -23,7 +23,7 @@ from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import SPLIT
 from landscape.data.base import Dataset
-from landscape.problem.batchnorm import has_batchnorm, reestimated
+from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import Layout, average
 from landscape.problem.problem import Loss, Problem
 from landscape.results import base
@@ -197,9 +197,9 @@ class Checkpoint:
 
         if learner == "mean" and self.mean_buffers:
             self._check_buffers(network, self.mean_buffers)
-            fill(network, self.mean_buffers)
+            set_tensors(network, self.mean_buffers)
         elif learner == "mean" and self.learners > 1 and has_batchnorm(network):
-            fill(network, reestimated(on("train")))
+            set_tensors(network, on("train").batchnorm_statistics())
         return on(split)
 
     def _network(self, own: nn.Module | Callable[[], nn.Module] | None, learner: int | None) -> nn.Module:
@@ -221,7 +221,7 @@ class Checkpoint:
             key: _mean(value) if learner is None else value[learner] for key, value in self.buffers.items()
         }
         self._check_buffers(network, rows)
-        fill(network, rows)
+        set_tensors(network, rows)
         return network
 
     def _check_buffers(self, network: nn.Module, values: Mapping[str, Tensor]) -> None:
@@ -377,7 +377,7 @@ def _mean(rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def fill(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+def set_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Set parameters and buffers of ``model`` by name."""
     known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, value in values.items():

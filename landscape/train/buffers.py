@@ -12,11 +12,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoint.checkpoint import fill
+from landscape.checkpoint.checkpoint import set_tensors
 from landscape.core.errors import FailedError, InputError
 from landscape.evaluation.stack import Training
 from landscape.problem.batches import call, fixed_randomness
-from landscape.problem.batchnorm import buffer_names, reestimated, sample_parts
+from landscape.problem.batchnorm import buffer_names, sample_parts
 from landscape.problem.problem import Problem
 from landscape.train.distributed.comm import Comm
 from landscape.train.randomness import generator
@@ -79,9 +79,9 @@ class Buffers:
         """
         if not self.own:
             return {}
-        parts = sample_parts(self._train, self._samples)
+        parts = sample_parts(self._train.samples, self._samples)
         mine = parts[self._comm.share(len(parts))]
-        found = reestimated(self._train, theta, (self._train.gather(part)[0] for part in mine))
+        found = self._train.batchnorm_statistics(theta, (self._train.gather(part)[0] for part in mine))
         found = {name: value for name, value in found.items() if value.is_floating_point()}
         if self._comm.size > 1:
             flat = torch.cat([value.flatten().double() for value in found.values()])
@@ -89,7 +89,7 @@ class Buffers:
             split = torch.split(flat, [value.numel() for value in found.values()])
             found = {n: t.view_as(v).to(v.dtype) for (n, v), t in zip(found.items(), split, strict=True)}
         for model in self._models:
-            fill(model, found)
+            set_tensors(model, found)
         return found
 
     def rows(self) -> dict[str, Tensor]:
@@ -104,7 +104,7 @@ class Buffers:
                 raise FailedError(f"checkpoint: holds no buffer '{name}', it cannot be resumed")
             self.own[name] = rows[name].to(self.own[name], copy=True)
         for model in self._models:
-            fill(model, {name: rows[name][0] for name in self._fixed if name in rows})
+            set_tensors(model, {name: rows[name][0] for name in self._fixed if name in rows})
 
 
 def _rows(tensor: Tensor, count: int) -> Tensor:

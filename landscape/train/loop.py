@@ -16,7 +16,7 @@ from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import HISTORY_UNITS, Checkpoint
 from landscape.core.errors import FailedError
 from landscape.evaluation.stack import Stack, Training
-from landscape.problem.batchnorm import has_batchnorm, with_policy
+from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.train import initial, optimizer
 from landscape.train.buffers import Buffers
@@ -121,7 +121,7 @@ class Trainer:
         self._batch, self._objective = 0, self.train
         if has_batchnorm(model):
             self._batch = recipe.local_batch // recipe.accumulate
-            self._objective = with_policy(self.train, "train", self._batch)
+            self._objective = self.train.with_batchnorm("train", self._batch)
         self.algorithm, self.rule = recipe.part("algorithm")[0], recipe.rule()
         self.rule.comm = self.comm
         self.weights = self.train.theta.repeat(self.comm.held, 1)

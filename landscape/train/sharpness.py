@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from landscape.curvature.eigenvalues import exact_products, start_vector, warm_start
+from landscape.curvature.eigenvalues import exact_products
 from landscape.curvature.hessian import operator
 from landscape.curvature.lanczos import Eigenpairs, lanczos
+from landscape.curvature.start import start_vector, warm_start
 from landscape.problem.problem import Problem
 from landscape.train.distributed.comm import Comm
 from landscape.train.randomness import generator
@@ -41,7 +42,7 @@ class Sharpness:
         if not self.every:
             return
         operator(problem)  # refuses a model that is random in eval mode, before the first step
-        batch, samples = problem.bn_samples, min(monitor.samples or problem.samples, problem.samples)
+        batch, samples = problem.batchnorm.samples, min(monitor.samples or problem.samples, problem.samples)
         if batch:  # whole batches, as a sample's loss depends on its batch
             samples = max(1, samples // batch) * batch
         if samples < problem.samples:
