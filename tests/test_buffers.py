@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 import landscape
 from landscape import Checkpoint, FailedError, InputError
-from landscape.checkpoint.checkpoint import HISTORY_UNITS
+from landscape.checkpoint.history import UNITS
 from landscape.evaluation.stack import Training
 from landscape.problem.batchnorm import sample_parts
 from landscape.train import launch, recipe
@@ -182,7 +182,7 @@ def train_all(group: Group | None) -> dict[str, tuple[slice, Checkpoint]]:
     found = {}
     for name, changes in CASES.items():
         trainer = Trainer(chosen(**changes), group=group)
-        found[name] = trainer.comm.own, trainer.run()
+        found[name] = trainer.comm.local, trainer.run()
     return found
 
 
@@ -366,4 +366,4 @@ def test_a_residual_network_of_images_trains_resumes_and_is_analysed(tmp_path: P
     assert problem.loss() == pytest.approx(whole.history["test_loss"][-1], rel=1e-5)
     surface = landscape.contour(problem, landscape.random_plane(problem), grid=(3, 3), span=0.1)
     assert surface.loss[1, 1] == pytest.approx(problem.loss(), rel=1e-4)
-    assert set(HISTORY_UNITS) == set(run.history)
+    assert set(UNITS) == set(run.history)

@@ -16,7 +16,7 @@ from PIL import Image
 
 import landscape
 from landscape import data
-from landscape.checkpoint.checkpoint import HISTORY_UNITS
+from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError
 from landscape.paper import figure, gallery, numbers, run_cache
 from landscape.paper.figure import SCALES, Compared, Drawing, Scale, Work
@@ -67,11 +67,11 @@ def test_figure_2_is_the_papers_size_on_a_laptop() -> None:
         assert run.model["widths"] == [784, 50, 50, 10]
     whole = figure.get("table3").runs("paper")
     assert len(whole) == 240  # three seeds
-    assert {run.batch: run.schedule.peak(run.lr, run.batch) for run in whole.values()} == pytest.approx(
+    assert {run.batch: run.schedule.peak_lr(run.lr, run.batch) for run in whole.values()} == pytest.approx(
         {1024: 0.1, 2048: 0.2, 4096: 0.4, 8192: 0.8}
     )
     smaller = figure.get("table3").runs("laptop")
-    assert {run.batch: run.schedule.peak(run.lr, run.batch) for run in smaller.values()} == pytest.approx(
+    assert {run.batch: run.schedule.peak_lr(run.lr, run.batch) for run in smaller.values()} == pytest.approx(
         {64: 0.1, 512: 0.8}
     )
 
@@ -235,7 +235,7 @@ def test_plateau_is_the_median_of_the_second_half(tmp_path: Path) -> None:
     shop = Workshop(tmp_path)
     shop.run([small()])
     run = landscape.load(shop.place(small()) / "last.h5")
-    run.history = {name: np.full(10, np.nan) for name in HISTORY_UNITS}
+    run.history = {name: np.full(10, np.nan) for name in UNITS}
     run.step = 10
     run.history["step"] = np.arange(1, 11.0)
     assert np.isnan(edge_of_stability.plateau(run))

@@ -59,7 +59,7 @@ def test_such_a_run_is_resumed_to_the_bit_without_the_file(tiny: Path, first: Pa
     with pytest.raises(FailedError, match=r"going on with checkpoint = \"\" is not allowed"):
         launch.launch(recipe.read(str(tiny)), tmp_path / "calm", resume=True)
     trainer = Trainer(chosen, checkpoint=landscape.load(tmp_path / "whole" / "step-0000000.h5"))
-    assert trainer._start_norm2 == pytest.approx(float(trainer.weights[0] @ trainer.weights[0]))
+    assert trainer.divergence.start_norm2 == pytest.approx(float(trainer.weights[0] @ trainer.weights[0]))
 
 
 def test_batchnorms_statistics_come_along(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def train_all(group: Group | None) -> dict[str, tuple[slice, Checkpoint]]:
         if group and (group.size > chosen.learners or (group.size == 2 and name in FOUR)):
             continue
         trainer = Trainer(chosen, group=group)
-        found[name] = trainer.comm.own, trainer.run()
+        found[name] = trainer.comm.local, trainer.run()
     return found
 
 
@@ -173,7 +173,7 @@ def diverge_all(group: Group | None) -> dict[str, tuple[slice, Checkpoint]]:
     found = {}
     for name, changes in DIVERGING.items():
         trainer = Trainer(recipe.from_values(BASE | changes), group=group)
-        found[name] = trainer.comm.own, trainer.run()
+        found[name] = trainer.comm.local, trainer.run()
     return found
 
 
@@ -278,7 +278,7 @@ def test_each_row_goes_once_to_each_process_that_needs_it(
 def peak_of_saving(group: Group, folder: str) -> tuple[int, int]:
     """How far rank 0's memory rises while 16 learners are saved, and the size of one (bytes)."""
     comm, row = Comm(16, group), 2**20
-    weights = torch.full((comm.held, row), float(group.rank), dtype=torch.float64)
+    weights = torch.full((comm.n_local, row), float(group.rank), dtype=torch.float64)
     state = Checkpoint(
         weights, landscape.problem.layout.Layout(()), 0, 0.0, "ssgd", "", {}, {}, 0.1, 1, 0, {}
     )  # fmt: skip

@@ -140,8 +140,8 @@ def test_each_rule_makes_the_step_of_its_equation() -> None:
 
 def test_gradients_are_taken_where_the_rule_says() -> None:
     w = torch.randn(3, 4)
-    assert torch.equal(algorithms.make("dpsgd", {}, learners=3, seed=0).points(w), w)
-    assert torch.equal(algorithms.make("ssgd", {}, learners=3, seed=0).points(w)[2], average(w))
+    assert torch.equal(algorithms.make("dpsgd", {}, learners=3, seed=0).gradient_points(w), w)
+    assert torch.equal(algorithms.make("ssgd", {}, learners=3, seed=0).gradient_points(w)[2], average(w))
 
 
 def test_noise_has_the_stated_size() -> None:
@@ -162,7 +162,7 @@ def test_identities_hold_in_float32(seed: int, order: str, lr: float) -> None:
     rule = algorithms.make("dpsgd", {"order": order}, learners=4, seed=seed)
     rule.begin(weights, 1)
     own = torch.empty_like(weights)
-    stack.gradients(rule.points(weights), x[indices], y[indices], out=own)
+    stack.gradients(rule.gradient_points(weights), x[indices], y[indices], out=own)
     mean = weights.mean(0)
     part = StepDecomposition(stack, weights, x[indices], y[indices], own, 0, seed, 1)
     new = rule.finish(weights, own, lr, 1)

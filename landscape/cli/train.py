@@ -20,7 +20,8 @@ from landscape.core.options import positive
 from landscape.train import launch
 from landscape.train.distributed import board, launcher
 from landscape.train.distributed.process_group import Group, started_by_launcher
-from landscape.train.loop import Diverged, Hooks, verdict
+from landscape.train.divergence import Diverged, divergence_message
+from landscape.train.loop import Hooks
 
 
 @click.command(
@@ -158,7 +159,7 @@ def _judge(end: Checkpoint, folder: str, rank: int = 0) -> None:
     if end.diverged and rank:
         sys.exit(Diverged.exit_code)
     if end.diverged:
-        raise Diverged(f"{folder}: {verdict(end)}")
+        raise Diverged(f"{folder}: {divergence_message(end)}")
 
 
 @contextlib.contextmanager

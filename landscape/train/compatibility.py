@@ -15,7 +15,7 @@ from landscape.train.decomposition import GROUPS
 from landscape.train.recipe import Recipe
 
 
-def check_fit(
+def check_compatibility(
     recipe: Recipe,
     model: Spec,
     dataset: Dataset | UserData,

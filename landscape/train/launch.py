@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from landscape.checkpoint import history, run_folder
-from landscape.checkpoint.checkpoint import HISTORY_UNITS, Checkpoint
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import files, hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import printable
@@ -25,7 +25,8 @@ from landscape.data.base import fingerprint
 from landscape.train.distributed.comm import Comm
 from landscape.train.distributed.process_group import Group, Lost, log_to, number, where
 from landscape.train.distributed.server import kind
-from landscape.train.loop import Hooks, recipe_of, verdict
+from landscape.train.divergence import divergence_message
+from landscape.train.loop import Hooks, recipe_of
 from landscape.train.recipe import Recipe, read
 
 
@@ -112,7 +113,7 @@ def _launch(
             files.write_text(folder / "recipe.toml", recipe.to_toml())
     except OSError as error:
         raise FailedError(f"{folder}: cannot be written ({error.strerror})") from error
-    n, lr = recipe.learners, recipe.schedule.peak(recipe.lr, recipe.batch)
+    n, lr = recipe.learners, recipe.schedule.peak_lr(recipe.lr, recipe.batch)
     hooks.message(
         f"{recipe.name}: {trainer.algorithm}, {n} learner{'s' * (n > 1)} × {recipe.local_batch} samples, "
         f"{recipe.part('optimizer')[0]}, lr {lr:g}, step {trainer.step} to {recipe.steps}, seed {recipe.seed}"
@@ -120,7 +121,7 @@ def _launch(
     if group is None:
         return trainer.run()
     with log_to(folder / "logs" / f"rank-{group.rank}.log") as log:
-        who = f"rank {group.rank} of {group.size}, {trainer.part()}"
+        who = f"rank {group.rank} of {group.size}, {trainer.describe_part()}"
         log(f"{who}, on {place}; {where()}; {group.backend}")
         tell, save = hooks.message, hooks.save
 
@@ -130,7 +131,7 @@ def _launch(
 
         def save_and_log(checkpoint: Checkpoint) -> None:
             save(checkpoint)
-            log(f"step {checkpoint.step} is safe{trainer.pace()}")
+            log(f"step {checkpoint.step} is safe{trainer.history.pace(recipe.batch)}")
 
         hooks.message, hooks.save = message, save_and_log
         if group.attempt:
@@ -138,7 +139,7 @@ def _launch(
         try:
             end = trainer.run()
             if end.diverged:
-                log(verdict(end))
+                log(divergence_message(end))
             return end
         except Lost as error:
             line = f"{error}; --resume goes on from {folder / 'last.h5'}"
@@ -251,7 +252,7 @@ def _resumed(
 
     def held(learners: int) -> slice:
         """What this process holds; all, where there are too few, or a server and its workers share them."""
-        return Comm(learners, group if group and learners >= group.size else None).own
+        return Comm(learners, group if group and learners >= group.size else None).local
 
     checkpoint = last_sound(folder, held)
     return checkpoint, _same(recipe_of(checkpoint), recipe, folder)
@@ -298,4 +299,4 @@ def _save(checkpoint: Checkpoint, folder: Path, comm: Comm, every: int) -> None:
     rows = history.recent(checkpoint.history, checkpoint.step, every)
     dataclasses.replace(checkpoint, history=rows).save(path, comm.learners, comm.rows)
     with hdf5.changed_copy(path, folder / "last.h5") as file:
-        history.write(file, checkpoint.history, HISTORY_UNITS)
+        history.write(file, checkpoint.history, checkpoint.units)

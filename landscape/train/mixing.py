@@ -118,7 +118,7 @@ class Mixing:
         return round(float(self.modes.real.min(initial=1)), 12) + 0.0
 
     @property
-    def limit(self) -> float:
+    def stability_limit(self) -> float:
         """The ηλ at which learners that take plain steps on one quadratic, in AWC order, drift apart.
 
         A mode evolves by ω − ηλ, so the limit is min Re ω + √(1 − (Im ω)²): 1 + ω_min for symmetric M
@@ -162,13 +162,13 @@ class Mixing:
         In ATC order a mode evolves by ω(1 − ηλ), so that none is less stable than the mean, ηλ < 2.
         ``stable`` replaces the limit, which is that of plain steps.
         """
-        limit, gap, omega = f"{self.limit:.4g}", "", ""
+        limit, gap, omega = f"{self.stability_limit:.4g}", "", ""
         if not self.cycle:
             gap, omega = " of the mean of M_t", " of each M_t"
             limit = f"1 + ω_min = {1 + self.omega_min:.4g} whatever is drawn, in mean square < {limit}"
         elif len(self.cycle) > 1:
             gap = f" a step over a cycle of {len(self.cycle)}"
-        elif math.isclose(self.limit, 1 + self.omega_min):
+        elif math.isclose(self.stability_limit, 1 + self.omega_min):
             limit = f"1 + ω_min = {limit}"
         if order == "atc":
             limit = "2"

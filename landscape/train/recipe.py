@@ -157,7 +157,7 @@ class Recipe:
             raise InputError("precision: 'bfloat16' is not allowed with dtype 'float64', only with 'float32'")
         positive("lr", self.lr)
         most = torch.finfo(getattr(torch, self.dtype)).max
-        if self.schedule.peak(self.lr, self.batch) > most:
+        if self.schedule.peak_lr(self.lr, self.batch) > most:
             raise InputError(f"lr: {self.lr} is not allowed, {self.dtype} holds numbers up to {most:.4g}")
         for key in ("steps", "seed"):
             positive(key, getattr(self, key), least=0)
@@ -206,13 +206,13 @@ class Recipe:
         """A new update rule, as the table "algorithm" says."""
         with known_matrices(self.matrices):
             rule = algorithms.make(*self.part("algorithm"), learners=self.learners, seed=self.seed)
-        rule.peak = self.schedule.peak(self.lr, self.batch)
+        rule.peak_lr = self.schedule.peak_lr(self.lr, self.batch)
         return rule
 
-    def limit(self) -> float | None:
+    def stability_limit(self) -> float | None:
         """The largest ηλ at which the rule with its optimizer is stable on a quadratic; None: not known."""
         momentum = optimizer.make(*self.part("optimizer")).heavy_ball
-        return self.rule().limit(*momentum) if momentum else None
+        return self.rule().stability_limit(*momentum) if momentum else None
 
     def about(self) -> str:
         """What the rule says of itself with this optimizer, such as its mixing and limit; may be ""."""
@@ -244,19 +244,19 @@ class Recipe:
         for table in ("model", "data"):
             spec = self.spec(table)
             values[table] = {"name": spec.name, **spec.options}
-        lines = [f"{k} = {spell(v)}" for k, v in values.items() if not isinstance(v, dict)]
+        lines = [f"{k} = {toml_value(v)}" for k, v in values.items() if not isinstance(v, dict)]
         for table, entries in values.items():
             if isinstance(entries, dict):
                 # TOML has no null: what is not set is left out.
                 given = {k: v for k, v in entries.items() if v is not None}
-                lines += ["", f"[{table}]", *(f"{k} = {spell(v)}" for k, v in given.items())]
+                lines += ["", f"[{table}]", *(f"{k} = {toml_value(v)}" for k, v in given.items())]
         return "\n".join(lines) + "\n"
 
 
-def spell(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """One TOML value; JSON spells strings, booleans, numbers and lists of them the same way."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)} = {spell(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
     # JSON leaves one character as it is that TOML does not allow.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -288,7 +288,7 @@ def read(recipe: str, settings: Iterable[str] = (), *, allow_code: bool = False)
         name, own = (v[table].get("name") if isinstance(v.get(table), dict) else "" for v in (values, typed))
         if isinstance(name, str) and is_own(name) and own != name:
             raise InputError(
-                f"{path}: {table}.name = {spell(name)} is code, which a file may name only with "
+                f"{path}: {table}.name = {toml_value(name)} is code, which a file may name only with "
                 f"--allow-code; or type it, --set {table}.name={name}"
             )
     return from_values(values)

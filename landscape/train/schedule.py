@@ -44,7 +44,7 @@ class Schedule:
                 f"schedule.milestones: {self.milestones} is not allowed, they must be finite numbers ≥ 0"
             )
 
-    def peak(self, lr: float, batch: int) -> float:
+    def peak_lr(self, lr: float, batch: int) -> float:
         """The rate after the warm-up: ``lr`` scaled to the total ``batch`` nB."""
         return lr * batch / self.base_batch if self.base_batch else lr
 
@@ -55,7 +55,7 @@ class Schedule:
             return t * batch / samples if self.unit == "epochs" else t
 
         p = position(step)
-        rate = self.peak(lr, batch)
+        rate = self.peak_lr(lr, batch)
         if p < self.warmup:
             rate *= p / self.warmup
         rate *= self.factor ** sum(p > m for m in self.milestones)

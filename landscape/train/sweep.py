@@ -27,7 +27,7 @@ from landscape.results.sweep import COLUMNS, Sweep, texts
 from landscape.train import launch
 from landscape.train.distributed import pool
 from landscape.train.loop import Hooks
-from landscape.train.recipe import Recipe, from_values, key_and_value, parse, parse_value, spell
+from landscape.train.recipe import Recipe, from_values, key_and_value, parse, parse_value, toml_value
 
 #: ("recipe", LABEL), then (KEY, VALUE) as --set takes them, by key.
 Setting = tuple[tuple[str, str], ...]
@@ -94,13 +94,13 @@ def canonical(written: str) -> str:
     """The one spelling of a value among those that mean the same: 0.1 of 0.10 and 1e-1, 1 of 1.0."""
     value = parse_value(written)
     if isinstance(value, bool):
-        return spell(value)
+        return toml_value(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     if isinstance(value, str):  # bare where that reads back as the same
-        return value if parse_value(value) is value else spell(value)
+        return value if parse_value(value) is value else toml_value(value)
     try:
-        return spell(value)
+        return toml_value(value)
     except TypeError as error:  # a date
         raise InputError(f"--set: '{written}' is not allowed as a value ({error})") from error
 

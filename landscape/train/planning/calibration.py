@@ -95,7 +95,7 @@ def calibrate(
 
     def step() -> None:
         trainer._step(trainer.step + 1)
-        trainer.rows.clear()
+        trainer.history.rows.clear()
 
     work: list[Callable[[], object]] = [step, lambda: four.apply(weights, received, out), noise, draw]
     rows: list[list[float]] = []
@@ -139,7 +139,7 @@ class _Alone(Comm):
 class _Clocked(SSGD):
     """SSGD that knows how long its last gradient took: ``gradient``, the seconds from points to finish."""
 
-    gradient = _asked = 0.0
+    gradient = _begun = 0.0
 
     def __init__(self, learners: int, seed: int, device: torch.device) -> None:
         super().__init__(learners, seed)
@@ -151,13 +151,13 @@ class _Clocked(SSGD):
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    def points(self, weights: Tensor) -> Tensor:
-        found = super().points(weights)
-        self._asked = self.now()
-        return found
+    def gradient_points(self, weights: Tensor) -> Tensor:
+        points = super().gradient_points(weights)
+        self._begun = self.now()
+        return points
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
-        self.gradient = self.now() - self._asked
+        self.gradient = self.now() - self._begun
         return super().finish(weights, directions, lr, step)
 
 
