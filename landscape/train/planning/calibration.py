@@ -55,14 +55,14 @@ class Costs:
 
 def calibrate(
     recipe: Recipe,
-    held: int,
+    learners_per_worker: int,
     local_batch: int,
     *,
     device: torch.device | str = "cpu",
     data_dir: Any = None,
     ready: Callable[[], object] = lambda: None,
 ) -> Costs:
-    """Measure what a process with ``held`` learners of ``recipe`` computes in a step, for some seconds.
+    """Measure for some seconds what a process with so many learners of ``recipe`` computes in a step.
 
     Medians, on ``device`` with as many threads as torch is set to; ``ready`` is called before the clock
     starts. The learning rate is so small that the weights stay where they are. Raises what reading the data
@@ -70,8 +70,8 @@ def calibrate(
     """
     still = dataclasses.replace(
         recipe,
-        learners=held,
-        batch=held * local_batch,
+        learners=learners_per_worker,
+        batch=learners_per_worker * local_batch,
         lr=1e-12,
         steps=10**9,
         algorithm={"name": "ssgd"},
@@ -79,11 +79,11 @@ def calibrate(
         evaluate=Evaluate(every=0),
     )
     trainer = Trainer(still, device=device, data_dir=data_dir)
-    trainer.rule = rule = _Clocked(held, recipe.seed, trainer.train.device)
-    trainer.comm = rule.comm = _Alone(held)
+    trainer.rule = rule = _Clocked(learners_per_worker, recipe.seed, trainer.train.device)
+    trainer.comm = rule.comm = _Alone(learners_per_worker)
     weights = trainer.weights
     width = weights.shape[1]
-    four = Plan([0, 1, 2, 3], [], torch.eye(held), torch.full((held, 4), 0.25))
+    four = Plan([0, 1, 2, 3], [], torch.eye(learners_per_worker), torch.full((learners_per_worker, 4), 0.25))
     received, out = weights[:1].repeat(4, 1), torch.empty_like(weights)
 
     def noise() -> None:
@@ -162,7 +162,7 @@ class _Clocked(SSGD):
 
 
 def calibrate_at_once(
-    recipe: Recipe, held: int, local_batch: int, processes: int, *, data_dir: Any = None
+    recipe: Recipe, learners_per_worker: int, local_batch: int, processes: int, *, data_dir: Any = None
 ) -> Costs:
     """:func:`calibrate` in ``processes`` of this machine's CPU at the same time: the mean of what they find.
 
@@ -172,7 +172,7 @@ def calibrate_at_once(
     found = _at_once(
         processes,
         "calibrate",
-        [recipe.to_toml(), held, local_batch, data_dir and os.fspath(data_dir)],
+        [recipe.to_toml(), learners_per_worker, local_batch, data_dir and os.fspath(data_dir)],
         "--per-machine",
     )
     linear, size, parameters = (found.pop(name) for name in ("linear", "size", "parameters"))
@@ -180,10 +180,10 @@ def calibrate_at_once(
 
 
 def _calibrate(
-    rank: int, processes: int, toml: str, held: int, local_batch: int, data_dir: Any
+    rank: int, processes: int, toml: str, learners_per_worker: int, local_batch: int, data_dir: Any
 ) -> dict[str, float]:
     recipe = from_values(parse(toml, "recipe"))
-    costs = calibrate(recipe, held, local_batch, data_dir=data_dir, ready=dist.barrier)
+    costs = calibrate(recipe, learners_per_worker, local_batch, data_dir=data_dir, ready=dist.barrier)
     return dataclasses.asdict(costs)
 
 

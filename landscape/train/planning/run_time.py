@@ -107,7 +107,7 @@ class Stragglers:
 
 
 @dataclass(frozen=True)
-class Everyone:
+class AllReduce:
     """An all-reduce: done ``seconds`` after the last worker began."""
 
     seconds: float
@@ -119,7 +119,7 @@ class Everyone:
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class PointToPoint:
     """Point-to-point messages: done when a worker's own are, and all of those it exchanges any with.
 
     Worker j waits for workers ``sources[offsets[j]:offsets[j + 1]]``, itself among them; worker i's messages
@@ -131,7 +131,7 @@ class Neighbours:
     busy: Array
 
     @classmethod
-    def of(cls, waits: Array, busy: Array) -> Neighbours:
+    def of(cls, waits: Array, busy: Array) -> PointToPoint:
         """From whom each worker exchanges with, ``waits`` (W, W) bool, in either direction."""
         meets = waits | waits.T | np.eye(len(waits), dtype=bool)
         rows, sources = np.nonzero(meets)
@@ -151,13 +151,13 @@ Order = Literal["before", "during", "after"]
 
 def step_time(
     order: Order,
-    exchanges: Sequence[Everyone | Neighbours],
+    exchanges: Sequence[AllReduce | PointToPoint],
     gradient: float,
     update: float,
     workers: int,
     stragglers: Stragglers,
     *,
-    news_s: float | None = None,
+    loss_exchange_s: float | None = None,
     seed: int = 0,
     steps: int = STEPS,
     runs: int = RUNS,
@@ -171,8 +171,9 @@ def step_time(
     - "during": max(G(s)_j, D(s)_j) + f_j update;
     - "after": D(G(s))_j + f_j update;
 
-    a recurrence in maximum and sum (Baccelli et al. 1992, "Synchronization and Linearity"). With ``news_s``
-    no gradient counts as done before the news of the last step's loss, max_i s_i + ``news_s``, are there.
+    a recurrence in maximum and sum (Baccelli et al. 1992, "Synchronization and Linearity"). With
+    ``loss_exchange_s`` no gradient counts as done before the all-reduce of the last step's loss is, at
+    max_i s_i + ``loss_exchange_s``.
     ``exchanges`` are those of the steps in turn. The time is that of the last worker over the second half of
     ``steps``; the error is over the ``runs``, and 0 where nothing is random.
     """
@@ -187,8 +188,8 @@ def step_time(
         exchange = exchanges[(t - 1) % len(exchanges)]
         start = exchange.done(now) if order == "before" else now
         done = start + f * gradient
-        if news_s is not None:
-            done = np.maximum(done, now.max(1, keepdims=True) + news_s)
+        if loss_exchange_s is not None:
+            done = np.maximum(done, now.max(1, keepdims=True) + loss_exchange_s)
         if order == "during":
             done = np.maximum(done, exchange.done(now))
         elif order == "after":
