@@ -42,7 +42,7 @@ def launch(
     group: Group | None = None,
     allow_code: bool = False,
 ) -> Checkpoint:
-    """Train ``recipe`` in ``folder``: writes recipe.toml, step-NNNNNNN.h5 and last.h5; returns the end.
+    """Train ``recipe`` in ``folder``: writes recipe.toml, step-NNNNNNN.h5 and last.h5.
 
     With a ``group`` every one of its processes calls this, each returns the learners it holds, rank 0 writes
     the files, and all write logs/rank-R.log. Of asynchronous SGD with measured delays rank 0 is the server,
@@ -54,10 +54,24 @@ def launch(
             but for ``steps``, which may grow.
         force: delete the checkpoints of a run that is in the folder first; nothing else is deleted.
         device: "auto" (CUDA where there is a GPU), "cpu" or "cuda".
+        data_dir: where data sets are looked for.
+        hooks: what is told to the outside; its ``save`` is the launcher's own.
         allow_code: run what the folder's own recipe names as MODULE:NAME where ``recipe`` is None.
 
-    Raises InputError or FailedError for a folder that holds another run, that another process works in, or
-    that cannot be written or resumed.
+    Returns:
+        The end of the run.
+
+    Raises:
+        InputError: for options that exclude each other, or a recipe whose parts do not fit.
+        FailedError: for a folder that holds another run, that another process works in, or that cannot be
+            written or resumed.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     end = launch(read("saddle-dpsgd", ["steps=3"]), folder)
+        ...     end.step, sorted(path.name for path in Path(folder).glob("*.h5"))
+        (3, ['last.h5', 'step-0000000.h5', 'step-0000003.h5'])
     """
     with Lock(Path(folder)) as lock:
         return _launch(recipe, Path(folder), lock, resume, force, device, data_dir, hooks, group, allow_code)

@@ -61,7 +61,21 @@ class Mixing:
     Ying et al. 2021); "random-matching" pairs the learners anew, each pair averages, and an odd learner sits
     out (DPSGD-2020, section 4: "a learner randomly picks a neighbor"), the same on every process.
 
-    Raises InputError, which names the option ``where``, for a spec or matrix not allowed with n learners.
+    Args:
+        spec: one of FORMS.
+        learners: n.
+        seed: of what is drawn.
+        where: the option that ``spec`` was given to, for messages.
+
+    Raises:
+        InputError: for a spec or matrix that is not allowed with n learners.
+        FailedError: for a file that cannot be read as a matrix.
+
+    Example:
+        >>> Mixing("ring(1)", learners=4, seed=0).matrix(step=1)[0].round(3).tolist()
+        [0.333, 0.333, 0.0, 0.333]
+        >>> Mixing("ring(2)", learners=6, seed=0).stability_limit
+        0.8
     """
 
     def __init__(self, spec: str, learners: int, seed: int, where: str = "algorithm.mixing") -> None:

@@ -254,7 +254,12 @@ class Recipe:
 
 
 def toml_value(value: Any) -> str:
-    """One TOML value; JSON spells strings, booleans, numbers and lists of them the same way."""
+    """``value`` as TOML; JSON writes strings, booleans, numbers and lists of them the same way.
+
+    Example:
+        >>> toml_value({"name": "dpsgd", "delay": 2})
+        '{"name" = "dpsgd", "delay" = 2}'
+    """
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
     # JSON leaves one character as it is that TOML does not allow.
@@ -267,10 +272,24 @@ def built_in() -> list[str]:
 
 
 def read(recipe: str, settings: Iterable[str] = (), *, allow_code: bool = False) -> Recipe:
-    """The recipe of that built-in name or TOML file, with "KEY=VALUE" ``settings`` (dotted keys) on top.
+    """The recipe of that built-in name or TOML file, with settings on top.
 
-    ``allow_code``: a file may name code, MODULE:NAME, that is to be run; without it only the settings may.
-    Raises InputError or FailedError that names the file, key or value and what is allowed.
+    Args:
+        recipe: a name (:func:`built_in`) or the path of a TOML file.
+        settings: "KEY=VALUE" with dotted keys.
+        allow_code: a file may name code, MODULE:NAME, that is to be run; without it only the settings may.
+
+    Returns:
+        The checked recipe.
+
+    Raises:
+        InputError: for a name, key or value that is not allowed.
+        FailedError: for a file that cannot be read.
+
+    Example:
+        >>> recipe = read("digits-dpsgd", ["lr=0.5", "algorithm.mixing=ring(1)"])
+        >>> recipe.lr, recipe.learners, recipe.rule().mixing.spec
+        (0.5, 5, 'ring(1)')
     """
     path = BUILT_IN / f"{recipe}.toml"
     if recipe not in built_in():
@@ -295,7 +314,15 @@ def read(recipe: str, settings: Iterable[str] = (), *, allow_code: bool = False)
 
 
 def parse(toml: str, where: str) -> dict[str, Any]:
-    """The values in a TOML text; InputError names ``where`` and the line if it is not TOML."""
+    """The values in a TOML text.
+
+    Raises:
+        InputError: with ``where`` and the line, if it is not TOML, or too large or too deep for a recipe.
+
+    Example:
+        >>> parse("lr = 0.5", "recipe.toml")
+        {'lr': 0.5}
+    """
     if len(toml) > LENGTH or toml.count(".") > DOTS:
         raise InputError(
             f"{where}: {len(toml)} characters with {toml.count('.')} dots are not allowed in a recipe, at "
@@ -345,7 +372,12 @@ def changed(values: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
 
 
 def key_and_value(setting: str) -> tuple[str, str]:
-    """("lr", "0.5") of "lr=0.5"; InputError where it is not of that form."""
+    """("lr", "0.5") of "lr=0.5"; InputError where it is not of that form.
+
+    Example:
+        >>> key_and_value("lr=0.5")
+        ('lr', '0.5')
+    """
     key, equals, written = setting.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--set: '{setting}' is not allowed, it must be KEY=VALUE, such as lr=0.5")
@@ -353,7 +385,12 @@ def key_and_value(setting: str) -> tuple[str, str]:
 
 
 def parse_value(written: str) -> Any:
-    """A TOML value; what is none is a string by itself, as in algorithm.name=dpsgd."""
+    """A TOML value; what is none is a string by itself, as in algorithm.name=dpsgd.
+
+    Example:
+        >>> parse_value("0.5"), parse_value("[1, 2]"), parse_value("dpsgd")
+        (0.5, [1, 2], 'dpsgd')
+    """
     try:
         return tomllib.loads(f"v = {written}")["v"]
     except tomllib.TOMLDecodeError:

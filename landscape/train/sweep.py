@@ -74,7 +74,12 @@ class Outcome:
 
 
 def split(written: str) -> list[str]:
-    """What commas separate that are in no brackets and no quotes: "1,2", "[64, 10],[64, 5]", "a='x,y',b"."""
+    """What commas separate that are in no brackets and no quotes.
+
+    Example:
+        >>> split("1,2"), split("[64, 10],[64, 5]"), split("a='x,y',b")
+        (['1', '2'], ['[64, 10]', '[64, 5]'], ["a='x,y'", 'b'])
+    """
     parts, depth, quote = [""], 0, ""
     for letter in written:
         if quote:
@@ -91,7 +96,12 @@ def split(written: str) -> list[str]:
 
 
 def canonical(written: str) -> str:
-    """The one spelling of a value among those that mean the same: 0.1 of 0.10 and 1e-1, 1 of 1.0."""
+    """One form of all values that mean the same.
+
+    Example:
+        >>> canonical("0.10"), canonical("1e-1"), canonical("1.0")
+        ('0.1', '0.1', '1')
+    """
     value = parse_value(written)
     if isinstance(value, bool):
         return toml_value(value)
@@ -106,7 +116,16 @@ def canonical(written: str) -> str:
 
 
 def grid(labels: Iterable[str], settings: Iterable[str]) -> list[Setting]:
-    """All combinations of recipes and KEY=V1,V2,… ``settings``."""
+    """All combinations of recipes and KEY=V1,V2,… ``settings``.
+
+    Raises:
+        InputError: for a key that is given twice or is none of a sweep, and for a value that is missing or
+            given twice.
+
+    Example:
+        >>> grid(["mine"], ["lr=0.1,0.2"])
+        [(('recipe', 'mine'), ('lr', '0.1')), (('recipe', 'mine'), ('lr', '0.2'))]
+    """
     axes: dict[str, list[str]] = {"recipe": list(labels)}
     for setting in settings:
         key, written = key_and_value(setting)

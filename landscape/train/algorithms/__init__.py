@@ -52,8 +52,8 @@ def make(name: str, given: dict[str, Any], *, learners: int, seed: int) -> Rule:
         InputError: for an unknown name, or an option or value that is not allowed; it names the key.
 
     Example:
-        >>> make("dpsgd", {"mixing": "ring(1)"}, learners=5, seed=0).stability_limit()
-        0.381966011251
+        >>> make("dpsgd", {"mixing": "ring(2)"}, learners=6, seed=0).stability_limit()
+        0.8
     """
     rule: Rule = algorithms[name](learners=learners, seed=seed, **options(name, given))
     return rule
