@@ -19,7 +19,7 @@ from landscape.problem.problem import Problem
 from landscape.train import initial, optimizer
 from landscape.train.buffers import Buffers
 from landscape.train.compatibility import check_compatibility
-from landscape.train.decomposition import StepDecomposition
+from landscape.train.decomposition import Decomposer, StepDecomposition
 from landscape.train.distributed.comm import Comm
 from landscape.train.distributed.process_group import Group
 from landscape.train.divergence import DivergenceTest
@@ -97,9 +97,15 @@ class Trainer:
         self._gradients = torch.empty_like(self.weights)
         self.optimizer = optimizer.make(*recipe.part("optimizer"))
         self.optimizer.start(self.train.layout, self.weights)
-        self.monitor = Sharpness(
-            recipe.monitor, self._objective, self.comm, recipe.seed, recipe.stability_limit()
+        # With BatchNorm, what the steps are compared with depends on the batches, too.
+        batch, objective = 0, self.train
+        if has_batchnorm(self.train.model):
+            batch = recipe.local_batch // recipe.accumulate
+            objective = with_policy(self.train, "train", batch)
+        self.decomposer = Decomposer(
+            self.stack, objective, self.comm, recipe.decompose.samples, recipe.seed, batch
         )
+        self.monitor = Sharpness(recipe.monitor, objective, self.comm, recipe.seed, recipe.stability_limit())
         self.history = History(self.algorithm, self.rule.columns)
         self.divergence = DivergenceTest(recipe.diverge, float(self.train.theta @ self.train.theta))
         self.step, self.diverged, self.diverged_at = 0, "", -1
@@ -141,11 +147,6 @@ class Trainer:
             "test": self.test.samples,
             "fingerprint": dataset.fingerprint,
         }
-        # With BatchNorm, what the steps are compared with depends on the batches, too.
-        self._batch, self._objective = 0, self.train
-        if has_batchnorm(model):
-            self._batch = recipe.local_batch // recipe.accumulate
-            self._objective = with_policy(self.train, "train", self._batch)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.weights = checkpoint.weights.to(self.weights)
@@ -243,13 +244,11 @@ class Trainer:
 
     def _decompose(self, t: int, x: Any, y: Any, training: Training) -> StepDecomposition:
         """The decomposition of step ``t``, which waits for the new weights."""
-        settings = self.recipe.decompose
-        split = settings.split and self.optimizer.direction_is_gradient
-        return StepDecomposition(
-            self.stack, self.weights, x, y, self._gradients, settings.samples, self.recipe.seed, t,
-            split=split and self.rule.follows_mean_direction(t), comm=self.comm, at_mean=self.rule.at_mean,
-            training=training, problem=self._objective, batch=self._batch,
-        )  # fmt: skip
+        split = self.recipe.decompose.split and self.optimizer.direction_is_gradient
+        split = split and self.rule.follows_mean_direction(t)
+        return self.decomposer.begin(
+            self.weights, x, y, self._gradients, t, split, self.rule.at_mean, training
+        )
 
     def _start_mean_loss(
         self, row: Row, state: State, new: Tensor, losses: Tensor, measured: bool
