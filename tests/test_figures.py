@@ -30,6 +30,7 @@ from landscape.train.planning import plan
 from landscape.train.planning.calibration import Costs
 from landscape.train.planning.run_time import Link, Stragglers
 from landscape.train.recipe import Recipe
+from landscape.train.recipe_tables import Decompose, Evaluate
 from tests.conftest import Command
 from tests.test_cli import one_line
 
@@ -93,7 +94,7 @@ def test_a_run_is_known_by_what_bears_on_it() -> None:
         small(lr=0.5),
         small(seed=1),
         small(algorithm={"name": "ssgd"}),
-        small(evaluate=recipe.Evaluate(4)),
+        small(evaluate=Evaluate(4)),
     ]
     assert len({identity(r) for r in [small(), *others]}) == 5
 
@@ -129,7 +130,7 @@ def test_runs_in_processes_are_those_in_one(tmp_path: Path) -> None:
 
 def test_an_estimate_is_about_what_the_runs_take(tmp_path: Path) -> None:
     shop = Workshop(tmp_path)
-    run = small(steps=300, decompose=recipe.Decompose(every=0))
+    run = small(steps=300, decompose=Decompose(every=0))
     seconds = shop.estimate([run])
     assert shop.estimate([run, run]) > 1.2 * seconds
     shop.run([run])

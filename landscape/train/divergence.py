@@ -10,7 +10,7 @@ from torch import Tensor
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError
 from landscape.train.history import Row
-from landscape.train.recipe import Diverge
+from landscape.train.recipe_tables import Diverge
 
 # Steps in a row that the spread must exceed its bound by: a burst, such as one huge gradient, is over sooner,
 # and under SSGD the learners are together again after one step (ours).
@@ -25,7 +25,7 @@ class Diverged(FailedError):
 
 @dataclass(frozen=True)
 class DivergenceTest:
-    """The bounds on loss and spread that :class:`landscape.train.recipe.Diverge` describes.
+    """The bounds on loss and spread that :class:`landscape.train.recipe_tables.Diverge` describes.
 
     ``start_norm2`` is ‖w_a‖² at the start of the run.
     """

@@ -15,7 +15,7 @@ from landscape.curvature.lanczos import Eigenpairs, lanczos
 from landscape.problem.problem import Problem
 from landscape.train.distributed.comm import Comm
 from landscape.train.randomness import generator
-from landscape.train.recipe import Monitor
+from landscape.train.recipe_tables import Monitor
 
 STATE = "monitor_start"  # what a checkpoint calls the vector that the next search begins near
 

@@ -26,7 +26,8 @@ from landscape.train.distributed.comm import Comm, Plan
 from landscape.train.loop import Trainer
 from landscape.train.planning.run_time import Link
 from landscape.train.randomness import generator
-from landscape.train.recipe import Decompose, Evaluate, Recipe, from_values, parse
+from landscape.train.recipe import Recipe, from_values, parse
+from landscape.train.recipe_tables import Decompose, Evaluate
 
 # A measurement goes on for this long (s), and for this many times at least (ours: medians within percents).
 SECONDS, TIMES = 1.0, 5
