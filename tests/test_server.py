@@ -16,6 +16,7 @@ import torch
 import landscape
 from landscape import Checkpoint, InputError
 from landscape.train import launch, recipe
+from landscape.train.distributed import process_group
 from landscape.train.distributed.process_group import Group, Lost
 from landscape.train.distributed.server import Server, Worker, kind
 from landscape.train.loop import Trainer
@@ -99,7 +100,7 @@ def test_workers_deliver_at_their_own_pace(form: str, tmp_path: Path) -> None:
 
 
 def lose_one(group: Group, folder: str) -> str:
-    group.LOST_AFTER = 3.0
+    process_group.LOST_AFTER = 3.0
     if group.rank == 2:
         threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
     try:
