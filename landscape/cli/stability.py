@@ -106,7 +106,7 @@ def known(run: Checkpoint) -> tuple[float, float | None, int]:
     if run.algorithm == IMPORTED:
         return math.nan, None, 0
     recipe = recipe_of(run)
-    return run.lr, recipe.limit(), int(recipe.algorithm.get("delay", 0))
+    return run.lr, recipe.stability_limit(), int(recipe.algorithm.get("delay", 0))
 
 
 def table(delays: list[int], momentum: float, noise: float) -> str:

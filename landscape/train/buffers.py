@@ -25,7 +25,7 @@ from landscape.train.randomness import generator
 class Buffers:
     """The BatchNorm statistics of this process's learners, and of the mean.
 
-    ``own`` name -> (n_own, ...); empty for a network without BatchNorm. ``samples`` of the training set are
+    ``own`` name -> (n_local, ...); empty for a network without BatchNorm. ``samples`` of the training set are
     what the mean's come from.
     """
 
@@ -37,7 +37,7 @@ class Buffers:
         saved = model.state_dict().keys() - trained
         kept = {name: t.detach() for name, t in state.items() if name in saved}
         learners = set(buffer_names(model))
-        self.own = {name: _rows(t, comm.held).clone() for name, t in kept.items() if name in learners}
+        self.own = {name: _rows(t, comm.n_local).clone() for name, t in kept.items() if name in learners}
         #: Frozen parameters and constants, the same for all learners.
         self._fixed = {name: t for name, t in kept.items() if name not in learners}
 
@@ -67,7 +67,7 @@ class Buffers:
         """How this process's learners run at ``step``."""
 
         def seed(learner: int, micro: int) -> int:
-            mine = self._comm.own.start + learner
+            mine = self._comm.local.start + learner
             return generator(self._seed, "dropout", step, mine, micro).initial_seed()
 
         return Training(self.own, seed)
@@ -93,9 +93,9 @@ class Buffers:
         return found
 
     def rows(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps, name -> (n_own, ...)."""
+        """What a checkpoint keeps, name -> (n_local, ...)."""
         own = {name: t.clone() for name, t in self.own.items()}  # the next step changes them in place
-        return {**own, **{name: _rows(t.clone(), self._comm.held) for name, t in self._fixed.items()}}
+        return {**own, **{name: _rows(t.clone(), self._comm.n_local) for name, t in self._fixed.items()}}
 
     def restore(self, rows: Mapping[str, Tensor]) -> None:
         """Go on from what a checkpoint kept. FailedError if it lacks a learner's statistics."""
