@@ -190,7 +190,7 @@ def test_every_analysis_takes_an_import(folder: Path, command: Command) -> None:
     assert code == 0
     for words in ("model: mine:net {}", "30 train, 12 test", "norm.running_var", 'file = "net.pt"', "sha256"):
         assert words in out
-    one_line(command("plot", "net.h5"), 2, "net.h5", "no training to draw")
+    one_line(command("plot", "net.h5"), 2, "net.h5", "history to draw")
     one_line(command("noise", "net.h5", *own), 2, "--lr, --local-batch", "give both")
     one_line(command("noise", "net.h5", *own, "--lr", "1", "--local-batch", "4"), 2, "learners: 1", "≥ 2")
 
