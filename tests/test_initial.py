@@ -69,7 +69,7 @@ def test_batchnorms_statistics_come_along(tmp_path: Path) -> None:
     trainer = Trainer(recipe.from_values(NORMS | init | {"seed": 3}))
     assert end.mean_buffers
     for name, value in end.mean_buffers.items():
-        torch.testing.assert_close(trainer.buffers.own[name], value.expand(3, *value.shape))
+        torch.testing.assert_close(trainer.buffers.local[name], value.expand(3, *value.shape))
     torch.testing.assert_close(trainer.weights, end.mean.expand(3, -1))
 
 

@@ -49,8 +49,8 @@ class Gradient:
     def project(self, vectors: Sequence[Tensor]) -> Projection:
         """⟨v, g⟩ and what belongs to it, of m vectors (P_share,) that do not depend on the estimates."""
         k, m = len(self.rows), len(vectors)
-        found = self.comm.totals(_products([*self.rows, *vectors]))
-        gg, dots, pairs = found[:k, :k], found[:k, k:].T, found[k:, k:]
+        products = self.comm.totals(_products([*self.rows, *vectors]))
+        gg, dots, pairs = products[:k, :k], products[:k, k:].T, products[k:, k:]
         if not self.exact:
             each = (dots[:, :, None] + dots[:, None, :]) / 2  # (m, k, k)
             both = (dots[:, None, :, None] * dots[None, :, None, :]).expand(m, m, k, k)
@@ -134,9 +134,9 @@ def estimate_gradient(
         raise InputError(f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}")
     draw = generator(seed, "decompose", step)
     indices = torch.randint(problem.samples, (GROUPS, samples // GROUPS), generator=draw)
-    own = indices[comm.share(GROUPS)].to(problem.device)
-    rows, losses = theta.new_empty(len(own), len(theta)), 0.0
-    for row, group in zip(rows, own, strict=True):
+    groups = indices[comm.share(GROUPS)].to(problem.device)
+    rows, losses = theta.new_empty(len(groups), len(theta)), 0.0
+    for row, group in zip(rows, groups, strict=True):
         loss, row[:] = _over(problem, theta, _cut(group, batch or len(group)), len(group))
         losses += loss
     return Gradient(comm.total(losses)[0] / GROUPS, comm.parts(rows, GROUPS), comm)
@@ -217,11 +217,12 @@ class Decomposer:
         if split and at_mean:
             parts = [comm.part_mean(gradients, "g_S")]
         elif split:
-            there = comm.buffer("there", gradients)
+            gradients_at_mean = comm.buffer("gradients at w_a", gradients)
             if training is not None:  # the learners' statistics are those of their own weights
                 training = dataclasses.replace(training, buffers={})
-            self.stack.gradients(theta.expand_as(gradients), x, y, out=there, training=training)
-            parts = [comm.part_mean(there, "g_S"), comm.part_mean(gradients, "δ", minus=there)]
+            self.stack.gradients(theta.expand_as(gradients), x, y, out=gradients_at_mean, training=training)
+            delta = comm.part_mean(gradients, "δ", minus=gradients_at_mean)
+            parts = [comm.part_mean(gradients_at_mean, "g_S"), delta]
         return StepDecomposition(comm, weights, g, parts)
 
 

@@ -325,11 +325,11 @@ class Trainer:
 
     def _state(self) -> State:
         """What a step changes beside the weights."""
-        buffers = {name: rows.clone() for name, rows in self.buffers.own.items()}
+        buffers = {name: rows.clone() for name, rows in self.buffers.local.items()}
         return self.optimizer.state, self.rule.state, self.rule.shared, buffers
 
     def _go_back(self, state: State) -> None:
-        self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.own = state
+        self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.local = state
 
     def describe_part(self) -> str:
         """For logs: which learners this process has."""

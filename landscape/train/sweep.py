@@ -184,18 +184,18 @@ class Runner:
         self.folder, self.sources, self.seeds, self.keys = folder, sources, seeds, ["recipe", *keys]
         self.read, self.execute, self.total = read, execute, total
         self.message, self.progress, self.done = message, progress, 0
-        self.found: dict[Setting, dict[int, Outcome]] = {}
+        self.outcomes: dict[Setting, dict[int, Outcome]] = {}
         self.table = folder / "sweep.h5"
         if not self.table.exists():
             return
         old = Sweep.load(self.table)
         self.keys += [key for key in old.keys if key not in self.keys]
-        for row, known in zip(old.rows, old.seed_lists, strict=True):
+        for row, old_seeds in zip(old.rows, old.seed_lists, strict=True):
             setting = _setting({key: value for key, value in row.items() if value})
-            ends = {seed: self._place(setting, seed) / "last.h5" for seed in known}
+            ends = {seed: self._place(setting, seed) / "last.h5" for seed in old_seeds}
             outcomes = {seed: _outcome(path) for seed, path in ends.items() if path.exists()}
             if outcomes:
-                self.found[setting] = outcomes
+                self.outcomes[setting] = outcomes
 
     def _place(self, setting: Setting, seed: int) -> Path:
         return self.folder / folder_name(setting) / f"seed-{seed}"
@@ -213,17 +213,17 @@ class Runner:
             folder = self._place(setting, seed)
             end = launch.ended(recipe, folder)
             if end:
-                self.found.setdefault(setting, {})[seed] = Outcome.of(end)
+                self.outcomes.setdefault(setting, {})[seed] = Outcome.of(end)
                 self.done += 1
             else:
-                self.found.get(setting, {}).pop(seed, None)
+                self.outcomes.get(setting, {}).pop(seed, None)
                 todo[folder] = Run(recipe, folder), setting, seed
         self.save()
 
         def ended(run: Run) -> None:
             _, setting, seed = todo[run.folder]
             outcome = _outcome(run.folder / "last.h5")
-            self.found.setdefault(setting, {})[seed] = outcome
+            self.outcomes.setdefault(setting, {})[seed] = outcome
             self.done += 1
             self.message(f"{run.folder.relative_to(self.folder)}: {outcome}")
             self.progress(self.done / self.total)
@@ -237,7 +237,7 @@ class Runner:
 
     def score(self, setting: Setting) -> tuple[int, float]:
         """Lower is better: how many seeds diverged, then the mean final test loss of all."""
-        outcomes = [self.found[setting][seed] for seed in self.seeds]
+        outcomes = [self.outcomes[setting][seed] for seed in self.seeds]
         loss = float(np.mean([o.test_loss for o in outcomes]))
         return sum(o.diverged for o in outcomes), loss if loss < math.inf else math.inf
 
@@ -248,17 +248,17 @@ class Runner:
             values = dict(setting)
             return [_rank(values.get(key, "")) for key in self.keys]
 
-        rows = sorted((s for s, outcomes in self.found.items() if outcomes), key=order)
+        rows = sorted((s for s, outcomes in self.outcomes.items() if outcomes), key=order)
         columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
         for setting in rows:
-            outcomes = list(self.found[setting].values())
+            outcomes = list(self.outcomes[setting].values())
             for name in ("test_loss", "test_error", "best_test_error"):
                 mean, spread = _mean_and_spread([getattr(o, name) for o in outcomes])
                 columns[name].append(mean)
                 columns[f"{name}_std"].append(spread)
             columns["diverged"].append(sum(o.diverged for o in outcomes))
             columns["seconds"].append(float(np.mean([o.seconds for o in outcomes])))
-        seeds = [" ".join(map(str, sorted(self.found[s]))) for s in rows]
+        seeds = [" ".join(map(str, sorted(self.outcomes[s]))) for s in rows]
         table = [[dict(s).get(key, "") for key in self.keys] for s in rows]
         arrays: dict[str, Any] = {k: np.array(v, dtype=np.float64) for k, v in columns.items()}
         settings = texts(table).reshape(len(rows), len(self.keys))
@@ -273,7 +273,7 @@ class Runner:
 
 
 def _outcome(path: Path) -> Outcome:
-    return Outcome.of(Checkpoint.load(path, held=lambda learners: slice(0)))
+    return Outcome.of(Checkpoint.load(path, learners=lambda n: slice(0)))
 
 
 def _rank(text: str) -> tuple[int, float, str]:

@@ -1,7 +1,7 @@
-"""How learners of networks that are no chain are computed: looped or batched, as a short trial says, once.
+"""A short trial of whether learners whose network is no chain are faster in a loop or batched.
 
-What the trial found is kept with the cached data, so that the same run on the same machine has the same bits
-again, and with the run's checkpoints, so that a resumed one has those of one that never stopped.
+Its result is stored with the cached data, so that the same run on the same machine gives the same bits again,
+and in the run's checkpoints, so that a resumed run gives the bits of one that never stopped.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Trial:
             def trial() -> dict[str, np.ndarray[Any, Any]]:
                 return {"batched": np.array([stack.batching_pays(weights, x, y, training)])}
 
-            kept = cached("trial", Path(), [], json.dumps([*what, str(torch.__version__)]), trial)
-            pays = float(kept["batched"][0])
+            result = cached("trial", Path(), [], json.dumps([*what, str(torch.__version__)]), trial)
+            pays = float(result["batched"][0])
         stack.batched = bool(comm.total(pays)[0])
         self.state = {STATE: torch.tensor([stack.batched], dtype=torch.uint8)}

@@ -26,22 +26,22 @@ LINK = "LANDSCAPE_LINK"
 BEAT = 1.0
 
 
-def follow(link: socket.socket) -> None:
-    """Show once in BEAT seconds that this process lives; end it with its parent."""
+def watch_parent(link: socket.socket) -> None:
+    """Send a byte every BEAT seconds as a sign of life, and end this process when its parent ends."""
     link.setblocking(False)
     while True:
         with contextlib.suppress(BlockingIOError, ConnectionError):
             link.send(b".")
-        if select.select([link], [], [], BEAT)[0]:  # nothing is ever sent here: it was closed
+        if select.select([link], [], [], BEAT)[0]:  # the parent never sends: the socket was closed
             os._exit(1)
 
 
 def die_with_parent() -> None:
     """On Linux, let the system kill this process when its parent ends, even if this one is stopped then."""
     if sys.platform == "linux":
-        parent, kill_me = os.getppid(), 1  # PR_SET_PDEATHSIG
+        parent, set_death_signal = os.getppid(), 1  # PR_SET_PDEATHSIG
         with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(kill_me, signal.SIGKILL, 0, 0, 0)
+            ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
 
@@ -52,7 +52,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
     link = socket.socket(fileno=int(os.environ.pop(LINK)))
-    threading.Thread(target=follow, args=(link,), daemon=True).start()
+    threading.Thread(target=watch_parent, args=(link,), daemon=True).start()
     root = Path(__file__).resolve().parents[2]
     spec = importlib.util.spec_from_file_location(root.name, root / "__init__.py")
     assert spec is not None

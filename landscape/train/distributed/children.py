@@ -46,17 +46,17 @@ class Child:
         """Its exit code, negative for a signal; None while it runs."""
         return self.process.poll()
 
-    def how(self) -> str:
-        """How it ended badly."""
+    def exit_description(self) -> str:
+        """ "was killed by SIGNAL" or "ended with CODE", after it has ended."""
         code = self.process.returncode
         return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with {code}"
 
-    def said(self) -> str:
-        """What it wrote to stderr, where that was not this process's own."""
+    def stderr_text(self) -> str:
+        """The text that it wrote to stderr; "" if it shares this process's stderr."""
         return self.errors.read_text(errors="replace") if self.errors.exists() else ""
 
-    def heard(self, seconds: float) -> None:
-        """Take what it has sent in the last ``seconds``."""
+    def receive_beats(self, seconds: float) -> None:
+        """Read the signs of life of the last ``seconds``, and count the silence."""
         self.silent += seconds
         with contextlib.suppress(BlockingIOError, ConnectionError):
             if self.link.recv(2**16):
@@ -122,7 +122,7 @@ class Children:
         # No more than this counts of the time that this process was stopped itself.
         passed, self._looked = min(now - self._looked, boot.BEAT), now
         for child in self.all:
-            child.heard(passed)
+            child.receive_beats(passed)
         return ready
 
     def end(self) -> None:

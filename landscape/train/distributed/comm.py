@@ -45,7 +45,7 @@ class Comm:
         self.local = slice(self.bounds[self.rank], self.bounds[self.rank + 1])
         #: The number of learners of this process.
         self.n_local = self.local.stop - self.local.start
-        #: Seconds that this process has waited for others.
+        #: Seconds that this process has waited for the other processes.
         self.waited = 0.0
         self._mean: tuple[Tensor, int, Callable[[], Tensor]] | None = None
         self._plans: dict[tuple[str, int], Plan] = {}
@@ -137,8 +137,8 @@ class Comm:
         """Each of ``values`` summed over the processes."""
         if self.size == 1:
             return list(values)
-        found: list[float] = self.totals(torch.tensor(values, dtype=torch.float64)).tolist()
-        return found
+        sums: list[float] = self.totals(torch.tensor(values, dtype=torch.float64)).tolist()
+        return sums
 
     def evaluate(self, problem: Problem, theta: Tensor) -> tuple[float, float]:
         """(mean loss, accuracy) at ``theta``, each process doing its share of the samples."""
@@ -165,8 +165,8 @@ class Comm:
             work = dist.all_reduce(total, async_op=True)
 
         def finish() -> list[float]:
-            found: list[float] = self._finished([work], total).tolist()
-            return found
+            means: list[float] = self._finished([work], total).tolist()
+            return means
 
         return finish
 
@@ -218,30 +218,30 @@ class Comm:
         # One process has no sum of its own to divide in place.
         return total / self.learners if self.size == 1 else self.part_sum(total, use).div_(self.learners)
 
-    def parts(self, own: Tensor, count: int) -> Tensor:
+    def parts(self, vectors: Tensor, count: int) -> Tensor:
         """(count, P_share): of ``count`` vectors (P,) the coordinates that are this process's :meth:`share`.
 
-        ``own`` (k, P) are the vectors that are its share of all.
+        ``vectors`` (k, P) are this process's share of them.
         """
         if self.size == 1:
-            return own
-        width, holders = own.shape[1], _bounds(count, self.size)
+            return vectors
+        width, holders = vectors.shape[1], _bounds(count, self.size)
         columns = _bounds(width, self.size)
         mine = self.share(width)
-        all_ = own.new_empty(count, mine.stop - mine.start)
-        all_[self.share(count)] = own[:, mine]
+        gathered = vectors.new_empty(count, mine.stop - mine.start)
+        gathered[self.share(count)] = vectors[:, mine]
         transfers = []
         for src in range(self.size):
             for dst in range(self.size):
                 if src == dst or self.rank not in (src, dst) or holders[src] == holders[src + 1]:
                     continue
                 if self.rank == src:
-                    sent = own[:, columns[dst] : columns[dst + 1]].contiguous()
+                    sent = vectors[:, columns[dst] : columns[dst + 1]].contiguous()
                     transfers.append(dist.P2POp(dist.isend, sent, dst))
                 else:
-                    rows = all_[holders[src] : holders[src + 1]]
+                    rows = gathered[holders[src] : holders[src + 1]]
                     transfers.append(dist.P2POp(dist.irecv, rows, src))
-        return self._finished(self._post(transfers), all_)
+        return self._finished(self._post(transfers), gathered)
 
     # Exchange with neighbours.
 
@@ -286,20 +286,21 @@ class Comm:
 
     # Learners one at a time, for checkpoints.
 
-    def rows(self, own: Tensor) -> Iterator[Tensor]:
-        """On rank 0: one by one the n rows of a tensor of which ``own`` (n_local, …) is this process's part.
+    def rows(self, local: Tensor) -> Iterator[Tensor]:
+        """On rank 0: one by one the n rows of a tensor, ``local`` (n_local, …) being this process's part.
 
-        Each is valid until the next, so that one at a time is here. The others call :meth:`send_rows`.
+        A row is valid until the next one, so that memory for one is enough. The other ranks call
+        :meth:`send_rows`.
         """
-        yield from own
-        row = torch.empty_like(own[0])
+        yield from local
+        row = torch.empty_like(local[0])
         for holder in range(1, self.size):
             for _ in range(self.bounds[holder], self.bounds[holder + 1]):
                 yield self._finished(self._post([dist.P2POp(dist.irecv, row, holder)]), row)
 
-    def send_rows(self, own: Tensor) -> None:
-        """On the other ranks: give rank 0 the rows of ``own`` that its :meth:`rows` asks for."""
-        for row in own:
+    def send_rows(self, local: Tensor) -> None:
+        """On the other ranks: send the rows of ``local`` (n_local, …) to rank 0, which is in :meth:`rows`."""
+        for row in local:
             self._finished(self._post([dist.P2POp(dist.isend, row.contiguous(), 0)]), row)
 
 
@@ -309,40 +310,42 @@ class Plan:
 
     ``receive``: the other processes' learners it needs. ``transfers``: (learner, the other process), in the
     order of (learner, receiver), which all processes share: NCCL hangs if matching ones differ in order.
+    ``local_block`` (n_local, n_local) and ``remote_block`` (n_local, len(receive)): the entries of M for its
+    own learners and for those that it receives.
     """
 
     receive: list[int]
     transfers: list[tuple[int, int]]
-    own: Tensor
-    others: Tensor
+    local_block: Tensor
+    remote_block: Tensor
 
     @classmethod
     def of(cls, matrix: Array, bounds: list[int], rank: int) -> Plan:
         """The plan of ``rank``, which holds the learners bounds[rank]…bounds[rank + 1] − 1."""
         a, b = bounds[rank], bounds[rank + 1]
         holder = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-        wanted = (matrix[a:b] != 0).any(0)
-        receive = [int(k) for k in np.flatnonzero(wanted) if not a <= k < b]
-        askers = np.logical_or.reduceat(matrix[:, a:b] != 0, bounds[:-1], axis=0)  # (processes, own learners)
-        sent = [(a + int(k), int(receiver)) for k, receiver in np.argwhere(askers.T) if receiver != rank]
+        sources = (matrix[a:b] != 0).any(0)
+        receive = [int(k) for k in np.flatnonzero(sources) if not a <= k < b]
+        receivers = np.logical_or.reduceat(matrix[:, a:b] != 0, bounds[:-1], axis=0)  # (processes, n_local)
+        sent = [(a + int(k), int(receiver)) for k, receiver in np.argwhere(receivers.T) if receiver != rank]
         transfers = sorted([*sent, *((k, int(holder[k])) for k in receive)])
-        own, others = matrix[a:b, a:b], matrix[a:b][:, receive]
-        return cls(receive, transfers, torch.from_numpy(own.copy()), torch.from_numpy(others.copy()))
+        local, remote = matrix[a:b, a:b], matrix[a:b][:, receive]
+        return cls(receive, transfers, torch.from_numpy(local.copy()), torch.from_numpy(remote.copy()))
 
     def apply(self, weights: Tensor, received: Tensor, out: Tensor) -> Tensor:
         """Σ_k M_jk w_k for this process's learners j; uses up ``received``, and ``out`` if it needs it.
 
-        Mixes differences from the first of its own rows, as :meth:`Mixing.apply` does from the mean, so that
+        Mixes differences from the first local row, as :meth:`Mixing.apply` does from the mean, so that
         rounding in the matrix does not let the mean drift.
         """
         if len(weights) == len(received) == 1:  # a pair: one pass over memory
-            return torch.lerp(weights, received, float(self.others), out=received)
+            return torch.lerp(weights, received, float(self.remote_block), out=received)
         origin = weights[0]
         mixed = origin.expand_as(weights)
         if len(weights) > 1:
-            mixed = torch.addmm(mixed, self.own.to(weights), weights - origin, out=out)
+            mixed = torch.addmm(mixed, self.local_block.to(weights), weights - origin, out=out)
         if len(received):
-            mixed = torch.addmm(mixed, self.others.to(weights), received.sub_(origin), out=out)
+            mixed = torch.addmm(mixed, self.remote_block.to(weights), received.sub_(origin), out=out)
         return mixed
 
 

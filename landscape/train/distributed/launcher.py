@@ -20,9 +20,9 @@ from landscape.train.distributed import board
 from landscape.train.distributed.board import FolderBoard
 from landscape.train.distributed.children import Child, Children, loopback, threads_each
 
-# Seconds in which the others end by themselves once one has, having told why.
+# After one process has ended with an error, the others have this long to end by themselves (s).
 GRACE = 5.0
-# In place of an exit code: a process that told this was not the one that failed, but lost another.
+# In place of an exit code in a report: the process did not fail itself, another one was lost.
 LOST = 75
 
 
@@ -38,7 +38,7 @@ def start(
     timeout: float,
     threads: int | None,
     restarts: int = 0,
-    kept: Callable[[], str],
+    hint: Callable[[], str],
     log: Path | None = None,
 ) -> int:
     """Run ``module``'s main with ``words`` in ``nproc`` processes; the exit code when all have ended.
@@ -48,7 +48,7 @@ def start(
         timeout: how long a process may show no sign of life (s).
         threads: shared by the processes; None: as the environment has it for each.
         restarts: how often all are started anew when one was lost.
-        kept: says what to do after one was lost.
+        hint: gives the words that tell the user how to go on after a process was lost.
         log: a file for what happens to the processes, written if its folder's parent is there.
 
     Raises FailedError (or InputError where the processes found bad usage) with the line of the process that
@@ -66,8 +66,8 @@ def start(
                 **threads_each(nproc, threads),
             }
             for rank in range(nproc):
-                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                children.start(module, words, environment | own, shown=rank == 0)
+                ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                children.start(module, words, environment | ranks, shown=rank == 0)
             pids = ", ".join(str(child.process.pid) for child in children.all)
             _log(log, f"start {attempt}: processes {pids}")
             try:
@@ -77,27 +77,27 @@ def start(
                 if not isinstance(error, Broken):
                     raise
                 if attempt == restarts:
-                    line, rest = str(error), kept()
-                    raise FailedError(line if rest in line else f"{line}; {rest}") from error
+                    line, advice = str(error), hint()
+                    raise FailedError(line if advice in line else f"{line}; {advice}") from error
     raise AssertionError("unreachable")
 
 
 def _watch(children: Children, timeout: float) -> int:
     """The exit code, once all have ended; raises as :func:`start` does."""
-    told, until = FolderBoard(children.folder), 0.0
+    failures, deadline = FolderBoard(children.folder), 0.0
     while True:
         children.look()
         lost = [child for child in children.all if (child.ended or 0) < 0]
         if lost:
-            raise Broken(f"{_name(lost[0], children)} {lost[0].how()}")
-        if line := told.get("failure"):
-            raise _told(line)
+            raise Broken(f"{_name(lost[0], children)} {lost[0].exit_description()}")
+        if line := failures.get("failure"):
+            raise _reported_failure(line)
         ended = [child for child in children.all if child.ended is not None]
         if len(ended) == len(children.all):
             return _code(children)
         if any(child.ended for child in ended):
-            until = until or time.monotonic() + GRACE
-            if time.monotonic() > until:
+            deadline = deadline or time.monotonic() + GRACE
+            if time.monotonic() > deadline:
                 return _code(children)
         silent = [child for child in children.all if child.ended is None and child.silent > timeout]
         if silent:
@@ -111,12 +111,12 @@ def _code(children: Children) -> int:
     if codes == {0} or not codes & {1, 2}:
         return max(codes)
     child = next(child for child in children.all if child.ended in (1, 2))
-    sys.stderr.write(child.said())
-    raise Broken(f"{_name(child, children)} {child.how()}")
+    sys.stderr.write(child.stderr_text())
+    raise Broken(f"{_name(child, children)} {child.exit_description()}")
 
 
-def _told(line: str) -> InputError:
-    """The failure that a process told."""
+def _reported_failure(line: str) -> InputError:
+    """The failure that a process has reported, from its ``line`` on the board."""
     _, code, words = line.split(" ", 2)
     if int(code) == InputError.exit_code:
         return InputError(words)
@@ -141,8 +141,8 @@ def report(message: str, code: int) -> bool:
 
     What another process has told before stands.
     """
-    found = board.of_launcher()
-    if found:
+    failures = board.of_launcher()
+    if failures:
         with contextlib.suppress(OSError):  # the launcher is gone, and nobody reads it
-            found.first("failure", f"{os.environ.get('RANK', 0)} {code} {message}")
-    return found is not None
+            failures.first("failure", f"{os.environ.get('RANK', 0)} {code} {message}")
+    return failures is not None

@@ -69,7 +69,10 @@ def run(
                 line = pipe.readline()
                 if not line:  # it has ended
                     child.process.wait()
-                    raise JobError(job, f"its process {child.how()}; {_last(child)}the same command goes on")
+                    raise JobError(
+                        job,
+                        f"its process {child.exit_description()}; {_last_line(child)}the same command goes on",
+                    )
                 answer = json.loads(line)
                 if "failed" in answer:
                     sys.stderr.write(answer.get("trace", ""))
@@ -92,9 +95,9 @@ def _give(child: Child, waiting: list[tuple[int, Sequence[Any]]]) -> int:
     return number
 
 
-def _last(child: Child) -> str:
+def _last_line(child: Child) -> str:
     """The last line that a process wrote to stderr, with a semicolon."""
-    lines = child.said().strip().splitlines()
+    lines = child.stderr_text().strip().splitlines()
     return f"{lines[-1]}; " if lines else ""
 
 

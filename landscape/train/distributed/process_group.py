@@ -97,8 +97,8 @@ class Group:
         self._hosts = False
         if board.FOLDER in os.environ:
             folder = Path(os.environ[board.FOLDER])
-            found = FolderBoard(folder)
-            return FileStore(str(folder / "store"), self.size), found, found
+            texts = FolderBoard(folder)
+            return FileStore(str(folder / "store"), self.size), texts, texts
         address, port = os.environ.get("MASTER_ADDR", ""), number("MASTER_PORT", 1, most=65535)
         if not address:
             raise InputError("MASTER_ADDR: missing; it is the address of rank 0's machine")

@@ -59,7 +59,7 @@ class _Part(Trainer):
         self.group, self.async_rule, self.workers = group, self.rule, self.rule.delay + 1
         if self.train.device.type != "cpu":
             raise InputError("--device: algorithm.schedule 'measured' is for the CPU, give --device cpu")
-        if self.buffers.own:
+        if self.buffers.local:
             raise InputError(
                 f"model: '{self.model.name}' has BatchNorm, whose statistics algorithm.schedule 'measured' "
                 "does not collect from its workers"

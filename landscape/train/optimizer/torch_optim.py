@@ -29,9 +29,11 @@ def is_torch(name: str) -> bool:
 
 @functools.cache
 def _classes() -> dict[str, type[torch.optim.Optimizer]]:
-    found = {f"{PREFIX}{name}": value for name, value in vars(torch.optim).items() if inspect.isclass(value)}
+    classes = {
+        f"{PREFIX}{name}": value for name, value in vars(torch.optim).items() if inspect.isclass(value)
+    }
     base = torch.optim.Optimizer
-    return {name: kind for name, kind in found.items() if issubclass(kind, base) and kind is not base}
+    return {name: kind for name, kind in classes.items() if issubclass(kind, base) and kind is not base}
 
 
 def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -170,8 +172,10 @@ class TorchOptimizer(Optimizer):
             for j, row in enumerate(state[key]):
                 for slot, offset, shape in parts:
                     views[j * slots + slot][key] = row[offset : offset + shape.numel()].view(shape)
-        own = [g for row in gradients for g in self.layout.views(row).values()]
-        for parameter, gradient, view, new in zip(self._parameters, own, views, self._new, strict=True):
+        gradient_views = [g for row in gradients for g in self.layout.views(row).values()]
+        for parameter, gradient, view, new in zip(
+            self._parameters, gradient_views, views, self._new, strict=True
+        ):
             parameter.grad = gradient
             optimizer.state[parameter] = (
                 dict(view) if started else {key: value.clone() for key, value in new.items()}

@@ -170,14 +170,14 @@ def calibrate_at_once(
     They share its cores and its memory as the workers of one machine do, with as many threads each as
     ``landscape train --nproc`` gives them. Raises FailedError where they cannot meet.
     """
-    found = _at_once(
+    means = _at_once(
         processes,
         "calibrate",
         [recipe.to_toml(), learners_per_worker, local_batch, data_dir and os.fspath(data_dir)],
         "--per-machine",
     )
-    linear, size, parameters = (found.pop(name) for name in ("linear", "size", "parameters"))
-    return Costs(**found, linear=bool(linear), size=int(size), parameters=int(parameters))
+    linear, size, parameters = (means.pop(name) for name in ("linear", "size", "parameters"))
+    return Costs(**means, linear=bool(linear), size=int(size), parameters=int(parameters))
 
 
 def _calibrate(
@@ -198,7 +198,7 @@ def measure_link(size: int, processes: int = 2) -> Link:
 
 
 def _exchange(rank: int, processes: int, size: int) -> dict[str, float]:
-    found = []
+    medians = []
     for count, times in ((1, 300), (max(1, size // 4), 15)):
         sent, received = torch.zeros(count), torch.zeros(count)
         seconds = []
@@ -213,25 +213,25 @@ def _exchange(rank: int, processes: int, size: int) -> dict[str, float]:
             for work in works:
                 work.wait()
             seconds.append(time.perf_counter() - clock)
-        found.append(statistics.median(seconds[1:]))
-    latency, whole = found
-    # Where the bytes take no time beside the latency, all that is known is that they take next to none.
+        medians.append(statistics.median(seconds[1:]))
+    latency, whole = medians
+    # If the bytes take no time compared with the latency, the bandwidth is only known to be large.
     return {"latency": latency, "bandwidth": size / max(whole - latency, 1e-3 * whole)}
 
 
 def _at_once(processes: int, work: str, arguments: list[Any], option: str) -> dict[str, float]:
     """The mean over the ranks of what ``work(rank, processes, *arguments)`` finds in each, all at once."""
-    found: dict[int, dict[str, float]] = {}
+    results: dict[int, dict[str, float]] = {}
     threads = None if "OMP_NUM_THREADS" in os.environ else os.cpu_count()
     with tempfile.TemporaryDirectory() as folder:
         jobs = [[work, rank, processes, f"{folder}/store", *arguments] for rank in range(processes)]
         try:
-            pool.run(f"{__name__}:_member", jobs, processes, found.__setitem__, threads=threads)
+            pool.run(f"{__name__}:_member", jobs, processes, results.__setitem__, threads=threads)
         except pool.JobError as error:
             if error.known:
                 raise
             raise FailedError(f"{option}: {processes} processes cannot be measured here ({error})") from error
-    return {name: statistics.mean(each[name] for each in found.values()) for name in found[0]}
+    return {name: statistics.mean(each[name] for each in results.values()) for name in results[0]}
 
 
 def _member(work: str, rank: int, processes: int, store: str, *arguments: Any) -> dict[str, float]:
@@ -239,7 +239,7 @@ def _member(work: str, rank: int, processes: int, store: str, *arguments: Any) -
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
     file = FileStore(store, processes)
     dist.init_process_group("gloo", store=file, rank=rank, world_size=processes, timeout=TIMEOUT)
-    found = (_exchange if work == "exchange" else _calibrate)(rank, processes, *arguments)
+    result = (_exchange if work == "exchange" else _calibrate)(rank, processes, *arguments)
     dist.barrier()
     dist.destroy_process_group()
-    return found
+    return result

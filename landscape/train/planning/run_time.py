@@ -144,8 +144,8 @@ class PointToPoint:
     def done(self, begun: Array) -> Array:
         """When each worker has what it needs, (runs, W), if it began at ``begun`` (runs, W)."""
         sent = begun + self.busy
-        found: Array = np.maximum.reduceat(sent[:, self.sources], self.offsets, axis=1)
-        return found
+        completion: Array = np.maximum.reduceat(sent[:, self.sources], self.offsets, axis=1)
+        return completion
 
 
 #: When the exchange of a step begins: before the gradient, which waits for it (SSGD); with the gradient, and
