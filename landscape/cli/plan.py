@@ -18,7 +18,7 @@ from landscape.results.run_times import RunTimes
 from landscape.train.launch import pick_device
 from landscape.train.planning import calibration
 from landscape.train.planning import plan as planning
-from landscape.train.planning.run_time import ALL_REDUCE, Link, Stragglers
+from landscape.train.planning.run_time import ALL_REDUCE, Cluster, Link, Stragglers
 
 _BYTES = {"B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "KiB/s": 2**10, "MiB/s": 2**20, "GiB/s": 2**30}
 _BITS = {"bit/s": 1 / 8, "kbit/s": 1e3 / 8, "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "Tbit/s": 1e12 / 8}
@@ -182,13 +182,9 @@ def plan(
             chosen,
             counts,
             costs,
-            link,
-            stragglers=Stragglers(straggler, slow),
+            Cluster(link, Stragglers(straggler, slow), learners_per_worker, kind, exchange_loss=not alone),
             mixings=mixings,
-            learners_per_worker=learners_per_worker,
             scaling=cast(Literal["local", "total"], scaling),
-            kind=kind,
-            exchange_loss=not alone,
             message=lambda line: common.message(line, quiet),
             progress=bar,
         )

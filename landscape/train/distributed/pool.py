@@ -69,10 +69,8 @@ def run(
                 line = pipe.readline()
                 if not line:  # it has ended
                     child.process.wait()
-                    raise JobError(
-                        job,
-                        f"its process {child.exit_description()}; {_last_line(child)}the same command goes on",
-                    )
+                    ending = f"its process {child.exit_description()}; {_last_line(child)}"
+                    raise JobError(job, f"{ending}the same command goes on")
                 answer = json.loads(line)
                 if "failed" in answer:
                     sys.stderr.write(answer.get("trace", ""))

@@ -1,4 +1,4 @@
-"""What a step takes on this machine: a short measurement of the computing, and of loopback."""
+"""The time of a step on this machine: short measurements of the computing, and of loopback."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,29 +63,39 @@ def calibrate(
     data_dir: Any = None,
     ready: Callable[[], object] = lambda: None,
 ) -> Costs:
-    """Measure for some seconds what a process with so many learners of ``recipe`` computes in a step.
+    """Measure for some seconds the computing of a process in a step of ``recipe``.
 
-    Medians, on ``device`` with as many threads as torch is set to; ``ready`` is called before the clock
-    starts. The learning rate is so small that the weights stay where they are. Raises what reading the data
-    and building the model raise.
+    Args:
+        recipe: the run.
+        learners_per_worker: the process's learners.
+        local_batch: samples of each.
+        device: where it computes; on the CPU with as many threads as torch is set to.
+        data_dir: where data sets are looked for.
+        ready: called before the clock starts.
+
+    Returns:
+        Medians over the measured steps.
+
+    Raises:
+        InputError, FailedError: as reading the data and building the model do.
     """
-    still = dataclasses.replace(
-        recipe,
-        learners=learners_per_worker,
-        batch=learners_per_worker * local_batch,
-        lr=1e-12,
-        steps=10**9,
-        algorithm={"name": "ssgd"},
-        decompose=Decompose(every=0),
-        evaluate=Evaluate(every=0),
+    trainer = Trainer(
+        _without_moving(recipe, learners_per_worker, local_batch), device=device, data_dir=data_dir
     )
-    trainer = Trainer(still, device=device, data_dir=data_dir)
     trainer.rule = rule = _Clocked(learners_per_worker, recipe.seed, trainer.train.device)
     trainer.comm = rule.comm = _Alone(learners_per_worker)
     weights = trainer.weights
     width = weights.shape[1]
     four = Plan([0, 1, 2, 3], [], torch.eye(learners_per_worker), torch.full((learners_per_worker, 4), 0.25))
     received, out = weights[:1].repeat(4, 1), torch.empty_like(weights)
+
+    def step() -> float:
+        trainer._step(trainer.step + 1)
+        trainer.history.rows.clear()
+        return rule.gradient
+
+    def mix() -> None:
+        four.apply(weights, received, out)
 
     def noise() -> None:
         draw = torch.randn(width, generator=generator(0, "noise", 1))
@@ -94,32 +104,51 @@ def calibrate(
     def draw() -> None:
         torch.randint(trainer.train.samples, (1000, 100), generator=generator(0, "batch", 1))
 
-    def step() -> None:
-        trainer._step(trainer.step + 1)
-        trainer.history.rows.clear()
-
-    work: list[Callable[[], object]] = [step, lambda: four.apply(weights, received, out), noise, draw]
-    rows: list[list[float]] = []
     ready()
-    begun = time.perf_counter()
-    while len(rows) <= TIMES or time.perf_counter() - begun < SECONDS:
-        clocks = [rule.now()]
-        for call in work:
-            call()
-            clocks.append(rule.now())
-        whole, mixing, noisy, drawing = np.diff(clocks).tolist()
-        rows.append([rule.gradient, whole - rule.gradient, mixing / 4, noisy, drawing / 100_000])
-    gradient, update, mix, noisy, drawing = np.median(rows[1:], axis=0).tolist()  # the first warms up
+    gradient, update, mixing, noisy, drawing = _medians(rule.now, step, (mix, noise, draw))
     return Costs(
         gradient=gradient,
         update=update,
-        mix=mix,
+        mix=mixing / 4,
         noise=noisy,
-        draw=drawing,
+        draw=drawing / 100_000,
         parameters=width,
         size=width * weights.element_size(),
         linear=trainer.optimizer.linear,
     )
+
+
+def _without_moving(recipe: Recipe, learners: int, local_batch: int) -> Recipe:
+    """``recipe`` for the learners of one worker, its rate so small that the weights stay where they are."""
+    return dataclasses.replace(
+        recipe,
+        learners=learners,
+        batch=learners * local_batch,
+        lr=1e-12,
+        steps=10**9,
+        algorithm={"name": "ssgd"},
+        decompose=Decompose(every=0),
+        evaluate=Evaluate(every=0),
+    )
+
+
+def _medians(
+    now: Callable[[], float], step: Callable[[], float], work: Sequence[Callable[[], None]]
+) -> list[float]:
+    """Median seconds of a step's gradient, which ``step`` returns, of its rest, and of each of ``work``."""
+    rows: list[list[float]] = []
+    begun = time.perf_counter()
+    while len(rows) <= TIMES or time.perf_counter() - begun < SECONDS:
+        clocks = [now()]
+        gradient = step()
+        clocks.append(now())
+        for call in work:
+            call()
+            clocks.append(now())
+        whole, *parts = np.diff(clocks).tolist()
+        rows.append([gradient, whole - gradient, *parts])
+    medians: list[float] = np.median(rows[1:], axis=0).tolist()  # the first warms up
+    return medians
 
 
 class _Alone(Comm):
@@ -165,7 +194,7 @@ class _Clocked(SSGD):
 def calibrate_at_once(
     recipe: Recipe, learners_per_worker: int, local_batch: int, processes: int, *, data_dir: Any = None
 ) -> Costs:
-    """:func:`calibrate` in ``processes`` of this machine's CPU at the same time: the mean of what they find.
+    """The mean of :func:`calibrate` over ``processes`` that run at the same time on this machine's CPU.
 
     They share its cores and its memory as the workers of one machine do, with as many threads each as
     ``landscape train --nproc`` gives them. Raises FailedError where they cannot meet.
@@ -220,7 +249,7 @@ def _exchange(rank: int, processes: int, size: int) -> dict[str, float]:
 
 
 def _at_once(processes: int, work: str, arguments: list[Any], option: str) -> dict[str, float]:
-    """The mean over the ranks of what ``work(rank, processes, *arguments)`` finds in each, all at once."""
+    """The mean over the ranks of the results of ``work(rank, processes, *arguments)``, at the same time."""
     results: dict[int, dict[str, float]] = {}
     threads = None if "OMP_NUM_THREADS" in os.environ else os.cpu_count()
     with tempfile.TemporaryDirectory() as folder:
