@@ -1,9 +1,8 @@
-"""Which learners this process holds, and what it exchanges with the processes that hold the others.
+"""The learners of this process, and its exchanges with the processes that hold the other learners.
 
-Learners and coordinates are split over the ranks in order, as evenly as they go. With one process there is
-nothing to exchange, and every method here is its local part. All ranks call the same methods in the same
-order. Buffers are flat tensors of the weights' precision, in which vectors travel, too; sums of numbers are
-float64.
+Learners and coordinates are split over the ranks in order, as evenly as possible. With one process there is
+no exchange, and every method computes its local part only. All ranks call the same methods in the same order.
+Buffers are flat tensors of the weights' precision, in which vectors travel, too; sums of numbers are float64.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Comm:
         """Time what is inside as waiting, and name the rank that is lost."""
         assert self.group is not None
         cuda = self.group.device.type == "cuda"
-        if cuda:  # NCCL only queues: the host waits here, so that the time is that of the exchange
+        if cuda:  # NCCL only queues: the host waits here to time the exchange
             torch.cuda.current_stream().synchronize()
         clock = time.perf_counter()
         try:
@@ -77,22 +76,22 @@ class Comm:
     def mean(self, rows: Tensor) -> Tensor:
         """The mean (P,) over all n learners, of which ``rows`` (n_local, P) are this process's.
 
-        That of the last tensor asked for is kept, and valid until the next is, or is started: a step ends and
-        the next begins at the same weights.
+        The mean of the last tensor is stored, as a step ends and the next begins at the same weights. It is
+        valid until the mean of another tensor is computed or started.
         """
         self.start_mean(rows)
         assert self._mean is not None
         return self._mean[2]()
 
     def start_mean(self, rows: Tensor) -> None:
-        """Start :meth:`mean`, which will be asked for: until then it overlaps with what is done."""
+        """Start :meth:`mean`, so that the exchange overlaps with the computing until it is called."""
         if self._mean is None or self._mean[0] is not rows or self._mean[1] != rows._version:
             if self._mean is not None:
-                self._mean[2]()  # its memory is used again
+                self._mean[2]()  # its memory is used for the new one
             self._mean = rows, rows._version, functools.cache(self._start_mean(rows, "mean"))
 
     def fresh_mean(self, rows: Tensor, use: str = "") -> Tensor:
-        """:meth:`mean`, of a tensor that is not asked for again; valid until the next of the same ``use``."""
+        """The mean (P,) as :meth:`mean`, not stored; valid until the next call with the same ``use``."""
         return self._start_mean(rows, use)()
 
     def _start_mean(self, rows: Tensor, use: str) -> Callable[[], Tensor]:
@@ -171,7 +170,7 @@ class Comm:
         return finish
 
     def buffer(self, use: str, like: Tensor) -> Tensor:
-        """Memory that is used again by each step: fresh memory costs as much as the work on it."""
+        """Memory of the shape of ``like`` that every step uses again: new memory costs as much as sums."""
         old = self._buffers.get(use)
         if old is None or old.shape != like.shape or old.dtype != like.dtype:
             self._buffers[use] = old = torch.empty(like.shape, dtype=like.dtype, device=like.device)
@@ -180,7 +179,7 @@ class Comm:
     # Work and coordinates split over the processes.
 
     def share(self, count: int) -> slice:
-        """This process's share of ``count`` samples, coordinates or other things; empty if there are few."""
+        """This process's share of ``count`` samples, coordinates or the like; empty if there are too few."""
         bounds = _bounds(count, self.size)
         return slice(bounds[self.rank], bounds[self.rank + 1])
 
@@ -193,7 +192,7 @@ class Comm:
             return vector
         widths = np.diff(_bounds(len(vector), self.size)).tolist()
         mine = widths[self.rank]
-        # A reduce-scatter; gloo's own takes twice as long, and cannot cut a vector unevenly.
+        # A reduce-scatter; that of gloo takes twice as long, and cannot cut a vector unevenly.
         received = self.buffer("parts", vector[:mine].expand(self.size, -1))
         with self._naming():
             sizes = [mine] * self.size, widths
@@ -215,7 +214,7 @@ class Comm:
             for j, row in enumerate(rows):
                 exact += row if minus is None else row - minus[j]
             total = exact.to(rows.dtype)
-        # One process has no sum of its own to divide in place.
+        # With one process the sum is the caller's tensor, which must not be divided in place.
         return total / self.learners if self.size == 1 else self.part_sum(total, use).div_(self.learners)
 
     def parts(self, vectors: Tensor, count: int) -> Tensor:
@@ -306,7 +305,7 @@ class Comm:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one process sends and receives under one mixing matrix, and how it mixes.
+    """The messages of one process under one mixing matrix, and its entries of the matrix.
 
     ``receive``: the other processes' learners it needs. ``transfers``: (learner, the other process), in the
     order of (learner, receiver), which all processes share: NCCL hangs if matching ones differ in order.

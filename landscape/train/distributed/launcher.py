@@ -1,8 +1,8 @@
-"""``--nproc``: this command again in several processes of one machine, which compute one thing together.
+"""``--nproc``: runs this command in several processes of one machine, which compute one result together.
 
-They meet in a private folder, so that no port is open for it, and exchange over the loopback interface. This
-process computes nothing: it watches them, ends all when one fails or shows no sign of life, starts them anew
-while restarts are left, and says in one line what happened.
+They meet in a private folder, without an open port, and exchange over the loopback interface. The launcher
+itself computes nothing: it watches the processes, ends all of them when one fails or shows no sign of life,
+restarts them while restarts remain, and reports a failure in one line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOST = 75
 
 
 class Broken(FailedError):
-    """A process was lost: the others may be started anew."""
+    """A process was lost, and all processes may be restarted."""
 
 
 def start(
@@ -47,12 +47,12 @@ def start(
         module: of this package, such as "landscape.cli".
         timeout: how long a process may show no sign of life (s).
         threads: shared by the processes; None: as the environment has it for each.
-        restarts: how often all are started anew when one was lost.
+        restarts: how often all processes are restarted after one was lost.
         hint: gives the words that tell the user how to go on after a process was lost.
-        log: a file for what happens to the processes, written if its folder's parent is there.
+        log: a file for starts and failures, written if the parent of its folder exists.
 
-    Raises FailedError (or InputError where the processes found bad usage) with the line of the process that
-    failed first, or that names the rank that was lost.
+    Raises FailedError (InputError for bad usage) with the message of the process that failed first, or with
+    the rank that was lost.
     """
     for attempt in range(restarts + 1):
         with Children() as children:
@@ -86,7 +86,7 @@ def _watch(children: Children, timeout: float) -> int:
     """The exit code, once all have ended; raises as :func:`start` does."""
     failures, deadline = FolderBoard(children.folder), 0.0
     while True:
-        children.look()
+        children.check()
         lost = [child for child in children.all if (child.ended or 0) < 0]
         if lost:
             raise Broken(f"{_name(lost[0], children)} {lost[0].exit_description()}")
@@ -106,7 +106,7 @@ def _watch(children: Children, timeout: float) -> int:
 
 
 def _code(children: Children) -> int:
-    """The exit code of all; raises where one ended as no process that knows why does."""
+    """The common exit code; raises Broken if a process ended with an error that it did not report."""
     codes = {child.ended or 0 for child in children.all}
     if codes == {0} or not codes & {1, 2}:
         return max(codes)
@@ -128,7 +128,7 @@ def _name(child: Child, children: Children) -> str:
 
 
 def _log(path: Path | None, line: str) -> None:
-    """Append to the log of a run that is there already; one that cannot be written does no harm."""
+    """Append to the log of a run whose folder exists; an error in writing it is ignored."""
     if path and path.parent.parent.is_dir():
         with contextlib.suppress(OSError):
             path.parent.mkdir(exist_ok=True)
@@ -137,9 +137,9 @@ def _log(path: Path | None, line: str) -> None:
 
 
 def report(message: str, code: int) -> bool:
-    """Leave a failure to the process that started this one with ``--nproc``, which prints it; False if none.
+    """Report a failure to the launcher of this process, which prints it; False if there is no launcher.
 
-    What another process has told before stands.
+    If another process has reported a failure before, that one is printed.
     """
     failures = board.of_launcher()
     if failures:
