@@ -1,4 +1,4 @@
-"""The weights that all learners start from: new ones, or those of another run's checkpoint."""
+"""The initial weights of all learners: new ones, or those of another run's checkpoint."""
 
 from __future__ import annotations
 

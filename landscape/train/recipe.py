@@ -1,4 +1,4 @@
-"""Recipes: everything that decides a run, as TOML; a built-in name or a file, and KEY=VALUE on top."""
+"""Recipes: all settings of a run, as TOML; a built-in name or a file, changed by KEY=VALUE."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ MAX_LENGTH, MAX_DOTS, MAX_DEPTH = 10**6, 5000, 20
 class Recipe:
     """A run: ``learners`` n, total ``batch`` nB, ``lr`` α, ``steps``, ``seed``, and the parts by name.
 
-    ``algorithm``, ``model``, ``data`` and ``optimizer`` are tables with a ``name`` and that thing's own
-    options. Each local minibatch is computed as ``accumulate`` microbatches; ``precision`` "bfloat16" runs
+    ``algorithm``, ``model``, ``data`` and ``optimizer`` are tables with a ``name`` and the options of that
+    part. Each local minibatch is computed as ``accumulate`` microbatches; ``precision`` "bfloat16" runs
     the network on minibatches under autocast, on CPU as well as CUDA, while weights, optimizer state and the
     passes over whole data sets stay in ``dtype``. ``sampling`` "replacement": minibatches are drawn with
     replacement (DESIGN, settings); "all": each step takes the whole training set, which must have ``batch``
@@ -65,7 +65,7 @@ class Recipe:
     monitor: Monitor = field(default_factory=Monitor)
     diverge: Diverge = field(default_factory=Diverge)
     init: Init = field(default_factory=Init)
-    #: Mixing matrices by the names of their files, each read once: no key of a recipe, kept by checkpoints.
+    #: Mixing matrices by the names of their files, each read once: stored in checkpoints, no key of a recipe.
     matrices: dict[str, Array] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class Recipe:
         positive("diverge.consensus", self.diverge.consensus)
         if self.init.sha256 and not self.init.checkpoint:
             raise InputError("init.sha256: not allowed without init.checkpoint, whose it is")
-        # The parts' own options: a bad one is found here, before any data is read.
+        # The options of the parts are checked here, before any data is read.
         self.rule()
         optimizer.make(*self.part("optimizer"))
         self.spec("model")
@@ -142,8 +142,8 @@ class Recipe:
         momentum = optimizer.make(*self.part("optimizer")).heavy_ball
         return self.rule().stability_limit(*momentum) if momentum else None
 
-    def about(self) -> str:
-        """What the rule says of itself with this optimizer, such as its mixing and limit; may be ""."""
+    def describe(self) -> str:
+        """The rule's line for the user with this optimizer, such as its mixing and limit; may be ""."""
         momentum = optimizer.make(*self.part("optimizer")).heavy_ball
         return self.rule().describe(*momentum) if momentum else self.rule().describe(None)
 
@@ -200,7 +200,7 @@ def built_in() -> list[str]:
 
 
 def read(recipe: str, settings: Iterable[str] = (), *, allow_code: bool = False) -> Recipe:
-    """The recipe of that built-in name or TOML file, with settings on top.
+    """The recipe of a built-in name or TOML file, changed by settings.
 
     Args:
         recipe: a name (:func:`built_in`) or the path of a TOML file.
@@ -286,7 +286,7 @@ def _bounded(values: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def changed(values: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """``values``, which is changed, with "KEY=VALUE" ``settings`` (dotted keys) on top."""
+    """Change ``values`` by "KEY=VALUE" ``settings`` (dotted keys), and return it."""
     for setting in settings:
         key, value = key_and_value(setting)
         *tables, last = key.split(".")
@@ -317,7 +317,7 @@ def key_and_value(setting: str) -> tuple[str, str]:
 
 
 def parse_value(written: str) -> Any:
-    """A TOML value; what is none is a string by itself, as in algorithm.name=dpsgd.
+    """A TOML value; other text is a string without quotes, as in algorithm.name=dpsgd.
 
     Example:
         >>> parse_value("0.5"), parse_value("[1, 2]"), parse_value("dpsgd")

@@ -1,4 +1,4 @@
-"""The sharpness of the average along a run, against the largest that the rule can stand."""
+"""The sharpness of the average along a run, compared with the stability limit of the rule."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from landscape.train.distributed.comm import Comm
 from landscape.train.randomness import generator
 from landscape.train.recipe_tables import Monitor
 
-STATE = "monitor_start"  # what a checkpoint calls the vector that the next search begins near
+STATE = "monitor_start"  # the name in a checkpoint of the vector near which the next search begins
 
 
 class Sharpness:
     """λ_max of ∇²L at w_a every ``every`` steps, on a fixed sample of the training set.
 
-    A Lanczos search begins at the sum of the eigenvectors that the one before found, with as much of a random
-    vector, the same every time, so that an eigenvector orthogonal to them is not missed. It goes by exact
-    products only: which cheaper ones pay is found by timing, and the history's bits must not depend on that.
-    ``state`` is the sum, so that a run resumed gives the bits of one that never stopped.
+    A Lanczos search begins at the sum of the eigenvectors of the previous search, plus a random vector of the
+    same norm, the same every time, so that an eigenvector orthogonal to them is not missed. It uses exact
+    products only: cheaper products are chosen by timing, on which the history's bits must not depend.
+    ``state`` is the sum, so that a resumed run gives the bits of one that never stopped.
 
     Rank 0 searches; every process multiplies with its share of the sample. ``stability_limit`` is the largest
     stable ηλ of the rule with its optimizer, None where it is not known.
@@ -50,7 +50,7 @@ class Sharpness:
             problem = problem.subset(order[:samples].sort().values)
         self._random = start_vector(problem, seed)
         share = comm.share(problem.samples)
-        if batch:  # a share would be cut into other batches than the whole: rank 0 does it all
+        if batch:  # a share would be cut into other batches than the whole set: rank 0 computes alone
             share = slice(0, problem.samples if comm.rank == 0 else 0)
         self._share = (share.stop - share.start) / problem.samples
         self._local = problem.subset(share) if 0 < self._share < 1 else problem
@@ -106,7 +106,7 @@ class Sharpness:
             return None
 
         def shared(v: Tensor, going: float = 1.0) -> Tensor:
-            """Rank 0's ``v`` reaches all and comes back multiplied; the last entry says whether to go on."""
+            """H ``v`` for the ``v`` of rank 0, which all ranks receive; they stop if ``going`` is 0."""
             sent = torch.cat((v.double(), v.new_tensor([going], dtype=torch.float64)))
             sent = self._comm.totals(sent if self._comm.rank == 0 else torch.zeros_like(sent))
             if not sent[-1]:
@@ -143,7 +143,7 @@ class _NotFiniteError(Exception):
 
 
 class _StoppedError(Exception):
-    """Rank 0 needs no more products."""
+    """Rank 0 needs no further products."""
 
 
 def _finite(product: Tensor) -> Tensor:
