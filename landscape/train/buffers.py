@@ -65,7 +65,7 @@ class Buffers:
                 )
 
     def training(self, step: int) -> Training:
-        """How this process's learners run at ``step``."""
+        """The options of a training pass of this process's learners at ``step``: buffers and seeds."""
 
         def seed(learner: int, micro: int) -> int:
             mine = self._comm.local.start + learner
@@ -81,12 +81,12 @@ class Buffers:
         if not self.local:
             return {}
         parts = sample_parts(self._train.samples, self._samples)
-        mine = parts[self._comm.share(len(parts))]
-        statistics = self._train.batchnorm_statistics(theta, (self._train.gather(part)[0] for part in mine))
+        share = parts[self._comm.share(len(parts))]
+        statistics = self._train.batchnorm_statistics(theta, (self._train.gather(part)[0] for part in share))
         statistics = {name: value for name, value in statistics.items() if value.is_floating_point()}
         if self._comm.size > 1:
             flat = torch.cat([value.flatten().double() for value in statistics.values()])
-            flat = self._comm.totals(flat.mul_(len(mine) / len(parts)))
+            flat = self._comm.totals(flat.mul_(len(share) / len(parts)))
             split = torch.split(flat, [value.numel() for value in statistics.values()])
             statistics = {
                 n: t.view_as(v).to(v.dtype) for (n, v), t in zip(statistics.items(), split, strict=True)
@@ -96,12 +96,12 @@ class Buffers:
         return statistics
 
     def rows(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps, name -> (n_local, ...)."""
+        """The buffers for a checkpoint, name -> (n_local, ...)."""
         local = {name: t.clone() for name, t in self.local.items()}  # the next step changes them in place
         return {**local, **{name: _rows(t.clone(), self._comm.n_local) for name, t in self._fixed.items()}}
 
     def restore(self, rows: Mapping[str, Tensor]) -> None:
-        """Go on from what a checkpoint kept. FailedError if it lacks a learner's statistics."""
+        """Take the buffers of a checkpoint. FailedError if it lacks a learner's statistics."""
         for name in self.local:
             if name not in rows:
                 raise FailedError(f"checkpoint: holds no buffer '{name}', it cannot be resumed")

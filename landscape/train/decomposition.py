@@ -22,7 +22,7 @@ from landscape.train.randomness import generator
 
 # Number of independent estimates of g from a sample (ours; a standard error is then within about 20%).
 GROUPS = 16
-# 0 where all gradients are taken at the mean.
+# The columns that are 0 if all gradients are taken at the mean.
 DELTA_2 = ("delta_2", "delta_2_se", "delta_2_full", "delta_cross", "delta_cross_se")
 
 
@@ -71,8 +71,8 @@ class Projection:
     ``pairs`` (m, m): ⟨a, b⟩ of any two; ``across``: ⟨P⊥a, P⊥b⟩, P⊥ being the projector orthogonal to g.
     Where g is estimated, each product of two means comes from independent samples, and numerator and
     denominator of ⟨a, g⟩⟨b, g⟩/‖g‖² from the same: their errors are nearly the same and cancel, so that the
-    error of Δ goes with the noise η, not with the whole displacement. What is divided by ‖g‖² is NaN where
-    the estimate of that is not positive. ‖g‖² is NaN where g is exactly zero: nothing can be projected on it.
+    error of Δ goes with the noise η, not with the whole displacement. Quotients by ‖g‖² are NaN where
+    its estimate is not positive. ‖g‖² is NaN where g is exactly zero: nothing can be projected on it.
     """
 
     norm2: float
@@ -164,7 +164,7 @@ class Decomposer:
     set, cut into fixed batches of ``batch`` samples, those that one statistic comes from in training (of
     ``problem``, which takes each batch's statistics). Running statistics would be constants to the gradient,
     of another function than the steps descend. Dropout and augmentation are in the minibatch gradients and
-    not in g: what they do counts as noise.
+    not in g: their effect counts as noise.
 
     Several processes have rows of their own each, and share the work: g by samples, sums by coordinates. For
     each process of N that costs 1/N of g and the traffic of two vectors of P numbers of the weights'

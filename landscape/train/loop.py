@@ -342,7 +342,7 @@ class Trainer:
     def checkpoint(self) -> Checkpoint:
         """The present state of the run, in copies: later steps overwrite the run's memory."""
         recipe, shared = self.recipe, self.rule.shared | self.monitor.state | self.trial.state
-        if recipe.init.checkpoint:  # the file may be gone when this one is resumed
+        if recipe.init.checkpoint:  # the file may be missing when the run is resumed
             shared = shared | {START: torch.tensor(self.divergence.start_norm2, dtype=torch.float64)}
         for matrix in recipe.matrices.values():
             shared = shared | {MATRIX: torch.from_numpy(matrix)}

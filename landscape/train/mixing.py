@@ -64,7 +64,7 @@ class Mixing:
     Args:
         spec: one of FORMS.
         learners: n.
-        seed: of what is drawn.
+        seed: of random matchings.
         where: the option that ``spec`` was given to, for messages.
 
     Raises:
@@ -291,7 +291,7 @@ def _refusal(where: str, spec: str, n: int, reason: str) -> InputError:
 
 
 def _memory_map(path: Path) -> Array:
-    """The array in a .npy file, for which no memory is taken before its shape is known."""
+    """The array in a .npy file, memory-mapped, so that its shape is known before memory is used."""
     with open(path, "rb") as file:
         if file.read(6) != b"\x93NUMPY":
             raise ValueError("it does not begin as a .npy file")

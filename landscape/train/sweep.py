@@ -1,7 +1,7 @@
-"""A grid of runs, or a search over one key, in a folder: each run as landscape.train.launch has it; a table.
+"""A grid of runs, or a search over one key, in a folder: runs of landscape.train.launch, and a table.
 
-A run lies in DIR/SETTING/seed-N, SETTING being its recipe's name and all that was set. What is there already
-is not run again, so that a sweep which was stopped, or is asked for more, goes on.
+A run lies in DIR/SETTING/seed-N, SETTING being its recipe's name and the keys that were set. A run that is
+there is not repeated, so that a sweep can be resumed or extended.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Outcome:
 
 
 def split(text: str) -> list[str]:
-    """What commas separate that are in no brackets and no quotes.
+    """The parts of a text between commas outside brackets and quotes.
 
     Example:
         >>> split("1,2"), split("[64, 10],[64, 5]"), split("a='x,y',b")
@@ -237,7 +237,7 @@ class Runner:
         )
 
     def score(self, setting: Setting) -> tuple[int, float]:
-        """Lower is better: how many seeds diverged, then the mean final test loss of all."""
+        """(number of diverged seeds, mean final test loss of all); lower is better."""
         outcomes = [self.outcomes[setting][seed] for seed in self.seeds]
         loss = float(np.mean([o.test_loss for o in outcomes]))
         return sum(o.diverged for o in outcomes), loss if loss < math.inf else math.inf
@@ -299,7 +299,7 @@ def search(
     By halving, in the logarithm: both ends and the middle are tried; then, ``rounds`` times, the two points
     half as far as before from the best so far. 3 + 2·rounds settings at most: 19 with 8 rounds, where
     neighbours differ by 2.7% for a range of six decades. DPSGD-2020 (section 4.3) speaks of a binary search
-    over about 20 settings; what it goes by, this halving and its criterion, the final test loss, are ours.
+    over about 20 settings; this halving and its criterion, the final test loss, are ours.
     It finds the best value if the score has one valley; with seeds that differ, the best of those tried.
     """
     last = 2 ** (rounds + 1)

@@ -25,7 +25,7 @@ STATE = "stack.batched"
 
 
 class Trial:
-    """The choice for ``stack``; ``state`` is what checkpoints keep of it, empty before the first step."""
+    """The choice for ``stack``; ``state`` is its form in checkpoints, empty before the first step."""
 
     def __init__(self, stack: Stack, comm: Comm) -> None:
         self._stack, self._comm = stack, comm
@@ -38,7 +38,7 @@ class Trial:
             self._stack.batched = bool(shared[STATE])
 
     def decide(self, weights: Tensor, x: Any, y: Any, training: Training, model: dict[str, Any]) -> None:
-        """Choose, where that is still to be done, by these arguments of :meth:`Stack.gradients`.
+        """Choose, unless that is done, by a trial with these arguments of :meth:`Stack.gradients`.
 
         Rank 0 decides for all. There is nothing to choose for a chain, or where a process has one learner.
         """

@@ -36,7 +36,7 @@ class Rule(ABC):
         class MyRule(Rule): ...
     """
 
-    #: The history's columns that this rule records beside the loop's own: name -> unit.
+    #: The history's columns that this rule adds to those of the loop: name -> unit.
     columns: ClassVar[Mapping[str, str]] = {}
     #: The purposes of this rule's random draws, with which it calls :meth:`generator`.
     purposes: ClassVar[tuple[str, ...]] = ()
@@ -186,7 +186,7 @@ class Rule(ABC):
 
         Args:
             purpose: one of ``purposes``.
-            step: counted from 1; 0 for what is drawn once.
+            step: counted from 1; 0 for a draw once in a run.
             learner: the learner's index, if each learner draws separately.
 
         Returns:
@@ -208,7 +208,7 @@ class Rule(ABC):
         return 2 * (self.learners - 1) / self.learners
 
     def _new_weights(self, weights: Tensor) -> Tensor:
-        """Memory for the new weights: that of the weights before ``weights``, which nobody needs any more.
+        """Memory for the new weights: that of the weights before ``weights``, which are not used any more.
 
         Fresh memory for a large network costs as much as the arithmetic that fills it.
         """

@@ -52,7 +52,7 @@ class Comm:
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Time what is inside as waiting, and name the rank that is lost."""
+        """Add the time of the block to ``waited``, and name a rank that is lost in it."""
         assert self.group is not None
         cuda = self.group.device.type == "cuda"
         if cuda:  # NCCL only queues: the host waits here to time the exchange

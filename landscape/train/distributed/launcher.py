@@ -45,7 +45,7 @@ def start(
 
     Args:
         module: of this package, such as "landscape.cli".
-        timeout: how long a process may show no sign of life (s).
+        timeout: limit of the time without a sign of life of a process (s).
         threads: shared by the processes; None: as the environment has it for each.
         restarts: how often all processes are restarted after one was lost.
         hint: gives the words that tell the user how to go on after a process was lost.
@@ -143,6 +143,6 @@ def report(message: str, code: int) -> bool:
     """
     failures = board.of_launcher()
     if failures:
-        with contextlib.suppress(OSError):  # the launcher is gone, and nobody reads it
+        with contextlib.suppress(OSError):  # the launcher has ended, and cannot read it
             failures.first("failure", f"{os.environ.get('RANK', 0)} {code} {message}")
     return failures is not None

@@ -47,7 +47,7 @@ def run(
         function: MODULE:NAME, MODULE being of this package.
         done: takes a job's number and its result, in the order in which the jobs end.
         threads: shared by the processes; None: as the environment has it for each.
-        timeout: how long a process may show no sign of life (s).
+        timeout: limit of the time without a sign of life of a process (s).
         place: gives further environment variables of a process, by its number.
 
     Raises :class:`JobError` as soon as a job fails; the other processes are ended then.

@@ -41,18 +41,18 @@ BEAT, LOST_AFTER = 1.0, 10.0
 
 
 class Lost(FailedError):
-    """Another process is gone, or failed first; the message names its rank."""
+    """Another process is lost, or failed first; the message names its rank."""
 
 
 class Group:
-    """This process among those that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe.
+    """This process in the group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe.
 
-    Under ``--nproc`` they meet in a private folder of the launcher's, without an address.
+    Under ``--nproc`` the processes meet in a private folder of the launcher's, without an address.
 
     Args:
-        device: where tensors are exchanged: gloo on the CPU, NCCL on GPUs.
-        timeout: how long meeting may take, and a rank may show no sign of life (s).
-        wait: how long an exchange may take, by itself ``timeout``.
+        device: that of the exchanged tensors: gloo on the CPU, NCCL on GPUs.
+        timeout: limit of the rendezvous, and of the time without a sign of life of a rank (s).
+        wait: limit of an exchange; by default ``timeout``.
 
     Raises InputError for variables that are missing or wrong, FailedError where a port is in use or a rank
     does not come in time.

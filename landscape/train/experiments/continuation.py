@@ -26,7 +26,7 @@ LAST = 10
 def mean_path(
     run: Checkpoint, steps: int, device: torch.device | str = "cpu", data_dir: str | Path | None = None
 ) -> Tensor:
-    """w_a (S + 1, P) of the run, taken on in memory by ``steps`` S steps; fewer if it diverges.
+    """w_a (S + 1, P) along ``steps`` S further steps of the run, in memory; fewer if it diverges.
 
     Raises FailedError where the run's recipe names code, which a file cannot bring in.
     """
@@ -39,7 +39,9 @@ def mean_path(
         checkpoint=Save(every=1),
     )
     if recipe.names_code:
-        raise FailedError(f"{run.path}: its recipe names code, which a file cannot bring in to go on with it")
+        raise FailedError(
+            f"{run.path}: its recipe names code, which a file may not bring in; the run cannot be continued"
+        )
     path = [run.mean]
     hooks = Hooks(save=lambda state: path.append(average(state.weights).cpu()))
     # The spread of a diverged run can be smoothed by, but there is nowhere to go on to.

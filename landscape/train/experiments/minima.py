@@ -34,9 +34,9 @@ DISPLACEMENT = 1e-3
 # drifting along flat directions, by which the loss falls, does not. Stable runs reach 5 displacements.
 FACTOR = 10.0
 # A run is long enough for what grows at EXCESS above the predicted limit to grow by e^GROWTH, twice FACTOR.
-# On exact quadratics the rates found are then up to 8% too large.
+# On exact quadratics the resulting rates are then up to 8% too large.
 EXCESS, GROWTH, LEAST_STEPS = 0.1, 3.0, 100
-# The search begins at predicted/WIDEN and predicted·WIDEN, and widens so often where these do not differ.
+# The search begins at predicted/WIDEN and predicted·WIDEN, and widens at most ATTEMPTS times if needed.
 WIDEN, ATTEMPTS = 1.3, 10
 
 

@@ -13,9 +13,9 @@ from landscape.results.escape import Escape
 from landscape.train.loop import Hooks, Trainer
 from landscape.train.recipe import read
 
-# Half of the depth lies far outside of what is nearly quadratic (ours).
+# Half of the depth lies far outside of the nearly quadratic region (ours).
 SHARE = 0.5
-# What can be varied: the recipe's keys that change.
+# Name of a quantity that can be varied -> the recipe's keys that change.
 VARY = {
     "dimension": ("model.dimension", "data.dimension"),
     "noise": ("data.gradient_std",),

@@ -17,8 +17,8 @@ from landscape.problem.layout import Layout
 from landscape.train.optimizer.base import Optimizer
 
 PREFIX = "torch:"
-#: What a checkpoint calls the number of steps since the state was new, (n, 1): while it is 0 the other
-#: tensors say nothing, and torch makes its state itself.
+#: The name in a checkpoint of the number of steps since the state was new, (n, 1): while it is 0 the other
+#: tensors are not used, and torch makes its state itself.
 UPDATES = "updates"
 
 
@@ -71,8 +71,8 @@ class TorchOptimizer(Optimizer):
 
     The class steps copies of the points at which gradients were taken, p → p', with the step's learning rate
     α; the direction is u = (p − p')/α. Its state is in checkpoints as torch names it: a row a learner, in it
-    the parameter tensors one after the other. What is one number a parameter tensor, such as ``step``, has a
-    number for each of them.
+    the parameter tensors one after the other. A state of one number a parameter
+    tensor, such as ``step``, is a row of these numbers.
 
     Args:
         name: "torch:CLASS".
@@ -110,7 +110,7 @@ class TorchOptimizer(Optimizer):
             raise self._refusal(error) from error
 
     def _step_of(self, optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Tensor]]:
-        """The state by parameter, after a step with gradients of zero; it is to be thrown away."""
+        """The state by parameter, after a step with gradients of zero; only its names and shapes are used."""
         for parameter in optimizer.param_groups[0]["params"]:
             parameter.grad = torch.zeros_like(parameter)
         try:

@@ -152,7 +152,7 @@ def _medians(
 
 
 class _Alone(Comm):
-    """One process of several that exchanges nothing: it computes what such a one does, no more."""
+    """One process of several without the exchanges: it does the computing of such a process only."""
 
     def __init__(self, learners: int) -> None:
         super().__init__(learners)
@@ -167,7 +167,7 @@ class _Alone(Comm):
 
 
 class _Clocked(SSGD):
-    """SSGD that knows how long its last gradient took: ``gradient``, the seconds from points to finish."""
+    """SSGD that measures the seconds of its last gradient, ``gradient``, from points to finish."""
 
     gradient = _begun = 0.0
 

@@ -5,13 +5,13 @@ available: the cost model, the stragglers and all defaults are ours):
 
 - SSGD: an all-reduce of w_a before the gradient, which waits for it; where the optimizer is not linear, one
   more of the gradients. SSGD*: the same, and the draw of ξ by every process.
-- DPSGD, AWC: the exchange begins with the step and runs beside the gradient; ATC: after the gradient. A
+- DPSGD, AWC: the exchange begins with the step and overlaps the gradient; ATC: after the gradient. A
   process sends each learner once to each process with a neighbour of it; "full" is an all-reduce.
 - Every step ends with an all-reduce of two numbers, loss and spread, which each waits for before its next
-  update. So nobody is ahead of the slowest by more than a gradient, whatever the rule; without
+  update. So no worker is ahead of the slowest by more than a gradient, under any rule; without
   ``exchange_loss`` it is the algorithm by itself.
 
-Left out: the decomposition, evaluation and checkpoints, whose cost is a matter of how often they are due.
+Left out: the decomposition, evaluation and checkpoints, whose cost depends on their frequency.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TOPOLOGIES = (
     "full", "ring(1)", "ring(2)", "torus", "exponential", "one-peer-exponential", "hypercube",
     "random-matching", "star",
 )  # fmt: skip
-# Random matchings that are drawn, and then gone through in turn (ours).
+# Number of random matchings that are drawn, and then used in turn (ours).
 MATCHINGS = 50
 # Loss and spread, in float64.
 LOGGED = 16

@@ -1,7 +1,7 @@
 """The time of a step on W workers: latency and bandwidth, stragglers, and which worker waits for which.
 
 A message of S bytes takes α + S/β: latency α (s), bandwidth β (bytes a second) of a worker's own link, which
-sends and receives at the same time, one message after the other each way, and shares nothing with others'
+sends and receives at the same time, one message after the other each way, and is not shared
 (Thakur, Rabenseifner, Gropp 2005, section 3, without their third term, the arithmetic of the sum).
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose, positive
 
-# Steps of a simulated run, of which the first half is thrown away, and how many independent runs: standard
+# Steps of a simulated run, whose first half is discarded, and the number of independent runs: standard
 # errors well below 1% at a straggler coefficient of 1, 512 workers and all topologies in seconds (ours).
 STEPS, RUNS = 400, 8
 
@@ -71,7 +71,7 @@ def all_reduce(kind: str, workers: int, size: float, link: Link) -> float:
         >>> round(all_reduce("ring", workers=4, size=1e6, link=Link(latency=1e-4, bandwidth=1e9)), 6)
         0.0021
 
-    - "ring": 2(W − 1)α + 2 (W − 1)/W · S/β. What gloo does, whatever the size.
+    - "ring": 2(W − 1)α + 2 (W − 1)/W · S/β. That of gloo, for any size.
     - "recursive-doubling": ⌊log₂ W⌋ (α + S/β).
     - "recursive-halving", Rabenseifner's: 2⌊log₂ W⌋α + 2 (V − 1)/V · S/β, V = 2^⌊log₂ W⌋.
 
@@ -149,7 +149,7 @@ class AllReduce:
     seconds: float
 
     def done(self, begun: Array) -> Array:
-        """When each worker has what it needs, (runs, W), if it began at ``begun`` (runs, W)."""
+        """The times (runs, W) when the workers have their results, if they began at ``begun`` (runs, W)."""
         last: Array = begun.max(1, keepdims=True) + self.seconds
         return np.broadcast_to(last, begun.shape)
 
@@ -174,7 +174,7 @@ class PointToPoint:
         return cls(sources, np.searchsorted(rows, np.arange(len(waits))), busy)
 
     def done(self, begun: Array) -> Array:
-        """When each worker has what it needs, (runs, W), if it began at ``begun`` (runs, W)."""
+        """The times (runs, W) when the workers have their results, if they began at ``begun`` (runs, W)."""
         sent = begun + self.busy
         completion: Array = np.maximum.reduceat(sent[:, self.sources], self.offsets, axis=1)
         return completion
