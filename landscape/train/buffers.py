@@ -68,8 +68,8 @@ class Buffers:
         """The options of a training pass of this process's learners at ``step``: buffers and seeds."""
 
         def seed(learner: int, micro: int) -> int:
-            mine = self._comm.local.start + learner
-            return generator(self._seed, "dropout", step, mine, micro).initial_seed()
+            index = self._comm.local.start + learner
+            return generator(self._seed, "dropout", step, index, micro).initial_seed()
 
         return Training(self.local, seed)
 

@@ -236,12 +236,12 @@ def worker_device(name: str) -> torch.device:
     device = pick_device(name)
     if device.type == "cpu":
         return device
-    here, gpus = number("LOCAL_WORLD_SIZE", 1, 1), torch.cuda.device_count()
+    processes, gpus = number("LOCAL_WORLD_SIZE", 1, 1), torch.cuda.device_count()
     local = number("LOCAL_RANK", 0, 0)
-    if max(here, local + 1) > gpus:
+    if max(processes, local + 1) > gpus:
         raise InputError(
-            f"--device: '{name}' is not allowed, {here} processes here need a GPU each and there are {gpus}; "
-            "start fewer, or use cpu"
+            f"--device: '{name}' is not allowed, {processes} processes here need a GPU each and there are "
+            f"{gpus}; start fewer, or use cpu"
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)

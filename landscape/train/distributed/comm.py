@@ -191,11 +191,11 @@ class Comm:
         if self.size == 1:
             return vector
         widths = np.diff(_bounds(len(vector), self.size)).tolist()
-        mine = widths[self.rank]
+        width = widths[self.rank]
         # A reduce-scatter; that of gloo takes twice as long, and cannot cut a vector unevenly.
-        received = self.buffer("parts", vector[:mine].expand(self.size, -1))
+        received = self.buffer("parts", vector[:width].expand(self.size, -1))
         with self._naming():
-            sizes = [mine] * self.size, widths
+            sizes = [width] * self.size, widths
             work = dist.all_to_all_single(received.view(-1), vector.contiguous(), *sizes, async_op=True)
         out = self.buffer(use, received[0])
         return torch.sum(self._finished([work], received), 0, out=out)
@@ -226,9 +226,9 @@ class Comm:
             return vectors
         width, holders = vectors.shape[1], _bounds(count, self.size)
         columns = _bounds(width, self.size)
-        mine = self.share(width)
-        gathered = vectors.new_empty(count, mine.stop - mine.start)
-        gathered[self.share(count)] = vectors[:, mine]
+        columns_here = self.share(width)
+        gathered = vectors.new_empty(count, columns_here.stop - columns_here.start)
+        gathered[self.share(count)] = vectors[:, columns_here]
         transfers = []
         for src in range(self.size):
             for dst in range(self.size):

@@ -114,9 +114,9 @@ class Group:
     def _meet(self) -> None:
         """Wait for every rank; each writes the number of ranks that it expects."""
         self._set("here", str(self.size))
-        until = time.monotonic() + self.timeout
+        deadline = time.monotonic() + self.timeout
         for rank in range(self.size):
-            size = self._wait(f"here-{rank}", until)
+            size = self._wait(f"here-{rank}", deadline)
             if not size:
                 missing = [r for r in range(self.size) if not self._wait(f"here-{r}", 0.0)]
                 raise FailedError(f"{_ranks(missing)} of {self.size} did not come within {self.timeout:g} s")
@@ -126,9 +126,9 @@ class Group:
     def _set(self, name: str, text: str) -> None:
         self._ask(lambda: self._board.set(f"{name}-{self.rank}", text))
 
-    def _wait(self, name: str, until: float) -> str:
+    def _wait(self, name: str, deadline: float) -> str:
         """The text ``name`` on the board, "" if it does not come in time."""
-        while not (text := self._ask(lambda: self._board.get(name))) and time.monotonic() < until:
+        while not (text := self._ask(lambda: self._board.get(name))) and time.monotonic() < deadline:
             time.sleep(0.05)
         return text
 
@@ -148,11 +148,11 @@ class Group:
         facts = {"landscape": f"{_version.__version__} ({code_fingerprint()[:12]})", **facts}
         facts["torch"] = str(torch.__version__)
         self._set("facts", json.dumps(facts))
-        until = time.monotonic() + self.timeout
+        deadline = time.monotonic() + self.timeout
         if self.rank == 0:
-            theirs = {rank: self._wait(f"facts-{rank}", until) for rank in range(1, self.size)}
+            theirs = {rank: self._wait(f"facts-{rank}", deadline) for rank in range(1, self.size)}
             self._ask(lambda: self._board.set("agreed", f"agreed: {_difference(facts, theirs)}"))
-        answer = self._wait("agreed", until + 2 * BEAT)
+        answer = self._wait("agreed", deadline + 2 * BEAT)
         if not answer:
             raise self.diagnose(TimeoutError(f"no agreement within {self.timeout:g} s"))
         if difference := answer.partition(": ")[2]:
@@ -209,8 +209,8 @@ class Group:
     def diagnose(self, error: BaseException) -> Lost:
         """The reason why an exchange failed: the failure that another rank reported, or the silent ranks."""
         words, before = first_line(error), dict(self._signs)
-        until = time.monotonic() + LOST_AFTER + BEAT
-        while time.monotonic() < until and not (self._failure or self._board_lost):
+        deadline = time.monotonic() + LOST_AFTER + BEAT
+        while time.monotonic() < deadline and not (self._failure or self._board_lost):
             waiting = [rank for rank, sign in self._signs.items() if sign == before[rank]]
             if all(self._silent[rank] >= LOST_AFTER for rank in waiting if rank != self.rank):
                 break
@@ -238,9 +238,9 @@ class Group:
     def tell(self, message: str, code: int = 1) -> bool:
         """Report ``message`` to the other ranks; False if another failure was reported before."""
         self._stop.set()
-        mine = failure(self.rank, code, message)
+        report = failure(self.rank, code, message)
         try:
-            first: bool = within(2 * BEAT, lambda: self._board.first("failure", mine))
+            first: bool = within(2 * BEAT, lambda: self._board.first("failure", report))
         except (RuntimeError, OSError):
             return True  # no other rank is left
         if self._hosts:
