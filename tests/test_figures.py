@@ -28,7 +28,7 @@ from landscape.results.stability import Stability
 from landscape.train import recipe
 from landscape.train.planning import plan
 from landscape.train.planning.calibration import Costs
-from landscape.train.planning.run_time import Link, Stragglers
+from landscape.train.planning.run_time import Cluster, Link, Stragglers
 from landscape.train.recipe import Recipe
 from landscape.train.recipe_tables import Decompose, Evaluate
 from tests.conftest import Command
@@ -345,9 +345,9 @@ def test_predicted_times_that_fall_with_more_workers_are_noticed() -> None:
     costs = Costs(0.1, 0.01, 0.001, 0.01, 1e-8, 1000, 4000, True)
     recipe_ = recipe.read("digits-dpsgd")
     link = Link(50e-6, 1.25e9)
-    times = plan.plan(recipe_, [2, 4, 8], lambda local: costs, link, stragglers=Stragglers(0.2, 1.0))
+    times = plan.plan(recipe_, [2, 4, 8], lambda local: costs, Cluster(link, Stragglers(0.2, 1.0)))
     assert systems.falls(times) == []
     busy = [costs, dataclasses.replace(costs, gradient=0.15), costs]
-    worse = plan.plan(recipe_, [2, 4, 8], lambda local: busy.pop(), link)
+    worse = plan.plan(recipe_, [2, 4, 8], lambda local: busy.pop(), Cluster(link))
     assert "ssgd" in systems.falls(worse)
     assert "1,000 parameters" in times.label

@@ -246,23 +246,27 @@ class Checkpoint:
 
     @classmethod
     def load(
-        cls, path: str | Path, held: Callable[[int], slice] | None = None, *, whole_history: bool = True
+        cls, path: str | Path, learners: Callable[[int], slice] | None = None, *, whole_history: bool = True
     ) -> Checkpoint:
         """Read and validate ``path``. Raises FailedError for anything that is not a whole checkpoint.
 
-        With ``held``, only the learners ``held(n)`` are read: those of one process of several. The rows of
-        the history that a step file lacks come from the files beside it, if ``whole_history`` asks for them.
+        Args:
+            path: the file.
+            learners: gives, for n learners, the slice of those to be read, such as the part of one process;
+                None: all of them.
+            whole_history: read the rows of the history that a step file lacks from the other files of its
+                folder.
         """
         with hdf5.reading(path, SCHEMA) as file:
             weights = hdf5.dataset(file, "weights", "f", 2)
             attributes: dict[str, Any] = {
                 key: hdf5.attribute(file, key, kind) for key, kind in _ATTRIBUTES.items()
             }
-            own = held(len(weights)) if held else slice(None)
+            rows = learners(len(weights)) if learners else slice(None)
             seed = hdf5.dataset(hdf5.group(file, "rng"), "seed", "ui", 0)
             columns, units = history.read(hdf5.group(file, "history"))
             checkpoint = cls(
-                weights=torch.from_numpy(weights[own]),
+                weights=torch.from_numpy(weights[rows]),
                 layout=parts.layout(hdf5.dataset(file, "layout", "V", 1)),
                 **attributes,
                 model=parts.facts(file, "model", {"name": str, "options": dict}),
@@ -274,10 +278,10 @@ class Checkpoint:
                 seed=int(seed[()]),
                 history=columns,
                 units=units,
-                buffers=parts.tensors(hdf5.group(file, "buffers"), own, len(weights)),
+                buffers=parts.tensors(hdf5.group(file, "buffers"), rows, len(weights)),
                 mean_buffers=parts.tensors(parts.later(file, "mean_buffers"), ...),
-                optimizer=parts.tensors(hdf5.group(file, "optimizer"), own, len(weights)),
-                rule=parts.tensors(parts.later(file, "rule"), own, len(weights)),
+                optimizer=parts.tensors(hdf5.group(file, "optimizer"), rows, len(weights)),
+                rule=parts.tensors(parts.later(file, "rule"), rows, len(weights)),
                 shared=parts.tensors(parts.later(file, "shared"), ...),
                 path=Path(path),
             )

@@ -60,7 +60,7 @@ def _short(value: object) -> str:
 def _rule(c: Checkpoint) -> str:
     """What the update rule says of itself, such as its mixing; a matrix file may be gone by now."""
     try:
-        return recipe_of(c).about()
+        return recipe_of(c).describe()
     except FailedError as error:
         return str(error)
 

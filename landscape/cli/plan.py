@@ -18,7 +18,7 @@ from landscape.results.run_times import RunTimes
 from landscape.train.launch import pick_device
 from landscape.train.planning import calibration
 from landscape.train.planning import plan as planning
-from landscape.train.planning.run_time import ALL_REDUCE, Link, Stragglers
+from landscape.train.planning.run_time import ALL_REDUCE, Cluster, Link, Stragglers
 
 _BYTES = {"B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "KiB/s": 2**10, "MiB/s": 2**20, "GiB/s": 2**30}
 _BITS = {"bit/s": 1 / 8, "kbit/s": 1e3 / 8, "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "Tbit/s": 1e12 / 8}
@@ -26,7 +26,7 @@ _BITS = {"bit/s": 1 / 8, "kbit/s": 1e3 / 8, "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8
 BANDWIDTHS: dict[str, float] = _BITS | _BYTES
 TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 # Largest number of workers, since mixing matrices are dense (ours).
-MOST = 4096
+MAX_WORKERS = 4096
 
 
 @click.command(
@@ -182,13 +182,9 @@ def plan(
             chosen,
             counts,
             costs,
-            link,
-            stragglers=Stragglers(straggler, slow),
+            Cluster(link, Stragglers(straggler, slow), learners_per_worker, kind, exchange_loss=not alone),
             mixings=mixings,
-            learners_per_worker=learners_per_worker,
             scaling=cast(Literal["local", "total"], scaling),
-            kind=kind,
-            exchange_loss=not alone,
             message=lambda line: common.message(line, quiet),
             progress=bar,
         )
@@ -205,9 +201,10 @@ def plan(
 def parse_workers(text: str) -> list[int]:
     """[8, 64] from "8,64", in order and without doubles."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() and 1 <= int(word) <= MOST for word in words):
+    if not all(word.isascii() and word.isdigit() and 1 <= int(word) <= MAX_WORKERS for word in words):
         raise InputError(
-            f"--workers: '{text}' is not allowed, it must be whole numbers from 1 to {MOST}, such as 8,64,512"
+            f"--workers: '{text}' is not allowed, it must be whole numbers from 1 to {MAX_WORKERS}, such as "
+            "8,64,512"
         )
     return sorted({int(word) for word in words})
 

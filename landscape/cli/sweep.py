@@ -113,14 +113,12 @@ def sweep(
     with common.progress_bar("sweep", quiet) as bar:
         runner = sweeping.Runner(
             folder,
-            sources,
             wanted,
             keys,
-            read=read,
+            read=lambda label, changes: read(sources[label], changes),
             execute=execute,
-            total=total,
             message=lambda line: common.message(line, quiet),
-            progress=bar,
+            progress=lambda runs: bar(runs / total),
         )
         if search:
             best = sweeping.search(runner, bases, key, low, high, rounds)

@@ -156,12 +156,12 @@ def _start_processes(training: Training, folder: str) -> None:
         timeout=training.timeout,
         threads=None if "OMP_NUM_THREADS" in os.environ else os.cpu_count(),
         restarts=training.max_restarts,
-        kept=lambda: f"--resume goes on from {last}" if last.exists() else "there is no checkpoint yet",
+        hint=lambda: f"--resume goes on from {last}" if last.exists() else "there is no checkpoint yet",
         log=Path(folder) / "logs" / "launcher.log",
     )
     if code:
         raise click.exceptions.Exit(code)
-    _check_divergence(Checkpoint.load(last, held=lambda learners: slice(0)), folder)
+    _check_divergence(Checkpoint.load(last, learners=lambda n: slice(0)), folder)
 
 
 def _train(training: Training, chosen: Recipe | None, folder: str) -> None:

@@ -26,9 +26,9 @@ class Minibatches:
         self._recipe, self._train, self.augment = recipe, train, augment
 
     def draw(self, step: int, learners: int, local: slice) -> tuple[Any, Any]:
-        """(x (n_local, B, …), y (n_local, B, …)) of ``step``, of those of ``learners`` that are ``local``.
+        """(x (n_local, B, …), y (n_local, B, …)) of ``step``, of the ``local`` ones of ``learners``.
 
-        What a learner draws, and how its inputs are augmented, does not depend on the number of processes.
+        The draws and the augmentation of a learner do not depend on the number of processes.
         """
         size, seed, samples = self._recipe.local_batch, self._recipe.seed, self._train.samples
         if self._recipe.sampling == "all":
