@@ -337,7 +337,7 @@ def test_points_that_did_not_converge_do_not_count(
     assert drawing.claim_holds is held
     assert f"median ratio {middle:.3g}" in drawing.pictures[""].axes[2].get_title()
     if not all(converged):
-        assert f"{4 - sum(converged)} of VGG-19 with DPSGD" in drawing.verdict
+        assert f"{4 - sum(converged)} of VGG-19 with DPSGD" in drawing.conclusion
         assert f"({sum(converged)} of 4 points)" in drawing.compared[1].ours
 
 

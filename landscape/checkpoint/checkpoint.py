@@ -18,7 +18,7 @@ from landscape import data as datasets
 from landscape import models
 from landscape.checkpoint import history
 from landscape.checkpoint import parts as parts
-from landscape.checkpoint.user_code import UserData, as_data, command_text, is_own
+from landscape.checkpoint.user_code import UserData, as_data, command_text, is_user_defined
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import SPLIT
@@ -140,7 +140,7 @@ class Checkpoint:
         if not bool(torch.isfinite(theta).all()):
             raise FailedError(f"{where}: its weights are NaN or infinite, all must be finite")
         name = self.data["name"]
-        if data is None and (is_own(name) or not name):
+        if data is None and (is_user_defined(name) or not name):
             of = f"data is '{name}', which a file cannot bring along" if name else "data is not known"
             hint = command_text(name, self.data["options"]) if name else "MODULE:NAME"
             raise FailedError(f"{where}: its {of}; give --data {hint} (from Python, data=…)")
@@ -158,18 +158,20 @@ class Checkpoint:
             set_tensors(network, on("train").batchnorm_statistics())
         return on(split)
 
-    def _network(self, own: nn.Module | Callable[[], nn.Module] | None, learner: int | None) -> nn.Module:
-        """The built-in model, or a copy of the user's ``own``, with one learner's buffers or their mean."""
+    def _network(
+        self, user_model: nn.Module | Callable[[], nn.Module] | None, learner: int | None
+    ) -> nn.Module:
+        """The built-in model, or a copy of ``user_model``, with the buffers of one learner or their mean."""
         where, name = self.path or "checkpoint", self.model["name"]
-        if own is None and is_own(name):
+        if user_model is None and is_user_defined(name):
             raise FailedError(
                 f"{where}: its model is '{name}', code that a file cannot bring along; give --model "
                 f"{command_text(name, self.model['options'])} (from Python, model=…)"
             )
-        if own is None:
+        if user_model is None:
             network = models.build(name, **self.model["options"])
         else:
-            network = copy.deepcopy(own) if isinstance(own, nn.Module) else own()
+            network = copy.deepcopy(user_model) if isinstance(user_model, nn.Module) else user_model()
         if Layout.of(network) != self.layout:
             misfit = _misfit(self.layout, Layout.of(network))
             raise FailedError(f"{where}: its weights do not fit the model: {misfit}")
@@ -246,23 +248,23 @@ class Checkpoint:
 
     @classmethod
     def load(
-        cls, path: str | Path, held: Callable[[int], slice] | None = None, *, whole_history: bool = True
+        cls, path: str | Path, select: Callable[[int], slice] | None = None, *, whole_history: bool = True
     ) -> Checkpoint:
         """Read and validate ``path``. Raises FailedError for anything that is not a whole checkpoint.
 
-        With ``held``, only the learners ``held(n)`` are read: those of one process of several. The rows of
-        the history that a step file lacks come from the files beside it, if ``whole_history`` asks for them.
+        With ``select``, only the learners ``select(n)`` are read: those of one process of several. With
+        ``whole_history``, the rows of the history that a step file lacks come from other files in its folder.
         """
         with hdf5.reading(path, SCHEMA) as file:
             weights = hdf5.dataset(file, "weights", "f", 2)
             attributes: dict[str, Any] = {
                 key: hdf5.attribute(file, key, kind) for key, kind in _ATTRIBUTES.items()
             }
-            own = held(len(weights)) if held else slice(None)
+            rows = select(len(weights)) if select else slice(None)
             seed = hdf5.dataset(hdf5.group(file, "rng"), "seed", "ui", 0)
             columns, units = history.read(hdf5.group(file, "history"))
             checkpoint = cls(
-                weights=torch.from_numpy(weights[own]),
+                weights=torch.from_numpy(weights[rows]),
                 layout=parts.layout(hdf5.dataset(file, "layout", "V", 1)),
                 **attributes,
                 model=parts.facts(file, "model", {"name": str, "options": dict}),
@@ -274,10 +276,10 @@ class Checkpoint:
                 seed=int(seed[()]),
                 history=columns,
                 units=units,
-                buffers=parts.tensors(hdf5.group(file, "buffers"), own, len(weights)),
+                buffers=parts.tensors(hdf5.group(file, "buffers"), rows, len(weights)),
                 mean_buffers=parts.tensors(parts.later(file, "mean_buffers"), ...),
-                optimizer=parts.tensors(hdf5.group(file, "optimizer"), own, len(weights)),
-                rule=parts.tensors(parts.later(file, "rule"), own, len(weights)),
+                optimizer=parts.tensors(hdf5.group(file, "optimizer"), rows, len(weights)),
+                rule=parts.tensors(parts.later(file, "rule"), rows, len(weights)),
                 shared=parts.tensors(parts.later(file, "shared"), ...),
                 path=Path(path),
             )

@@ -63,15 +63,15 @@ def read_state(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     except Exception as error:  # what zip, pickle and safetensors raise for a damaged file is not documented
         words = " ".join(str(error).split())[:120]
         raise FailedError(f"{path}: not a readable state file ({type(error).__name__}: {words})") from error
-    said = []
+    notes = []
     for key in KEYS:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
-            said.append(f"took the state under '{key}'")
+            notes.append(f"took the state under '{key}'")
             loaded = loaded[key]
     state = loaded if isinstance(loaded, Mapping) else {}
     if not any(isinstance(value, Tensor) for value in state.values()):
         raise FailedError(f"{path}: holds no tensors by name, a model's state_dict() is needed")
-    return {str(name): value for name, value in state.items()}, said
+    return {str(name): value for name, value in state.items()}, notes
 
 
 def _check_archive(path: Path, file: IO[bytes]) -> None:
@@ -96,14 +96,14 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 
 
-def _unfit(value: Tensor, own: Tensor) -> str:
-    """Why the numbers of ``value`` cannot become those of ``own``; "" if they can."""
+def _unfit(value: Tensor, target: Tensor) -> str:
+    """Why the numbers of ``value`` cannot become those of ``target``; "" if they can."""
     if value.is_meta:
         return "is on the device 'meta' and holds no numbers"
     if value.layout != torch.strided or value.is_quantized or value.is_nested:
         kind = "quantised" if value.is_quantized else str(value.layout).removeprefix("torch.")
         return f"is {kind}, a plain tensor is needed (.dequantize() or .to_dense() makes one)"
-    allowed = FLOATS if own.is_floating_point() else (own.dtype,) if own.is_complex() else INTEGERS
+    allowed = FLOATS if target.is_floating_point() else (target.dtype,) if target.is_complex() else INTEGERS
     if value.dtype not in allowed:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
         return f"holds {str(value.dtype).removeprefix('torch.')}, the model needs one of {names}"
@@ -113,15 +113,15 @@ def _unfit(value: Tensor, own: Tensor) -> str:
 def unwrap(state: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], list[str]]:
     """``state`` without the prefixes that wrappers gave to names that the model has as ``names``, and a word
     for each."""
-    said = []
+    notes = []
     if any(COMPILED in name for name in state) and not any(COMPILED in name for name in names):
         state = {name.replace(COMPILED, ""): value for name, value in state.items()}
-        said.append(f"dropped '{COMPILED}'")
+        notes.append(f"dropped '{COMPILED}'")
     for prefix in PREFIXES:
         if all(name.startswith(prefix) for name in state) and not any(n.startswith(prefix) for n in names):
             state = {name.removeprefix(prefix): value for name, value in state.items()}
-            said.append(f"dropped '{prefix}'")
-    return state, said
+            notes.append(f"dropped '{prefix}'")
+    return state, notes
 
 
 def attribute(state: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], list[str]]:
@@ -138,9 +138,9 @@ def attribute(state: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], l
     if len(whole) != 1:
         return state, []
     rest = [name for name in state if not name.startswith(whole[0])]
-    left = f", left out {len(rest)} more ({', '.join(rest[:3])}{', …' * (len(rest) > 3)})" if rest else ""
-    own = {name.removeprefix(whole[0]): v for name, v in state.items() if name.startswith(whole[0])}
-    return own, [f"took '{whole[0]}'{left}"]
+    omitted = f", left out {len(rest)} more ({', '.join(rest[:3])}{', …' * (len(rest) > 3)})" if rest else ""
+    part = {name.removeprefix(whole[0]): v for name, v in state.items() if name.startswith(whole[0])}
+    return part, [f"took '{whole[0]}'{omitted}"]
 
 
 def _fitted(path: Path, state: dict[str, Any], model: nn.Module, name: str) -> dict[str, Tensor]:
@@ -150,34 +150,34 @@ def _fitted(path: Path, state: dict[str, Any], model: nn.Module, name: str) -> d
     have none).
     """
     known = model.state_dict(keep_vars=True)
-    own = {key: value for key, value in known.items() if isinstance(value, Tensor)}
+    tensors = {key: value for key, value in known.items() if isinstance(value, Tensor)}
     for key in state:
         if key not in known:
             raise FailedError(f"{path}: '{key}' is not in the model {name}{near(key, known)}")
     groups: dict[int, list[str]] = {}
-    for key, value in own.items():
+    for key, value in tensors.items():
         groups.setdefault(id(value), []).append(key)
     fitted = {}
     for keys in groups.values():
-        found = [key for key in keys if key in state]
-        if not found and keys[0].endswith("num_batches_tracked"):
+        names = [key for key in keys if key in state]
+        if not names and keys[0].endswith("num_batches_tracked"):
             continue
-        if not found:
+        if not names:
             raise FailedError(f"{path}: it lacks '{keys[0]}' of the model {name}{near(keys[0], state)}")
-        for key in found:
-            value, shape = state[key], tuple(own[key].shape)
+        for key in names:
+            value, shape = state[key], tuple(tensors[key].shape)
             if not isinstance(value, Tensor) or tuple(value.shape) != shape:
                 what = f"has shape {tuple(value.shape)}" if isinstance(value, Tensor) else "is no tensor"
                 raise FailedError(f"{path}: '{key}' {what}, the model {name} needs shape {shape}")
-            if why := _unfit(value, own[key]):
+            if why := _unfit(value, tensors[key]):
                 raise FailedError(f"{path}: '{key}' {why}")
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 raise FailedError(f"{path}: '{key}' holds NaN or infinite numbers, all must be finite")
-            if key != found[0] and not torch.equal(value, state[found[0]]):
+            if key != names[0] and not torch.equal(value, state[names[0]]):
                 raise FailedError(
-                    f"{path}: '{found[0]}' and '{key}' differ, but are one tensor in the model {name}"
+                    f"{path}: '{names[0]}' and '{key}' differ, but are one tensor in the model {name}"
                 )
-        fitted[keys[0]] = state[found[0]]
+        fitted[keys[0]] = state[names[0]]
     return fitted
 
 
@@ -209,16 +209,16 @@ def import_state(
     if layout.size == 0:
         raise InputError(f"model: {name} has no trainable parameters, at least one is needed")
     trained = {slot.name for slot in layout.slots}
-    rows, kept = [], []
+    rows, fixed = [], []
     for path in files:
-        state, taken = read_state(path)
+        state, notes = read_state(path)
         state, dropped = unwrap(state, set(model.state_dict()))
         state, part = attribute(state, set(model.state_dict()))
-        for said in taken + dropped + part:
-            message(f"{path}: {said}")
+        for note in notes + dropped + part:
+            message(f"{path}: {note}")
         fitted = _fitted(path, state, model, name)
         rows.append(layout.flatten({key: _wide(value) for key, value in fitted.items() if key in trained}))
-        kept.append({key: _wide(value) for key, value in fitted.items() if key not in trained})
+        fixed.append({key: _wide(value) for key, value in fitted.items() if key not in trained})
     origin = "".join(
         f'[[import]]\nfile = {json.dumps(path.name)}\nsha256 = "{hdf5.sha256(path)}"\n' for path in files
     )
@@ -236,7 +236,9 @@ def import_state(
         seed=0,
         history={column: np.zeros(0) for column in UNITS},
         buffers={
-            key: torch.stack([row[key] for row in kept]) for key in kept[0] if all(key in row for row in kept)
+            key: torch.stack([row[key] for row in fixed])
+            for key in fixed[0]
+            if all(key in row for row in fixed)
         },
     )
 

@@ -59,12 +59,12 @@ def later(file: h5py.File, name: str) -> Any:
 
 def tensors(group: Any, rows: slice | EllipsisType, learners: int | None = None) -> dict[str, Tensor]:
     """Tensors by name; with ``learners``, each has so many rows."""
-    found = {}
+    by_name = {}
     for name in group:
         dataset = hdf5.dataset(group, name, "fiubc")
         if learners is not None and (not dataset.ndim or len(dataset) != learners):
             raise ValueError(
                 f"{dataset.name} has shape {dataset.shape}, a row for each of {learners} learners is needed"
             )
-        found[name] = torch.from_numpy(np.asarray(dataset[rows]))
-    return found
+        by_name[name] = torch.from_numpy(np.asarray(dataset[rows]))
+    return by_name

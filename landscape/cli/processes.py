@@ -70,7 +70,7 @@ class Processes:
             self.nproc,
             timeout=self.timeout,
             threads=torch.get_num_threads(),
-            kept=lambda: RESUMABLE,
+            advice=lambda: RESUMABLE,
         )
         raise click.exceptions.Exit(code)
 

@@ -96,14 +96,14 @@ def sweep(
     bases = sweeping.grid(sources, settings)
     keys = [s.partition("=")[0].strip() for s in settings]
     total = len(bases) * len(wanted)
-    tried: list[str] = []
+    first_value: list[str] = []
     if search:
         key, low, high = parse_search(search)
         if key in (*keys, "seed"):
             raise InputError(f"--search: {key} is not allowed, --set or --seeds give it")
-        keys, total, tried = [key, *keys], total * (3 + 2 * rounds), [f"{key}={low:g}"]
+        keys, total, first_value = [key, *keys], total * (3 + 2 * rounds), [f"{key}={low:g}"]
     for setting in bases:  # a bad value is found before the folder is made
-        read(sources[setting[0][1]], [*(f"{k}={v}" for k, v in setting[1:]), *tried])
+        read(sources[setting[0][1]], [*(f"{k}={v}" for k, v in setting[1:]), *first_value])
     execute = sweeping.one_by_one(device, data_dir)
     if nproc > 1:
         execute = sweeping.at_once(nproc, device, data_dir, timeout)
@@ -128,29 +128,29 @@ def sweep(
             runner.run(bases)
     common.message(table(runner.result()), quiet)
     for base, value in best.items() if search else ():
-        told = [
+        words = [
             v if k == "recipe" else f"{k}={v}"
             for k, v in base
             if k in ("recipe", *_varying(map(dict, bases)))
         ]
-        common.message(f"{', '.join(told)}: best {key} of the values evaluated: {value}", quiet)
+        common.message(f"{', '.join(words)}: best {key} of the values evaluated: {value}", quiet)
     for name in ("sweep.csv", "sweep.h5"):
         click.echo(str(folder / name))
 
 
 def label(recipes: tuple[str, ...]) -> dict[str, str]:
     """Label -> recipe: names and patterns as they are, files by their stem."""
-    found: dict[str, str] = {}
-    for given in recipes:
-        known = [name for name in paper.names() if fnmatchcase(name, given)]
-        for source in known or [given]:
+    sources: dict[str, str] = {}
+    for pattern in recipes:
+        known = [name for name in paper.names() if fnmatchcase(name, pattern)]
+        for source in known or [pattern]:
             name = Path(source).stem if source.endswith(".toml") else source
-            if name in found:
+            if name in sources:
                 raise InputError(
                     f"RECIPE: '{name}' is given twice; a sweep distinguishes recipes by their names"
                 )
-            found[name] = source
-    return found
+            sources[name] = source
+    return sources
 
 
 def parse_seeds(text: str) -> list[int]:

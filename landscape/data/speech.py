@@ -43,16 +43,16 @@ def read_wav(path: Path, rate: int) -> Array:
     """(samples,) float32 in [−1, 1) of a mono 16-bit PCM file; FailedError for any other."""
     try:
         with open_regular(path, LONGEST) as bytes_, wave.open(bytes_) as file:
-            found = file.getframerate(), file.getnchannels(), 8 * file.getsampwidth()
+            form = file.getframerate(), file.getnchannels(), 8 * file.getsampwidth()
             raw = file.readframes(file.getnframes())
             promised = file.getnframes() * file.getnchannels() * file.getsampwidth()
     except InputError:
         raise
     except Exception as error:  # wave lets through whatever it stumbles over in a damaged chunk
         raise FailedError(f"{path}: cannot be read as a wav file ({error or 'it ends too soon'})") from error
-    if found != (rate, 1, 16):
+    if form != (rate, 1, 16):
         raise FailedError(
-            f"{path}: has {found[0]} Hz, {found[1]} channels, {found[2]} bits; "
+            f"{path}: has {form[0]} Hz, {form[1]} channels, {form[2]} bits; "
             f"{rate} Hz, 1 channel, 16 bits are needed (the rate is data.rate)"
         )
     if not raw or len(raw) != promised:
@@ -149,8 +149,11 @@ def _speech(
             return [log_mel(read_wav(root / file, rate), rate, mels) for file in group]
 
         groups = [files[i : i + TASK] for i in range(0, len(files), TASK)]
-        found = [features for part in each(f"reading {name}", some, groups) for features in part]
-        return {"frames": np.concatenate(found), "lengths": np.array([len(f) for f in found])}
+        features_of_files = [features for part in each(f"reading {name}", some, groups) for features in part]
+        return {
+            "frames": np.concatenate(features_of_files),
+            "lengths": np.array([len(f) for f in features_of_files]),
+        }
 
     stored = cached(name, root, files, f"log-mel 1 {rate} {mels}", make)
     per_file = dict(zip(files, np.split(stored["frames"], np.cumsum(stored["lengths"])[:-1]), strict=True))
@@ -204,8 +207,10 @@ def spoken_digits(
             recordings of each, in both splits; on top of the lengths of the words.
     """
     root = data_root(data_dir) / "fsdd"
-    found = [(re.fullmatch(r"(\d)_(\w+)_(\d+)\.wav", path.name), path) for path in sorted(root.glob("*.wav"))]
-    parts = [(int(m[1]), m[2], int(m[3]), path.name) for m, path in found if m]
+    matches = [
+        (re.fullmatch(r"(\d)_(\w+)_(\d+)\.wav", path.name), path) for path in sorted(root.glob("*.wav"))
+    ]
+    parts = [(int(m[1]), m[2], int(m[3]), path.name) for m, path in matches if m]
     if not parts:
         raise FailedError(
             f"data spoken-digits: {root} holds no DIGIT_SPEAKER_INDEX.wav; put the recordings there and give "

@@ -206,17 +206,17 @@ def check_folder(folder: Path, *, resume: bool, force: bool) -> list[Path]:
     """
     if resume and force:
         raise InputError("--resume and --force: only one of the two is allowed")
-    held = run_folder.named_like_a_run(folder)
-    if held and not (resume or force):
+    existing = run_folder.named_like_a_run(folder)
+    if existing and not (resume or force):
         raise FailedError(
-            f"{folder}: holds a run already ({held[0].name}); give --resume, --force or another -o"
+            f"{folder}: holds a run already ({existing[0].name}); give --resume, --force or another -o"
         )
-    for path in held if force else []:
+    for path in existing if force else []:
         if not run_folder.of_a_run(path):
             raise FailedError(
                 f"--force: {path} is no checkpoint of a run, it is not deleted; move it or give another -o"
             )
-    return held
+    return existing
 
 
 def pick_device(name: str) -> torch.device:
@@ -254,23 +254,23 @@ def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
     if not (folder / "last.h5").exists():
         _resumed(folder, recipe, None)
         return None
-    checkpoint = last_sound(folder, held=lambda learners: slice(0))
+    checkpoint = last_sound(folder, select=lambda learners: slice(0))
     _same(recipe_of(checkpoint), recipe, folder)
     return checkpoint if checkpoint.diverged or checkpoint.step == recipe.steps else None
 
 
-def last_sound(folder: Path, held: Callable[[int], slice]) -> Checkpoint:
+def last_sound(folder: Path, select: Callable[[int], slice]) -> Checkpoint:
     """last.h5, or where it is damaged the newest step file that is not, with a warning.
 
     Raises FailedError, about last.h5, where no file of the run is sound.
     """
     try:
-        return Checkpoint.load(folder / "last.h5", held)
+        return Checkpoint.load(folder / "last.h5", select)
     except FailedError as error:
         steps = [p for p in run_folder.named_like_a_run(folder) if p.name.startswith("step-")]
         for path in reversed(steps):
             with contextlib.suppress(FailedError):
-                checkpoint = Checkpoint.load(path, held)
+                checkpoint = Checkpoint.load(path, select)
                 warnings.warn(
                     f"{printable(error)}; {printable(path.name)} takes its place", DamageWarning, stacklevel=3
                 )
@@ -299,11 +299,11 @@ def _resumed(
             raise FailedError(f"{folder}: holds no run to resume (no last.h5); give a RECIPE to start one")
         return None, recipe
 
-    def held(learners: int) -> slice:
+    def select(learners: int) -> slice:
         """What this process holds; all, where there are too few, or a server and its workers share them."""
         return Comm(learners, group if group and learners >= group.size else None).local
 
-    checkpoint = last_sound(folder, held)
+    checkpoint = last_sound(folder, select)
     return checkpoint, _same(recipe_of(checkpoint), recipe, folder)
 
 

@@ -273,7 +273,7 @@ class Runner:
 
 
 def _outcome(path: Path) -> Outcome:
-    return Outcome.of(Checkpoint.load(path, held=lambda learners: slice(0)))
+    return Outcome.of(Checkpoint.load(path, select=lambda learners: slice(0)))
 
 
 def _rank(text: str) -> tuple[int, float, str]:

@@ -60,8 +60,8 @@ def plateau(run: Checkpoint) -> float:
 
 def _limit(run: Checkpoint) -> float:
     limits = run.history["lr_lambda_limit"]
-    seen = limits[np.isfinite(limits)]
-    return float(seen[-1]) if len(seen) else float("nan")
+    known = limits[np.isfinite(limits)]
+    return float(known[-1]) if len(known) else float("nan")
 
 
 def _edge(work: Work) -> Drawing:
@@ -129,8 +129,8 @@ def _draw(ax: Any, name: str, runs: list[Checkpoint]) -> None:
     curves = []
     for run in runs:
         values = run.history["lr_lambda_max"]
-        seen = np.isfinite(values)
-        curves.append(dict(zip(run.history["step"][seen], values[seen], strict=True)))
+        recorded = np.isfinite(values)
+        curves.append(dict(zip(run.history["step"][recorded], values[recorded], strict=True)))
         ax.plot(*zip(*curves[-1].items(), strict=True), color=color, lw=0.4, alpha=0.4)
     steps = sorted({step for curve in curves for step in curve})
     median = [np.median([curve[s] for curve in curves if s in curve]) for s in steps]
@@ -320,13 +320,13 @@ def _lamb(work: Work) -> Drawing:
             compared.append(
                 Compared(f"test error (%) of {name}, {kind}, best rate", mean_and_spread(best[kind, name]))
             )
-    told = ", ".join(f"with {kind} {gap:.2f} ± {error:.2f}" for kind, (gap, error) in gaps.items())
+    advantages = ", ".join(f"with {kind} {gap:.2f} ± {error:.2f}" for kind, (gap, error) in gaps.items())
     return Drawing(
         {"": picture},
         rows,
         compared,
-        f"At each one's best rate, SSGD's test error less that of DPSGD ring(2) is {told} points (± standard "
-        "error).",
+        f"At each one's best rate, SSGD's test error less that of DPSGD ring(2) is {advantages} points "
+        "(± standard error).",
         # Without an advantage under SGD there is none to vanish.
         bool(gaps["LAMB"][0] < 2 * gaps["LAMB"][1]) if gaps["SGD"][0] > 2 * gaps["SGD"][1] else None,
     )

@@ -69,18 +69,18 @@ def _rates(work: Work) -> Drawing:
     with style():
         picture, axes = panels(1, len(RATES), 3.9, 3.6)
         for ax, (task, every) in zip(axes, RATES.items(), strict=True):
-            tried = [rate for rate in every if f"{_key(task, BOTH[0], rate)}/0" in work.runs]
-            groups = {(a, rate): work.group(_key(task, a, rate)) for a in BOTH for rate in tried}
+            rates = [rate for rate in every if f"{_key(task, BOTH[0], rate)}/0" in work.runs]
+            groups = {(a, rate): work.group(_key(task, a, rate)) for a in BOTH for rate in rates}
             errors = {key: [test_error(run) for run in runs] for key, runs in groups.items()}
-            chance = _chance(groups[BOTH[0], tried[0]][0])
+            chance = _chance(groups[BOTH[0], rates[0]][0])
             bound = (chance + min(min(values) for values in errors.values())) / 2
-            peaks = {rate: _peak(work, task, rate) for rate in tried}
+            peaks = {rate: _peak(work, task, rate) for rate in rates}
             largest = {}
             for k, a in enumerate(BOTH):
-                values = np.array([errors[a, rate] for rate in tried])
+                values = np.array([errors[a, rate] for rate in rates])
                 middle = np.median(values, 1)
                 ax.errorbar(
-                    [peaks[rate] for rate in tried],
+                    [peaks[rate] for rate in rates],
                     middle,
                     [middle - values.min(1), values.max(1) - middle],
                     marker="os"[k],
@@ -88,7 +88,7 @@ def _rates(work: Work) -> Drawing:
                     capsize=3,
                     label=ALL[a],
                 )
-                largest[a] = max((peaks[r] for r in tried if max(errors[a, r]) < bound), default=0.0)
+                largest[a] = max((peaks[r] for r in rates if max(errors[a, r]) < bound), default=0.0)
                 compared.append(
                     Compared(
                         f"largest rate at which every seed converges, {task}, {ALL[a]}", f"{largest[a]:g}"
@@ -103,7 +103,7 @@ def _rates(work: Work) -> Drawing:
                         "test_error_percent": value,
                         "diverged": run.diverged,
                     }
-                    for rate in tried
+                    for rate in rates
                     for run, value in zip(groups[a, rate], errors[a, rate], strict=True)
                 ]
             wider.append(largest["dpsgd"] > largest["ssgd"])

@@ -38,7 +38,7 @@ def start(
     timeout: float,
     threads: int | None,
     restarts: int = 0,
-    kept: Callable[[], str],
+    advice: Callable[[], str],
     log: Path | None = None,
 ) -> int:
     """Run ``module``'s main with ``words`` in ``nproc`` processes; the exit code when all have ended.
@@ -48,7 +48,7 @@ def start(
         timeout: how long a process may show no sign of life (s).
         threads: shared by the processes; None: as the environment has it for each.
         restarts: how often all are started anew when one was lost.
-        kept: says what to do after one was lost.
+        advice: says what to do after one was lost.
         log: a file for what happens to the processes, written if its folder's parent is there.
 
     Raises FailedError (or InputError where the processes found bad usage) with the line of the process that
@@ -77,7 +77,7 @@ def start(
                 if not isinstance(error, Broken):
                     raise
                 if attempt == restarts:
-                    line, rest = str(error), kept()
+                    line, rest = str(error), advice()
                     raise FailedError(line if rest in line else f"{line}; {rest}") from error
     raise AssertionError("unreachable")
 
