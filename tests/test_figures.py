@@ -213,7 +213,7 @@ def test_a_figure_that_was_stopped_repeats_no_run(tmp_path: Path, command: Comma
 
 def test_missing_data_skips_a_figure_and_says_what_to_fetch(tmp_path: Path, command: Command) -> None:
     options = ("--data-dir", tmp_path / "none", "-o", tmp_path / "g", "--runs", tmp_path / "r")
-    one_line(command("figures", "fig2a", *options), 1, "mnist", "fetch")
+    one_line(command("figures", "fig2a", *options), 1, "mnist", "LANDSCAPE_DATA")
     code, out, err = command("figures", "fig2a", "delay-boundary", *options)
     assert code == 1
     assert "fig2a: skipped: " in err

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
-from landscape.cli import common, options
-from landscape.cli.processes import timeout as timeout_option
+from landscape.cli import common, options, processes
 from landscape.core.errors import FailedError, InputError
-from landscape.core.options import choose, positive
+from landscape.core.options import choose
 from landscape.paper import figure, gallery
 from landscape.paper.figure import SCALES, Figure, Scale, Work
 from landscape.paper.run_cache import RunCache
@@ -34,24 +33,16 @@ from landscape.paper.run_cache import RunCache
 @click.option(
     "--runs", default="figure-runs", show_default=True, metavar="DIR", help="Folder for runs and results."
 )
-@click.option(
-    "--nproc", default=1, show_default=True, help="Number of runs at a time, each in its own process."
-)
-@timeout_option
-@options.data_dir
-@options.device
+@processes.jobs
 @options.quiet
 def figures(
+    jobs: processes.Jobs,
     names: tuple[str, ...],
     every: bool,
     scale: str,
     dry_run: bool,
     output: str,
     runs: str,
-    nproc: int,
-    timeout: float,
-    data_dir: str | None,
-    device: str,
     quiet: bool,
 ) -> None:
     """Make the papers' figures and tables; without a NAME, list them.
@@ -60,8 +51,6 @@ def figures(
     README.md with the figures next to the paper's numbers. The same command resumes after an interruption. A
     figure whose data is missing is skipped, with a line that says what to download; the exit code is then 1.
     """
-    positive("--nproc", nproc, least=1)
-    positive("--timeout", timeout)
     choose("--scale", scale, SCALES)
     if every and names:
         raise InputError(f"--all: not allowed with a NAME ('{names[0]}')")
@@ -72,7 +61,12 @@ def figures(
             click.echo(f"{name:18} {entry.where}: {entry.title}")
         return
     cache = RunCache(
-        Path(runs), device, data_dir, nproc, lambda line: common.message(f"  {line}", quiet), timeout=timeout
+        Path(runs),
+        jobs.device,
+        jobs.data_dir,
+        jobs.nproc,
+        message=lambda line: common.message(f"  {line}", quiet),
+        timeout=jobs.timeout,
     )
     skipped = []
     for entry in chosen:
