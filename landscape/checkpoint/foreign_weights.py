@@ -1,4 +1,4 @@
-"""Weights that others trained: a state file and the model it belongs to become a checkpoint.
+"""Weights from other programs: a state file and its model become a checkpoint.
 
 Only weights are read, by torch.load(weights_only=True) or safetensors: no code that a file might hold is run.
 """
@@ -28,15 +28,16 @@ from landscape.core.options import near
 from landscape.problem.layout import Layout
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
-# Keys under which training scripts save the state beside optimiser and epoch, and prefixes that wrappers give
-# to every name: DataParallel and its kin; Lightning. torch.compile's stands wherever a module was compiled.
+# Keys under which training scripts save the state, next to optimizer and epoch, and prefixes that wrappers
+# add to every name: DataParallel and DistributedDataParallel; Lightning. torch.compile adds its prefix to
+# each compiled module.
 KEYS = ("state_dict", "model_state_dict", "model")
 PREFIXES = ("module.", "model.")
 COMPILED = "_orig_mod."
 
 
 def read_state(path: str | Path) -> tuple[dict[str, Any], list[str]]:
-    """(name -> tensor, what was unwrapped to get there) of a .pt, .pth, .bin, .ckpt or .safetensors file.
+    """(name -> tensor, notes about what was unwrapped) of a .pt, .pth, .bin, .ckpt or .safetensors file.
 
     Raises FailedError for a file that is missing, damaged, holds no state, or could only be read by running
     code from it; InputError for another suffix.
@@ -91,7 +92,7 @@ def _check_archive(path: Path, file: IO[bytes]) -> None:
         raise FailedError(f"{path}: not as torch.save writes a file of {length:,} bytes, {what}")
 
 
-# What a parameter or buffer can be taken from, by what it is itself.
+# The types of numbers that a parameter or buffer of floats, or of integers, can be read from.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 
@@ -111,8 +112,7 @@ def _unfit(value: Tensor, target: Tensor) -> str:
 
 
 def unwrap(state: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], list[str]]:
-    """``state`` without the prefixes that wrappers gave to names that the model has as ``names``, and a word
-    for each."""
+    """``state`` without the prefixes that wrappers added to the model's ``names``, and a note for each."""
     notes = []
     if any(COMPILED in name for name in state) and not any(COMPILED in name for name in names):
         state = {name.replace(COMPILED, ""): value for name, value in state.items()}
@@ -125,10 +125,10 @@ def unwrap(state: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], list
 
 
 def attribute(state: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], list[str]]:
-    """The part of ``state`` that belongs to the model, where that is an attribute of the module saved.
+    """The part of ``state`` that belongs to the model, if the model is an attribute of the saved module.
 
-    As in Lightning's checkpoints, whose module has the model as self.net, beside metrics and the like. It is
-    taken where one prefix gives all ``names`` that the model has.
+    Lightning's checkpoints are an example: their module has the model as self.net, next to metrics. The part
+    is used if exactly one prefix gives all ``names`` of the model.
     """
     first = min(names, default="")
     if first in state:
@@ -144,10 +144,10 @@ def attribute(state: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], l
 
 
 def _fitted(path: Path, state: dict[str, Any], model: nn.Module, name: str) -> dict[str, Tensor]:
-    """The model's own names -> the state's tensors; FailedError that names the first one that does not fit.
+    """The model's names -> the tensors of the state; FailedError names the first tensor that does not fit.
 
-    One of several tied names is enough, and BatchNorm's counts may be missing (files older than PyTorch 0.4.1
-    have none).
+    One of several tied names is sufficient, and BatchNorm's counts may be missing (files older than PyTorch
+    0.4.1 have none).
     """
     known = model.state_dict(keep_vars=True)
     tensors = {key: value for key, value in known.items() if isinstance(value, Tensor)}
@@ -195,10 +195,10 @@ def import_state(
     Args:
         paths: .pt, .pth, .bin, .ckpt or .safetensors files, all of one model.
         model: that model, of any weights; left as it is.
-        name, options: what the checkpoint calls it: a built-in name and its options, or "module:factory".
+        name, options: the model in the checkpoint: a built-in name and its options, or "module:factory".
             Default: where the model's class was defined, in the form of the latter.
-        data: what the checkpoint says about its data (see :class:`landscape.Checkpoint`); default: nothing.
-        message: told what was unwrapped to find the weights, a line each.
+        data: the data in the checkpoint (see :class:`landscape.Checkpoint`); default: unknown.
+        message: receives a line for each container that was unwrapped.
 
     θ holds the trainable parameters; frozen ones go with the buffers. Numbers narrower than float32 become
     float32. Raises FailedError for a file that cannot be read or does not fit, naming the parameter.

@@ -53,7 +53,7 @@ def facts(file: h5py.File, name: str, kinds: dict[str, type]) -> dict[str, Any]:
 
 
 def later(file: h5py.File, name: str) -> Any:
-    """A group that files written before rules had a state, or means buffers of their own, lack."""
+    """A group that is missing in older files, which had no state of rules and no buffers of the mean."""
     return hdf5.group(file, name) if name in file else {}
 
 

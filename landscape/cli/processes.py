@@ -90,7 +90,7 @@ option = grouped(
 
 @dataclasses.dataclass(frozen=True)
 class Jobs:
-    """How a command makes its runs: ``nproc`` at a time, each in its own process, on ``device``."""
+    """The runs of a command: ``nproc`` at a time, each in its own process, on ``device``."""
 
     nproc: int
     timeout: float
@@ -159,7 +159,7 @@ def joined(device: torch.device, timeout: float, wait: datetime.timedelta | None
             yield group
         except LostError as error:
             raise Lost(f"{group.diagnose(error)}; {RESUMABLE}") from error
-        except (SystemExit, click.exceptions.Exit):  # done, with an exit code that says how
+        except (SystemExit, click.exceptions.Exit):  # done, with an exit code
             group.close()
             raise
         group.close()

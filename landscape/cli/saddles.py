@@ -91,7 +91,7 @@ def saddles(
 
 
 def parse(where: str, text: str, *, whole: bool) -> list[float]:
-    """[0.1, 0.2] from "0.1,0.2"; positive, and whole numbers if asked for."""
+    """[0.1, 0.2] from "0.1,0.2"; positive, and whole numbers if ``whole``."""
     try:
         values: list[float] = sorted({int(word) if whole else float(word) for word in text.split(",")})
     except ValueError:

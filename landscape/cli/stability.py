@@ -102,7 +102,7 @@ def parse_delays(text: str) -> list[int]:
 
 
 def known(run: Checkpoint) -> tuple[float, float | None, int]:
-    """A run's learning rate, the limit of its own rule if that is known, and its delay."""
+    """A run's learning rate, the limit of its update rule if it is known, and its delay."""
     if run.algorithm == IMPORTED:
         return math.nan, None, 0
     recipe = recipe_of(run)

@@ -215,7 +215,7 @@ def _joined(device: str, timeout: float) -> Iterator[Group | None]:
 
 
 def closing(end: Checkpoint) -> str:
-    """One line about how a run ended."""
+    """One line about the end of a run."""
     if not len(end.history["step"]):
         return "no step that could be made" if end.diverged else "no step to make"
     last = {name: float(column[-1]) for name, column in end.history.items()}

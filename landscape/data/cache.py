@@ -33,8 +33,8 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
     """The arrays of ``make()``, from the cache if it has them for the same files and settings.
 
     ``files`` are paths below ``root``; files are the same if paths, sizes and modification times are. If
-    several processes start together, one computes the arrays and the others wait for it. A damaged cache file
-    is computed again. If the cache cannot be written, there is a warning and nothing is cached.
+    several processes start together, one computes the arrays and the other processes wait for it. A damaged
+    cache file is computed again. If the cache cannot be written, there is a warning and nothing is cached.
     """
     digest = hashlib.sha256(settings.encode())
     for path in files:

@@ -21,7 +21,7 @@ from landscape.core.options import positive
 from landscape.data.base import Dataset, data_root, fingerprint
 from landscape.data.cache import cached, each
 
-# A window of 25 ms every 10 ms, as nearly all speech recognisers have it (Young et al., The HTK Book).
+# A window of 25 ms every 10 ms, as in nearly all speech recognisers (Young et al., The HTK Book).
 WINDOW, SHIFT = 0.025, 0.010
 # What is added to a filter's energy before the logarithm, for samples in [−1, 1]: below the last bit (ours).
 FLOOR = 1e-10

@@ -37,7 +37,7 @@ TIMED_SAMPLES = 16
 
 
 def digest(*parts: Any) -> str:
-    """24 hex digits that tell what is made from ``parts`` (strings, numbers, lists and dicts)."""
+    """24 hex digits that identify the result of ``parts`` (strings, numbers, lists and dicts)."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 

@@ -19,7 +19,7 @@ from landscape.plots.style import decimal_labels, style
 from landscape.train.recipe import Recipe
 
 # A task's rates, a factor of 2 apart or a little more: from one at which both converge to one at which
-# neither does, as far as that was found. The LSTM's are those of batch 16, scaled linearly to 512.
+# neither does, if trials reached such a rate. The LSTM's are those of batch 16, scaled linearly to 512.
 RATES = {
     "MLP, MNIST": (0.2, 0.5, 1.0, 2.0, 4.0),
     "LeNet-5, CIFAR-10": (0.05, 0.1, 0.2, 0.4),

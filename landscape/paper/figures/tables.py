@@ -38,7 +38,7 @@ MIB = 2.0**20
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell: how its ``line`` and ``column`` are called, its runs' key, and what the paper prints."""
+    """One cell: the names of its ``line`` and ``column``, the key of its runs, and the paper's number."""
 
     line: str
     column: str
