@@ -47,7 +47,7 @@ class Checkpoint:
     statistics of each learner, from its own minibatches; ``mean_buffers`` name -> (…), those of w_a,
     re-estimated on a sample of the training set (empty if they were not re-estimated); ``optimizer`` name ->
     (n, …): the optimizer's state; ``rule`` name -> (n, …) and ``shared`` name -> (…): the state of the update
-    rule, a row for each learner or the same for all; ``seed`` fixes all randomness together with the step (see
+    rule, a row for each learner or the same for all; ``seed`` fixes all randomness with the step (see
     :mod:`landscape.train.randomness`); ``history`` column -> (T,) float64 and ``units`` column -> unit, of
     the columns that every run has and of those that its update rule adds; ``recipe`` the TOML text;
     ``model`` {"name", "options"}; ``data`` {"name", "options", "train", "test", "fingerprint"};

@@ -202,27 +202,27 @@ class UserData:
         return fingerprint(part.flatten().view(torch.uint8).numpy() for part in both)
 
 
-def as_data(made: Any) -> UserData | Dataset:
+def as_data(data: Any) -> UserData | Dataset:
     """A user's data from any of the allowed forms.
 
     - a :class:`landscape.data.Dataset`, or any object with ``train`` and ``test`` (and perhaps ``loss``);
     - a dict of splits, with "train" or "test" among its keys, and perhaps "loss";
-    - anything else is the data itself, the same for both splits.
+    - anything else is one split, used as both.
 
-    A split is what :class:`landscape.Problem` takes as data. Where no loss is given it is cross-entropy, or,
-    if the batches are single dicts, the one that the model's output carries.
+    A split is what :class:`landscape.Problem` takes as data. Without a loss it is cross-entropy, or,
+    if the batches are single dicts, the loss in the model's output.
     """
-    if isinstance(made, (Dataset, UserData)):
-        return made
-    if isinstance(made, Mapping) and {"train", "test"} & set(made):
-        splits = {str(name): split for name, split in made.items() if name != "loss"}
-        given = {"loss": made["loss"]} if "loss" in made else {}
-    elif hasattr(made, "train") and hasattr(made, "test"):
-        splits = {"train": made.train, "test": made.test}
-        given = {"loss": made.loss} if hasattr(made, "loss") else {}
+    if isinstance(data, (Dataset, UserData)):
+        return data
+    if isinstance(data, Mapping) and {"train", "test"} & set(data):
+        splits = {str(name): split for name, split in data.items() if name != "loss"}
+        losses = {"loss": data["loss"]} if "loss" in data else {}
+    elif hasattr(data, "train") and hasattr(data, "test"):
+        splits = {"train": data.train, "test": data.test}
+        losses = {"loss": data.loss} if hasattr(data, "loss") else {}
     else:
-        splits, given = {"train": made, "test": made}, {}
-    return UserData(splits, given["loss"] if given else _usual_loss(next(iter(splits.values()))))
+        splits, losses = {"train": data, "test": data}, {}
+    return UserData(splits, losses["loss"] if losses else _usual_loss(next(iter(splits.values()))))
 
 
 def _usual_loss(split: Any) -> Loss | None:
