@@ -213,7 +213,7 @@ def test_a_figure_that_was_stopped_repeats_no_run(tmp_path: Path, command: Comma
 
 def test_missing_data_skips_a_figure_and_says_what_to_fetch(tmp_path: Path, command: Command) -> None:
     options = ("--data-dir", tmp_path / "none", "-o", tmp_path / "g", "--runs", tmp_path / "r")
-    one_line(command("figures", "fig2a", *options), 1, "mnist", "train-images-idx3-ubyte")
+    one_line(command("figures", "fig2a", *options), 1, "mnist", "LANDSCAPE_DATA")
     code, out, err = command("figures", "fig2a", "delay-boundary", *options)
     assert code == 1
     assert "fig2a: skipped: " in err
@@ -337,7 +337,7 @@ def test_points_that_did_not_converge_do_not_count(
     assert drawing.claim_holds is held
     assert f"median ratio {middle:.3g}" in drawing.pictures[""].axes[2].get_title()
     if not all(converged):
-        assert f"{4 - sum(converged)} of VGG-19 with DPSGD" in drawing.verdict
+        assert f"{4 - sum(converged)} of VGG-19 with DPSGD" in drawing.conclusion
         assert f"({sum(converged)} of 4 points)" in drawing.compared[1].ours
 
 

@@ -502,7 +502,7 @@ decompose = { every = 10 }
     assert command("contour", "run/last.h5", *own, "--grid", "2", "-q")[0] == 0
     # Labels that the model has no output for.
     for table in ("model", "data"):
-        assert recipe.read("text.toml", allow_code=True).spec(table).own
+        assert recipe.read("text.toml", allow_code=True).spec(table).user_defined
     code, _, err = command("train", "text.toml", "--set", "model.letters=20", "-o", "other", "--allow-code")
     assert code == 2
     assert err.count("\n") == 1

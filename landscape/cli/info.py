@@ -93,7 +93,7 @@ def _checkpoint(c: Checkpoint) -> None:
         _say(f"state: {name} {tuple(state.shape)}")
     _say(train.closing(c))
     for name, column in c.history.items():
-        seen = column[np.isfinite(column)]
-        last = f"last {seen[-1]:.6g}" if len(seen) else "never recorded"
-        _say(f"  {name}: {len(seen)} of {len(column)} rows, {last}")
+        recorded = column[np.isfinite(column)]
+        last = f"last {recorded[-1]:.6g}" if len(recorded) else "never recorded"
+        _say(f"  {name}: {len(recorded)} of {len(column)} rows, {last}")
     _say("\n".join(["recipe:", *(f"  {line}" for line in c.recipe.splitlines())]))

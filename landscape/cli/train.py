@@ -74,7 +74,7 @@ class Training:
         # A restart has to resume; where there is no run yet, --resume starts it.
         flags = {"--resume": self.resume or self.max_restarts, "--force": self.force, "--quiet": self.quiet}
         flags |= {"--allow-code": self.allow_code}
-        return [*arguments, *(flag for flag, given in flags.items() if given)]
+        return [*arguments, *(flag for flag, is_set in flags.items() if is_set)]
 
 
 training_options = options.grouped(
@@ -215,7 +215,7 @@ def _joined(device: str, timeout: float) -> Iterator[Group | None]:
 
 
 def closing(end: Checkpoint) -> str:
-    """One line about how a run ended."""
+    """One line about the end of a run."""
     if not len(end.history["step"]):
         return "no step that could be made" if end.diverged else "no step to make"
     last = {name: float(column[-1]) for name, column in end.history.items()}

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from landscape import data, models
-from landscape.checkpoint.user_code import Spec, is_own
+from landscape.checkpoint.user_code import Spec, is_user_defined
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import check_type, choose, positive
@@ -123,12 +123,12 @@ class Recipe:
         """The table "model" or "data", checked, its defaults filled in; MODULE:NAME is not imported here."""
         name, given = self.part(table)
         registry = {"model": models, "data": data}[table]
-        return Spec(name, given if is_own(name) else registry.options(name, given), called=True)
+        return Spec(name, given if is_user_defined(name) else registry.options(name, given), called=True)
 
     @property
     def names_code(self) -> bool:
         """Whether its model or data is MODULE:NAME."""
-        return any(self.spec(table).own for table in CODE)
+        return any(self.spec(table).user_defined for table in CODE)
 
     def rule(self) -> algorithms.Rule:
         """A new update rule, as the table "algorithm" says."""
@@ -235,7 +235,7 @@ def read(recipe: str, settings: Iterable[str] = (), *, allow_code: bool = False)
         name, typed_name = (
             v[table].get("name") if isinstance(v.get(table), dict) else "" for v in (values, typed)
         )
-        if isinstance(name, str) and is_own(name) and typed_name != name:
+        if isinstance(name, str) and is_user_defined(name) and typed_name != name:
             raise InputError(
                 f"{path}: {table}.name = {toml_value(name)} is code, which a file may name only with "
                 f"--allow-code; or type it, --set {table}.name={name}"
