@@ -89,7 +89,8 @@ class Lane:
             if process.poll() is None and not last:
                 self.disturb(case, process, out)
             err = self.ends(case, process)
-            if process.returncode == 0:
+            # Ended between its last file and its exit: the next one says that all is there.
+            if process.returncode == 0 or (turn and "holds a finished" in err):
                 break
             # Until main has begun, while torch is imported, Ctrl-C is Python's own.
             begun = ", in main\n" in err or process.returncode != -signal.SIGINT
@@ -115,6 +116,8 @@ class Lane:
         who = "" if target == process.pid else ", of a child"
         with self.tally.lock:
             self.tally.events[f"{name}{who}"] += 1
+            if self.tally.count() % 50 == 0:
+                print(f"{self.tally.count()} events", flush=True)
         if event == "second writer":
             second = self.start(case, out)
             _, err = second.communicate()
