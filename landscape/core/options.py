@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Union, get_args, get_origin
+from weakref import WeakKeyDictionary
 
 from landscape.core.errors import InputError
 
@@ -152,6 +153,19 @@ def check_type(where: str, value: Any, annotation: Any) -> Any:
     return float(value) if annotation is float else value
 
 
+_type_hints: WeakKeyDictionary[Callable[..., Any], dict[str, Any]] = WeakKeyDictionary()
+
+
+def type_hints(named: Callable[..., Any]) -> dict[str, Any]:
+    """The types that a function's parameters or a class's fields are annotated with; not to be changed.
+
+    They are stored, because recipes ask for the same ones again and again, and each answer evaluates text.
+    """
+    if named not in _type_hints:
+        _type_hints[named] = typing.get_type_hints(named)
+    return _type_hints[named]
+
+
 def check_keywords(
     where: str, options: Mapping[str, Any], function: Callable[..., Any], given: Iterable[str] = ()
 ) -> dict[str, Any]:
@@ -173,7 +187,7 @@ def check_keywords(
         >>> check_keywords("model", {"width": 8}, build)
         {'width': 8, 'depth': 2}
     """
-    hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    hints = type_hints(function.__init__ if inspect.isclass(function) else function)
     parameters = {
         name: p
         for name, p in inspect.signature(function).parameters.items()

@@ -16,6 +16,7 @@ import numpy as np
 from landscape.core import registry
 from landscape.core.errors import FailedError
 from landscape.core.hdf5 import LARGEST, attribute, dataset, group, location, reading, writing
+from landscape.core.options import type_hints
 from landscape.results import frames, html
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ class Result:
 
     @classmethod
     def _read(cls, group: h5py.Group) -> Self:
-        hints = typing.get_type_hints(cls)
+        hints = type_hints(cls)
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             kind, name = hints[field.name], field.name

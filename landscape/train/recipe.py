@@ -17,7 +17,7 @@ from landscape import data, models
 from landscape.checkpoint.user_code import Spec, is_user_defined
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import check_type, choose, positive
+from landscape.core.options import check_type, choose, positive, type_hints
 from landscape.evaluation.stack import Precision
 from landscape.train import algorithms, optimizer
 from landscape.train.mixing import is_file, known_matrices
@@ -344,7 +344,7 @@ def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:
 
 
 def _build(kind: type[Any], values: dict[str, Any], prefix: str, **given: Any) -> Any:
-    hints = typing.get_type_hints(kind)
+    hints = type_hints(kind)
     fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in given}
     built = {}
     for key, value in values.items():

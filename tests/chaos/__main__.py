@@ -51,13 +51,13 @@ class Tally:
 class Lane:
     """One command after another; several lanes run at the same time."""
 
-    def __init__(self, tally: Tally, base: Path, work: Path, seed: int, slack: float) -> None:
-        self.tally, self.base, self.work, self.slack = tally, base, work, slack
+    def __init__(self, tally: Tally, base: Path, work: Path, seed: int, timeout: float) -> None:
+        self.tally, self.base, self.work, self.timeout = tally, base, work, timeout
         self.rng, self.token = random.Random(seed), f"{os.getpid()}-{seed}"
 
     def start(self, case: Case, out: Path) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "landscape", *case.command(self.base, out, TIMEOUT * self.slack)],
+            [sys.executable, "-m", "landscape", *case.command(self.base, out, self.timeout)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -129,7 +129,7 @@ class Lane:
         elif event == "stop and go on" or (event == "stop" and target == process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(target, signal.SIGSTOP)
-                time.sleep(self.rng.uniform(0, 0.4 * TIMEOUT))
+                time.sleep(self.rng.uniform(0, 0.4 * self.timeout))
                 os.kill(target, signal.SIGCONT)
         else:
             with contextlib.suppress(ProcessLookupError):
@@ -137,15 +137,15 @@ class Lane:
             if target == process.pid and event in ENDING:
                 self.limit(case, process, LEFT, name)
             elif event in (signal.SIGKILL, signal.SIGTERM, "stop"):
-                self.limit(case, process, TIMEOUT + BEYOND, f"{name}{who}")
+                self.limit(case, process, self.timeout + BEYOND, f"{name}{who}")
 
     def limit(self, case: Case, process: subprocess.Popen[str], seconds: float, name: str) -> None:
         """See that the command ends in time."""
         clock = time.monotonic()
         try:
-            process.wait(seconds * self.slack)
+            process.wait(seconds)
         except subprocess.TimeoutExpired:
-            self.report(case, "waits", f"longer than {seconds * self.slack:g} s after {name}")
+            self.report(case, "waits", f"longer than {seconds:g} s after {name}")
             process.kill()
         with self.tally.lock:
             self.tally.longest = max(self.tally.longest, time.monotonic() - clock)
@@ -158,7 +158,7 @@ class Lane:
             self.report(case, "waits", "10 minutes")
             process.kill()
             _, err = process.communicate()
-        until = time.monotonic() + LEFT * self.slack
+        until = time.monotonic() + LEFT
         while left := _marked(f"{TOKEN}={self.token}"):
             if time.monotonic() > until:
                 self.report(case, "left", f"processes {left}")
@@ -188,8 +188,9 @@ class Lane:
 
 
 def _hear() -> None:
-    """A shell that starts this in the background has SIGINT ignored."""
+    """A shell that starts this in the background, and nohup, have a signal ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _descendants(pid: int) -> list[int]:
@@ -211,18 +212,18 @@ def _marked(words: str) -> list[int]:
     return found
 
 
-def run(events: int, cases: list[Case], *, lanes: int = 2, seed: int = 0, slack: float = 1.0) -> Tally:
-    """Do ``events`` things to ``cases`` in turn; with ``slack`` --timeout and all limits are so many times as long."""
+def run(events: int, cases: list[Case], *, lanes: int = 2, seed: int = 0, timeout: float = TIMEOUT) -> Tally:
+    """Do ``events`` things to ``cases`` in turn; ``timeout`` is their --timeout."""
     tally, clock = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         prepare(work / "base")
-        first = Lane(tally, work / "base", work, seed, slack)
+        first = Lane(tally, work / "base", work, seed, timeout)
         seconds = {case.name: first.whole(case) for case in cases}
         turns = iter(range(10**9))
 
         def lane(number: int) -> None:
-            mine = Lane(tally, work / "base", work, seed + 1 + number, slack)
+            mine = Lane(tally, work / "base", work, seed + 1 + number, timeout)
             while tally.count() < events:
                 with tally.lock:
                     case = cases[next(turns) % len(cases)]
@@ -248,12 +249,10 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=2, help="commands at the same time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="cases whose name has this in it")
-    parser.add_argument(
-        "--slack", type=float, default=1.0, help="factor on --timeout and all limits, for a busy machine"
-    )
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="--timeout of the commands (s)")
     asked = parser.parse_args()
     cases = [case for case in ALL if asked.only in case.name]
-    tally = run(asked.events, cases, lanes=asked.lanes, seed=asked.seed, slack=asked.slack)
+    tally = run(asked.events, cases, lanes=asked.lanes, seed=asked.seed, timeout=asked.timeout)
     sys.exit(bool(tally.wrong))
 
 
