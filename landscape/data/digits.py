@@ -1,4 +1,9 @@
-"""The 1,797 hand-written digits, 8×8, of scikit-learn: real data without a download."""
+"""1,797 hand-written digits of 8×8 pixels, which come with the package: real data without a download.
+
+digits.csv.gz has a digit a row, its 64 pixels (0 to 16) and its label: the test set of "Optical Recognition of
+Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, UCI Machine Learning Repository, CC BY 4.0), in the file and
+the order of scikit-learn. To import scikit-learn for it takes 2 s, to read it 6 ms.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import choose
 from landscape.data.base import Dataset, classification
 
+FILE = Path(__file__).with_suffix(".csv.gz")
 FORMS = ("flat", "image", "frames")
 
 
@@ -24,11 +30,9 @@ def digits(data_dir: str | Path | None = None, test_samples: int = 360, form: st
     equal channels, and "frames" x (N, 8, 8), the rows as frames that each have the digit's label, y (N, 8).
     Raises InputError unless both splits hold a sample.
     """
-    from sklearn.datasets import load_digits
-
-    bundle = load_digits()
-    order = np.random.default_rng(0).permutation(len(bundle.target))
-    x, y = bundle.data[order].astype(np.uint8), bundle.target[order].astype(np.uint8)
+    rows = np.loadtxt(FILE, delimiter=",", dtype=np.uint8)
+    rows = rows[np.random.default_rng(0).permutation(len(rows))]
+    x, y = rows[:, :-1], rows[:, -1]
     if not 1 <= test_samples < len(y):
         raise InputError(
             f"data.test_samples: {test_samples} is not allowed, it must be 1…{len(y) - 1} of {len(y)} digits"

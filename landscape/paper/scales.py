@@ -1,7 +1,7 @@
 """What the figures run at each scale: MNIST's runs, and cells of DPSGD-2020's tables, made smaller.
 
 Scale ``paper`` is the paper's setting; ``laptop`` what two cores do in half an hour a figure, on real data;
-``smoke`` some steps on the digits of scikit-learn, which only show that a figure can be made.
+``smoke`` some steps on the bundled digits, which only show that a figure can be made.
 All that ``laptop`` and ``smoke`` change is ours.
 """
 
