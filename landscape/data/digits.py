@@ -1,8 +1,8 @@
 """1,797 hand-written digits of 8×8 pixels, which come with the package: real data without a download.
 
-digits.csv.gz has a digit a row, its 64 pixels (0 to 16) and its label: the test set of "Optical Recognition of
-Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, UCI Machine Learning Repository, CC BY 4.0), in the file and
-the order of scikit-learn. To import scikit-learn for it takes 2 s, to read it 6 ms.
+digits.csv.gz has a digit a row, its 64 pixels (0 to 16) and its label: the test set of "Optical Recognition
+of Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998; UCI Machine Learning Repository, CC BY 4.0), in the
+file and the order of scikit-learn. To import scikit-learn for it takes 2 s, to read the file 6 ms.
 """
 
 from __future__ import annotations
