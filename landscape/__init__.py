@@ -31,6 +31,7 @@ from landscape.results.spectrum import Density, Spectrum, Trace
 from landscape.results.surface import Surface
 from landscape.results.sweep import Sweep
 from landscape.results.vtk import save_vts
+from landscape.train.recorder import Recorder
 
 __all__ = [
     "Checkpoint",
@@ -48,6 +49,7 @@ __all__ = [
     "PathWarning",
     "Plane",
     "Problem",
+    "Recorder",
     "RunTimes",
     "Smoothing",
     "Spectrum",

@@ -192,9 +192,7 @@ def test_finished_results_are_replaced_with_force_only(copy: Path, command: Comm
     code, _, err = command("contour", last, other, "--grid", "5")
     assert (code, "9 of 25 points were there already" in err) == (0, True)
     one_line(command("spectrum", last, "-o", surface), 1, "finished landscape.surface", "--force")
-    one_line(
-        command("contour", last, "-q", "-o", _sweep(copy)), 1, "holds a landscape.sweep", "--force"
-    )
+    one_line(command("contour", last, "-q", "-o", _sweep(copy)), 1, "holds a landscape.sweep", "--force")
     assert len(landscape.load(surface)) == 2
     assert command("contour", last, "--grid", "4", "--force")[0] == 0
     assert landscape.load(surface).loss.shape == (4, 4)

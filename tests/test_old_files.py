@@ -48,7 +48,9 @@ def test_results_hold_the_numbers_that_were_written(old: Path) -> None:
 
 def test_a_run_resumes_to_the_numbers_of_version_0_6_0(old: Path, command: Command) -> None:
     """Version 0.6.0 itself went on from step 12 to 18 with these."""
-    code, _, err = command("train", old / "run/recipe.toml", "--set", "steps=18", "-o", old / "run", "--resume", "-q")
+    code, _, err = command(
+        "train", old / "run/recipe.toml", "--set", "steps=18", "-o", old / "run", "--resume", "-q"
+    )
     assert code == 0, err
     end = landscape.load(old / "run/last.h5")
     assert end.history["step"].tolist() == list(range(1, 19))

@@ -109,9 +109,7 @@ def test_bad_files_are_named_with_what_is_wrong(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
         with pytest.raises(FailedError):
             landscape.Checkpoint.load(tmp_path / f"{name}.h5")
-    with pytest.raises(
-        FailedError, match=r"holds a landscape.surface, a landscape.checkpoint is needed"
-    ):
+    with pytest.raises(FailedError, match=r"holds a landscape.surface, a landscape.checkpoint is needed"):
         landscape.Checkpoint.load(tmp_path / "good.h5")
 
 

@@ -84,6 +84,10 @@ def _joined(earlier: History, history: History) -> History:
         name in earlier and earlier[name][first : first + 1].tobytes() == history[name][:1].tobytes()
         for name in ("step", "wall_s")
     )
-    if not same or earlier.keys() != history.keys():
+    if not same:
         return history
-    return {name: np.concatenate([earlier[name][:first], column]) for name, column in history.items()}
+    unknown, later = np.full(first, np.nan), np.full(len(history["step"]), np.nan)
+    names = [*history, *(name for name in earlier if name not in history)]  # of columns that only one has
+    return {
+        name: np.concatenate([earlier.get(name, unknown)[:first], history.get(name, later)]) for name in names
+    }

@@ -61,6 +61,15 @@ def history(columns: h5py.Group, newer: Iterable[str]) -> dict[str, Array]:
     return {**found, **{name: np.full(length, np.nan) for name in newer if name not in found}}
 
 
+def units(columns: h5py.Group) -> dict[str, str]:
+    """Column -> its unit, of those that have one."""
+    return {
+        name: hdf5.attribute(column, "unit", str)
+        for name, column in columns.items()
+        if "unit" in column.attrs
+    }
+
+
 def later(file: h5py.File, name: str) -> Any:
     """A group that files written before rules had a state, or means buffers of their own, lack."""
     return hdf5.group(file, name) if name in file else {}

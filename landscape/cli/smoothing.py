@@ -8,7 +8,6 @@ import click
 
 from landscape.analysis.smoothing import PAIRS, TOP
 from landscape.analysis.smoothing import smoothing as compute_smoothing
-from landscape.checkpoint.checkpoint import IMPORTED
 from landscape.cli import common
 from landscape.core.options import positive
 from landscape.curvature.lanczos import TOL
@@ -65,7 +64,7 @@ def smoothing(
     for run, progress in common.each("smoothing", runs, quiet):
         problem = common.open_problem(run, split, source, device, dtype, quiet)
         # A file never brings code along, so neither do its recipe's names of a user's own.
-        own = run.algorithm == IMPORTED or source.model or source.data or source.loss
+        own = not run.has_recipe or source.model or source.data or source.loss
         if steps and own:
             common.message(f"{run.label}: not a run of built-in parts, so that no steps are taken on", quiet)
         route = None if own or not steps else mean_path(run, steps, pick_device(device), source.data_dir)

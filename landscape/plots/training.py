@@ -12,7 +12,7 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
+from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.core.errors import InputError
 from landscape.plots.picture import panels as _panels
 from landscape.plots.picture import several
@@ -84,6 +84,8 @@ _SHARPNESS = (
 
 def _run_title(runs: Sequence[Checkpoint]) -> str:
     first, seeds = runs[0], sorted({r.seed for r in runs})
+    if first.algorithm == RECORDED:  # the batch and the data's name are not known
+        return plain(first.model["name"])
     many = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
     size = f"n = {first.learners}, nB = {first.learners * first.local_batch}"
     return f"{plain(first.data['name'])}, {size}, {many}"
