@@ -1,8 +1,9 @@
 """A network and a training loop of one's own, recorded, and the landscape around what it found.
 
-python examples/own_loop.py [FOLDER]
+cd examples
+python own_loop.py
 landscape plot runs/own
-landscape spectrum runs/own --model own_loop:Net --data own_loop:digits --top-k 3   (in this folder)
+landscape spectrum runs/own --model own_loop:Net --data own_loop:digits --top-k 3
 """
 
 import sys
@@ -24,8 +25,7 @@ class Net(nn.Module):
 
 
 def digits() -> dict:
-    """The splits, as (x, y); any factory of your own will do."""
-    data = landscape.data.load("digits")
+    data = landscape.data.load("digits")  # or your own, as {"train": (x, y), "test": (x, y)}
     return {"train": data.train, "test": data.test}
 
 
@@ -36,10 +36,8 @@ def main(folder: str = "runs/own", steps: int = 400) -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     x, y = data["train"]
 
-    recorder = landscape.Recorder(
-        folder, model, loss, data["train"], test=data["test"], optimizer=optimizer, every=20, save_every=100
-    )
-    with recorder:
+    options = {"test": data["test"], "optimizer": optimizer, "every": 20, "save_every": 100}
+    with landscape.Recorder(folder, model, loss, data["train"], **options) as recorder:
         for _ in range(steps):
             rows = torch.randint(len(y), (64,))
             optimizer.zero_grad()

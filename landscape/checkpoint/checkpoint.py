@@ -97,8 +97,8 @@ class Checkpoint:
     each learner or the same for all; ``seed`` fixes all randomness together with the step (see
     :mod:`landscape.train.randomness`); ``history`` column -> (T,) float64, ``units``
     column -> unit; ``recipe`` the TOML text; ``model`` {"name", "options"}; ``data`` {"name", "options",
-    "train", "test", "fingerprint"}; ``lr`` and ``local_batch`` those of the next step (at the end of a run, of the last); ``diverged_at`` the
-    step at which the run diverged or −1, and ``diverged`` what did: "", "mean" or "learners".
+    "train", "test", "fingerprint"}; ``lr`` and ``local_batch`` those of the next step (at a run's end, of the
+    last); ``diverged_at`` the step at which it diverged or −1, ``diverged`` what did: "", "mean", "learners".
 
     Of imported weights ``buffers`` holds the frozen parameters, too; there is no step, no learning rate (NaN)
     and no local batch (0), and ``recipe`` names the files. Of a recorded loop ``recipe`` has what is known of

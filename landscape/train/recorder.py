@@ -84,22 +84,21 @@ class Recorder:
         model: the module that is trained; of DistributedDataParallel, DataParallel and torch.compile the
             one inside. θ are its trainable parameters, P in all; frozen ones and buffers go with each file.
         loss: ``loss(outputs, targets)``, a mean, or None; as :class:`landscape.Problem` takes it.
-        data: the training set, as :class:`landscape.Problem` takes it: g is the gradient of the mean loss
-            over all of it, in eval mode (but see ``batch``), so that dropout and augmentation count as noise.
+        data: the training set, as :class:`landscape.Problem` takes it: g is the gradient of its mean loss,
+            in eval mode (but see ``batch``), so that dropout and augmentation count as noise.
         every: steps from one that is decomposed to the next; 0: none. 50 with exact g is what the training
             set of a small network affords; for a large one give ``samples`` (ours).
         test: data of the same kind; its loss, and accuracy where there is one, are evaluated after each step
-            that is decomposed, and at the end.
+            that is decomposed, at the start and at the end.
         optimizer: the one that makes the steps, for the columns lr and lr·λ_max, and for ``landscape
             stability``. lr is NaN where its parameter groups have several.
         samples: g is estimated from so many samples, drawn anew each time, with standard errors; a multiple
             of 16. 0: all, exactly.
-        sharpness: steps from one λ_max of the loss's Hessian at w to the next, on 2,000 samples of the
-            training set, always the same (all, where data comes in batches); 0: none.
+        sharpness: steps from one λ_max of the loss's Hessian to the next, on 2,000 samples of the training
+            set, always the same (all, where data comes in batches); 0: none.
         save_every: steps from one step-NNNNNNN.h5 to the next; 0: only at the end. As the trainer's (500).
-        batch: samples in a minibatch of one process. Needed where the model has BatchNorm: g is then the
-            gradient with the statistics of such batches, as the loop's. Data that comes in batches keeps its
-            own.
+        batch: samples in a minibatch of one process. Needed where the model has BatchNorm: g is then that
+            with the statistics of such batches, as in the loop; data that comes in batches keeps its own.
         resume: go on with the run that is in ``folder``; begin one where there is none. True: from its last
             file. A number: from that step, the one that the loop's own checkpoint is of; what was recorded
             of later steps is deleted. The loop itself loads its weights.
@@ -117,11 +116,11 @@ class Recorder:
             for a package for ``scalars`` that is not installed.
 
     Example:
-        >>> import tempfile
+        >>> import tempfile, torch, landscape
         >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
         >>> x, y = torch.randn(20, 3), torch.randint(2, (20,))
         >>> loss, optimizer = torch.nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> with Recorder(folder, model, loss, (x, y), every=2, optimizer=optimizer) as recorder:
+        >>> with landscape.Recorder(folder, model, loss, (x, y), every=2) as recorder:
         ...     for _ in range(4):
         ...         optimizer.zero_grad()
         ...         loss(model(x), y).backward()
@@ -224,8 +223,7 @@ class Recorder:
     def step(self) -> contextlib.AbstractContextManager[None]:
         """What stands around the optimizer's step: ``with recorder.step(): optimizer.step()``.
 
-        Whatever changes the weights inside counts as one step; one that changes nothing, as a GradScaler's
-        that it skips, has d = 0. Steps are counted from 1.
+        Whatever happens inside is one step, counted from 1; one that a GradScaler skips has d = 0.
 
         Raises:
             InputError: where it is called without ``with``, within another step or after :meth:`close`, and
@@ -357,10 +355,10 @@ class Recorder:
         return path
 
     def close(self) -> None:
-        """Write what is not written yet, the loss on the test data included, and give the folder back.
+        """Write what is not written yet, with the loss on the test data, and give the folder back.
 
-        At the end of a with statement on the recorder, and of the process, it happens by itself. After an
-        exception within a step nothing is written: the weights may be half changed.
+        The end of a with statement on the recorder, or of the process, does so, too. After an exception
+        within a step nothing is written: the weights may be half changed.
 
         Raises:
             FailedError: where the files cannot be written.
