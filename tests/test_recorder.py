@@ -434,6 +434,20 @@ def test_half_precision_frozen_tied_and_unused_parameters(tmp_path: Path) -> Non
     assert problem.loss() == pytest.approx(truth, rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of PyTorch about its compiler
+def test_parts_that_are_compiled_are_recorded_by_their_own_names(tmp_path: Path) -> None:
+    model = net(norm=True)
+    model.norm = torch.compile(model.norm, backend="eager")  # type: ignore[assignment]
+    whole = torch.compile(model, backend="eager")
+    optimizer = momentum(model.parameters())
+    with Recorder(tmp_path, whole, F.cross_entropy, digits(), every=1, batch=16) as recorder:
+        loop(recorder, model, optimizer, 2)
+    run = landscape.load(tmp_path / "last.h5")
+    assert "norm.weight" in {slot.name for slot in run.layout.slots}
+    assert "norm.running_mean" in run.buffers
+    assert torch.equal(run.problem("train", model=net(norm=True), data=digits()).theta, flat(model).float())
+
+
 def test_a_process_that_ends_without_close_writes_its_end(tmp_path: Path) -> None:
     code = f"""
 import torch, landscape

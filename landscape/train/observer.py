@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 
 from landscape.core.errors import InputError
 from landscape.problem.batchnorm import has_batchnorm, with_policy
-from landscape.problem.layout import Layout
 from landscape.problem.problem import Loss, Problem
 from landscape.train.decomposition import Gradient, estimate_gradient, step_columns
 from landscape.train.distributed.comm import Comm
@@ -66,7 +65,7 @@ class Observer:
                     self.test = Problem(module, loss, test, dtype=dtype)
                 except InputError as error:
                     raise InputError(f"test: {error}") from error
-            self.parameters = Parameters(module, self.train.layout, self.train.device, self.train.dtype)
+            self.parameters = Parameters(module, self.train)
             # With BatchNorm, what the steps are compared with depends on the batches.
             self._objective, self._batch = self.train, 0
             self._check_choices()
@@ -191,17 +190,24 @@ def _check_module(model: Any) -> None:
 class Parameters:
     """The trainable parameters of the user's module, as one vector, and all else that it computes with.
 
-    ``layout`` is that at the start, which must not change.
+    They have the names that they have in the model of ``problem``, a copy of the module in which nothing is
+    wrapped by torch.compile and its like. Its layout must not change.
     """
 
-    def __init__(self, module: nn.Module, layout: Layout, device: torch.device, dtype: torch.dtype) -> None:
-        self.module, self.layout = module, layout
-        self._device, self._dtype = device, dtype
-        self._precisions = {name: p.dtype for name, p in module.named_parameters()}
+    def __init__(self, module: nn.Module, problem: Problem) -> None:
+        self.module, self.layout = module, problem.layout
+        self._device, self._dtype = problem.device, problem.dtype
+        kinds = (nn.Module.named_parameters, nn.Module.named_buffers)
+        pairs = [zip(named(module), named(problem.model), strict=True) for named in kinds]
+        self._names = {theirs: ours for pair in pairs for (theirs, _), (ours, _) in pair}
+        self._precisions = {name: p.dtype for name, p in self._parameters().items()}
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        return {self._names.get(name, name): p for name, p in self.module.named_parameters()}
 
     def check(self) -> None:
         """InputError that names a parameter which is not what it was."""
-        now = dict(self.module.named_parameters())
+        now = self._parameters()
         known = {slot.name: slot.shape for slot in self.layout.slots}
         for name in {**known, **now}:
             if change := self._change(name, known.get(name), now.get(name)):
@@ -230,7 +236,7 @@ class Parameters:
     def flat(self) -> Tensor:
         """θ (P,) now, in memory of its own."""
         theta = torch.empty(self.layout.size, device=self._device, dtype=self._dtype)
-        now = dict(self.module.named_parameters())
+        now = self._parameters()
         for name, view in self.layout.views(theta).items():
             view.copy_(now[name])
         return theta
@@ -238,12 +244,13 @@ class Parameters:
     def rest(self) -> dict[str, Tensor]:
         """Name -> frozen parameters and buffers, as they are."""
         trained = {slot.name for slot in self.layout.slots}
-        everything = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        buffers = {self._names.get(name, name): b for name, b in self.module.named_buffers()}
+        everything: dict[str, Tensor] = {**self._parameters(), **buffers}
         return {name: t.detach() for name, t in everything.items() if name not in trained}
 
     def kept(self) -> dict[str, Tensor]:
         """Of :meth:`rest` what the module's state_dict has, a row for the one learner, as files take it."""
-        saved = self.module.state_dict().keys()
+        saved = {self._names.get(name, name) for name in self.module.state_dict()}
         return {name: _wide(t)[None].clone() for name, t in self.rest().items() if name in saved}
 
     @torch.no_grad()
