@@ -1,83 +1,147 @@
-"""Train with distributed SGD, decompose every step, and map the loss landscape around what it finds."""
+"""Train with distributed SGD, decompose every step, and map the loss landscape around what it finds.
 
-from landscape import data, models
+A name is imported when it is first used: ``import landscape`` alone takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from landscape._version import __version__
-from landscape.analysis.contour import contour
-from landscape.analysis.hessian_grid import hessian_grid
-from landscape.analysis.line import line
-from landscape.analysis.noise import estimate_noise
-from landscape.analysis.planes import between, eigen_plane, learners_plane, pca_plane, random_plane
-from landscape.analysis.smoothing import smoothing
-from landscape.analysis.spectrum import spectrum
-from landscape.checkpoint.checkpoint import Checkpoint, load
-from landscape.checkpoint.foreign_weights import import_state
-from landscape.core.errors import FailedError, InputError, PathWarning
-from landscape.curvature.density import density
-from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
-from landscape.curvature.hessian import HessianOperator
-from landscape.curvature.lanczos import Eigenpairs, Ends
-from landscape.curvature.trace import trace
-from landscape.problem.problem import Problem
-from landscape.results.base import save
-from landscape.results.escape import Escape
-from landscape.results.hessian_grid import HessianGrid
-from landscape.results.line import Line, barrier
-from landscape.results.minima import Minima
-from landscape.results.noise import NoiseEstimate
-from landscape.results.plane import Plane
-from landscape.results.run_times import RunTimes
-from landscape.results.smoothing import Smoothing
-from landscape.results.spectrum import Density, Spectrum, Trace
-from landscape.results.surface import Surface
-from landscape.results.sweep import Sweep
-from landscape.results.vtk import save_vts
-from landscape.train.recorder import Recorder
+
+if TYPE_CHECKING:  # what editors and type checkers see
+    from landscape import data as data
+    from landscape import models as models
+    from landscape import stability as stability
+    from landscape.analysis.contour import contour as contour
+    from landscape.analysis.hessian_grid import hessian_grid as hessian_grid
+    from landscape.analysis.line import line as line
+    from landscape.analysis.noise import estimate_noise as estimate_noise
+    from landscape.analysis.planes import (
+        between as between,
+    )
+    from landscape.analysis.planes import (
+        eigen_plane as eigen_plane,
+    )
+    from landscape.analysis.planes import (
+        learners_plane as learners_plane,
+    )
+    from landscape.analysis.planes import (
+        pca_plane as pca_plane,
+    )
+    from landscape.analysis.planes import (
+        random_plane as random_plane,
+    )
+    from landscape.analysis.smoothing import smoothing as smoothing
+    from landscape.analysis.spectrum import spectrum as spectrum
+    from landscape.checkpoint.checkpoint import Checkpoint as Checkpoint
+    from landscape.checkpoint.checkpoint import load as load
+    from landscape.checkpoint.foreign_weights import import_state as import_state
+    from landscape.core.errors import (
+        FailedError as FailedError,
+    )
+    from landscape.core.errors import (
+        InputError as InputError,
+    )
+    from landscape.core.errors import (
+        PathWarning as PathWarning,
+    )
+    from landscape.curvature.density import density as density
+    from landscape.curvature.eigenvalues import (
+        extreme_eigenvalues as extreme_eigenvalues,
+    )
+    from landscape.curvature.eigenvalues import (
+        top_eigenvalues as top_eigenvalues,
+    )
+    from landscape.curvature.hessian import HessianOperator as HessianOperator
+    from landscape.curvature.lanczos import Eigenpairs as Eigenpairs
+    from landscape.curvature.lanczos import Ends as Ends
+    from landscape.curvature.trace import trace as trace
+    from landscape.problem.problem import Problem as Problem
+    from landscape.results.base import save as save
+    from landscape.results.escape import Escape as Escape
+    from landscape.results.hessian_grid import HessianGrid as HessianGrid
+    from landscape.results.line import Line as Line
+    from landscape.results.line import barrier as barrier
+    from landscape.results.minima import Minima as Minima
+    from landscape.results.noise import NoiseEstimate as NoiseEstimate
+    from landscape.results.plane import Plane as Plane
+    from landscape.results.run_times import RunTimes as RunTimes
+    from landscape.results.smoothing import Smoothing as Smoothing
+    from landscape.results.spectrum import Density as Density
+    from landscape.results.spectrum import Spectrum as Spectrum
+    from landscape.results.spectrum import Trace as Trace
+    from landscape.results.surface import Surface as Surface
+    from landscape.results.sweep import Sweep as Sweep
+    from landscape.results.vtk import save_vts as save_vts
+    from landscape.train.recorder import Recorder as Recorder
+
+#: Public name -> the module that defines it.
+_MODULES = {
+    "Checkpoint": "checkpoint.checkpoint",
+    "Density": "results.spectrum",
+    "Eigenpairs": "curvature.lanczos",
+    "Ends": "curvature.lanczos",
+    "Escape": "results.escape",
+    "FailedError": "core.errors",
+    "HessianGrid": "results.hessian_grid",
+    "HessianOperator": "curvature.hessian",
+    "InputError": "core.errors",
+    "Line": "results.line",
+    "Minima": "results.minima",
+    "NoiseEstimate": "results.noise",
+    "PathWarning": "core.errors",
+    "Plane": "results.plane",
+    "Problem": "problem.problem",
+    "Recorder": "train.recorder",
+    "RunTimes": "results.run_times",
+    "Smoothing": "results.smoothing",
+    "Spectrum": "results.spectrum",
+    "Surface": "results.surface",
+    "Sweep": "results.sweep",
+    "Trace": "results.spectrum",
+    "barrier": "results.line",
+    "between": "analysis.planes",
+    "contour": "analysis.contour",
+    "density": "curvature.density",
+    "eigen_plane": "analysis.planes",
+    "estimate_noise": "analysis.noise",
+    "extreme_eigenvalues": "curvature.eigenvalues",
+    "hessian_grid": "analysis.hessian_grid",
+    "import_state": "checkpoint.foreign_weights",
+    "learners_plane": "analysis.planes",
+    "line": "analysis.line",
+    "load": "checkpoint.checkpoint",
+    "pca_plane": "analysis.planes",
+    "random_plane": "analysis.planes",
+    "save": "results.base",
+    "save_vts": "results.vtk",
+    "smoothing": "analysis.smoothing",
+    "spectrum": "analysis.spectrum",
+    "top_eigenvalues": "curvature.eigenvalues",
+    "trace": "curvature.trace",
+}
+#: Public names that are packages themselves.
+_PACKAGES = ("data", "models", "stability")
 
 __all__ = [
-    "Checkpoint",
-    "Density",
-    "Eigenpairs",
-    "Ends",
-    "Escape",
-    "FailedError",
-    "HessianGrid",
-    "HessianOperator",
-    "InputError",
-    "Line",
-    "Minima",
-    "NoiseEstimate",
-    "PathWarning",
-    "Plane",
-    "Problem",
-    "Recorder",
-    "RunTimes",
-    "Smoothing",
-    "Spectrum",
-    "Surface",
-    "Sweep",
-    "Trace",
     "__version__",
-    "barrier",
-    "between",
-    "contour",
-    "data",
-    "density",
-    "eigen_plane",
-    "estimate_noise",
-    "extreme_eigenvalues",
-    "hessian_grid",
-    "import_state",
-    "learners_plane",
-    "line",
-    "load",
-    "models",
-    "pca_plane",
-    "random_plane",
-    "save",
-    "save_vts",
-    "smoothing",
-    "spectrum",
-    "stability",
-    "top_eigenvalues",
-    "trace",
+    *_PACKAGES,
+    *_MODULES,
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The public name ``name``, imported (PEP 562)."""
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _MODULES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = found  # the next use finds it at once
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -19,9 +19,10 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import landscape
-from landscape import InputError, cli
+from landscape import InputError
 from landscape.analysis.stability import stability
-from landscape.cli import common
+from landscape.cli.analysis import Analysis
+from landscape.core import registry
 from landscape.core.options import SPLIT
 from landscape.results.sweep import COLUMNS, texts
 from tests import problems
@@ -86,19 +87,18 @@ def test_bare_landscape_prints_its_help_line_by_line(command: Command) -> None:
 def test_a_warning_is_one_line(
     copy: Path, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    real = common.open_problem
+    real = Analysis.problem
 
     def warns(*args: object) -> object:
         warnings.warn("the fast way\nis not taken", UserWarning, stacklevel=1)
         return real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(common, "open_problem", warns)
+    monkeypatch.setattr(Analysis, "problem", warns)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         code, _, err = command("noise", copy, "--draws", "2")
         assert (code, err.splitlines()[0]) == (0, "landscape: the fast way is not taken")
         assert command("noise", copy, "--draws", "2", "--force", "-q")[::2] == (0, "")
-    assert cli  # the package of commands, whose main does it
 
 
 def test_a_result_beside_the_checkpoints_is_not_taken_for_one(copy: Path, command: Command) -> None:
@@ -130,8 +130,8 @@ def test_force_deletes_checkpoints_of_the_run_alone(copy: Path, tiny: Path, comm
 
 
 def test_one_split_by_default_in_every_command(copy: Path, command: Command) -> None:
-    group = cli.group.commands
-    named = {name: p for name, c in group.items() for p in c.params if p.name == "split"}
+    every = {name: registry.commands[name] for name in registry.commands.names()}
+    named = {name: p for name, c in every.items() for p in c.params if p.name == "split"}
     assert set(named) == {
         "contour", "line", "hessian-grid", "spectrum", "smoothing", "stability", "minima",
     }  # fmt: skip
@@ -190,9 +190,9 @@ def test_finished_results_are_replaced_with_force_only(copy: Path, command: Comm
     )
     one_line(command("contour", last, other, "--grid", "2"), 1, "5 would be lost", "--force")
     code, _, err = command("contour", last, other, "--grid", "5")
-    assert (code, "9 of 25 points were there already" in err) == (0, True)
+    assert (code, "9 of 25 points" in err) == (0, True)
     one_line(command("spectrum", last, "-o", surface), 1, "finished landscape.surface", "--force")
-    one_line(command("contour", last, "-q", "-o", _sweep(copy)), 1, "holds a landscape.sweep", "--force")
+    one_line(command("contour", last, "-q", "-o", _sweep(copy)), 1, "landscape.sweep", "--force")
     assert len(landscape.load(surface)) == 2
     assert command("contour", last, "--grid", "4", "--force")[0] == 0
     assert landscape.load(surface).loss.shape == (4, 4)
@@ -256,25 +256,25 @@ def test_data_that_is_not_the_runs_is_refused_or_said(folder: Path, command: Com
             command("contour", "net.h5", "--model", model, "--data", short, *grid),
             1,
             "--data",
-            "left out",
+            "users:points(samples=20, seed=3)",
             data,
         )
     one_line(command("contour", "net.h5", "--model", "users:net", "--data", data, *grid), 1, "--model", model)
     code, _, err = command("contour", "net.h5", "--model", model, "--data", data, *grid)
-    assert (code, "other data" in err) == (0, False)
+    assert (code, "--data" in err) == (0, False)
     own = landscape.load("net-contour.h5")
     for other in ("users:others", "users:points(samples=20, seed=4)"):
         wanted = ("contour", "net.h5", "--model", model, "--data", other, *grid)
         one_line(command(*wanted), 1, "net-contour.h5", "label", "--force")
         code, _, err = command(*wanted, "-o", "other.h5", "--force")
         assert code == 0, err
-        assert f"{factories_spelled(other)} is other data than net.h5 was made with" in err
+        assert f"--data: {factories_text(other)} " in err
         found = landscape.load("other.h5")
-        assert found.label == f"{own.label}, on {factories_spelled(other)}"
+        assert found.label == f"{own.label}, on {factories_text(other)}"
         assert abs(found.loss - own.loss).min() > 1e-3
 
 
-def factories_spelled(text: str) -> str:
+def factories_text(text: str) -> str:
     return f"'{text}'" if "(" in text else text
 
 

@@ -21,9 +21,9 @@ from landscape.core.errors import FailedError
 from landscape.paper import figure, gallery, numbers, run_cache
 from landscape.paper.figure import SCALES, Compared, Drawing, Scale, Work
 from landscape.paper.figures import edge_of_stability, landscapes, networks, systems
-from landscape.paper.run_cache import Workshop, identity
+from landscape.paper.run_cache import RunCache, identity
 from landscape.plots.picture import panels
-from landscape.plots.surface import style
+from landscape.plots.style import style
 from landscape.results.stability import Stability
 from landscape.train import recipe
 from landscape.train.planning import plan
@@ -100,45 +100,45 @@ def test_a_run_is_known_by_what_bears_on_it() -> None:
 
 def test_runs_are_trained_once_and_gone_on_with(tmp_path: Path) -> None:
     told: list[str] = []
-    shop = Workshop(tmp_path, message=told.append)
-    shop.run([small(), small(name="other"), small(seed=1)])
+    cache = RunCache(tmp_path, message=told.append)
+    cache.run([small(), small(name="other"), small(seed=1)])
     assert len(told) == 2
-    assert shop.missing([small(), small(seed=1)]) == []
+    assert cache.missing([small(), small(seed=1)]) == []
     # A run that was stopped half-way goes on from its last checkpoint, and is not begun again.
     half, whole = small(steps=4, seed=2), small(steps=8, seed=2)
-    shop.run([half])
-    shop.place(half).rename(shop.place(whole))
-    assert shop.missing([whole]) == [dataclasses.replace(whole, name="dpsgd")]
-    shop.run([whole])
-    end = landscape.load(shop.place(whole) / "last.h5")
+    cache.run([half])
+    cache.run_folder(half).rename(cache.run_folder(whole))
+    assert cache.missing([whole]) == [dataclasses.replace(whole, name="dpsgd")]
+    cache.run([whole])
+    end = landscape.load(cache.run_folder(whole) / "last.h5")
     assert end.step == 8
-    fresh = Workshop(tmp_path / "fresh")
+    fresh = RunCache(tmp_path / "fresh")
     fresh.run([whole])
-    np.testing.assert_array_equal(end.weights, landscape.load(fresh.place(whole) / "last.h5").weights)
+    np.testing.assert_array_equal(end.weights, landscape.load(fresh.run_folder(whole) / "last.h5").weights)
 
 
 def test_runs_in_processes_are_those_in_one(tmp_path: Path) -> None:
     runs = [small(seed=s) for s in range(3)]
-    one, two = Workshop(tmp_path / "1"), Workshop(tmp_path / "2", nproc=2)
+    one, two = RunCache(tmp_path / "1"), RunCache(tmp_path / "2", nproc=2)
     one.run(runs)
     two.run(runs)
     for run in runs:
-        a, b = (landscape.load(shop.place(run) / "last.h5") for shop in (one, two))
+        a, b = (landscape.load(cache.run_folder(run) / "last.h5") for cache in (one, two))
         np.testing.assert_array_equal(a.weights, b.weights)
 
 
 def test_an_estimate_is_about_what_the_runs_take(tmp_path: Path) -> None:
-    shop = Workshop(tmp_path)
+    cache = RunCache(tmp_path)
     run = small(steps=300, decompose=recipe.Decompose(every=0))
-    seconds = shop.estimate([run])
-    assert shop.estimate([run, run]) > 1.2 * seconds
-    shop.run([run])
-    took = landscape.load(shop.place(run) / "last.h5").history["wall_s"][-1]
+    seconds = cache.estimate([run])
+    assert cache.estimate([run, run]) > 1.2 * seconds
+    cache.run([run])
+    took = landscape.load(cache.run_folder(run) / "last.h5").history["wall_s"][-1]
     assert took / 10 < seconds < 10 * took
 
 
 def test_an_analysis_is_made_once_and_again_where_its_file_is_damaged(tmp_path: Path) -> None:
-    shop, made = Workshop(tmp_path), []
+    cache, made = RunCache(tmp_path), []
     surface = Stability(
         delay=np.array([0]), limit=np.ones((3, 1)), momentum=0.9, lambda_max=1.0, residual=0.0, converged=True,
         lr=0.1, own_limit=2.0, own_delay=0, samples=10,
@@ -149,13 +149,13 @@ def test_an_analysis_is_made_once_and_again_where_its_file_is_damaged(tmp_path: 
         return surface
 
     for _ in range(2):
-        assert shop.keep(Stability, {"a": 1}, make)[0].lambda_max == 1.0
+        assert cache.cached(Stability, {"a": 1}, make)[0].lambda_max == 1.0
     assert len(made) == 1
-    shop.keep(Stability, {"a": 2}, make)
+    cache.cached(Stability, {"a": 2}, make)
     assert len(made) == 2
     for path in (tmp_path / "results").glob("*.h5"):
         path.write_bytes(b"not HDF5")
-    assert shop.keep(Stability, {"a": 1}, make)[0].lambda_max == 1.0
+    assert cache.cached(Stability, {"a": 1}, make)[0].lambda_max == 1.0
     assert len(made) == 3
 
 
@@ -186,7 +186,7 @@ def test_titles_are_no_wider_than_their_picture(tmp_path: Path, width: float) ->
     with style():
         picture, _ = panels(1, 1, width, 3.0)
     for name in figure.names():
-        work = Work(figure.get(name), "laptop", Workshop(tmp_path), {})
+        work = Work(figure.get(name), "laptop", RunCache(tmp_path), {})
         picture.suptitle(work.title)
         gallery.wrap_title(picture)
         FigureCanvasAgg(picture).draw()
@@ -232,9 +232,9 @@ def test_bad_usage_is_one_line(tmp_path: Path, command: Command) -> None:
 
 
 def test_plateau_is_the_median_of_the_second_half(tmp_path: Path) -> None:
-    shop = Workshop(tmp_path)
-    shop.run([small()])
-    run = landscape.load(shop.place(small()) / "last.h5")
+    cache = RunCache(tmp_path)
+    cache.run([small()])
+    run = landscape.load(cache.run_folder(small()) / "last.h5")
     run.history = {name: np.full(10, np.nan) for name in HISTORY_UNITS}
     run.step = 10
     run.history["step"] = np.arange(1, 11.0)
@@ -245,10 +245,10 @@ def test_plateau_is_the_median_of_the_second_half(tmp_path: Path) -> None:
 
 def test_a_table_beside_the_papers_shows_differences_and_divergence(tmp_path: Path) -> None:
     found = figure.get("table6")
-    shop = Workshop(tmp_path)
+    cache = RunCache(tmp_path)
     runs = found.runs("smoke")
-    shop.run(runs.values())
-    drawing: Drawing = found.draw(Work(found, "smoke", shop, runs))
+    cache.run(runs.values())
+    drawing: Drawing = found.draw(Work(found, "smoke", cache, runs))
     row = next(
         r for r in drawing.rows if r["setting"] == "DPSGD, lr 0.1" and r["network"] == "LSTM, batch 512"
     )
@@ -327,13 +327,13 @@ def test_points_that_did_not_converge_do_not_count(
         "SSGD": _grid([0.6, 0.6, 0.6, 0.6], [True] * 4, "SSGD"),
         "DPSGD": _grid([0.9, 0.5, 0.0, 0.0], converged, "DPSGD"),
     }
-    work = Work(found, "laptop", Workshop(tmp_path), {})
+    work = Work(found, "laptop", RunCache(tmp_path), {})
     end = SimpleNamespace(epoch=1.0)
     monkeypatch.setattr(Work, "checkpoints", lambda self, key: [end])
     monkeypatch.setattr(Work, "hessian_grid", lambda self, early, label, **more: grids[label.split(", ")[1]])
     monkeypatch.setattr(landscapes, "_near_chance", lambda work, model: [])
     drawing = found.draw(work)
-    assert drawing.held is held
+    assert drawing.claim_holds is held
     assert f"median ratio {middle:.3g}" in drawing.pictures[""].axes[2].get_title()
     if not all(converged):
         assert f"{4 - sum(converged)} of VGG-19 with DPSGD" in drawing.verdict

@@ -103,7 +103,7 @@ def test_cifars_binary_files_read_back(tmp_path: Path, name: str) -> None:
 def test_damaged_or_missing_cifar_files_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(FailedError) as caught:
         landscape.data.load("cifar10", data_dir=tmp_path)
-    one_line(caught, "data cifar10", "test_batch.bin", "fetch the binary version", "LANDSCAPE_DATA")
+    one_line(caught, "data cifar10", "test_batch.bin", "download the binary version", "LANDSCAPE_DATA")
     write_binary(tmp_path, "cifar10")
     third = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
     whole = third.read_bytes()
@@ -293,7 +293,7 @@ def test_data_that_does_not_fit_the_device_is_moved_when_used(monkeypatch: pytes
     data = landscape.data.load("digits")
     model = landscape.models.build("mlp", widths=[64, 12, 10])
     whole = Problem(model, data.loss, data.test, dtype=torch.float64)
-    monkeypatch.setattr(data, "fits", lambda size, device: size < 1000)
+    monkeypatch.setattr("landscape.problem.data.fits", lambda size, device: size < 1000)
     part = Problem(model, data.loss, data.test, dtype=torch.float64)
     assert whole.resident is not None
     assert part.resident is None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import HessianOperator, InputError, Problem
-from landscape.core.memory import held, parse_size
+from landscape.core.memory import memory_in_use, parse_size
 from tests import problems
 from tests.conftest import Command
 
@@ -24,7 +24,7 @@ START = """
 import pathlib, re, resource, sys
 import torch, landscape
 from torch import nn
-from landscape.core.memory import held
+from landscape.core.memory import memory_in_use
 torch.set_num_threads(1)
 torch.manual_seed(0)
 
@@ -73,7 +73,7 @@ else:
     x = torch.randn(300, 3, 32, 32)
 problem = landscape.Problem(model, nn.functional.cross_entropy, (x, torch.arange(len(x)) % 10))
 plane = landscape.random_plane(problem)
-limit = held(problem.device) + {room} * 2**20
+limit = memory_in_use(problem.device) + {room} * 2**20
 surface = landscape.contour(problem, plane, grid=(2, 2), path={path!r}, max_memory=limit)
 free = landscape.contour(problem, plane, grid=(2, 2), path={path!r}) if {check} else surface
 print(peak(), limit, abs(surface.loss / free.loss - 1).max())
@@ -143,10 +143,13 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         parse_size("--max-memory", text)
 
 
-def test_held_is_what_the_process_holds() -> None:
-    before = held(torch.device("cpu"))
+def test_memory_in_use_is_that_of_the_process() -> None:
+    before = memory_in_use(torch.device("cpu"))
     ballast = torch.ones(2**23)
-    assert 28 * MIB < held(torch.device("cpu")) - before < 64 * MIB or not Path("/proc/self/statm").exists()
+    assert (
+        28 * MIB < memory_in_use(torch.device("cpu")) - before < 64 * MIB
+        or not Path("/proc/self/statm").exists()
+    )
     assert ballast[0] == 1
 
 

@@ -31,7 +31,7 @@ def test_on_a_quadratic_training_leaves_where_the_roots_say(weight_decay: float,
     found.save(tmp_path / "m.h5")
     back = landscape.load(tmp_path / "m.h5")
     assert isinstance(back, Minima)
-    np.testing.assert_array_equal(back.found, found.found)
+    np.testing.assert_array_equal(back.boundary, found.boundary)
     (ax,) = back.plot().axes
     assert len(ax.get_legend_handles_labels()[0]) == 6
     with pytest.raises(ValueError, match="stays"):
@@ -84,11 +84,11 @@ def test_from_a_trained_minimum_by_command(command: Command, tiny: Path, tmp_pat
     found = landscape.load(tmp_path / "run" / "last-minima.h5")
     assert found.gradient_norm < 1e-4
     assert found.weight_decay == 0.01
-    np.testing.assert_allclose(found.found, found.predicted, rtol=0.2)
+    np.testing.assert_allclose(found.boundary, found.predicted, rtol=0.2)
     assert "weight decay 0.01" in err
     assert picture.stat().st_size > 10_000
     lamb = recipe.read(str(tiny), ["optimizer={name='lamb'}", "steps=2"])
     launch.launch(lamb, tmp_path / "lamb")
     code, _, err = command("minima", tmp_path / "lamb" / "last.h5")
     assert code == 2
-    assert "its optimizer is 'lamb', the experiment goes by 'sgd'" in err
+    assert "its optimizer is 'lamb', the experiment needs 'sgd'" in err

@@ -16,7 +16,7 @@ from matplotlib.colors import to_rgb
 from landscape import Checkpoint, InputError
 from landscape.checkpoint.checkpoint import HISTORY_UNITS, MONITORED
 from landscape.curvature.hessian import dense_hessian
-from landscape.plots.training import training
+from landscape.plots.training import draw_training
 from landscape.problem.layout import average
 from landscape.train import launch, recipe
 from landscape.train.distributed.process_group import Group
@@ -155,18 +155,18 @@ def test_files_written_before_are_read(tiny: Path, tmp_path: Path) -> None:
 def test_settings_of_one_algorithm_have_colours_that_differ(tiny: Path) -> None:
     mixings = ("ring(1)", "full", "star", "torus")
     runs = [Trainer(chosen(tiny, "steps=5", f"algorithm.mixing={m}")).run() for m in mixings]
-    colors = np.array([to_rgb(line.get_color()) for line in training(runs).axes[2].lines])
+    colors = np.array([to_rgb(line.get_color()) for line in draw_training(runs).axes[2].lines])
     apart = np.abs(colors[:, None] - colors[None]).max(-1)
     assert (apart[~np.eye(len(runs), dtype=bool)] > 0.2).all()
 
 
 def test_the_picture_has_a_row_more(tiny: Path) -> None:
     with_it, without = Trainer(chosen(tiny)).run(), Trainer(chosen(tiny, "monitor.sharpness=0")).run()
-    figure = training([with_it, without])
+    figure = draw_training([with_it, without])
     assert len(figure.axes) == 9
     heights = {round(float(line.get_ydata()[0]), 3) for line in figure.axes[0].lines}  # type: ignore[index]
     assert {2.0, 0.667} <= heights
-    assert len(training([without]).axes) == 6
+    assert len(draw_training([without]).axes) == 6
 
 
 @pytest.mark.parametrize(

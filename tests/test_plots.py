@@ -15,8 +15,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 import landscape
 from landscape import FailedError, InputError, Surface, plots
 from landscape.plots.picture import panels
-from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, levels, plain_numbers, surfaces
-from landscape.plots.training import training
+from landscape.plots.style import decimal_labels
+from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, draw_surfaces, levels
+from landscape.plots.training import draw_training
 from landscape.train import recipe
 from landscape.train.loop import Trainer
 from tests import problems
@@ -32,7 +33,7 @@ def test_surfaces_share_levels_and_mark_what_is_not_finite(surface: Surface) -> 
     holes = surface.loss.copy()
     holes[0, 0] = np.nan
     other = dataclasses.replace(surface, loss=holes + 3.0, label="other")
-    figure = surfaces([surface, other])
+    figure = draw_surfaces([surface, other])
     first, second, bar = figure.axes
     assert [ax.get_title().split("\n")[0] for ax in (first, second)] == ["surface", "other"]
     assert first.collections[0].get_clim() == second.collections[0].get_clim()
@@ -65,18 +66,18 @@ def test_levels_end_below_what_few_points_reach(surface: Surface) -> None:
         loss = loss.copy()
         loss[-1, -1] = 1e3  # more than 2% of the small grid, less of the large one
         y, x = (np.linspace(-1, 1, n) for n in loss.shape)
-        *_, bar = surfaces(
+        *_, bar = draw_surfaces(
             [dataclasses.replace(surface, loss=loss, x=x, y=y, accuracy=loss, done=loss > 0)]
         ).axes
         assert (bar.get_ylim()[1] >= 1e3) == reached
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.03, 0.6), (0.4, 90.0)])
-def test_plain_numbers_are_no_powers_of_ten(low: float, high: float) -> None:
+def test_labels_of_log_axes_are_decimal_numbers(low: float, high: float) -> None:
     figure, (ax,) = panels(1, 1, 4.0, 3.0)
     ax.plot([low, high], [low, high])
     ax.set_yscale("log")
-    plain_numbers(ax.yaxis)
+    decimal_labels(ax.yaxis)
     FigureCanvasAgg(figure).draw()
     ticks = [*ax.get_yticklabels(), *ax.get_yticklabels(minor=True)]
     labels = {tick.get_text() for tick in ticks} - {""}
@@ -87,7 +88,7 @@ def test_plain_numbers_are_no_powers_of_ten(low: float, high: float) -> None:
 def test_training_curves_of_several_seeds() -> None:
     runs = [Trainer(recipe.read(f"digits-{a}", ["steps=12", f"seed={s}", "evaluate.every=4"])).run()
             for a in ("ssgd", "dpsgd") for s in (0, 1)]  # fmt: skip
-    figure = training(runs)
+    figure = draw_training(runs)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["ssgd (median of 2)", "dpsgd (median of 2)"]
 
@@ -102,7 +103,7 @@ def test_training_curves_of_several_settings_are_not_seeds_of_one() -> None:
     runs = [
         Trainer(recipe.read("digits-ssgd", ["steps=12", "decompose.every=1", *s])).run() for s in settings
     ]
-    figure = training(runs)
+    figure = draw_training(runs)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == [
         "ssgd, lr 0.5, optimizer sgd, cosine 0.0 (median of 2)",
@@ -113,7 +114,7 @@ def test_training_curves_of_several_settings_are_not_seeds_of_one() -> None:
     assert len(set(colors)) == 3
     rates = [line.get_ydata() for line in figure.axes[3].lines if line.get_linestyle() == ":"]
     np.testing.assert_array_equal(rates, [run.history["lr"] for run in runs])
-    plain = training(runs[:2]).axes[3]
+    plain = draw_training(runs[:2]).axes[3]
     np.testing.assert_allclose(plain.get_ylim(), (-0.25, 1.25))  # near α, where plain steps have α_e
     consensus = figure.axes[2].lines[0]
     np.testing.assert_array_equal(consensus.get_ydata(), runs[0].history["consensus"])
@@ -139,7 +140,7 @@ def test_results_plot_themselves_and_mixtures_are_refused(surface: Surface, tmp_
     top = {name: getattr(surface, name)[:1] for name in ("y", "loss", "accuracy", "done")}
     line = dataclasses.replace(surface, **top)
     with pytest.raises(InputError, match="2 × 2 can"):
-        surfaces([line])
+        draw_surfaces([line])
 
 
 def test_losses_that_differ_a_hundredfold_get_levels_at_equal_ratios() -> None:
@@ -264,10 +265,10 @@ def test_lines_show_loss_accuracy_and_barrier() -> None:
     assert len(plots.draw([along]).axes) == 1  # no accuracy, no panel for it
     with pytest.raises(InputError, match="different axes"):
         plots.draw([inner, along])
-    with pytest.raises(InputError, match="'surface' is for surfaces, a Line"):
+    with pytest.raises(InputError, match=r"style: 'surface'.*Line.*contour"):
         plots.draw([inner], "surface")
-    with pytest.raises(InputError, match="did you mean 'difference'"):
-        plots.draw([inner], "differenc")
+    with pytest.raises(InputError, match=r"style: 'differenc'.*'difference'"):
+        plots.draw([landscape.contour(problem, landscape.random_plane(problem), grid=2)], "differenc")
 
 
 def test_vts_has_every_point_in_vtks_order(surface: Surface, tmp_path: Path) -> None:

@@ -227,13 +227,13 @@ def test_idx_files_read_back_and_truncated_ones_are_refused(
 
 def test_missing_and_damaged_data_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(
-        FailedError, match=r"train-images-idx3-ubyte\[.gz\] is not in .* fetch the four IDX files"
+        FailedError, match=r"train-images-idx3-ubyte\[.gz\] is not in .* download the four IDX files"
     ):
         landscape.data.load("mnist", data_dir=tmp_path)
     write_mnist(tmp_path / "mnist", ".gz")
     images = tmp_path / "mnist" / f"{idx.FILES[0]}.gz"
     images.write_bytes(images.read_bytes()[:50])
-    with pytest.raises(FailedError, match="cannot be read .* fetch it again"):
+    with pytest.raises(FailedError, match="cannot be read .* download it again"):
         landscape.data.load("mnist", data_dir=tmp_path)
     write_idx(images, np.zeros((3, 4, 4), np.uint8))
     with pytest.raises(FailedError, match=r"shape \(3, 4, 4\) and its labels \(30,\)"):

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import landscape
+import landscape.plots
 from landscape import FailedError, InputError, Recorder
 from landscape.checkpoint.checkpoint import HISTORY_UNITS
 from landscape.train.distributed.process_group import Group
@@ -445,7 +446,7 @@ def test_parts_that_are_compiled_are_recorded_by_their_own_names(tmp_path: Path)
     run = landscape.load(tmp_path / "last.h5")
     assert "norm.weight" in {slot.name for slot in run.layout.slots}
     assert "norm.running_mean" in run.buffers
-    assert torch.equal(run.problem("train", model=net(norm=True), data=digits()).theta, flat(model).float())
+    assert torch.equal(run.problem("train", model=net(norm=True), data=digits()).theta, flat(model))
 
 
 def test_a_process_that_ends_without_close_writes_its_end(tmp_path: Path) -> None:
@@ -621,6 +622,10 @@ def test_every_command_works_on_its_folder(recorded: Path, command: Command) -> 
         assert code == 0, (name, err)
     code, _, err = command("plot", recorded, "-o", recorded / "training.png", "-q")
     assert code == 0, err
+    figure = landscape.plots.draw([landscape.load(recorded / "last.h5")])
+    labels = [ax.get_ylabel() for ax in figure.axes]
+    assert any("Vert g" in label for label in labels)
+    assert not any("consensus" in label for label in labels)
     code, out, err = command("info", recorded)
     assert code == 0, err
     for words in ("test_recorder:Net", "120 train, 50 test", "recorded, seed 0, step 8", 'name = "SGD"'):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import doctest
 import importlib.metadata
+import sys
+from pathlib import Path
 
 import pytest
 
+from landscape.cli.commands import SUMMARIES
 from landscape.core import registry
-from landscape.core.errors import InputError
+from landscape.core.errors import FailedError, InputError
 from landscape.core.registry import PluginWarning, Registry
 
 
@@ -34,3 +37,69 @@ def test_a_broken_plugin_is_left_out_with_a_warning(monkeypatch: pytest.MonkeyPa
     with pytest.warns(PluginWarning, match=r"'broken'.*no_such_package"):
         assert kinds.names() == ["mine"]
     assert kinds["mine"] is int  # and only once
+
+
+def test_a_declared_entry_is_imported_when_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "declared_here.py").write_text("def two(): return 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    kinds = Registry("model", "model.name")
+    kinds.declare("two", "declared_here:two", "The number two.")
+    kinds.declare("absent", "declared_here:three")
+    kinds.declare("lost", "no_such_module_at_all:x")
+    assert (kinds.names(), kinds.summary("two"), kinds.summary("lost")) == (
+        ["absent", "lost", "two"], "The number two.", "",
+    )  # fmt: skip
+    assert "declared_here" not in sys.modules
+    assert kinds["two"]() == 2
+    kinds.declare("two", "declared_here:two", "The number two.")  # once more, after its import
+    assert kinds["two"]() == 2
+    with pytest.raises(InputError, match="'two'.*elsewhere.two.*declared_here.two"):
+        kinds.declare("two", "elsewhere:two")
+    for name, place in (("absent", "declared_here:three"), ("lost", "no_such_module_at_all:x")):
+        with pytest.raises(FailedError, match=f"model '{name}': {place}"):
+            kinds[name]
+    monkeypatch.delitem(sys.modules, "declared_here")
+
+
+def test_a_decorated_entry_may_be_declared_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = Registry("model", "model.name")
+    monkeypatch.setitem(registry.__dict__, "kinds_of_the_test", kinds)
+    (tmp_path / "decorated_here.py").write_text(
+        "from landscape.core.registry import kinds_of_the_test\n"
+        "@kinds_of_the_test.add('two')\ndef two(): return 2\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    kinds.declare("two", "decorated_here:two")
+    assert kinds["two"]() == 2
+    monkeypatch.delitem(sys.modules, "decorated_here")
+
+
+def test_plugins_are_imported_only_for_names_that_the_package_does_not_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    monkeypatch.setattr(registry, "load_plugins", lambda: asked.append(1))
+    kinds = Registry("model", "model.name")
+    kinds.add("mine")(int)
+    assert kinds["mine"] is int
+    assert not asked
+    assert "other" not in kinds
+    assert asked
+    assert list(kinds) == ["mine"]
+
+
+def test_every_kind_has_its_entries_from_its_room() -> None:
+    for kinds, name in (
+        (registry.algorithms, "dpsgd"), (registry.models, "mlp"), (registry.models, "imagenet-vgg-11"),
+        (registry.data_sets, "digits"), (registry.figures, "fig2a"), (registry.commands, "hessian-grid"),
+    ):  # fmt: skip
+        assert name in kinds
+        assert kinds[name] is not None
+
+
+def test_the_list_of_commands_has_their_own_summaries() -> None:
+    for name, summary in SUMMARIES.items():
+        command = registry.commands[name]
+        first = " ".join(command.help.split("\n\n")[0].split())
+        assert (command.name, registry.commands.summary(name)) == (name, summary)
+        assert first == summary

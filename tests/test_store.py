@@ -14,7 +14,7 @@ import pytest
 
 import landscape
 from landscape import FailedError, HessianGrid, NoiseEstimate, Surface
-from landscape.core import hdf5
+from landscape.core import hdf5, registry
 from landscape.results import base
 from tests import problems
 
@@ -150,4 +150,6 @@ def test_an_error_inside_the_block_is_not_hidden_and_leaves_nothing(tmp_path: Pa
 
 
 def test_the_kinds_are_registered() -> None:
-    assert {Surface, HessianGrid, NoiseEstimate} <= set(base.Result.schemas.values())
+    assert {Surface, HessianGrid, NoiseEstimate} <= {
+        registry.results[name] for name in registry.results.names()
+    }

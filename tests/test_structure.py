@@ -1,45 +1,89 @@
-"""The layout that DESIGN promises: imports point downwards, numerics draw nothing, files stay small."""
+"""The layout that DESIGN promises: imports point downwards with no circle, files stay small, names load when used."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import landscape
+
 PACKAGE = Path(__file__).parents[1] / "landscape"
-ABOVE = ("train", "cli", "paper")
+# From the top: a room may import those after it. _version is a number that all may read.
+ROOMS = (
+    "__init__", "__main__", "cli", "paper", "train", "plots", "analysis", "checkpoint", "curvature", "evaluation",
+    "results", "stability", "models", "data", "problem", "core", "_version",
+)  # fmt: skip
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name; a package stands for its __init__.py."""
+    named = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        named[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return named
+
+
+MODULES = modules()
 
 
 def imported(path: Path) -> set[str]:
+    """The modules of the package that ``path`` imports anywhere: in functions and under TYPE_CHECKING, too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {alias.name for alias in node.names if alias.name.partition(".")[0] == "landscape"}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            if node.module and node.module.partition(".")[0] == "landscape":
+                names = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {name if name in MODULES else node.module for name in names}
     return found
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_point_downwards_and_files_are_small(path: Path) -> None:
-    part = path.relative_to(PACKAGE).parts[0]
-    names = imported(path)
-    if part not in (*ABOVE, "__main__.py", "__init__.py"):
-        assert not [n for n in names for a in ABOVE if n.startswith(f"landscape.{a}")]
-    if part == "train":
-        assert not [n for n in names if n.startswith(("landscape.cli", "landscape.paper", "landscape.plots"))]
-    assert len(path.read_text().splitlines()) <= 400
+IMPORTS = {name: imported(path) for name, path in MODULES.items()}
 
 
-def test_numerics_and_training_import_no_matplotlib() -> None:
-    code = (
-        "import sys, landscape, landscape.train.launch, landscape.train.loop;"
-        "sys.exit(any(m.startswith(('matplotlib', 'seaborn')) for m in sys.modules))"
+def room(module: str) -> str:
+    """The folder that a module lies in, or its own name."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_downwards_and_files_are_small(module: str) -> None:
+    below = ROOMS[ROOMS.index(room(module)) + 1 :]
+    upwards = [name for name in IMPORTS[module] if room(name) not in (*below, room(module))]
+    assert not upwards
+    assert "landscape" not in IMPORTS[module], "the top: import the module that defines the name"
+    assert len(MODULES[module].read_text().splitlines()) <= 400
+
+
+def test_no_circle_of_imports() -> None:
+    graph = {name: names - {name} for name, names in IMPORTS.items()}
+    assert set(graphlib.TopologicalSorter(graph).static_order()) >= set(MODULES)
+
+
+def test_the_import_test_sees_circles_and_every_import(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from landscape import plots\n"
+        "def f():\n    import landscape.cli\n    from landscape.core.errors import InputError\n"
     )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert imported(path) == {"landscape.plots", "landscape.cli", "landscape.core.errors"}
+    with pytest.raises(graphlib.CycleError):
+        tuple(graphlib.TopologicalSorter({"a": {"b"}, "b": {"a"}}).static_order())
+
+
+def test_the_package_has_only_rooms() -> None:
+    own = {path.name for path in PACKAGE.iterdir() if path.is_file()}
+    assert own == {"__init__.py", "__main__.py", "_version.py", "py.typed"}
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert rooms | {"__init__", "__main__", "_version"} == set(ROOMS)
 
 
 def test_train_and_cli_are_links_into_the_package() -> None:
@@ -49,8 +93,59 @@ def test_train_and_cli_are_links_into_the_package() -> None:
         assert link.resolve() == PACKAGE / name
 
 
-def test_the_public_names_are_there() -> None:
-    import landscape
+def loaded(code: str) -> set[str]:
+    """The modules that a fresh interpreter has after ``code``."""
+    whole = f"import sys\n{code}\nprint(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, check=True)
+    return set(done.stdout.split("\n")[-2].split())
 
+
+HEAVY = {"matplotlib", "seaborn", "pandas", "sklearn"}
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import landscape", {*HEAVY, "torch", "numpy", "scipy", "h5py", "click", "rich", "PIL"}),
+        ("import landscape.cli", {*HEAVY, "torch", "numpy", "scipy", "h5py", "rich", "PIL"}),
+        ("import landscape; landscape.contour, landscape.load, landscape.data.names()", HEAVY),
+        ("import landscape.train.launch, landscape.train.loop, landscape.paper", HEAVY),
+        ("import landscape.cli.contour, landscape.cli.train, landscape.cli.figures", HEAVY),
+    ],
+    ids=["package", "commands", "analysis", "training", "used commands"],
+)
+def test_an_import_brings_only_what_is_needed(code: str, absent: set[str]) -> None:
+    assert not absent & loaded(code)
+
+
+def test_help_lists_the_commands_without_importing_one() -> None:
+    code = (
+        "import contextlib, io, landscape.cli\nout = io.StringIO()\n"
+        "with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):\n"
+        "    sys.argv = ['landscape', '--help']\n    landscape.cli.main()\n"
+        "assert 'hessian-grid' in out.getvalue()"
+    )
+    seen = loaded(code)
+    assert not {*HEAVY, "torch", "numpy", "h5py", "landscape.cli.contour", "landscape.cli.train"} & seen
+
+
+def test_the_public_names_are_there_and_typed() -> None:
     for name in landscape.__all__:
         assert getattr(landscape, name) is not None
+        assert name in dir(landscape)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        landscape.no_such_name  # noqa: B018
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    (typed,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {}
+    for node in typed.body:
+        assert isinstance(node, ast.ImportFrom)
+        for alias in node.names:
+            assert alias.name == alias.asname  # what type checkers take for public
+            seen[alias.name] = node.module
+    assert seen == {
+        **dict.fromkeys(landscape._PACKAGES, "landscape"),
+        **{name: f"landscape.{module}" for name, module in landscape._MODULES.items()},
+    }
+    assert {*seen, "__version__"} == set(landscape.__all__)
+    assert len(landscape.__all__) == len(set(landscape.__all__))

@@ -124,7 +124,7 @@ def test_the_search_trains_each_value_once_and_puts_divergence_last(tmp_path: Pa
     sound = [r for r in table if r["diverged"] == "0"]
     best = min(sound, key=lambda r: float(r["test_loss"]))
     assert 0.3 < float(best["lr"]) < 1
-    assert f"digits-ssgd: best lr of those tried: {best['lr']}" in err
+    assert f"digits-ssgd: best lr of the values evaluated: {best['lr']}" in err
     assert command(*args, "--rounds", "3", "-o", tmp_path, "-q")[0] == 0
     assert rows(tmp_path) == table  # nothing ran again: not even the seconds changed
 

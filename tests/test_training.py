@@ -261,7 +261,7 @@ def test_another_runs_folder_is_refused_and_force_clears_it(tiny: Path, tmp_path
 
 def test_a_failed_start_leaves_no_folder(tiny: Path, tmp_path: Path) -> None:
     wrong = recipe.read(str(tiny), ["data.name=mnist", "data={name='mnist'}"])
-    with pytest.raises(FailedError, match="fetch the four IDX files"):
+    with pytest.raises(FailedError, match="download the four IDX files"):
         launch.launch(wrong, tmp_path / "run", data_dir=tmp_path)
     for settings, message in (
         ("model.widths=[5, 3]", r"model and data do not fit.*inputs \(12, 6\)"),

@@ -20,7 +20,7 @@ from landscape.evaluation.provenance import changed, provenance
 from landscape.problem.batchnorm import SAMPLES, has_batchnorm, with_policy
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
-from landscape.results.base import About
+from landscape.results.base import Provenance
 from landscape.results.plane import Plane
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def contour(
     save: Callable[[Surface], None] | None = None,
     group: dist.ProcessGroup | None = None,
     progress: evaluate.Progress | None = None,
-    **about: Unpack[About],
+    **about: Unpack[Provenance],
 ) -> Surface:
     """Loss and accuracy of ``problem`` on an (nx, ny) ``grid``, or (n, n) of one number, over ``plane``.
 
@@ -87,7 +87,7 @@ def contour(
         group: a torch.distributed group whose processes all make this call, each for its part of the points;
             all return the whole surface, and its first one saves.
         progress: called with the share of the work done.
-        about: see :class:`landscape.results.base.About`; kept with the result.
+        about: see :class:`landscape.results.base.Provenance`; kept with the result.
 
     The model is evaluated in eval mode. Raises InputError for a grid below 1, a span that is not positive, an
     unknown policy or a bound on memory that cannot be kept; MismatchError, an InputError, for a ``previous``

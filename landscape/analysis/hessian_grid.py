@@ -20,7 +20,7 @@ from landscape.evaluation.provenance import changed, provenance
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
-from landscape.results.base import About
+from landscape.results.base import Provenance
 from landscape.results.plane import Plane
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def hessian_grid(
     save: Callable[[HessianGrid], None] | None = None,
     group: dist.ProcessGroup | None = None,
     progress: Progress | None = None,
-    **about: Unpack[About],
+    **about: Unpack[Provenance],
 ) -> HessianGrid:
     """Both ends of the spectrum at each point of an (nx, ny) grid over ``plane``.
 

@@ -14,7 +14,7 @@ from landscape.evaluation import evaluate
 from landscape.problem.batchnorm import SAMPLES, has_batchnorm, with_policy
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
-from landscape.results.base import About
+from landscape.results.base import Provenance
 from landscape.results.line import Line, barrier
 from landscape.results.plane import SPAN
 
@@ -32,7 +32,7 @@ def line(
     bn_samples: int = SAMPLES,
     path: str = "auto",
     progress: evaluate.Progress | None = None,
-    **about: Unpack[About],
+    **about: Unpack[Provenance],
 ) -> Line:
     """Loss and accuracy of ``problem`` at ``points`` weights on a line.
 

@@ -15,7 +15,7 @@ from landscape.evaluation.stack import Stack
 from landscape.problem.batchnorm import has_batchnorm, with_policy
 from landscape.problem.layout import average
 from landscape.problem.problem import RANDOMNESS, Problem
-from landscape.results.base import About
+from landscape.results.base import Provenance
 from landscape.results.noise import NoiseEstimate
 
 # Draws give each standard error to about 13%, 1/√(2·31) (ours; DESIGN's default).
@@ -32,7 +32,7 @@ def estimate_noise(
     randomness: str = "refuse",
     seed: int = 0,
     progress: Progress | None = None,
-    **about: Unpack[About],
+    **about: Unpack[Provenance],
 ) -> NoiseEstimate:
     """The four Δ(2) numbers of learners at ``weights`` (n, P) on the data of ``problem`` (the training set).
 

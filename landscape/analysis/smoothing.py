@@ -31,7 +31,7 @@ from landscape.curvature.lanczos import TOL, lanczos
 from landscape.evaluation.paths import Progress
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
-from landscape.results.base import About
+from landscape.results.base import Provenance
 from landscape.results.smoothing import Smoothing
 
 KINDS = ("measured", "isotropic")
@@ -52,7 +52,7 @@ def smoothing(
     tol: float = TOL,
     seed: int = 0,
     progress: Progress | None = None,
-    **about: Unpack[About],
+    **about: Unpack[Provenance],
 ) -> Smoothing:
     """How the spread of learners at ``weights`` (n, P) smooths the loss of ``problem`` around their mean.
 

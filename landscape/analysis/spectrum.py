@@ -17,7 +17,7 @@ from landscape.curvature.trace import TRACE_PRODUCTS, hutchpp, trace
 from landscape.evaluation.paths import Progress
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
-from landscape.results.base import About
+from landscape.results.base import Provenance
 from landscape.results.spectrum import Spectrum, Trace
 
 
@@ -40,7 +40,7 @@ def spectrum(
     steps: int = STEPS,
     seed: int = 0,
     progress: Progress | None = None,
-    **about: Unpack[About],
+    **about: Unpack[Provenance],
 ) -> Spectrum:
     """What is asked about the spectrum of ∇²L at the problem's centre, in one result that can be saved.
 
@@ -51,7 +51,7 @@ def spectrum(
         kind, part, randomness: see :class:`landscape.HessianOperator`.
         engine: "pyhessian" gives one eigenvalue, that of largest magnitude, and the trace; no more.
         tol, max_products, seed, search: see :func:`extreme_eigenvalues`. Trace and density are always exact.
-        about: see :class:`landscape.results.base.About`; kept with the result.
+        about: see :class:`landscape.results.base.Provenance`; kept with the result.
 
     Raises InputError as these do.
     """

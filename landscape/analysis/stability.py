@@ -9,7 +9,7 @@ import numpy as np
 
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.problem.problem import Problem
-from landscape.results.base import About
+from landscape.results.base import Provenance
 from landscape.results.stability import Stability
 from landscape.stability import limits
 
@@ -24,7 +24,7 @@ def stability(
     own_delay: int = 0,
     tol: float = 0.01,
     seed: int = 0,
-    **about: Unpack[About],
+    **about: Unpack[Provenance],
 ) -> Stability:
     """λ_max of the Hessian at the problem's centre, and the limits for ``delays`` that it stands against.
 

@@ -18,7 +18,7 @@ from landscape import data as datasets
 from landscape import models
 from landscape.checkpoint import history
 from landscape.checkpoint import parts as parts
-from landscape.checkpoint.user_code import UserData, as_data, is_own, spelled
+from landscape.checkpoint.user_code import UserData, as_data, command_text, is_own
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import SPLIT
@@ -196,7 +196,7 @@ class Checkpoint:
         name = self.data["name"]
         if data is None and (is_own(name) or not name):
             of = f"data is '{name}', which a file cannot bring along" if name else "data is not known"
-            hint = spelled(name, self.data["options"]) if name else "MODULE:NAME"
+            hint = command_text(name, self.data["options"]) if name else "MODULE:NAME"
             raise FailedError(f"{where}: its {of}; give --data {hint} (from Python, data=…)")
         dataset = as_data(data) if data is not None else self.load_data(data_dir)
         network = self._network(model, None if isinstance(learner, str) else learner)
@@ -218,7 +218,7 @@ class Checkpoint:
         if own is None and is_own(name):
             raise FailedError(
                 f"{where}: its model is '{name}', code that a file cannot bring along; give --model "
-                f"{spelled(name, self.model['options'])} (from Python, model=…)"
+                f"{command_text(name, self.model['options'])} (from Python, model=…)"
             )
         if own is None:
             network = models.build(name, **self.model["options"])
@@ -387,7 +387,7 @@ def fill(model: nn.Module, values: Mapping[str, Tensor]) -> None:
         known[name].copy_(value)
 
 
-def load(path: str | Path) -> Any:
+def load(path: str | Path) -> Checkpoint | base.Result | list[base.Result]:
     """Read any file of this project: a :class:`Checkpoint`, a result, or a list of several results.
 
     Raises FailedError for a file that is missing, truncated, foreign or of a newer version.

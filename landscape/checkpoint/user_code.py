@@ -1,6 +1,6 @@
-"""A user's own model, data and loss: what they may be, and how MODULE:NAME on the command line finds them.
+"""A user's model, data and loss: their allowed forms, and how MODULE:NAME on the command line finds them.
 
-Only what a user names is ever imported: a file that names a module does not bring it in.
+Only modules that the user names are imported: a module name in a file is never imported by itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Spec:
 
     @property
     def own(self) -> bool:
-        """Whether it names code of the user's own."""
+        """Whether it names the user's code."""
         return is_own(self.name)
 
 
@@ -63,7 +63,7 @@ def parse(where: str, text: str) -> Spec:
         )
     try:
         options = tomllib.loads(f"options = {{{match[2] or ''}}}")["options"]
-        json.dumps(options)  # a checkpoint keeps them so; TOML's dates and times cannot be
+        json.dumps(options)  # the form in a checkpoint, which cannot have the dates and times of TOML
     except (tomllib.TOMLDecodeError, TypeError) as error:
         raise InputError(
             f"{where}: '({match[2]})' is not allowed, it must be KEY=VALUE, … in TOML ({error})"
@@ -71,8 +71,8 @@ def parse(where: str, text: str) -> Spec:
     return Spec(match[1], options, match[2] is not None)
 
 
-def spelled(name: str, options: Mapping[str, Any]) -> str:
-    """NAME, or NAME(KEY=VALUE, …) in a shell's quotes: what a user types to have it again."""
+def command_text(name: str, options: Mapping[str, Any]) -> str:
+    """NAME, or NAME(KEY=VALUE, …) in quotes for a shell: the text of a command's option."""
     given = ", ".join(f"{key}={_toml(value)}" for key, value in options.items())
     return shlex.quote(f"{name}({given})") if given else name
 
@@ -104,9 +104,9 @@ def data_spec(where: str, text: str) -> Spec:
 
 
 def find(where: str, name: str) -> Any:
-    """The object MODULE:NAME, its module imported. One line of InputError for what is not there or fails."""
+    """The object MODULE:NAME, after an import of its module. InputError in one line if that fails."""
     module_name, _, path = name.partition(":")
-    if os.getcwd() not in sys.path:  # last: nothing that is installed is to be taken from there
+    if os.getcwd() not in sys.path:  # last: it must not hide an installed module
         sys.path.append(os.getcwd())
     try:
         found: Any = importlib.import_module(module_name)
@@ -116,7 +116,7 @@ def find(where: str, name: str) -> Any:
                 f"{where}: there is no module '{error.name}' in this folder or among the installed packages"
             ) from error
         raise _failed(where, f"importing {module_name}", error) from error
-    except Exception as error:  # a user's module raises what it likes
+    except Exception as error:  # any error of the user's module
         raise _failed(where, f"importing {module_name}", error) from error
     for part in path.split("."):
         if not hasattr(found, part):
@@ -127,7 +127,7 @@ def find(where: str, name: str) -> Any:
 
 
 def _make(where: str, spec: Spec) -> Any:
-    """What MODULE:NAME gives when called with its options, or itself where it is nothing to call."""
+    """The result of a call of MODULE:NAME with its options, or the object itself if it is not callable."""
     found = find(where, spec.name)
     if isinstance(found, nn.Module) or not callable(found):
         return found
@@ -135,7 +135,7 @@ def _make(where: str, spec: Spec) -> Any:
         return found(**spec.options)
     except InputError:
         raise
-    except Exception as error:  # a user's function raises what it likes
+    except Exception as error:  # any error of the user's function
         raise _failed(where, spec.name, error) from error
 
 
@@ -150,7 +150,7 @@ def _failed(where: str, what: str, error: Exception) -> FailedError:
 def build_model(where: str, spec: Spec) -> nn.Module:
     """A built-in model, or what a user's factory returns: an ``nn.Module`` (which may stand there itself).
 
-    Of one that is wrapped for several GPUs, what is inside: learners are spread here.
+    A model wrapped for several GPUs is unwrapped: here the learners are distributed.
     """
     if not spec.own:
         return models.build(spec.name, **spec.options)
@@ -184,13 +184,13 @@ def load_loss(where: str, text: str) -> Loss | None:
 
 @dataclass(frozen=True)
 class UserData:
-    """A user's own data: ``splits`` name -> what :class:`landscape.Problem` takes as data, and the loss."""
+    """A user's data: ``splits`` name -> what :class:`landscape.Problem` takes as data, and the loss."""
 
     splits: dict[str, Any]
     loss: Loss | None
 
     def split(self, name: str) -> Any:
-        """The split called ``name``; InputError where it is not there."""
+        """The split called ``name``; InputError if there is none."""
         return self.splits[choose("split", name, self.splits)]
 
     @cached_property
@@ -204,7 +204,7 @@ class UserData:
 
 
 def as_data(made: Any) -> UserData | Dataset:
-    """A user's data, whatever form it has.
+    """A user's data from any of the allowed forms.
 
     - a :class:`landscape.data.Dataset`, or any object with ``train`` and ``test`` (and perhaps ``loss``);
     - a dict of splits, with "train" or "test" among its keys, and perhaps "loss";

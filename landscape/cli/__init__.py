@@ -4,37 +4,46 @@ from __future__ import annotations
 
 import signal
 import sys
+import textwrap
 import warnings
 
 import click
 
 from landscape._version import __version__
 from landscape.cli import system
-from landscape.cli.contour import contour
-from landscape.cli.demo import demo
-from landscape.cli.figures import figures
-from landscape.cli.hessian_grid import hessian_grid
-from landscape.cli.import_state import import_state
-from landscape.cli.info import info
-from landscape.cli.line import line
-from landscape.cli.minima import minima
-from landscape.cli.noise import noise
-from landscape.cli.plan import plan
-from landscape.cli.plot import plot
-from landscape.cli.recipes import recipes
-from landscape.cli.saddles import saddles
-from landscape.cli.smoothing import smoothing
-from landscape.cli.spectrum import spectrum
-from landscape.cli.stability import stability
-from landscape.cli.sweep import sweep
-from landscape.cli.train import train
-from landscape.core import streams
+from landscape.core import registry, streams
 from landscape.core.failures import explain
 from landscape.core.files import printable
 from landscape.train.distributed import launcher
 
 
+class Commands(click.Group):
+    """The commands of the registry, each imported when it is used; the list of them imports none."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return registry.commands.names()
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in registry.commands:
+            return None
+        command: click.Command = registry.commands[cmd_name]
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        names = self.list_commands(ctx)
+        limit = formatter.width - 6 - max(map(len, names))  # as click has it
+        rows = []
+        for name in names:
+            summary = registry.commands.summary(name)
+            if not summary and (command := self.get_command(ctx, name)):  # a plugin's
+                summary = (command.short_help or command.help or "").partition("\n\n")[0]
+            rows.append((name, textwrap.shorten(summary, limit, placeholder="...")))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
 @click.group(
+    cls=Commands,
     invoke_without_command=True,
     subcommand_metavar="COMMAND [ARGS]...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -49,29 +58,22 @@ def group(context: click.Context) -> None:
       landscape train digits-dpsgd -o runs/dp
       landscape contour runs/dp/last.h5 --plot contour.png
     """
-    if context.invoked_subcommand is None:  # its help, line by line, and not as one line of error
+    if context.invoked_subcommand is None:  # its help, and not a one-line error
         click.echo(context.get_help(), err=True)
         context.exit(2)
-
-
-for command in (
-    train, sweep, plan, contour, line, hessian_grid, spectrum, noise, smoothing, stability,
-    minima, saddles, figures, plot, import_state, info, recipes, demo,
-):  # fmt: skip
-    group.add_command(command)
 
 
 def main() -> None:
     """Run the command line. Exit 0 done, 1 failed, 2 bad usage; a user's mistake is one line on stderr."""
     streams.prepare()
     with warnings.catch_warnings():
-        warnings.showwarning = _tell
+        warnings.showwarning = _show_warning
         code = _run()
     sys.exit(code)
 
 
 def _run() -> int:
-    """The exit code of the command; what it raises is told."""
+    """The exit code of the command; errors are printed."""
     try:
         with system.signals():
             code = group.main(prog_name="landscape", standalone_mode=False)
@@ -83,7 +85,7 @@ def _run() -> int:
         cause = error.__cause__ if isinstance(error, click.Abort) else error
         stopped = cause if isinstance(cause, system.Stopped) else system.Stopped(signal.SIGINT)
         code = _fail(str(stopped), stopped.exit_code)
-    except BrokenPipeError:  # the reader of stdout went away, as with | head
+    except BrokenPipeError:  # nothing reads stdout any more, as with | head
         streams.flush()
         code = 1
     except Exception as error:
@@ -98,7 +100,7 @@ def _run() -> int:
     return code if isinstance(code, int) else 0
 
 
-def _tell(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
     """A warning as one line without its place in the code, for a user of commands; none with -q."""
     context = click.get_current_context(silent=True)
     if not (context and context.params.get("quiet")):
@@ -106,7 +108,7 @@ def _tell(message: Warning | str, category: type[Warning], *where: object, **mor
 
 
 def _fail(message: str, code: int) -> int:
-    """Say in a line why the command failed, here or in the process that started this one."""
+    """Print in one line why the command failed, here or in the process that started this one."""
     line = " ".join(message.split())
     if not launcher.report(line, code):
         _say(line)
@@ -114,5 +116,5 @@ def _fail(message: str, code: int) -> int:
 
 
 def _say(line: str) -> None:
-    """A line on stderr in which what a name or a file holds is shown and not obeyed by the terminal."""
+    """A line on stderr; control characters from names and files are escaped for the terminal."""
     click.echo(f"landscape: {printable(line)}", err=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import click
 
 from landscape.analysis.contour import ERROR_POINTS, axes, kept
 from landscape.analysis.contour import contour as compute_contour
-from landscape.cli import common, planes, processes
+from landscape.cli import options, planes, processes
+from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.gridfile import GridFile
 from landscape.core.memory import parse_size
 from landscape.core.options import choose
@@ -19,7 +21,6 @@ from landscape.results.surface import Surface
 @click.command(
     epilog="Example: landscape contour runs/ss/last.h5 runs/dp/last.h5 --norm filter --span 1 --plot both.png"
 )
-@common.checkpoints
 @click.option(
     "--plane",
     "kind",
@@ -28,16 +29,15 @@ from landscape.results.surface import Surface
     help="random; between (through two or three CKPTs); pca (of the step-*.h5 up to the CKPT); learners "
     "(nearest to all learners); eigen (Hessian eigenvectors of λ_max and λ_min).",
 )
-@common.plane_options("50", span=None)
+@options.grid("50")
 @click.option(
     "--ignore",
-    help="Random directions leave out: none, or bias+norm (bias and norm parameters). "
+    help="What random directions leave out: none, or bias+norm (bias and norm parameters). "
     "[default: bias+norm with --norm filter, else none]",
 )
-@common.batchnorm
+@options.batchnorm
 @click.option(
     "--path",
-    "way",
     default="auto",
     show_default=True,
     help="How points are evaluated: auto, batched, compiled, folded or pointwise.",
@@ -52,99 +52,86 @@ from landscape.results.surface import Surface
     "--max-memory",
     "memory",
     metavar="SIZE",
-    help="What a process may hold, such as 2.5GiB (on CUDA: of the GPU's memory). [default: a chunk of data, "
-    "at most 256MiB, beside weights, directions and data]",
+    help="Memory of a process, such as 2.5GiB (on CUDA: of the GPU). [default: weights, directions, data and "
+    "a chunk of data of at most 256MiB]",
 )
 @processes.option
-@common.device
-@common.source
-@common.quiet
+@analysis_options("Draws the directions.")
 def contour(
-    checkpoints: tuple[str, ...],
+    analysis: Analysis,
+    grid: options.Grid,
+    batchnorm: options.BatchNorm,
+    processes: processes.Processes,
     kind: str,
-    grid: str,
-    span: float | None,
-    norm: str,
-    split: str,
-    seed: int,
-    dtype: str,
-    output: str | None,
-    force: bool,
-    picture: str | None,
     ignore: str | None,
-    bn: str,
-    bn_samples: int,
-    way: str,
+    path: str,
     precision: str,
     memory: str | None,
-    nproc: int,
-    timeout: float,
-    device: str,
-    source: common.Source,
-    quiet: bool,
 ) -> None:
-    """Loss contours around w_a of each CKPT, over a plane; several CKPTs share levels and colours.
+    """Loss contours over a plane around w_a of each CKPT; all have common levels.
 
     Random directions (the default) are the same for all CKPTs; "between" draws one surface through all. The
     other defaults are those of the paper's figures.
 
-    The result file is written while the work goes on, and the same command goes on where it stopped. Points
-    that it holds already are not computed again: a grid of 49 has every point of one of 25, one of 50 only
-    the corners, and replaces the rest with --force only, as what the file holds of other checkpoints or by
-    other options.
+    The result file is written during the computation; after an interruption, the same command resumes it.
+    Points in the file are not computed again: a grid of 49 contains all points of a grid of 25, a grid of 50
+    only its corners. Points that the new grid does not contain, and results of other checkpoints or options,
+    are replaced only with --force.
     """
-    shape = common.parse_grid(grid)
-    choose("--path", way, evaluate.PATHS)
+    choose("--path", path, evaluate.PATHS)
     choose("--precision", precision, evaluate.PRECISIONS)
     max_memory = parse_size("--max-memory", memory) if memory else None
-    team = processes.join(nproc, timeout)
-    groups = planes.check(kind, common.open_checkpoints(checkpoints, source, quiet), norm, ignore)
-    named = {"plane": kind, "norm": norm, "split": split}
-    path = common.result_path(
-        output, groups[0][0], "contour", picture, force=force, variant=named, goes_on=True
-    )
-    origins = [planes.about(group, kind, split, source) for group in groups]
-    wanted = {"split": split, "kind": kind, "norm": norm, "dtype": dtype, "bn": bn, "precision": precision}
-    drawn = {"seed": seed} if kind in ("random", "eigen") else {}
-    quiet = quiet or team.rank > 0
-    file = GridFile(path, Surface, origins, wanted | drawn, quiet, team, force)
+    team = processes.join()
+    groups = planes.check(kind, analysis.open(), grid.norm, ignore)
+    target = analysis.target(groups[0][0], "contour", kind, grid.norm, resumes=True)
+    origins = [planes.about(group, kind, analysis) for group in groups]
+    wanted = {
+        "split": analysis.split,
+        "kind": kind,
+        "norm": grid.norm,
+        "dtype": analysis.dtype,
+        "bn": batchnorm.bn,
+        "precision": precision,
+    }
+    drawn = {"seed": analysis.seed} if kind in ("random", "eigen") else {}
+    analysis = dataclasses.replace(analysis, quiet=analysis.quiet or team.rank > 0)
+    file = GridFile(target, Surface, origins, wanted | drawn, analysis.quiet, team, analysis.output.force)
     with team:
-        for i, (group, progress) in enumerate(common.each("contour", groups, quiet)):
-            problem = common.open_problem(group[0], split, source, device, dtype, quiet)
+        for i, (group, progress) in enumerate(analysis.each("contour", groups)):
+            problem = analysis.problem(group[0])
             if file.previous and kind == "eigen":  # costly to find, and the same but for rounding
                 plane = file.previous.plane(problem.theta)
             else:
-                plane = planes.make(kind, problem, group, norm, ignore, seed)
+                plane = planes.make(kind, problem, group, grid.norm, ignore, analysis.seed)
             surface, previous = file.add(
                 functools.partial(
                     compute_contour,
                     problem,
                     plane,
-                    grid=shape,
-                    span=span,
-                    bn=bn,
-                    bn_samples=bn_samples,
-                    path=way,
+                    grid=grid.shape,
+                    span=grid.span,
+                    **vars(batchnorm),
+                    path=path,
                     precision=precision,
                     max_memory=max_memory,
                     progress=progress,
                     **origins[i],
                 ),
                 team,
-                *axes(shape, plane.span if span is None else span),
+                *axes(grid.shape, plane.span if grid.span is None else grid.span),
             )
-            common.message(summary(surface, previous, split), quiet)
+            analysis.message(summary(surface, previous, analysis.split))
     if team.rank == 0:
-        file.finish(picture)
+        file.finish(analysis.output.picture)
 
 
 def summary(surface: Surface, previous: Surface | None, split: str) -> str:
-    """One line about a surface, and what of it was there before."""
+    """One line about a surface, with the number of points that the file had before."""
     text = f"{surface.label}: {split} loss from {surface.loss.min():.4g} to {surface.loss.max():.4g}"
     text += planes.summary(surface)
     if surface.precision != "model":
         error = f"{surface.precision_error:.2g} of {surface.dtype} at up to {ERROR_POINTS} points"
         text += f"; {surface.precision}: within {error}"
     if previous:
-        text += f"; {kept(previous, surface):,} of {surface.loss.size:,} points were there already"
+        text += f"; {kept(previous, surface):,} of {surface.loss.size:,} points were in the file"
     return text

@@ -13,7 +13,8 @@ from landscape.analysis.hessian_grid import hessian_grid
 from landscape.analysis.noise import estimate_noise
 from landscape.analysis.planes import random_plane
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli import common
+from landscape.cli import common, options
+from landscape.cli.analysis import about
 from landscape.results.base import save
 from landscape.results.hessian_grid import HessianGrid
 from landscape.results.noise import NoiseEstimate
@@ -30,12 +31,14 @@ EARLY = 50
 @click.option(
     "-o", "--output", default="demo", show_default=True, metavar="DIR", help="Folder for runs and pictures."
 )
-@common.quiet
+@options.quiet
 def demo(output: str, quiet: bool) -> None:
-    """The whole job on the bundled digits: three seeds of SSGD and DPSGD, and the landscape around them.
+    """Train SSGD and DPSGD on the bundled digits, and map the landscape around them.
 
-    Writes training.png, contour.png, hessian.png and noise.png with the results they show, and prints a
-    table. Runs that are there already are used again.
+    There are three seeds of each.
+
+    Writes training.png, contour.png, hessian.png and noise.png with their results, and prints a table.
+    Existing runs are reused.
     """
     folder = Path(output)
     common.make_folder(folder)
@@ -53,14 +56,14 @@ def demo(output: str, quiet: bool) -> None:
     problems = [run.problem("test") for run in last]
     with common.progress_bar("contours", quiet) as bar:
         surfaces = [
-            contour(p, random_plane(p), progress=bar, **common.about(run, "test"))
+            contour(p, random_plane(p), progress=bar, **about(run, "test"))
             for p, run in zip(problems, last, strict=True)
         ]
     with common.progress_bar("Hessian", quiet) as bar:
         grids = []
         for run in early:
             p = run.problem("test")
-            grids.append(hessian_grid(p, random_plane(p), progress=bar, **common.about(run, "test")))
+            grids.append(hessian_grid(p, random_plane(p), progress=bar, **about(run, "test")))
     with common.progress_bar("noise", quiet) as bar:
         dp = [early[1], last[1]]
         noises = [
@@ -70,7 +73,7 @@ def demo(output: str, quiet: bool) -> None:
                 run.lr,
                 run.local_batch,
                 progress=bar,
-                **common.about(run, "train"),
+                **about(run, "train"),
             )
             for run in dp
         ]

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import click
 
-from landscape.cli import common
+from landscape.cli import common, options
 from landscape.cli.processes import timeout as timeout_option
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import choose, positive
 from landscape.paper import figure, gallery
 from landscape.paper.figure import SCALES, Figure, Scale, Work
-from landscape.paper.run_cache import Workshop
+from landscape.paper.run_cache import RunCache
 
 
 @click.command(epilog="Example: landscape figures fig2a fig2b --scale laptop --nproc 2 -o figures")
 @click.argument("names", metavar="[NAME…]", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="All of them.")
+@click.option("--all", "every", is_flag=True, help="All figures.")
 @click.option(
     "--scale",
     default="laptop",
@@ -26,17 +26,21 @@ from landscape.paper.run_cache import Workshop
     help="smoke (bundled data, seconds), laptop (real data, two cores) or paper (its own setting).",
 )
 @click.option(
-    "--dry-run", is_flag=True, help="Print what would be run, the data it needs and about how long."
+    "--dry-run", is_flag=True, help="Print the runs and data that are needed, and about how long they take."
 )
-@click.option("-o", "--output", default="figures", show_default=True, metavar="DIR", help="The gallery.")
 @click.option(
-    "--runs", default="figure-runs", show_default=True, metavar="DIR", help="Where runs and results are kept."
+    "-o", "--output", default="figures", show_default=True, metavar="DIR", help="Folder for the gallery."
 )
-@click.option("--nproc", default=1, show_default=True, help="Runs at a time, in processes of their own.")
+@click.option(
+    "--runs", default="figure-runs", show_default=True, metavar="DIR", help="Folder for runs and results."
+)
+@click.option(
+    "--nproc", default=1, show_default=True, help="Number of runs at a time, each in its own process."
+)
 @timeout_option
-@common.data_dir
-@common.device
-@common.quiet
+@options.data_dir
+@options.device
+@options.quiet
 def figures(
     names: tuple[str, ...],
     every: bool,
@@ -50,11 +54,11 @@ def figures(
     device: str,
     quiet: bool,
 ) -> None:
-    """The papers' figures and tables; without a NAME, which there are.
+    """Make the papers' figures and tables; without a NAME, list them.
 
-    Trains what a figure needs, once for all figures, and writes DIR/NAME.png, NAME.csv and a README.md that
-    shows them beside the paper's numbers. The same command goes on after a stop. A figure whose data is not
-    there is skipped with a line that says what to fetch, and the exit code is 1.
+    Trains the runs that a figure needs, each once for all figures, and writes DIR/NAME.png, NAME.csv and a
+    README.md with the figures next to the paper's numbers. The same command resumes after an interruption. A
+    figure whose data is missing is skipped, with a line that says what to download; the exit code is then 1.
     """
     positive("--nproc", nproc, least=1)
     positive("--timeout", timeout)
@@ -67,15 +71,16 @@ def figures(
             found = figure.get(name)
             click.echo(f"{name:18} {found.where}: {found.title}")
         return
-    shop = Workshop(
+    cache = RunCache(
         Path(runs), device, data_dir, nproc, lambda line: common.message(f"  {line}", quiet), timeout=timeout
     )
     skipped = []
     for found in chosen:
         try:
-            _plan(found, _scale(scale), shop) if dry_run else _make(
-                found, _scale(scale), shop, Path(output), quiet
-            )
+            if dry_run:
+                _plan(found, _scale(scale), cache)
+            else:
+                _make(found, _scale(scale), cache, Path(output), quiet)
         except FailedError as error:
             if not every and len(chosen) == 1:
                 raise
@@ -91,30 +96,30 @@ def _scale(name: str) -> Scale:
     return next(scale for scale in SCALES if scale == name)
 
 
-def _plan(found: Figure, scale: Scale, shop: Workshop) -> None:
-    """Print what ``found`` would take."""
+def _plan(found: Figure, scale: Scale, cache: RunCache) -> None:
+    """Print the runs, the time and the data that ``found`` needs."""
     runs = found.runs(scale)
-    shop.check_data(runs.values())
-    missing = shop.missing(runs.values())
+    cache.check_data(runs.values())
+    missing = cache.missing(runs.values())
     data = ", ".join(sorted({recipe.data["name"] for recipe in runs.values()})) or "none"
-    took = gallery.duration(shop.estimate(missing)) if missing else "no time"
+    took = gallery.duration(cache.estimate(missing)) if missing else "no time"
     click.echo(
         f"{found.name}: {len(missing)} of {len(runs)} runs to train, about {took} of training one after "
         f"another; data: {data}"
     )
 
 
-def _make(found: Figure, scale: Scale, shop: Workshop, output: Path, quiet: bool) -> None:
+def _make(found: Figure, scale: Scale, cache: RunCache, output: Path, quiet: bool) -> None:
     runs = found.runs(scale)
-    shop.check_data(runs.values())
+    cache.check_data(runs.values())
     common.make_folder(output)
-    common.make_folder(shop.folder)
-    missing = shop.missing(runs.values())
+    common.make_folder(cache.folder)
+    missing = cache.missing(runs.values())
     common.message(f"{found.name}: {found.title} ({len(missing)} of {len(runs)} runs to train)", quiet)
     with common.progress_bar(found.name, quiet) as bar:
-        shop.progress = bar
-        shop.run(missing)
-    drawing, pictures = gallery.make(Work(found, scale, shop, runs), output)
+        cache.progress = bar
+        cache.run(missing)
+    drawing, pictures = gallery.make(Work(found, scale, cache, runs), output)
     common.message(f"  {drawing.verdict}", quiet)
     for picture in pictures:
         click.echo(os.fspath(picture))

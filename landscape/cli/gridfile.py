@@ -1,4 +1,4 @@
-"""The result file of a command that works on grids: written as the work goes on, gone on with, and reused."""
+"""The result file of a command that works on grids: written during the work, resumed, and reused."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ R = TypeVar("R", bound=base.Result)
 class GridFile(Generic[R]):
     """Results of ``kind``, one for each of ``origins`` (where it comes from), in the file ``path``.
 
-    What the file holds of the same checkpoints, with the same values in the fields ``wanted``, is gone on
-    with. FailedError where it holds anything that would be lost, unless by ``force``; then a message says
-    why that is replaced.
+    Results in the file of the same checkpoints, with the same values in the fields ``wanted``, are resumed.
+    FailedError where the file has anything that would be lost, except with ``force``; then a message says
+    why it is replaced.
     """
 
     def __init__(
         self,
         path: Path,
         kind: type[R],
-        origins: Sequence[base.About],
+        origins: Sequence[base.Provenance],
         wanted: Mapping[str, Any],
         quiet: bool,
         team: Team,
@@ -39,23 +39,23 @@ class GridFile(Generic[R]):
         if team.rank == 0:
             common.lock(path)
         self._path, self._quiet, self._force = path, quiet, force
-        self._reasons: list[str] = []  # told when work starts: the command may still end with an error
+        self._reasons: list[str] = []  # printed when work starts: the command may still end with an error
         self._results: list[R] = []
-        self._held = self._read(kind)
+        self._found = self._read(kind)
         self._past: list[R | None] = [None] * len(origins)
         places = {origin["source_sha256"]: i for i, origin in enumerate(origins)}
         every = {sha for key in places for sha in key.split(", ")}
-        for held in self._held:
-            of: str = getattr(held, "source_sha256", "")
+        for result in self._found:
+            of: str = getattr(result, "source_sha256", "")
             i = places.get(of)
-            label = {} if i is None else {"label": origins[i]["label"]}  # which names other data
+            label = {} if i is None else {"label": origins[i]["label"]}  # the label names other data
             # A surface between checkpoints is of several: of these, it differs from one around them in kind.
-            reason = "" if every.isdisjoint(of.split(", ")) else difference(held, {**wanted, **label})
+            reason = "" if every.isdisjoint(of.split(", ")) else difference(result, {**wanted, **label})
             if i is None or reason:
-                self._anew(reason or f"it is of other checkpoints ({getattr(held, 'label', '')})")
+                self._replace(reason or f"it is of other checkpoints ({getattr(result, 'label', '')})")
             else:
                 self._past = [
-                    held if origin["source_sha256"] == origins[i]["source_sha256"] else past
+                    result if origin["source_sha256"] == origins[i]["source_sha256"] else past
                     for origin, past in zip(origins, self._past, strict=True)
                 ]
 
@@ -65,10 +65,10 @@ class GridFile(Generic[R]):
         found = base.load_results(self._path)
         same = [result for result in found if isinstance(result, kind)]
         if not same:
-            self._anew(f"it holds a {found[0].schema}")
+            self._replace(f"it holds a {found[0].schema}")
         return same
 
-    def _anew(self, reason: str) -> None:
+    def _replace(self, reason: str) -> None:
         """Replace what the file holds; FailedError where that is not allowed."""
         if not self._force:
             raise FailedError(
@@ -77,14 +77,14 @@ class GridFile(Generic[R]):
         if reason not in self._reasons:
             self._reasons.append(reason)
 
-    def _tell(self) -> None:
+    def _explain_replacement(self) -> None:
         for reason in self._reasons:
-            common.message(f"{self._path}: not gone on with, {reason}; computed from nothing", self._quiet)
+            common.message(f"{self._path}: cannot be resumed, {reason}; computed from the start", self._quiet)
         self._reasons = []
 
     @property
     def previous(self) -> R | None:
-        """What the file holds of the next result, if anything."""
+        """The earlier result in the file for the next checkpoint, if any."""
         return self._past[len(self._results)]
 
     def add(self, compute: Callable[..., R], team: Team, x: hdf5.Array, y: hdf5.Array) -> tuple[R, R | None]:
@@ -96,16 +96,16 @@ class GridFile(Generic[R]):
         previous = self.previous
         if previous is not None:
             self._keep_points(previous, x, y)
-        self._tell()
+        self._explain_replacement()
         try:
             result = compute(previous=previous, save=self._save, group=team.group)
         except MismatchError as error:
-            self._anew(str(error))
-            self._tell()
+            self._replace(str(error))
+            self._explain_replacement()
             previous = None
             result = compute(save=self._save, group=team.group)
         if result is not previous and len(self._results) + 1 < len(self._past) and team.rank == 0:
-            self._save(result)  # whatever becomes of the next one
+            self._save(result)  # in case the next one fails
         self._results.append(result)
         return result, previous
 
@@ -121,14 +121,14 @@ class GridFile(Generic[R]):
             )
 
     def _save(self, result: R) -> None:
-        """Write the results so far, ``result`` as it is, and what is held of those to come."""
+        """Write the finished results, ``result`` as it is, and the earlier ones of the next checkpoints."""
         ahead = [past for past in self._past[len(self._results) + 1 :] if past is not None]
         base.save([*self._results, result, *ahead], self._path)
 
     def finish(self, picture: str | None) -> None:
-        """Write the file, unless it holds these results already; draw them and name the files on stdout."""
-        if len(self._held) == len(self._results) and all(map(_is, self._held, self._results)):
-            common.message(f"{self._path}: finished already, nothing is computed", self._quiet)
+        """Write the file unless it has these results already; draw them, print the files' names on stdout."""
+        if len(self._found) == len(self._results) and all(map(_is, self._found, self._results)):
+            common.message(f"{self._path}: complete already, nothing is computed", self._quiet)
         else:
             base.save(self._results, self._path)
         common.show(self._results, self._path, picture)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import click
@@ -10,7 +11,8 @@ import numpy as np
 from landscape.analysis.contour import axes
 from landscape.analysis.hessian_grid import hessian_grid as compute_hessian_grid
 from landscape.analysis.planes import random_plane
-from landscape.cli import common, processes
+from landscape.cli import options, processes
+from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.gridfile import GridFile
 from landscape.core.options import choose
 from landscape.curvature.eigenvalues import SEARCHES
@@ -20,83 +22,64 @@ from landscape.results.hessian_grid import HessianGrid
 @click.command(
     "hessian-grid", epilog="Example: landscape hessian-grid runs/dp/step-0000500.h5 --grid 4 --plot ratio.png"
 )
-@common.checkpoints
-@common.plane_options("4", None)
-@click.option("--tol", default=0.01, show_default=True, help="Residual of each eigenvalue, relative to it.")
-@click.option(
-    "--max-products", default=1000, show_default=True, help="Hessian-vector products a point, at most."
-)
-@common.search
-@click.option(
-    "--randomness", default="refuse", show_default=True, help="A model random in eval mode: refuse or seed."
-)
+@options.grid("4")
+@options.eigenvalues("Hessian-vector products a point, at most.")
 @processes.option
-@common.device
-@common.source
-@common.quiet
+@analysis_options("Draws the directions.")
 def hessian_grid(
-    checkpoints: tuple[str, ...],
-    grid: str,
-    span: float | None,
-    norm: str,
-    split: str,
-    seed: int,
-    dtype: str,
-    output: str | None,
-    force: bool,
-    picture: str | None,
-    tol: float,
-    max_products: int,
-    search: str,
-    randomness: str,
-    nproc: int,
-    timeout: float,
-    device: str,
-    source: common.Source,
-    quiet: bool,
+    analysis: Analysis,
+    grid: options.Grid,
+    eigenvalues: options.Eigenvalues,
+    processes: processes.Processes,
 ) -> None:
-    """Both ends of the Hessian's spectrum, and |λ_min|/|λ_max|, on a grid around w_a of each CKPT."""
-    shape = common.parse_grid(grid)
-    choose("--search", search, SEARCHES)
-    team = processes.join(nproc, timeout)
-    runs = common.open_checkpoints(checkpoints, source, quiet)
-    named = {"norm": norm, "split": split}
-    path = common.result_path(output, runs[0], "hessian", picture, force=force, variant=named, goes_on=True)
-    origins = [common.about(run, split, source) for run in runs]
-    wanted = {"norm": norm, "seed": seed, "tol": tol, "dtype": dtype, "split": split, "search": search}
-    quiet = quiet or team.rank > 0
-    file = GridFile(path, HessianGrid, origins, wanted, quiet, team, force)
+    """Extreme Hessian eigenvalues and |λ_min|/|λ_max| on a grid around w_a of each CKPT."""
+    choose("--search", eigenvalues.search, SEARCHES)
+    team = processes.join()
+    runs = analysis.open()
+    path = analysis.target(runs[0], "hessian", grid.norm, resumes=True)
+    origins = [analysis.about(run) for run in runs]
+    wanted = {
+        "norm": grid.norm,
+        "seed": analysis.seed,
+        "tol": eigenvalues.tol,
+        "dtype": analysis.dtype,
+        "split": analysis.split,
+        "search": eigenvalues.search,
+    }
+    analysis = dataclasses.replace(analysis, quiet=analysis.quiet or team.rank > 0)
+    file = GridFile(path, HessianGrid, origins, wanted, analysis.quiet, team, analysis.output.force)
     with team:
-        for i, (run, progress) in enumerate(common.each("hessian-grid", runs, quiet)):
-            problem = common.open_problem(run, split, source, device, dtype, quiet)
-            plane = random_plane(problem, norm=norm, seed=seed)
+        for i, (run, progress) in enumerate(analysis.each("hessian-grid", runs)):
+            problem = analysis.problem(run)
+            plane = random_plane(problem, norm=grid.norm, seed=analysis.seed)
             result, _ = file.add(
                 functools.partial(
                     compute_hessian_grid,
                     problem,
                     plane,
-                    grid=shape,
-                    span=span,
-                    tol=tol,
-                    max_products=max_products,
-                    randomness=randomness,
-                    search=search,
+                    grid=grid.shape,
+                    span=grid.span,
+                    **vars(eigenvalues),
                     progress=progress,
                     **origins[i],
                 ),
                 team,
-                *axes(shape, plane.span if span is None else span),
+                *axes(grid.shape, plane.span if grid.span is None else grid.span),
             )
-            missed = int((~result.converged).sum())
-            at, off = ((result.lambda_min, result.lambda_max), (result.residual_min, result.residual_max))
-            with np.errstate(divide="ignore", invalid="ignore"):
-                largest = float(np.max(np.array(off) / np.abs(at)))
-            worst = f"; {missed} of {result.ratio.size} points did not converge" if missed else ""
-            common.message(
-                f"{result.label}: {split} loss, median |λ_min|/|λ_max| {np.median(result.ratio):.4g}, "
-                f"λ_max {result.lambda_max.min():.4g}…{result.lambda_max.max():.4g}, "
-                f"largest relative residual {largest:.1e}, {int(result.hvps.sum())} products{worst}",
-                quiet,
-            )
+            analysis.message(summary(result, analysis.split))
     if team.rank == 0:
-        file.finish(picture)
+        file.finish(analysis.output.picture)
+
+
+def summary(result: HessianGrid, split: str) -> str:
+    """One line about a grid: ratios, λ_max, residuals, products."""
+    missed = int((~result.converged).sum())
+    at, residual = ((result.lambda_min, result.lambda_max), (result.residual_min, result.residual_max))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        largest = float(np.max(np.array(residual) / np.abs(at)))
+    worst = f"; {missed} of {result.ratio.size} points did not converge" if missed else ""
+    return (
+        f"{result.label}: {split} loss, median |λ_min|/|λ_max| {np.median(result.ratio):.4g}, "
+        f"λ_max {result.lambda_max.min():.4g}…{result.lambda_max.max():.4g}, "
+        f"largest relative residual {largest:.1e}, {int(result.hvps.sum())} products{worst}"
+    )

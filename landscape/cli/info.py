@@ -21,7 +21,7 @@ from landscape.train.loop import recipe_of
 @click.command(epilog="Example: landscape info runs/dp/last.h5")
 @click.argument("file", metavar="FILE")
 def info(file: str) -> None:
-    """What is in FILE: a checkpoint (validated) or a result."""
+    """Show what is in FILE: a checkpoint (validated) or a result."""
     file = str(run_folder.checkpoint_in(Path(file)))
     loaded = load(file)
     with hdf5.reading(file, warn=False) as raw:
@@ -43,7 +43,7 @@ def info(file: str) -> None:
 
 
 def _say(text: str) -> None:
-    """Lines on stdout; what is in a file is shown, and not sent to the terminal as it is."""
+    """Lines on stdout; control characters from a file are escaped for the terminal."""
     for line in text.split("\n"):
         click.echo(printable(line))
 

@@ -6,66 +6,45 @@ import click
 
 from landscape.analysis.noise import DRAWS, estimate_noise
 from landscape.checkpoint.checkpoint import IMPORTED
-from landscape.cli import common
+from landscape.cli import options
+from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.errors import InputError
 from landscape.results.noise import NoiseEstimate
 
 
 @click.command(epilog="Example: landscape noise runs/dp/step-0000500.h5 --draws 64 --plot noise.png")
-@common.checkpoints
 @click.option("--lr", type=float, help="Learning rate α. [default: the run's]")
 @click.option("--local-batch", type=int, help="Samples in a minibatch of a learner. [default: the run's]")
 @click.option("--draws", default=DRAWS, show_default=True, help="Draws of n minibatches.")
-@click.option("--seed", default=0, show_default=True, help="Draws the minibatches.")
-@click.option(
-    "--randomness", default="refuse", show_default=True, help="A model random in eval mode: refuse or seed."
-)
-@click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
-@common.outputs
-@common.device
-@common.source
-@common.quiet
-def noise(
-    checkpoints: tuple[str, ...],
-    lr: float | None,
-    local_batch: int | None,
-    draws: int,
-    seed: int,
-    randomness: str,
-    dtype: str,
-    output: str | None,
-    force: bool,
-    picture: str | None,
-    device: str,
-    source: common.Source,
-    quiet: bool,
-) -> None:
-    """Δ(2) of each CKPT four ways: by definition, on the full batch, by Eq. 4, and to first order.
+@options.randomness
+@analysis_options("Draws the minibatches.", split=False)
+def noise(analysis: Analysis, lr: float | None, local_batch: int | None, draws: int, randomness: str) -> None:
+    """Four estimates of Δ(2) of each CKPT: definition, full batch, Eq. 4, and first order.
 
-    On the training set, with the run's own learning rate and local batch; imported weights have none, and
-    must be of two learners at least. Prints mean ± standard error.
+    Uses the training set, and the learning rate and local batch of the run; imported weights have neither,
+    and need at least two learners. Prints mean ± standard error.
     """
-    runs = common.open_checkpoints(checkpoints, source, quiet)
+    runs = analysis.open()
     for run in runs:
         if run.algorithm == IMPORTED and (lr is None or local_batch is None):
             raise InputError(f"--lr, --local-batch: {run.path} was imported and has none, give both")
-    path = common.result_path(output, runs[0], "noise", picture, force=force)
+    path = analysis.target(runs[0], "noise")
     results = []
-    for run, progress in common.each("noise", runs, quiet):
+    for run, progress in analysis.each("noise", runs):
         result = estimate_noise(
-            common.open_problem(run, "train", source, device, dtype, quiet),
+            analysis.problem(run),
             run.weights,
             run.lr if lr is None else lr,
             run.local_batch if local_batch is None else local_batch,
             draws=draws,
             randomness=randomness,
-            seed=seed,
+            seed=analysis.seed,
             progress=progress,
-            **common.about(run, "train", source),
+            **analysis.about(run),
         )
         results.append(result)
-        common.message(table(result), quiet)
-    common.write(results, path, picture)
+        analysis.message(table(result))
+    analysis.write(results, path)
 
 
 def table(result: NoiseEstimate) -> str:

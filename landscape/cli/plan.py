@@ -11,7 +11,7 @@ from typing import Literal, cast
 import click
 
 from landscape import paper, plots
-from landscape.cli import common
+from landscape.cli import common, options
 from landscape.core.errors import InputError
 from landscape.core.options import choose, positive, quantity
 from landscape.results.run_times import RunTimes
@@ -25,7 +25,7 @@ _BITS = {"bit/s": 1 / 8, "kbit/s": 1e3 / 8, "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8
 #: In bytes a second, and in seconds.
 BANDWIDTHS: dict[str, float] = _BITS | _BYTES
 TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
-# Largest number of workers: the matrices of a topology are dense (ours).
+# Largest number of workers, since mixing matrices are dense (ours).
 MOST = 4096
 
 
@@ -90,12 +90,12 @@ MOST = 4096
     "its own.",
 )
 @click.option("-o", "--output", metavar="OUT.h5", help="Keep the table, too. [default: only printed]")
-@common.force
-@common.picture
-@common.allow_code
-@common.device
-@common.data_dir
-@common.quiet
+@options.force
+@options.picture
+@options.allow_code
+@options.device
+@options.data_dir
+@options.quiet
 def plan(
     recipe_name: str,
     settings: tuple[str, ...],
@@ -118,12 +118,12 @@ def plan(
     data_dir: str | None,
     quiet: bool,
 ) -> None:
-    """Predict time a step and a run of RECIPE on more workers than there are here.
+    """Predict the time of a step and of a run of RECIPE on more workers than this machine has.
 
-    For SSGD, SSGD* and DPSGD in both orders over each topology. What a worker computes is measured here, for
-    some seconds; messages cost latency + bytes/bandwidth. Prints a table; "waiting" is the share of a step in
-    which a worker does not compute, "× SSGD" its samples/s over SSGD's on as many workers, "efficiency" its
-    samples/s over those of as many workers that exchange nothing and have no stragglers.
+    The table has SSGD, SSGD*, and DPSGD in both orders over each topology. The computing time of a worker is
+    measured on this machine in some seconds; a message costs latency + bytes/bandwidth. Columns: "waiting" is
+    the share of a step in which a worker does not compute; "× SSGD" is samples/s relative to SSGD on as many
+    workers; "efficiency" is samples/s relative to as many workers without communication and stragglers.
     """
     for name, number in (("--held", held), ("--per-machine", per_machine)):
         positive(name, number, least=1)

@@ -16,7 +16,7 @@ from landscape.analysis.planes import (
 )
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli import common
+from landscape.cli.analysis import Analysis
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import choose
 from landscape.problem.problem import Problem
@@ -115,14 +115,14 @@ def names(runs: list[Checkpoint]) -> list[str]:
     return labels if len(set(labels)) == len(labels) else [str(run.path) for run in runs]
 
 
-def about(group: list[Checkpoint], kind: str, split: str, source: common.Source) -> base.About:
+def about(group: list[Checkpoint], kind: str, analysis: Analysis) -> base.Provenance:
     """Where a surface or line came from; all of its checkpoints where it lies between them."""
     if kind != "between":
-        return common.about(group[0], split, source)
-    each = [common.about(run, split, source) for run in group]
-    other = source.other_data(group[0])
+        return analysis.about(group[0])
+    each = [analysis.about(run) for run in group]
+    other = analysis.source.other_data(group[0])
     return {
-        "split": split,
+        "split": analysis.split,
         "label": f"{len(group)} checkpoints{f', on {other}' if other else ''}",
         "source": ", ".join(str(run.path) for run in group),
         "source_sha256": ", ".join(a["source_sha256"] for a in each),
@@ -130,7 +130,7 @@ def about(group: list[Checkpoint], kind: str, split: str, source: common.Source)
 
 
 def summary(surface: Surface) -> str:
-    """What the plane's own weights say, as the end of a line of messages; "" where there are none."""
+    """The end of a message: what the plane's markers show; "" for a plane without markers."""
     shares = " + ".join(f"{100 * share:.1f}%" for share in surface.explained)
     if surface.kind == "pca":
         return f"; {len(surface.labels)} checkpoints, components explain {shares} of their variance"

@@ -10,10 +10,11 @@ import click
 from landscape import plots
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import load
-from landscape.cli import common
+from landscape.cli import common, options
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import printable
 from landscape.core.options import choose
+from landscape.plots.surface import STYLES
 from landscape.plots.values import check_title
 from landscape.results.surface import Surface
 from landscape.results.vtk import save_vts
@@ -31,19 +32,19 @@ from landscape.results.vtk import save_vts
     "--style",
     default="contour",
     show_default=True,
-    help="Surfaces as contour, surface (3-D), or difference (the first of two less the second).",
+    help="Surfaces as contour, surface (3-D), or difference (the first of two minus the second).",
 )
-@click.option("--title", default="", help="Title, instead of the usual one.")
-@common.quiet
+@click.option("--title", default="", help="Title in place of the default one.")
+@options.quiet
 def plot(files: tuple[str, ...], output: str | None, style: str, title: str, quiet: bool) -> None:
-    """Draw FILEs of one kind in one picture: training, sweeps, contours, lines, Hessian ratios, spectra….
+    """Draw FILEs of one kind in one picture: training, sweeps, contours, lines, spectra, …
 
     Panels of one picture share levels and colour scale. Several surfaces exported to F.vts become F-0.vts,
     F-1.vts and so on.
     """
     picture = Path(output or run_folder.checkpoint_in(Path(files[0])).with_suffix(".png"))
     export = picture.suffix == ".vts"
-    choose("--style", style, plots.STYLES)
+    choose("--style", style, STYLES)
     if not export:
         plots.check_format(picture)
     results: list[Any] = []

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self
 
 import click
 import torch
 import torch.distributed as dist
 
+from landscape.cli.options import grouped
 from landscape.cli.system import Stopped
 from landscape.core.errors import InputError
 from landscape.core.failures import explain
@@ -24,8 +26,7 @@ from landscape.evaluation.grid import KEPT, LostError
 from landscape.train.distributed import board, launcher
 from landscape.train.distributed.process_group import TIMEOUT, Group, Lost, number, started_by_launcher
 
-F = TypeVar("F", bound=Callable[..., Any])
-# A portion of a grid may take its time; one that ends or shows no sign of life is noticed without this.
+# A share of a grid may take long; a process that ends or is silent is noticed without this limit.
 WAIT = datetime.timedelta(days=7)
 
 timeout = click.option(
@@ -33,25 +34,64 @@ timeout = click.option(
     metavar="S",
     default=TIMEOUT,
     show_default=True,
-    help="Seconds that a process may show no sign of life, or an exchange of a training take.",
+    help="Seconds that a process may be silent, or that an exchange in training may take.",
 )
 
 
-def option(function: F) -> F:
-    """The options of commands whose points are shared by processes."""
-    nproc = click.option(
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """``--nproc`` and ``--timeout``: the processes that share a command's points."""
+
+    nproc: int
+    timeout: float
+
+    def join(self) -> Team:
+        """The team of this process; with ``--nproc`` other processes run the command, and it ends here.
+
+        The processor's threads are divided among the processes. One that fails ends all, with an error that
+        names its rank.
+        """
+        positive("--nproc", self.nproc, least=1)
+        positive("--timeout", self.timeout)
+        if started_by_launcher() and number("WORLD_SIZE", 1) > 1:
+            size = number("WORLD_SIZE", 1)
+            if self.nproc not in (1, size):
+                raise InputError(
+                    f"--nproc: {self.nproc} is not allowed here, torchrun has started {size} processes"
+                )
+            return Team(number("RANK", 0), self.timeout)
+        if self.nproc == 1:
+            return Team()
+        if not dist.is_available():
+            raise InputError("--nproc: this build of PyTorch has no torch.distributed; use 1")
+        code = launcher.start(
+            "landscape.cli",
+            sys.argv[1:],
+            self.nproc,
+            timeout=self.timeout,
+            threads=torch.get_num_threads(),
+            kept=lambda: KEPT,
+        )
+        raise click.exceptions.Exit(code)
+
+
+option = grouped(
+    "processes",
+    Processes,
+    click.option(
         "--nproc",
         default=1,
         show_default=True,
         help="Processes (and GPUs) that share the points; under torchrun, which starts them, leave it out.",
-    )
-    return nproc(timeout(function))
+    ),
+    timeout,
+)
 
 
 class Team:
-    """The processes of a command: a torch.distributed ``group`` (None: it is alone) and the own ``rank``.
+    """The processes of a command: a torch.distributed ``group`` (None: only this process), and the ``rank``.
 
-    A context manager, in which the processes are joined: each must make the same calls with the group there.
+    A context manager that joins the processes; inside, each must make the same calls with the group.
     """
 
     def __init__(self, rank: int = 0, timeout: float | None = None) -> None:
@@ -76,40 +116,12 @@ class Team:
         self._inside.__exit__(kind, error, trace)
 
 
-def join(nproc: int, timeout: float) -> Team:
-    """The team that this process is in; with ``--nproc`` the command is run by others, and ends here.
-
-    The processor's threads are divided among the processes. One that fails ends all, with an error that
-    names its rank.
-    """
-    positive("--nproc", nproc, least=1)
-    positive("--timeout", timeout)
-    if started_by_launcher() and number("WORLD_SIZE", 1) > 1:
-        size = number("WORLD_SIZE", 1)
-        if nproc not in (1, size):
-            raise InputError(f"--nproc: {nproc} is not allowed here, torchrun has started {size} processes")
-        return Team(number("RANK", 0), timeout)
-    if nproc == 1:
-        return Team()
-    if not dist.is_available():
-        raise InputError("--nproc: this build of PyTorch has no torch.distributed; use 1")
-    code = launcher.start(
-        "landscape.cli",
-        sys.argv[1:],
-        nproc,
-        timeout=timeout,
-        threads=torch.get_num_threads(),
-        kept=lambda: KEPT,
-    )
-    raise click.exceptions.Exit(code)
-
-
 @contextlib.contextmanager
 def joined(device: torch.device, timeout: float, wait: datetime.timedelta | None = None) -> Iterator[Group]:
     """The group of processes that a launcher started this one in.
 
-    A failure ends this process here: only the first of the group to fail prints its line, and an orderly
-    exit would wait for exchanges that nobody answers.
+    A failure ends this process here: only the first process to fail prints its line, and an orderly exit
+    would wait for messages that no process sends.
     """
     group = None
     try:

@@ -13,11 +13,11 @@ from landscape.train import recipe
 @click.command(epilog="Example: landscape recipes mnist-fig2a-dpsgd > mine.toml")
 @click.argument("name", metavar="[NAME]", required=False)
 def recipes(name: str | None) -> None:
-    """List the built-in recipes; with NAME (or a .toml file), print that one whole, defaults included.
+    """List the built-in recipes; with NAME (or a .toml file), print that recipe with all defaults.
 
-    NAME may be a pattern, such as 'cifar10/resnet-18-*': then its recipes are listed. Those of a paper's
-    table are one line otherwise. What a recipe's mixing matrix amounts to (gap, ω_min, stability limit) is a
-    message.
+    NAME may be a pattern, such as 'cifar10/resnet-18-*': then the matching recipes are listed. Without a
+    pattern, the recipes of a paper's table are one line. The properties of a recipe's mixing matrix (gap,
+    ω_min, stability limit) go to stderr.
     """
     known = [n for n in paper.names() if fnmatchcase(n, name)] if name else recipe.built_in()
     if name and (name in known or not known):

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from landscape.cli import common
+from landscape.cli import common, options
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 from landscape.results.escape import Escape, median_rank
@@ -28,16 +28,16 @@ VALUES = {"dimension": "2,4,8,16", "noise": "0.0001,0.001,0.01,0.1", "lr": "0.05
 )
 @click.option("--lr", default=VALUES["lr"], show_default=True, help="Learning rates.")
 @click.option("--sigma", default=0.001, show_default=True, help="Noise on the weights that SSGD* adds.")
-@click.option("--seeds", default=20, show_default=True, help="Runs of each: seeds 0, 1, ….")
+@click.option("--seeds", default=20, show_default=True, help="Number of runs of each setting: seeds 0, 1, ….")
 @click.option(
     "--set", "settings", metavar="KEY=VALUE", multiple=True, help=f"Changes the recipe {RECIPE} for all."
 )
 @click.option(
     "-o", "--output", default="saddles.h5", show_default=True, metavar="OUT.h5", help="Result file."
 )
-@common.force
-@common.picture
-@common.quiet
+@options.force
+@options.picture
+@options.quiet
 def saddles(
     dimension: str,
     noise: str,
@@ -50,11 +50,11 @@ def saddles(
     picture: str | None,
     quiet: bool,
 ) -> None:
-    """Steps that SSGD, SSGD* and DPSGD take to leave a saddle, against dimension, noise and learning rate.
+    """Steps until SSGD, SSGD* and DPSGD leave a saddle, by dimension, noise and learning rate.
 
-    One of the three is varied at a time, the others as in the recipe saddle-dpsgd; an empty list leaves one
-    out. Medians over seeds, with exact 95% confidence bands. The problem is ours: DPSGD-2020's is in an
-    appendix that is not available.
+    One of the three varies at a time; the others are as in the recipe saddle-dpsgd. An empty list skips one.
+    Prints medians over seeds with exact 95% confidence bands. The problem is ours: DPSGD-2020 describes its
+    problem in an appendix that is not available.
     """
     positive("--seeds", seeds, least=1)
     median_rank(seeds, LEVEL)

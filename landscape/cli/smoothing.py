@@ -8,7 +8,7 @@ import click
 
 from landscape.analysis.smoothing import PAIRS, TOP
 from landscape.analysis.smoothing import smoothing as compute_smoothing
-from landscape.cli import common
+from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.options import positive
 from landscape.curvature.lanczos import TOL
 from landscape.results.smoothing import Smoothing
@@ -17,57 +17,43 @@ from landscape.train.launch import pick_device
 
 
 @click.command(epilog="Example: landscape smoothing runs/ss/last.h5 runs/dp/last.h5 --plot smoothing.png")
-@common.checkpoints
-@click.option("--pairs", default=PAIRS, show_default=True, help="Antithetic pairs of displacements ±δ.")
-@click.option("--top", default=TOP, show_default=True, help="Eigenvectors the spread is held against.")
+@click.option("--pairs", default=PAIRS, show_default=True, help="Antithetic pairs ±δ of displacements.")
+@click.option(
+    "--top",
+    default=TOP,
+    show_default=True,
+    help="Top eigenvectors: the result has the share of the spread along each.",
+)
 @click.option(
     "--steps",
     default=STEPS,
     show_default=True,
-    help="Steps that the run is taken on by, in memory, to estimate the gradient's Lipschitz constant along "
-    "w_a; 0: none.",
+    help="Further training steps, in memory, along which the gradient's Lipschitz constant is estimated; "
+    "0: none.",
 )
-@common.split
 @click.option("--tol", default=TOL, show_default=True, help="Residual of λ_max, relative to it.")
-@click.option("--seed", default=0, show_default=True, help="Draws the displacements.")
-@click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
-@common.outputs
-@common.device
-@common.source
-@common.quiet
-def smoothing(
-    checkpoints: tuple[str, ...],
-    pairs: int,
-    top: int,
-    steps: int,
-    split: str,
-    tol: float,
-    seed: int,
-    dtype: str,
-    output: str | None,
-    force: bool,
-    picture: str | None,
-    device: str,
-    source: common.Source,
-    quiet: bool,
-) -> None:
-    """The loss at w_a of each CKPT averaged over the spread of its learners, and how sharp that is.
+@analysis_options("Draws the displacements.")
+def smoothing(analysis: Analysis, pairs: int, top: int, steps: int, tol: float) -> None:
+    """The loss at w_a of each CKPT, smoothed over the spread of its learners, and its sharpness.
 
-    Over displacements with the learners' measured covariance, and isotropic ones of the same trace: loss,
-    λ_max, the gradient's Lipschitz constant along w_a, each with a standard error; tr(HΣ) and the share of
-    the spread along the sharpest directions; and 2/λ_max beside the learning rate α and the effective α_e.
+    The displacements have the measured covariance Σ of the learners; for comparison, isotropic ones have the
+    same trace. Prints loss, λ_max and the gradient's Lipschitz constant along the path of w_a, each with a
+    standard error; tr(HΣ), the share of the spread along the sharpest directions, and 2/λ_max next to the
+    learning rate α and the effective α_e.
     """
     positive("--steps", steps, least=0)
-    runs = common.open_checkpoints(checkpoints, source, quiet)
-    path = common.result_path(output, runs[0], "smoothing", picture, force=force, variant={"split": split})
+    runs = analysis.open()
+    source = analysis.source
+    path = analysis.target(runs[0], "smoothing")
     results = []
-    for run, progress in common.each("smoothing", runs, quiet):
-        problem = common.open_problem(run, split, source, device, dtype, quiet)
-        # A file never brings code along, so neither do its recipe's names of a user's own.
+    for run, progress in analysis.each("smoothing", runs):
+        problem = analysis.problem(run)
+        # A recipe in a file may name a user's code, which a file must never run.
         own = not run.has_recipe or source.model or source.data or source.loss
         if steps and own:
-            common.message(f"{run.label}: not a run of built-in parts, so that no steps are taken on", quiet)
-        route = None if own or not steps else mean_path(run, steps, pick_device(device), source.data_dir)
+            analysis.message(f"{run.label}: no further steps, --steps needs built-in model and data")
+        device = pick_device(analysis.device)
+        route = None if own or not steps else mean_path(run, steps, device, source.data_dir)
         result = compute_smoothing(
             problem,
             run.weights,
@@ -77,13 +63,13 @@ def smoothing(
             lr=run.lr,
             alpha_e=effective_rate(run),
             tol=tol,
-            seed=seed,
+            seed=analysis.seed,
             progress=progress,
-            **common.about(run, split, source),
+            **analysis.about(run),
         )
         results.append(result)
-        common.message(table(result), quiet)
-    common.write(results, path, picture)
+        analysis.message(table(result))
+    analysis.write(results, path)
 
 
 def table(r: Smoothing) -> str:

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal
 
 import click
 from torch import nn
 
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.cli.options import data_dir, grouped
 from landscape.core.errors import FailedError
 from landscape.data.base import Dataset
 from landscape.problem.problem import Loss
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-data_dir = click.option(
-    "--data-dir",
-    metavar="D",
-    help="Folder with the data sets that are not bundled. [default: $LANDSCAPE_DATA or data]",
-)
 
 
 @dataclass(frozen=True)
@@ -39,76 +30,12 @@ class Source:
     data_dir: str | None
     typed: dict[str, dict[str, Any]]
 
-    def build_model(self) -> nn.Module:
-        """The user's model, new at each call."""
-        assert self.model is not None
-        return user_code.build_model("--model", self.model)
-
-    @cached_property
-    def own_data(self) -> user_code.UserData | Dataset | None:
-        """The user's data, made once."""
-        return user_code.load_data("--data", self.data, self.data_dir) if self.data else None
-
-    def other_data(self, checkpoint: Checkpoint) -> str:
-        """What the data is called where it is knowingly not the checkpoint's; "" where it is, or may be.
-
-        FailedError for data that goes by the checkpoint's name, and is not what that was made with.
-        """
-        known = checkpoint.data
-        if self.data is None or not known["name"]:
-            return ""
-        assert self.own_data is not None
-        found = self.own_data.fingerprint
-        if found and found == known["fingerprint"]:
-            return ""
-        left_out = self._left_out("data", self.data, known)
-        if not left_out and (self.data.name != known["name"] or self.data.options != known["options"]):
-            return user_code.spelled(self.data.name, self.typed["data"])
-        if left_out or (found and known["fingerprint"]):
-            cause = (
-                f"its options are left out, give --data {user_code.spelled(known['name'], known['options'])}"
-                if left_out
-                else "does it draw without a seed?"
-            )
-            raise FailedError(
-                f"--data: {self.data.name} gives other data than {checkpoint.path} was made with: "
-                f"fingerprint {found[:12]}…, not {known['fingerprint'][:12]}… ({cause})"
-            )
-        return ""
-
-    def check_model(self, checkpoint: Checkpoint) -> None:
-        """FailedError for a model that goes by the checkpoint's name, its options left out."""
-        if self.model and self._left_out("model", self.model, checkpoint.model):
-            whole = user_code.spelled(checkpoint.model["name"], checkpoint.model["options"])
-            raise FailedError(
-                f"--model: {self.model.name} without its options is not the model of {checkpoint.path}; give "
-                f"--model {whole}"
-            )
-
-    def _left_out(self, what: str, spec: user_code.Spec, known: dict[str, Any]) -> bool:
-        """Whether ``spec`` is the checkpoint's own but for options that were not typed."""
-        same = all(known["options"].get(key) == value for key, value in self.typed[what].items())
-        return spec.name == known["name"] and spec.options != known["options"] and same
-
-    @cached_property
-    def own_loss(self) -> Loss | Literal["data"] | None:
-        """The user's loss, or "data", as Checkpoint.problem takes it."""
-        return user_code.load_loss("--loss", self.loss) if self.loss else "data"
-
-
-def source(function: F) -> F:
-    """The options that say where model, data and loss come from; the command is given them as one Source."""
-
-    @functools.wraps(function)
-    def command(
-        *args: Any,
-        model: str | None,
-        data: str | None,
-        loss: str | None,
-        data_dir: str | None,
-        **options: Any,
-    ) -> Any:
-        from_where = Source(
+    @classmethod
+    def of_options(
+        cls, model: str | None, data: str | None, loss: str | None, data_dir: str | None
+    ) -> Source:
+        """From the values of --model, --data, --loss and --data-dir."""
+        return cls(
             user_code.model_spec("--model", model) if model else None,
             user_code.data_spec("--data", data) if data else None,
             loss,
@@ -118,24 +45,78 @@ def source(function: F) -> F:
                 "model": user_code.parse("--model", model).options if model else {},
             },
         )
-        return function(*args, source=from_where, **options)
 
-    own = "MODULE:NAME, called to make it, or a built-in name; options follow in brackets"
-    for option in (
-        data_dir,
-        click.option(
-            "--loss",
-            metavar="NAME",
-            help="MODULE:NAME of loss(outputs, targets), a mean (a class, or a name with brackets, is called "
-            "to make it); or output: the model's output carries it. [default: the data's, else "
-            "cross-entropy, or output where batches are single dicts]",
-        ),
-        click.option(
-            "--data",
-            metavar="NAME",
-            help=f"{own}: (x, y), batches, or splits of them. [default: the checkpoint's]",
-        ),
-        click.option("--model", metavar="NAME", help=f"{own}. [default: the checkpoint's, if built in]"),
-    ):
-        command = option(command)
-    return cast(F, command)
+    def build_model(self) -> nn.Module:
+        """The user's model, new at each call."""
+        assert self.model is not None
+        return user_code.build_model("--model", self.model)
+
+    @cached_property
+    def user_data(self) -> user_code.UserData | Dataset | None:
+        """The user's data, made once."""
+        return user_code.load_data("--data", self.data, self.data_dir) if self.data else None
+
+    def other_data(self, checkpoint: Checkpoint) -> str:
+        """The name of the data if it is certainly not the checkpoint's data; "" otherwise.
+
+        FailedError for data with the name of the checkpoint's data but another fingerprint.
+        """
+        known = checkpoint.data
+        if self.data is None or not known["name"]:
+            return ""
+        assert self.user_data is not None
+        found = self.user_data.fingerprint
+        if found and found == known["fingerprint"]:
+            return ""
+        left_out = self._left_out("data", self.data, known)
+        if not left_out and (self.data.name != known["name"] or self.data.options != known["options"]):
+            return user_code.command_text(self.data.name, self.typed["data"])
+        if left_out or (found and known["fingerprint"]):
+            whole = user_code.command_text(known["name"], known["options"])
+            cause = f"options are missing, give --data {whole}" if left_out else "random without a seed?"
+            raise FailedError(
+                f"--data: {self.data.name} is not the data of {checkpoint.path}: "
+                f"fingerprint {found[:12]}…, not {known['fingerprint'][:12]}… ({cause})"
+            )
+        return ""
+
+    def check_model(self, checkpoint: Checkpoint) -> None:
+        """FailedError for the name of the checkpoint's model without its options."""
+        if self.model and self._left_out("model", self.model, checkpoint.model):
+            whole = user_code.command_text(checkpoint.model["name"], checkpoint.model["options"])
+            raise FailedError(
+                f"--model: {self.model.name} without its options is not the model of {checkpoint.path}; give "
+                f"--model {whole}"
+            )
+
+    def _left_out(self, what: str, spec: user_code.Spec, known: dict[str, Any]) -> bool:
+        """Whether ``spec`` is the checkpoint's, except for options that were not typed."""
+        same = all(known["options"].get(key) == value for key, value in self.typed[what].items())
+        return spec.name == known["name"] and spec.options != known["options"] and same
+
+    @cached_property
+    def user_loss(self) -> Loss | Literal["data"] | None:
+        """The user's loss, or "data", as Checkpoint.problem takes it."""
+        return user_code.load_loss("--loss", self.loss) if self.loss else "data"
+
+
+_MADE = "MODULE:NAME, called to make it, or a built-in name; options follow in brackets"
+SOURCE = (
+    click.option(
+        "--model", metavar="NAME", help=f"{_MADE}. [default: the checkpoint's, if it is a built-in one]"
+    ),
+    click.option(
+        "--data",
+        metavar="NAME",
+        help=f"{_MADE}: (x, y), batches, or splits of them. [default: the checkpoint's]",
+    ),
+    click.option(
+        "--loss",
+        metavar="NAME",
+        help="MODULE:NAME of loss(outputs, targets), a mean (a class, or a name with brackets, is called "
+        "to make it); or output: the model returns its loss. [default: the data's, else cross-entropy, or "
+        "output where batches are single dicts]",
+    ),
+    data_dir,
+)
+source = grouped("source", Source.of_options, *SOURCE)

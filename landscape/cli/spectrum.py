@@ -6,7 +6,8 @@ import click
 import numpy as np
 
 from landscape.analysis.spectrum import spectrum as compute_spectrum
-from landscape.cli import common
+from landscape.cli import common, options
+from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.errors import InputError
 from landscape.curvature.density import PROBES, STEPS
 from landscape.curvature.trace import TRACE_PRODUCTS
@@ -14,9 +15,8 @@ from landscape.results.spectrum import Spectrum
 
 
 @click.command(epilog="Example: landscape spectrum runs/dp/last.h5 --top-k 5 --trace --density --plot f.png")
-@common.checkpoints
 @click.option("--top-k", default=0, metavar="K", help="The K largest eigenvalues.")
-@click.option("--ends", is_flag=True, help="Both ends. [default where nothing else is asked]")
+@click.option("--ends", is_flag=True, help="λ_max and λ_min. [default without another choice]")
 @click.option("--trace", "with_trace", is_flag=True, help="The trace, by Hutch++, with its standard error.")
 @click.option(
     "--density", "with_density", is_flag=True, help="The density, by stochastic Lanczos quadrature."
@@ -27,7 +27,7 @@ from landscape.results.spectrum import Spectrum
     "parts",
     metavar="NAME",
     multiple=True,
-    help="Only the block of these parameters: a name (1.weight) or a prefix (1); may be repeated.",
+    help="Only the block of these parameters: a name (1.weight) or a prefix (1); can be repeated.",
 )
 @click.option(
     "--engine",
@@ -35,26 +35,14 @@ from landscape.results.spectrum import Spectrum
     show_default=True,
     help="landscape, or pyhessian: the eigenvalue of largest magnitude, and the trace.",
 )
-@click.option("--tol", default=0.01, show_default=True, help="Residual of each eigenvalue, relative to it.")
-@click.option(
-    "--max-products", default=1000, show_default=True, help="Products for the eigenvalues, at most."
-)
-@common.search
+@options.eigenvalues("Products for the eigenvalues, at most.")
 @click.option("--products", default=TRACE_PRODUCTS, show_default=True, help="Products for the trace.")
 @click.option("--probes", default=PROBES, show_default=True, help="Random vectors for the density.")
 @click.option("--steps", default=STEPS, show_default=True, help="Lanczos steps a random vector.")
-@click.option(
-    "--randomness", default="refuse", show_default=True, help="A model random in eval mode: refuse or seed."
-)
-@common.split
-@click.option("--seed", default=0, show_default=True, help="Draws the random vectors.")
-@click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
-@common.outputs
-@common.device
-@common.source
-@common.quiet
+@analysis_options("Draws the random vectors.")
 def spectrum(
-    checkpoints: tuple[str, ...],
+    analysis: Analysis,
+    eigenvalues: options.Eigenvalues,
     top_k: int,
     ends: bool,
     with_trace: bool,
@@ -62,59 +50,41 @@ def spectrum(
     kind: str,
     parts: tuple[str, ...],
     engine: str,
-    tol: float,
-    max_products: int,
-    search: str,
     products: int,
     probes: int,
     steps: int,
-    randomness: str,
-    split: str,
-    seed: int,
-    dtype: str,
-    output: str | None,
-    force: bool,
-    picture: str | None,
-    device: str,
-    source: common.Source,
-    quiet: bool,
 ) -> None:
-    """Eigenvalues, trace and density of the Hessian at w_a of each CKPT, over all samples of the split.
+    """Eigenvalues, trace and density of the Hessian at w_a of each CKPT, over the whole split.
 
-    Prints each eigenvalue with its residual relative to it, beyond what no other was missed, and the trace
-    with its standard error.
+    Prints each eigenvalue with its relative residual, the bounds outside which there is no other eigenvalue
+    (with 99% probability), and the trace with its standard error.
     """
-    if picture and with_trace and not (top_k or ends or with_density):
+    if analysis.output.picture and with_trace and not (top_k or ends or with_density):
         raise InputError("--plot: a trace alone is not drawn, add --ends, --top-k or --density")
-    runs = common.open_checkpoints(checkpoints, source, quiet)
-    path = common.result_path(
-        output, runs[0], "spectrum", picture, force=force, variant={"kind": kind, "split": split}
-    )
+    runs = analysis.open()
+    path = analysis.target(runs[0], "spectrum", kind)
     results = []
-    for run, progress in common.each("spectrum", runs, quiet):
+    for run, progress in analysis.each("spectrum", runs):
         result = compute_spectrum(
-            common.open_problem(run, split, source, device, dtype, quiet),
+            analysis.problem(run),
             top_k,
             ends=ends,
             with_trace=with_trace,
             with_density=with_density,
             kind=kind,
             part=list(parts) or None,
-            randomness=randomness,
             engine=engine,
-            tol=tol,
-            max_products=max_products,
-            search=search,
+            **vars(eigenvalues),
             products=products,
             probes=probes,
             steps=steps,
-            seed=seed,
+            seed=analysis.seed,
             progress=progress,
-            **common.about(run, split, source),
+            **analysis.about(run),
         )
         results.append(result)
-        common.message(table(result), quiet)
-    common.write(results, path, picture)
+        analysis.message(table(result))
+    analysis.write(results, path)
 
 
 def table(result: Spectrum) -> str:

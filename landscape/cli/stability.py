@@ -10,6 +10,7 @@ from landscape import stability as limits
 from landscape.analysis.stability import stability as compute_stability
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.cli import common
+from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.errors import InputError
 from landscape.results.stability import Stability
 from landscape.train.loop import recipe_of
@@ -20,36 +21,30 @@ HEADS = ("no momentum", "ordinary", "shifted")
 
 
 @click.command(epilog="Example: landscape stability runs/dp/last.h5 --delay 0,1,2,4,8,16,32 --plot edge.png")
-@click.argument("checkpoints", metavar="[CKPT…]", nargs=-1)
 @click.option("--delay", "delays", metavar="τ,…", default=DELAYS, show_default=True, help="Delays in steps.")
 @click.option("--momentum", default=0.9, show_default=True, help="m of the ordinary and shifted forms.")
+@click.option("--lr", type=float, help="A learning rate in use: print the rates that keep the same minima.")
+@click.option("--from-delay", default=0, show_default=True, help="Delay that --lr is used with.")
+@click.option("--from-momentum", default=0.0, show_default=True, help="Momentum that --lr is used with.")
 @click.option(
-    "--lr", type=float, help="A rate that is stable where it is used: print what keeps the same minima."
+    "--from-form",
+    default="ordinary",
+    show_default=True,
+    help="Form of that momentum: ordinary, nesterov or shifted.",
 )
-@click.option("--from-delay", default=0, show_default=True, help="The delay that --lr is used with.")
-@click.option("--from-momentum", default=0.0, show_default=True, help="The momentum that --lr is used with.")
-@click.option(
-    "--from-form", default="ordinary", show_default=True, help="Its form: ordinary, nesterov or shifted."
-)
-@click.option("--batch", default=1, show_default=True, help="Samples a step.")
-@click.option("--from-batch", default=1, show_default=True, help="The samples a step that --lr is used with.")
+@click.option("--batch", default=1, show_default=True, help="Samples in a step.")
+@click.option("--from-batch", default=1, show_default=True, help="Samples in a step that --lr is used with.")
 @click.option(
     "--noise",
     default=0.0,
     show_default=True,
-    help="s²/λ²: relative variance of one sample's curvature along the sharpest direction; the batch "
-    "matters only through it.",
+    help="s²/λ²: relative variance of one sample's curvature along the sharpest direction; only with "
+    "it does the batch matter.",
 )
-@common.split
 @click.option("--tol", default=0.01, show_default=True, help="Residual of λ_max, relative to it.")
-@click.option("--seed", default=0, show_default=True, help="Draws the vector that the search starts from.")
-@click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
-@common.outputs
-@common.device
-@common.source
-@common.quiet
+@analysis_options("Draws the vector that the search starts from.", metavar="[CKPT…]", required=False)
 def stability(
-    checkpoints: tuple[str, ...],
+    analysis: Analysis,
     delays: str,
     momentum: float,
     lr: float | None,
@@ -59,52 +54,44 @@ def stability(
     batch: int,
     from_batch: int,
     noise: float,
-    split: str,
     tol: float,
-    seed: int,
-    dtype: str,
-    output: str | None,
-    force: bool,
-    picture: str | None,
-    device: str,
-    source: common.Source,
-    quiet: bool,
 ) -> None:
-    """The largest stable ηλ_max under delay τ and momentum, and where a CKPT's minimum stands.
+    """The largest stable ηλ_max under delay τ and momentum, and the limits at a CKPT's minimum.
 
-    Without a CKPT prints the limits; with --lr, which rates keep the set of accessible minima. With one,
-    measures λ_max at w_a over the split and prints the rates above which training leaves this minimum.
+    Without a CKPT, prints the limits; with --lr, also the rates that keep the set of accessible minima. With
+    a CKPT, measures λ_max at w_a over the split and prints the rates above which training leaves this
+    minimum.
     """
     chosen = parse_delays(delays)
-    if not checkpoints:
-        if picture or output:
-            raise InputError("--plot, -o: need a CKPT, whose minimum they are about")
+    if not analysis.checkpoints:
+        if analysis.output.picture or analysis.output.path:
+            raise InputError("--plot, -o: not allowed without a CKPT")
         click.echo(table(chosen, momentum, noise / batch))
         if lr is not None:
             before = limits.Setting(from_delay, from_momentum, from_form, from_batch)
             click.echo(rates(chosen, momentum, lr, before, batch, noise))
         return
     if lr is not None or noise:
-        raise InputError("--lr, --noise: not allowed with a CKPT, whose own learning rate is shown")
-    runs = common.open_checkpoints(checkpoints, source, quiet)
-    path = common.result_path(output, runs[0], "stability", picture, force=force, variant={"split": split})
+        raise InputError("--lr, --noise: not allowed with a CKPT, which has its own learning rate")
+    runs = analysis.open()
+    path = analysis.target(runs[0], "stability")
     results = []
-    for run, _ in common.each("stability", runs, quiet):
+    for run, _ in analysis.each("stability", runs):
         rate, own, tau = known(run)
         result = compute_stability(
-            common.open_problem(run, split, source, device, dtype, quiet),
+            analysis.problem(run),
             chosen,
             momentum,
             lr=rate,
             own_limit=own,
             own_delay=tau,
             tol=tol,
-            seed=seed,
-            **common.about(run, split, source),
+            seed=analysis.seed,
+            **analysis.about(run),
         )
         results.append(result)
-        common.message(verdict(result), quiet)
-    common.write(results, path, picture)
+        analysis.message(summary(result))
+    analysis.write(results, path)
 
 
 def parse_delays(text: str) -> list[int]:
@@ -156,7 +143,7 @@ def _row(first: str, cells: list[str]) -> str:
     return f"{first:>5}" + "".join(f"{cell:>20}" for cell in cells)
 
 
-def verdict(result: Stability) -> str:
+def summary(result: Stability) -> str:
     """λ_max, where the run stands, and the rates above which training leaves, a line a delay."""
     missed = "" if result.converged else "; NOT CONVERGED"
     sharp = result.lambda_max

@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from landscape import paper
-from landscape.cli import common
+from landscape.cli import common, options
 from landscape.cli.processes import timeout as timeout_option
 from landscape.core.errors import InputError
 from landscape.core.options import positive
@@ -22,7 +22,7 @@ from landscape.train import sweep as sweeping
 from landscape.train.distributed.process_group import started_by_launcher
 from landscape.train.launch import pick_device
 
-# More would ask for values that six digits do not tell apart.
+# More rounds would need values that six digits cannot distinguish.
 MOST_ROUNDS = 16
 
 
@@ -41,21 +41,23 @@ MOST_ROUNDS = 16
 @click.option(
     "--search",
     metavar="KEY=LO..HI",
-    help="Look for the best value of KEY, such as algorithm.sigma=1e-5..10, by the final test loss.",
+    help="Find the value of KEY with the lowest final test loss, such as algorithm.sigma=1e-5..10.",
 )
 @click.option(
     "--rounds",
     default=8,
     show_default=True,
-    help="Halvings of --search: 3 + 2·ROUNDS values at most. DPSGD-2020 tries about 20.",
+    help="Halvings of --search: at most 3 + 2·ROUNDS values. DPSGD-2020 evaluates about 20.",
 )
 @click.option("-o", "--output", metavar="DIR", required=True, help="Folder of the runs and the table.")
-@click.option("--nproc", default=1, show_default=True, help="Runs at once, each in a process of its own.")
+@click.option(
+    "--nproc", default=1, show_default=True, help="Number of runs at a time, each in its own process."
+)
 @timeout_option
-@common.allow_code
-@common.device
-@common.data_dir
-@common.quiet
+@options.allow_code
+@options.device
+@options.data_dir
+@options.quiet
 def sweep(
     recipes: tuple[str, ...],
     settings: tuple[str, ...],
@@ -70,15 +72,16 @@ def sweep(
     data_dir: str | None,
     quiet: bool,
 ) -> None:
-    """Train every combination of RECIPEs, values and seeds; one table with mean and spread over the seeds.
+    """Train all combinations of RECIPEs, values and seeds; a table has mean and deviation.
 
-    RECIPE is a name, a .toml file or a pattern of names such as 'cifar10/resnet-18-b8192-*'. A run lies in
-    DIR/SETTING/seed-N, with the files of landscape train; the table in DIR/sweep.csv and DIR/sweep.h5,
-    written anew after each run. The same command goes on where it was stopped; other values and seeds are
-    added to the table. Runs that diverged are counted, and are no failure.
+    RECIPE is a name, a .toml file or a pattern of names such as 'cifar10/resnet-18-b8192-*'. A run is in
+    DIR/SETTING/seed-N, with the files of landscape train; the table is in DIR/sweep.csv and DIR/sweep.h5,
+    which are rewritten after each run. The same command resumes after an interruption; other values and seeds
+    are added to the table. Runs that diverge are counted in the table; they are no failure.
 
-    --search tries both ends of the range and the middle, then ROUNDS times the two values beside the best
-    so far, each time half as far away on a log scale. Seeds that diverged count before the mean final loss.
+    --search evaluates both ends of the range and its middle, then ROUNDS times the two neighbours of the
+    best value so far, at half the previous distance on a log scale. The best value has the fewest diverged
+    seeds, and among those the lowest mean final loss.
     """
     positive("--nproc", nproc, least=1)
     positive("--timeout", timeout)
@@ -130,7 +133,7 @@ def sweep(
             for k, v in base
             if k in ("recipe", *_varying(map(dict, bases)))
         ]
-        common.message(f"{', '.join(told)}: best {key} of those tried: {value}", quiet)
+        common.message(f"{', '.join(told)}: best {key} of the values evaluated: {value}", quiet)
     for name in ("sweep.csv", "sweep.h5"):
         click.echo(str(folder / name))
 
@@ -143,7 +146,9 @@ def label(recipes: tuple[str, ...]) -> dict[str, str]:
         for source in known or [given]:
             name = Path(source).stem if source.endswith(".toml") else source
             if name in found:
-                raise InputError(f"RECIPE: '{name}' is given twice; a sweep tells recipes by their names")
+                raise InputError(
+                    f"RECIPE: '{name}' is given twice; a sweep distinguishes recipes by their names"
+                )
             found[name] = source
     return found
 

@@ -31,15 +31,15 @@ class Stopped(KeyboardInterrupt):
 
     def __str__(self) -> str:
         name = "" if self.number == signal.SIGINT else f" by {signal.Signals(self.number).name}"
-        return f"interrupted{name}; contours and sweeps go on with the same command, training with --resume"
+        return f"interrupted{name}; the same command resumes contours and sweeps, --resume a training"
 
 
 @contextlib.contextmanager
 def signals() -> Iterator[None]:
-    """Turn signals that end a command into :class:`Stopped`, once; a second one ends it at once.
+    """Turn the first signal that ends a command into :class:`Stopped`; a second one ends it at once.
 
-    A signal that is ignored, as SIGHUP under nohup, stays so; and processes that a launcher started leave
-    this to it.
+    A signal that is ignored, such as SIGHUP under nohup, stays ignored. Processes of a launcher leave signals
+    to the launcher.
     """
     if threading.current_thread() is not threading.main_thread() or board.of_launcher():
         yield
@@ -58,7 +58,7 @@ def signals() -> Iterator[None]:
         for number in before:
             signal.signal(number, stop)
         old = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        threading.Thread(target=_insist, args=(hear, tuple(before)), daemon=True).start()
+        threading.Thread(target=_end_later, args=(hear, tuple(before)), daemon=True).start()
         yield
     finally:
         signal.set_wakeup_fd(old)
@@ -67,8 +67,8 @@ def signals() -> Iterator[None]:
         os.close(wake)
 
 
-def _insist(hear: int, numbers: tuple[int, ...]) -> None:
-    """End the process a while after one of the signals, if it has not ended by then."""
+def _end_later(hear: int, numbers: tuple[int, ...]) -> None:
+    """End the process PATIENCE seconds after one of the signals, if it still runs."""
     while heard := os.read(hear, 1):
         if heard[0] in numbers:
             time.sleep(PATIENCE)

@@ -1,1 +1,1 @@
-"""What every room uses: errors, checks of input, files and HDF5, locks, memory, progress bars."""
+"""Tools of all other packages: errors, checks of input, files, HDF5, locks, memory, progress, registry."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-
-import torch
+import sys
 
 from landscape.core.errors import FailedError, InputError
 
@@ -27,7 +26,8 @@ def explain(error: BaseException) -> InputError | None:
     if isinstance(error, InputError):
         return error
     words = " ".join(str(error).split())
-    memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    torch = sys.modules.get("torch")  # where it was not imported, the error is not its own
+    memory = isinstance(error, (MemoryError, *([torch.OutOfMemoryError] if torch else [])))
     if memory or (isinstance(error, RuntimeError) and any(part in words.lower() for part in _NO_MEMORY)):
         wanted = re.search(r"(?:tried to allocate|allocate) (\d[\d.]* ?\w+)", words)
         size = f", {wanted[1]} more were needed" if wanted else ""

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, read only where they are regular, and their names shown as they are."""
+"""Files: atomic writing, reading of regular files only, and names in a form that is safe to print."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ from typing import Any
 
 from landscape.core.errors import FailedError
 
-# Names of temporary files are random, so that nobody can put a link there in advance, and do not hold the
-# file's own, so that they are never too long. The second form is version 0.6.0's, of a run's files.
+# Names of temporary files are random, so that nobody can create a link of that name in advance. They do not
+# contain the name of the file, so that they are never too long. The second form is that of version 0.6.0.
 _TEMPORARY = re.compile(r"\.landscape-[0-9a-f]{16}\.tmp|\.(step-\d{7}\.h5|last\.h5|recipe\.toml)\.\d+\.tmp")
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_cleaned: set[str] = set()  # folders that this process has looked for stale files in
+_cleaned: set[str] = set()  # folders in which this process has looked for stale files
 
 
 class CalmFile(io.FileIO):
-    """A file whose first failed write or change of size is kept in ``error`` instead of raised.
+    """A file that stores its first failed write or change of size in ``error`` and does not raise it.
 
-    HDF5 reports a full disk once for every object that is open, as tracebacks from its destructors; told
-    that all is well, it closes quietly, and the caller raises the one error that counts.
+    HDF5 reports a full disk once for every open object, as tracebacks from its destructors. If it sees no
+    error it closes without a message, and the caller then raises the stored error.
+
+    Example:
+        >>> with CalmFile("/dev/null", "wb") as file:
+        ...     file.write(b"abc"), file.error
+        (3, None)
     """
 
     error: OSError | None = None
@@ -50,11 +55,22 @@ class CalmFile(io.FileIO):
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[CalmFile]:
-    """A new file, open for reading and writing, that takes the place of ``path`` once it is whole.
+    """A context with a new file, open for reading and writing, that replaces ``path`` at the end.
 
-    It is a temporary file in the same folder, created exclusively under a random name and locked while it is
-    written; on any error it is removed and what stood at ``path`` is untouched. Stale ones, of processes that
-    were killed, are removed first. FailedError for a folder that is not there, no permission, no space.
+    The new file is a temporary file in the same folder, with a random name and locked. After an error it is
+    removed, and the file at ``path`` is unchanged. Temporary files of processes that were killed are removed
+    first.
+
+    Raises:
+        FailedError: the folder does not exist, or there is no permission or no space.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with replacing(f"{folder}/a.txt") as file:
+        ...         size = file.write(b"abc")
+        ...     Path(f"{folder}/a.txt").read_text()
+        'abc'
     """
     path = Path(path)
     if (key := os.path.abspath(path.parent)) not in _cleaned:
@@ -79,13 +95,34 @@ def replacing(path: str | Path) -> Iterator[CalmFile]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write ``text`` (UTF-8) so that ``path`` is never half of it. FailedError as :func:`replacing`."""
+    """Write ``text`` as UTF-8; ``path`` is replaced only once the new file is whole.
+
+    Raises:
+        FailedError: the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_text(f"{folder}/a.txt", "α")
+        ...     Path(f"{folder}/a.txt").read_text("utf-8")
+        'α'
+    """
     with replacing(path) as file:
         file.write(text.encode("utf-8"))
 
 
 def remove_stale(folder: Path) -> None:
-    """Delete temporary files in ``folder`` that no process holds any more."""
+    """Delete temporary files in ``folder`` that no process is writing.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     stale = Path(folder, ".landscape-0123456789abcdef.tmp")
+        ...     stale.touch()
+        ...     remove_stale(Path(folder))
+        ...     stale.exists()
+        False
+    """
     with contextlib.suppress(OSError):
         for name in [entry.name for entry in os.scandir(folder) if _TEMPORARY.fullmatch(entry.name)]:
             with contextlib.suppress(OSError):
@@ -98,7 +135,7 @@ def remove_stale(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename in ``folder`` durable, on systems where a folder can be opened."""
+    """Write a rename in ``folder`` to the disk, on systems where a folder can be opened."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -108,28 +145,48 @@ def _sync_folder(folder: Path) -> None:
 
 
 def open_regular(path: str | Path, most: int | None = None) -> io.BufferedReader:
-    """``path``, open for reading, if it is a regular file of at most ``most`` bytes.
+    """Open a regular file for reading. Devices and pipes are refused: reading them may never end.
 
-    A device or a pipe would be read for ever, or waited for. Raises FailedError.
+    Args:
+        most: largest allowed size in bytes; None: no limit.
+
+    Raises:
+        FailedError: the file is missing, no regular file or too large, or cannot be read.
+
+    Example:
+        >>> open_regular("/dev/zero")
+        Traceback (most recent call last):
+        landscape.core.errors.FailedError: /dev/zero: is no regular file but ...; a file is needed
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         words = getattr(error, "strerror", None) or error
         raise FailedError(f"{path}: cannot be read ({words})") from error
-    found, why = os.fstat(handle), ""
-    if not stat.S_ISREG(found.st_mode):
-        why = "is no regular file but a folder, a device or a pipe; a file is needed"
-    elif most is not None and found.st_size > most:
-        why = f"has {found.st_size:,} bytes, at most {most:,} are read"
-    if why:
+    status, problem = os.fstat(handle), ""
+    if not stat.S_ISREG(status.st_mode):
+        problem = "is no regular file but a folder, a device or a pipe; a file is needed"
+    elif most is not None and status.st_size > most:
+        problem = f"has {status.st_size:,} bytes, at most {most:,} are read"
+    if problem:
         os.close(handle)
-        raise FailedError(f"{path}: {why}")
+        raise FailedError(f"{path}: {problem}")
     return os.fdopen(handle, "rb")
 
 
 def read_regular(path: str | Path, most: int | None = None) -> bytes:
-    """The bytes of ``path``. Raises FailedError as :func:`open_regular`."""
+    """The bytes of a regular file.
+
+    Args:
+        most: largest allowed size in bytes; None: no limit.
+
+    Raises:
+        FailedError: the file is missing, no regular file or too large, or cannot be read.
+
+    Example:
+        >>> len(read_regular(__file__, most=1_000_000)) > 1000
+        True
+    """
     with open_regular(path, most) as file:
         try:
             return file.read()
@@ -138,8 +195,13 @@ def read_regular(path: str | Path, most: int | None = None) -> bytes:
 
 
 def printable(text: object) -> str:
-    """``text`` with everything that a terminal or a picture would not show as a character written out.
+    """``text`` with all characters that cannot be printed written as escapes.
 
-    So an escape sequence in a name is seen, and not obeyed; bytes that are not UTF-8 read \\udcff.
+    A terminal then shows an escape sequence in a name and does not obey it. Bytes that are not UTF-8 are
+    shown as \\udcff.
+
+    Example:
+        >>> print(printable("a" + chr(27) + "[2J"))
+        a\\x1b[2J
     """
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))

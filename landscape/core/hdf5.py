@@ -1,6 +1,6 @@
-"""HDF5 in one place: files written whole, and read with their parts checked.
+"""Reading and writing of HDF5: files are replaced only when whole, and their parts are checked when read.
 
-Files hold plain arrays and attributes (DESIGN, files): no pickled object, so reading one never runs code.
+Files contain only arrays and attributes, and no pickled objects: reading a file never runs code.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import datetime
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
@@ -20,24 +20,33 @@ from landscape._version import __version__
 from landscape.core import hdf5_verify
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import replacing
-from landscape.core.files import write_text as write_text
-
-if TYPE_CHECKING:
-    pass
-
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T", bool, int, float, str)
-# Coordinates beyond this cannot be drawn or stepped between: their differences overflow (ours).
+# Larger coordinates cannot be drawn, because their differences overflow (ours).
 LARGEST = 1e100
 
 
 @contextlib.contextmanager
 def writing(path: str | Path, schema: str, version: int = 1) -> Iterator[h5py.File]:
-    """A new HDF5 file that appears under ``path`` only when whole, with a checksum at its end.
+    """A context with a new HDF5 file that replaces ``path`` at the end, with a checksum after its last byte.
 
-    On any error what stood at ``path`` is untouched. Raises FailedError for a folder that is not there, no
-    permission or no space.
+    After an error the file at ``path`` is unchanged.
+
+    Args:
+        schema, version: the name and the version of the format, written as attributes.
+
+    Raises:
+        FailedError: the folder does not exist, or there is no permission or no space.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with writing(f"{folder}/a.h5", "landscape.example") as file:
+        ...         file.attrs["n"] = 5
+        ...     with reading(f"{folder}/a.h5") as file:
+        ...         attribute(file, "n", int)
+        5
     """
     with replacing(path) as raw, hdf5_verify.writing(raw) as file:
         _stamp(file, schema, version)
@@ -46,13 +55,28 @@ def writing(path: str | Path, schema: str, version: int = 1) -> Iterator[h5py.Fi
 
 @contextlib.contextmanager
 def changed_copy(source: str | Path, target: str | Path) -> Iterator[h5py.File]:
-    """A copy of ``source``, to be changed; it appears under ``target`` when whole, as :func:`writing`."""
+    """A context with a copy of the HDF5 file ``source`` to be changed; it replaces ``target`` at the end.
+
+    Raises:
+        FailedError: the folder does not exist, or there is no permission or no space.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with writing(f"{folder}/a.h5", "landscape.example") as file:
+        ...         file.attrs["n"] = 5
+        ...     with changed_copy(f"{folder}/a.h5", f"{folder}/b.h5") as file:
+        ...         file.attrs["n"] = 6
+        ...     with reading(f"{folder}/b.h5") as file:
+        ...         attribute(file, "n", int)
+        6
+    """
     with replacing(target) as raw, hdf5_verify.writing(raw, Path(source)) as file:
         yield file
 
 
 def _stamp(file: h5py.File, schema: str, version: int) -> None:
-    """The attributes that every file has."""
+    """Write the attributes that every file has."""
     file.attrs["schema"] = schema
     file.attrs["version"] = version
     file.attrs["created"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -64,26 +88,37 @@ def _stamp(file: h5py.File, schema: str, version: int) -> None:
 def reading(
     path: str | Path, schema: str | None = None, version: int = 1, warn: bool = True
 ) -> Iterator[h5py.File]:
-    """An HDF5 file of this project, checked; with ``schema`` given, of that one.
+    """A context with an HDF5 file of this project, open for reading and checked.
 
-    Raises FailedError for a file that is missing, damaged, foreign, of another schema, of a newer version, or
-    that lacks what the caller reads from it. With ``warn``, warns of one without a checksum (see
-    :mod:`landscape.core.hdf5_verify`).
+    Args:
+        schema: the format that the file must have; None: any.
+        version: the newest version of the format that the caller can read.
+        warn: whether to warn of a file without a checksum (see :mod:`landscape.core.hdf5_verify`).
+
+    Raises:
+        FailedError: the file is missing, damaged, of another program, of another format or of a newer
+            version, or what the caller reads from it is missing.
+
+    Example:
+        >>> with reading("missing.h5") as file:
+        ...     pass
+        Traceback (most recent call last):
+        landscape.core.errors.FailedError: missing.h5: no such file; ...
     """
     path = Path(path)
     if not path.exists():
         raise FailedError(f"{path}: no such file; an .h5 file that landscape wrote is needed")
     with hdf5_verify.reading(path) as (file, sealed):
         try:
-            found = file.attrs.get("schema")
-            if not isinstance(found, str) or not found.startswith("landscape."):
+            actual = file.attrs.get("schema")
+            if not isinstance(actual, str) or not actual.startswith("landscape."):
                 raise FailedError(f"{path}: an HDF5 file, but not one that landscape wrote")
-            if schema is not None and found != schema:
-                raise FailedError(f"{path}: holds a {found}, a {schema} is needed")
+            if schema is not None and actual != schema:
+                raise FailedError(f"{path}: holds a {actual}, a {schema} is needed")
             newest = attribute(file, "version", int)
             if newest > version:
                 raise FailedError(
-                    f"{path}: {found} version {newest} is newer than {version}, the newest that "
+                    f"{path}: {actual} version {newest} is newer than {version}, the newest that "
                     f"landscape {__version__} reads; update landscape"
                 )
             if warn and not sealed:
@@ -91,35 +126,71 @@ def reading(
             yield file
         except InputError:
             raise
-        except Exception as error:  # a file may hold anything: what does not fit is the file's fault
+        except Exception as error:  # the file may contain anything, so every error is due to its content
             raise FailedError(f"{path}: damaged or incomplete ({hdf5_verify.first_words(error)})") from error
 
 
 def group(parent: h5py.Group, name: str) -> h5py.Group:
-    """The group ``name``; ValueError that names it where there is none."""
-    found = parent.get(name)
-    if not isinstance(found, h5py.Group):
-        raise ValueError(
-            f"{_place(parent, name)} is {'missing' if found is None else 'a data set'}, a group is needed"
-        )
-    return found
+    """The group ``name`` of ``parent``.
+
+    Raises:
+        ValueError: there is no such group.
+
+    Example:
+        >>> with h5py.File("a", "w", driver="core", backing_store=False) as file:
+        ...     group(file, "history")
+        Traceback (most recent call last):
+        ValueError: /history is missing, a group is needed
+    """
+    member = parent.get(name)
+    if not isinstance(member, h5py.Group):
+        state = "missing" if member is None else "a data set"
+        raise ValueError(f"{location(parent, name)} is {state}, a group is needed")
+    return member
 
 
 def dataset(parent: h5py.Group, name: str, kinds: str = "fiub", dims: int | None = None) -> h5py.Dataset:
-    """The data set ``name`` of one of numpy's ``kinds``, with ``dims`` dimensions; ValueError names it."""
-    found, place = parent.get(name), _place(parent, name)
-    if not isinstance(found, h5py.Dataset):
-        raise ValueError(f"{place} is {'missing' if found is None else 'a group'}, a data set is needed")
-    if found.dtype.kind not in kinds or not found.dtype.isnative:
-        raise ValueError(f"{place} holds {found.dtype}, which is not what belongs there")
-    if dims is not None and found.ndim != dims:
-        raise ValueError(f"{place} has shape {found.shape}, {dims} dimensions are needed")
-    return found
+    """The data set ``name`` of ``parent``.
+
+    Args:
+        kinds: allowed kinds of numbers, as the codes of numpy's ``dtype.kind``.
+        dims: needed number of dimensions; None: any.
+
+    Raises:
+        ValueError: there is no such data set, or it has another kind or number of dimensions.
+
+    Example:
+        >>> with h5py.File("a", "w", driver="core", backing_store=False) as file:
+        ...     file["loss"] = [0.5, 0.25]
+        ...     dataset(file, "loss", "f", dims=1).shape
+        (2,)
+    """
+    member, place = parent.get(name), location(parent, name)
+    if not isinstance(member, h5py.Dataset):
+        raise ValueError(f"{place} is {'missing' if member is None else 'a group'}, a data set is needed")
+    if member.dtype.kind not in kinds or not member.dtype.isnative:
+        raise ValueError(f"{place} holds {member.dtype}, one of the kinds '{kinds}' is needed")
+    if dims is not None and member.ndim != dims:
+        raise ValueError(f"{place} has shape {member.shape}, {dims} dimensions are needed")
+    return member
 
 
 def attribute(parent: h5py.Group, name: str, kind: type[T]) -> T:
-    """The attribute ``name`` as a bool, int, float or str; ValueError that names it for anything else."""
-    place = f"attribute {_place(parent, name)}"
+    """The attribute ``name`` of ``parent``.
+
+    Args:
+        kind: bool, int, float or str.
+
+    Raises:
+        ValueError: there is no such attribute, or it has another type.
+
+    Example:
+        >>> with h5py.File("a", "w", driver="core", backing_store=False) as file:
+        ...     file.attrs["lr"] = 1
+        ...     attribute(file, "lr", float)
+        1.0
+    """
+    place = f"attribute {location(parent, name)}"
     if name not in parent.attrs:
         raise ValueError(f"{place} is missing")
     value = parent.attrs[name]
@@ -136,11 +207,23 @@ def attribute(parent: h5py.Group, name: str, kind: type[T]) -> T:
     return kind(value)
 
 
-def _place(parent: h5py.Group, name: str) -> str:
+def location(parent: h5py.Group, name: str) -> str:
+    """The full name of a member of ``parent``, for messages.
+
+    Example:
+        >>> with h5py.File("a", "w", driver="core", backing_store=False) as file:
+        ...     location(file.create_group("history"), "loss")
+        '/history/loss'
+    """
     return f"{(parent.name or '').rstrip('/')}/{name}"
 
 
 def sha256(path: str | Path) -> str:
-    """SHA-256 (hex) of the bytes of a file."""
+    """SHA-256 of the bytes of a file, as 64 hexadecimal digits.
+
+    Example:
+        >>> len(sha256(__file__))
+        64
+    """
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

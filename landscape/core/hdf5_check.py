@@ -1,8 +1,9 @@
-"""What an HDF5 file of this project may hold, found out before any of it is used.
+"""Checks of the content of an HDF5 file before it is used.
 
-This file is also run by itself, as the examiner: a process that reads files that nothing vouches for, so that
-a damaged one makes HDF5 crash, loop or ask for memory there and nowhere else. It therefore imports nothing of
-the package. It takes one path a line and answers with one line: "ok", or what is wrong.
+This module is also run as a script, the examiner: a separate process that reads files without a checksum. A
+damaged file can make HDF5 crash, loop or allocate too much memory, and then does so only in that process. The
+module therefore imports nothing of the package. The script reads one path per line and answers with one line:
+"ok", or a description of the problem.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-# Filters that are in every build of HDF5. This project writes none; someone may have repacked a file.
+# Filters that every build of HDF5 has. This project uses none, but a user may have compressed a file.
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
-# Of compressed data: how many bytes may come of a file's, and how many of any file (ours; a column of NaN
-# shrinks a thousandfold, weights hardly at all).
+# Limits on compressed data: bytes per byte of the file, and bytes that are allowed in every file (ours; a
+# column of NaN is compressed a thousandfold, weights hardly at all).
 EXPANSION, ALWAYS = 16, 1 << 26
 DEPTH, OBJECTS, ATTRIBUTES, MEMBERS = 8, 1_000_000, 10_000, 16
 FLOATS = (
@@ -29,16 +30,21 @@ LINKS = {h5py.h5l.TYPE_SOFT: "a soft link", h5py.h5l.TYPE_EXTERNAL: "a link to a
 
 
 class Unsound(Exception):
-    """What is wrong with a file, and where in it."""
+    """A problem of a file, with its place in the file.
+
+    Example:
+        >>> str(Unsound("/loss: is a soft link"))
+        '/loss: is a soft link'
+    """
 
 
 class _Walk:
-    """One pass over all objects of a file, which reads no data: links, types, shapes and sizes."""
+    """One pass over the links, types, shapes and sizes of all objects of a file, without reading data."""
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self.plain = 0  # bytes that uncompressed data sets and attributes hold
-        self.packed = 0  # bytes that compressed ones become
+        self.uncompressed = 0  # bytes of uncompressed data sets and attributes
+        self.expanded = 0  # bytes of compressed data sets once they are expanded
         self.objects = 0
 
     def group(self, group: Any, where: str, depth: int) -> None:
@@ -57,11 +63,11 @@ class _Walk:
                 raise Unsound(
                     f"{path}: is {LINKS.get(kind, 'a link of an unknown kind')}, which is not followed"
                 )
-            found = h5py.h5o.open(group, name)
-            if isinstance(found, h5py.h5g.GroupID):
-                self.group(found, path, depth + 1)
-            elif isinstance(found, h5py.h5d.DatasetID):
-                self.dataset(found, path)
+            member = h5py.h5o.open(group, name)
+            if isinstance(member, h5py.h5g.GroupID):
+                self.group(member, path, depth + 1)
+            elif isinstance(member, h5py.h5d.DatasetID):
+                self.dataset(member, path)
             else:
                 raise Unsound(f"{path}: is neither a group nor a data set")
 
@@ -82,7 +88,7 @@ class _Walk:
         kind = dataset.get_type()
         check_type(kind, where)
         shape = shape_of(dataset.get_space(), where)
-        size, held = math.prod(shape) * kind.get_size(), dataset.get_storage_size()
+        size, stored = math.prod(shape) * kind.get_size(), dataset.get_storage_size()
         if texts := sum(
             map(is_text, members(kind))
         ):  # in memory a text is a pointer, in the file 8 bytes more
@@ -94,7 +100,7 @@ class _Walk:
             count = math.prod(-(-n // c) for n, c in zip(shape, chunk, strict=True))
             size = count * math.prod(chunk) * kind.get_size()
             most = EXPANSION * self.length + ALWAYS
-            if made.get_nfilters() and self.packed + size > most:
+            if made.get_nfilters() and self.expanded + size > most:
                 raise Unsound(
                     f"{where}: shape {shape} is too much for a file of {self.length:,} bytes; repack it "
                     "without compression (h5repack -f NONE)"
@@ -102,15 +108,15 @@ class _Walk:
             if size > most or dataset.get_num_chunks() != count:
                 raise Unsound(f"{where}: shape {shape} is more than the file holds")
             if made.get_nfilters():
-                self.packed += size
+                self.expanded += size
                 return
-        if size != held:
-            raise Unsound(f"{where}: shape {shape} needs {size:,} bytes, {held:,} are there")
+        if size != stored:
+            raise Unsound(f"{where}: shape {shape} needs {size:,} bytes, {stored:,} are there")
         self._take(size, where, shape)
 
     def _take(self, size: int, where: str, shape: tuple[int, ...]) -> None:
-        self.plain += size
-        if self.plain > self.length:
+        self.uncompressed += size
+        if self.uncompressed > self.length:
             raise Unsound(f"{where}: shape {shape} is more than a file of {self.length:,} bytes holds")
 
     def attributes(self, thing: Any, where: str) -> None:
@@ -127,26 +133,26 @@ class _Walk:
 
 
 def shape_of(space: Any, where: str) -> tuple[int, ...]:
-    """The shape of a data space; Unsound for one without elements to speak of."""
+    """The shape of a data space. Raises Unsound for a space without elements."""
     if space.get_simple_extent_type() not in (h5py.h5s.SCALAR, h5py.h5s.SIMPLE):
         raise Unsound(f"{where}: is empty")
     return tuple(int(n) for n in space.get_simple_extent_dims())
 
 
 def members(kind: Any) -> list[Any]:
-    """The types that stand side by side in ``kind``."""
+    """The types of the members of a compound type; of another type, the type itself."""
     if kind.get_class() != h5py.h5t.COMPOUND:
         return [kind]
     return [kind.get_member_type(i) for i in range(kind.get_nmembers())]
 
 
 def is_text(kind: Any) -> bool:
-    """Whether ``kind`` is text of any length."""
+    """Whether ``kind`` is text of variable length."""
     return kind.get_class() == h5py.h5t.STRING and bool(kind.is_variable_str())
 
 
 def check_type(kind: Any, where: str, depth: int = 0) -> None:
-    """Unsound unless ``kind`` is of numbers, booleans or text, or a few of these side by side."""
+    """Raise Unsound unless ``kind`` is a number, a boolean, a text, or a compound of a few of these."""
     of = kind.get_class()
     size = kind.get_size()
     if of == h5py.h5t.INTEGER and size in (1, 2, 4, 8):
@@ -176,12 +182,20 @@ def check_type(kind: Any, where: str, depth: int = 0) -> None:
 
 
 def check(file: h5py.File, length: int) -> None:
-    """Walk over ``file``, of ``length`` bytes. Raises Unsound; whatever HDF5 raises means damage, too."""
+    """Check all objects of ``file``.
+
+    Args:
+        length: size of the file in bytes.
+
+    Raises:
+        Unsound: the file contains something that this project does not write, or is damaged. HDF5 itself may
+            raise other errors for a damaged file.
+    """
     _Walk(length).group(h5py.h5g.open(file.id, b"/"), "", 0)
 
 
 def read_all(group: h5py.Group) -> None:
-    """Read what HDF5 has to interpret: attributes, text, and data in chunks."""
+    """Read everything that HDF5 has to decode: attributes, text, and data in chunks."""
     dict(group.attrs)
     for item in group.values():
         if isinstance(item, h5py.Group):
@@ -189,7 +203,7 @@ def read_all(group: h5py.Group) -> None:
             continue
         dict(item.attrs)
         if item.chunks is None and item.dtype.kind in "fiub":
-            continue  # bytes as they lie there
+            continue  # stored as they are
         if item.ndim == 0:
             item[()]
             continue
@@ -199,7 +213,7 @@ def read_all(group: h5py.Group) -> None:
 
 
 def examine(path: str) -> str:
-    """ "ok", or what is wrong with the file at ``path``, in one line."""
+    """Examine the file at ``path``: "ok", or a description of the problem in one line."""
     try:
         file = h5py.File(path, "r")
     except Exception as error:
@@ -210,7 +224,7 @@ def examine(path: str) -> str:
             read_all(file)
     except Unsound as error:
         return " ".join(str(error).split())
-    except Exception as error:  # HDF5 and h5py raise what they happen to stumble over
+    except Exception as error:  # HDF5 and h5py raise errors of many types for damaged files
         return f"damaged or incomplete ({first_words(error)})"
     return "ok"
 
@@ -221,11 +235,11 @@ def first_words(error: BaseException) -> str:
 
 
 def _serve() -> None:
-    """Answer until stdin ends, with at most as many bytes of memory as the first argument says."""
+    """Answer until stdin ends. The first argument is the limit on memory in bytes."""
     import resource
     import signal
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks decides when this one ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides when this one ends
     most = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,10 +1,10 @@
-"""The one door through which HDF5 files come in: verified, examined, and only then read.
+"""Verification of HDF5 files: all files are opened here, and are checked before they are read.
 
-A file that this version wrote ends with a line that holds the SHA-256 of all bytes before it; HDF5 does not
-look beyond its own end. Where the line is there, it must fit. Where it is not (files up to version 0.6.0, or
-changed by another program, which cuts it off), a process of its own reads the file first (hdf5_check.py): a
-damaged one can make HDF5 crash or loop. Either way nothing outside of the file is followed, and no data set
-may be larger than what the file holds.
+A file of this version ends with a line that contains the SHA-256 of all bytes before it; HDF5 ignores bytes
+after its own end. If the line is there, it must match. If it is missing (in files up to version 0.6.0, and in
+files that another program changed), a separate process reads the file first (hdf5_check.py), because a
+damaged file can make HDF5 crash or loop. In both cases links to other files are not followed, and no data set
+may be larger than the file allows.
 """
 
 from __future__ import annotations
@@ -36,23 +36,33 @@ from landscape.core.hdf5_check import first_words as first_words
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SEAL = re.compile(rb"\nlandscape sha256 ([0-9a-f]{64})\n")
 _SEAL_LENGTH = 83
-# How long the examiner may take: a start, and a tenth of what a disk reads (s, bytes/s; ours). What it may
-# hold beside twice the file: Python, numpy and HDF5 take half of that (bytes).
+# Time limit of the examiner: seconds for its start, and bytes per second, a tenth of the speed of a disk
+# (ours). Its memory limit in bytes, plus twice the size of the file: Python, numpy and HDF5 need half of it.
 PATIENCE, PACE, MEMORY = 10.0, 20e6, 1 << 30
-_known: dict[str, tuple[int, ...]] = {}  # files found sound, as they were then
+_known: dict[str, tuple[int, ...]] = {}  # files that were verified, with their state then
 
 
 class ChecksumWarning(UserWarning):
-    """A file has no checksum, so that damage to its numbers would not be seen."""
+    """A file has no checksum, so that damage to its numbers cannot be detected.
+
+    Example:
+        >>> issubclass(ChecksumWarning, UserWarning)
+        True
+    """
 
 
 class DamageWarning(UserWarning):
-    """A file is damaged, and another one took its place."""
+    """A file is damaged, and another one was used instead.
+
+    Example:
+        >>> issubclass(DamageWarning, UserWarning)
+        True
+    """
 
 
 @contextlib.contextmanager
 def writing(raw: CalmFile, source: Path | None = None) -> Iterator[h5py.File]:
-    """A new HDF5 file in ``raw``, or a copy of ``source`` there; it gets its checksum at the end."""
+    """A context with a new HDF5 file in ``raw`` or a copy of ``source``; the checksum is added last."""
     if source is not None:
         with open(source, "rb") as origin:
             shutil.copyfileobj(origin, raw, 1 << 20)
@@ -71,7 +81,11 @@ def writing(raw: CalmFile, source: Path | None = None) -> Iterator[h5py.File]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[tuple[h5py.File, bool]]:
-    """``path``, verified and examined, and whether it has a checksum. Raises FailedError."""
+    """A context with the file at ``path``, open and checked, and whether it has a checksum.
+
+    Raises:
+        FailedError: the file is missing, damaged, or contains something that this project does not write.
+    """
     with open_regular(path) as raw:
         stamp = _stamp(raw)
         key = os.path.abspath(path)
@@ -87,20 +101,20 @@ def reading(path: Path) -> Iterator[tuple[h5py.File, bool]]:
             hdf5_check.check(file, stamp[2])
         except hdf5_check.Unsound as error:
             raise FailedError(f"{path}: {error}") from error
-        except Exception as error:  # HDF5 and h5py raise what they happen to stumble over
+        except Exception as error:  # HDF5 and h5py raise errors of many types for damaged files
             raise FailedError(f"{path}: damaged or incomplete ({first_words(error)})") from error
         _known[key] = stamp
         yield file, sealed
 
 
 def has_checksum(path: str | Path) -> bool:
-    """Whether ``path`` has a checksum; :func:`reading` holds it against the bytes."""
+    """Whether the file at ``path`` has a checksum; :func:`reading` compares it with the content."""
     with open_regular(path) as raw:
         return _seal(raw) is not None
 
 
 def warn_unsealed(path: Path) -> None:
-    """Say that ``path`` has no checksum."""
+    """Warn that ``path`` has no checksum."""
     warnings.warn(
         f"{printable(path)}: has no checksum, damage to its numbers would not be seen (it is of version "
         "0.6.0 or older, or another program changed it)",
@@ -110,7 +124,7 @@ def warn_unsealed(path: Path) -> None:
 
 
 def _stamp(raw: IO[bytes]) -> tuple[int, ...]:
-    """By which a file is known to be as it was."""
+    """Numbers that change when the file changes."""
     s = os.fstat(raw.fileno())
     return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
 
@@ -122,7 +136,7 @@ def _seal(raw: IO[bytes]) -> bytes | None:
 
 
 def _verify(raw: io.BufferedReader, path: Path, check: bool) -> bool:
-    """Whether ``raw`` has a checksum; with ``check``, FailedError unless it fits."""
+    """Whether ``raw`` has a checksum. With ``check``, raises FailedError unless it matches."""
     try:
         seal = _seal(raw)
         raw.seek(0)
@@ -130,7 +144,7 @@ def _verify(raw: io.BufferedReader, path: Path, check: bool) -> bool:
             raise FailedError(f"{path}: not a readable HDF5 file (it does not begin as one)")
         if seal and check:
             digest, left = hashlib.sha256(SIGNATURE), os.fstat(raw.fileno()).st_size - _SEAL_LENGTH - 8
-            buffer = memoryview(bytearray(1 << 18))  # one that stays in the processor's cache
+            buffer = memoryview(bytearray(1 << 18))  # small enough for the processor's cache
             while left > 0 and (count := raw.readinto(buffer[: min(left, len(buffer))])):
                 digest.update(buffer[:count])
                 left -= count
@@ -144,7 +158,7 @@ def _verify(raw: io.BufferedReader, path: Path, check: bool) -> bool:
 
 
 class _Examiner:
-    """The process that reads unverified files; started when first needed, and again after each crash."""
+    """The process that reads files without a checksum; started when needed, and again after a crash."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -152,7 +166,7 @@ class _Examiner:
         self._owner, self._memory = 0, 0
 
     def ask(self, path: Path, length: int) -> str:
-        """What :func:`.examine` says about ``path``, or how the process ended over it."""
+        """The answer of the examiner about ``path``, or a description of how its process failed."""
         memory, seconds = MEMORY + 2 * length, PATIENCE + length / PACE
         with self._lock:
             if self._process is None or self._owner != os.getpid() or self._memory < memory:
@@ -171,11 +185,11 @@ class _Examiner:
             if answer:
                 return answer.decode("ascii").rstrip("\n")
             self.stop()
-            how = f"HDF5 does not come to an end in {seconds:.0f} s" if slow else "HDF5 crashes over it"
-            return f"damaged or incomplete ({how})"
+            failure = f"HDF5 does not come to an end in {seconds:.0f} s" if slow else "HDF5 crashes over it"
+            return f"damaged or incomplete ({failure})"
 
     def _start(self, memory: int) -> None:
-        # -I: neither the current folder's modules nor PYTHONPATH's are taken for ours.
+        # -I: ignore modules in the current folder and in PYTHONPATH.
         self._process = subprocess.Popen(
             [sys.executable, "-I", hdf5_check.__file__, str(memory)],
             stdin=subprocess.PIPE,
@@ -186,7 +200,7 @@ class _Examiner:
         self._owner, self._memory = os.getpid(), memory
 
     def stop(self) -> None:
-        """End the process, if this one started it."""
+        """Stop the examiner, if this process started it."""
         process, self._process = self._process, None
         if process is None or self._owner != os.getpid():
             return
@@ -198,17 +212,17 @@ class _Examiner:
 
 
 def _line(pipe: IO[bytes], seconds: float) -> bytes:
-    """A whole line from ``pipe``; empty at its end, TimeoutError when it takes longer than ``seconds``."""
-    found, deadline, poll = b"", time.monotonic() + seconds, select.poll()
+    """A line from ``pipe``; empty at the end of the pipe. Raises TimeoutError after ``seconds``."""
+    line, deadline, poll = b"", time.monotonic() + seconds, select.poll()
     poll.register(pipe, select.POLLIN | select.POLLHUP)
-    while not found.endswith(b"\n"):
+    while not line.endswith(b"\n"):
         if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
             raise TimeoutError
         part = os.read(pipe.fileno(), 1 << 16)
         if not part:
             return b""
-        found += part
-    return found
+        line += part
+    return line
 
 
 _examiner = _Examiner()
@@ -216,7 +230,7 @@ atexit.register(_examiner.stop)
 
 
 def _examine(path: Path, length: int) -> None:
-    """FailedError unless ``path`` can be read from one end to the other."""
+    """Raise FailedError unless the examiner can read all of ``path``."""
     answer = _examiner.ask(path, length)
     if answer != "ok":
         raise FailedError(f"{path}: {answer}")

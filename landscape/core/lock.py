@@ -1,4 +1,4 @@
-"""One writer at a time for a folder of runs or a result file, wherever its file system shares locks."""
+"""Locks: one process at a time writes a folder of runs or a result file, if the file system has locks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,24 @@ import filelock
 
 from landscape.core.errors import FailedError
 
-# How long the lock is tried for (s): processes that were just killed still hold it for a moment.
+# Seconds until a lock counts as taken: a process that was just killed has its locks for a moment longer.
 PATIENCE = 2.0
 
 
 class Lock:
-    """The right to write the folder or file ``path``; the system takes it back from a process that ends.
+    """The exclusive right to write the folder or file ``path``, until it is released or the process ends.
 
-    A hidden file beside the file, or in the folder, says who has it, and is removed in the end. One that a
-    killed process left behind is in nobody's way. Where the file system knows no locks, a warning says so.
+    A hidden file next to the file, or in the folder, names the process that has the lock; it is removed when
+    the lock is released. The hidden file of a process that was killed does not matter. A file system without
+    locks gives a warning.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with Lock(Path(folder)) as lock:
+        ...         lock.acquire()
+        ...         list(Path(folder).iterdir())[0].name
+        '.lock'
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,7 +41,11 @@ class Lock:
         self._file: filelock.BaseFileLock | None = None
 
     def acquire(self) -> None:
-        """Take it, unless it is had. Raises FailedError that names the process that has it."""
+        """Take the lock, if this object does not have it already.
+
+        Raises:
+            FailedError: another process has the lock, or its file cannot be written.
+        """
         if self._file:
             return None
         self._name = self.path / ".lock" if self.path.is_dir() else self._name
@@ -49,13 +62,14 @@ class Lock:
             return self._without(error.strerror)
         self._file = file
         since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-        with contextlib.suppress(OSError):  # it says less then, and holds all the same
+        with contextlib.suppress(OSError):  # the lock is valid without its text
             self._name.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}\n", "utf-8")
         return None
 
     def _without(self, words: str | None) -> None:
         warnings.warn(
-            f"{self.path}: no lock can be had here ({words}); let nobody else write there", stacklevel=3
+            f"{self.path}: the file system has no locks ({words}); do not let another process write there",
+            stacklevel=3,
         )
 
     def _holder(self) -> str:
@@ -65,9 +79,11 @@ class Lock:
         return "another process; wait for it, or name another place with -o"
 
     def release(self) -> None:
-        """Give it back, if it is had."""
+        """Release the lock, if this object has it."""
         if self._file:
-            with contextlib.suppress(OSError):  # while it is held: who opened it before sees that it is gone
+            with contextlib.suppress(
+                OSError
+            ):  # before the release: a process that opened it earlier then sees that it is gone
                 self._name.unlink()
             self._file.release()
             self._file = None

@@ -1,4 +1,4 @@
-"""How much memory is held, and how much of a bound on it is left."""
+"""Memory: how much is in use, and how much of a limit remains."""
 
 from __future__ import annotations
 
@@ -15,13 +15,24 @@ from torch import Tensor
 from landscape.core.errors import InputError
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-# Kept free for what libraries load and keep when they are first used: code, thread stacks, scratch space.
-# Seen on a CPU with small networks: up to 21 MiB (ours).
+# Reserve for the code, thread stacks and buffers that libraries load when they are first used: up to 21 MiB
+# were measured on a CPU with small networks (ours).
 RESERVE = 32 * 2**20
 
 
 def parse_size(where: str, text: str) -> int:
-    """Bytes from "2.5GiB", "800 MB" or "1000000". Raises InputError naming ``where``."""
+    """The number of bytes that a text such as "2.5GiB", "800 MB" or "1000000" stands for.
+
+    Args:
+        where: the option that the text was given with, for the message.
+
+    Raises:
+        InputError: the text is no positive number with a unit of memory.
+
+    Example:
+        >>> parse_size("--max-memory", "2 KiB")
+        2048
+    """
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([A-Z]*)", text.strip().upper())
     if not match or match[2] not in UNITS or float(match[1]) <= 0:
         raise InputError(
@@ -31,10 +42,17 @@ def parse_size(where: str, text: str) -> int:
     return int(float(match[1]) * UNITS[match[2]])
 
 
-def held(device: torch.device) -> int:
-    """Bytes held now: on CUDA by PyTorch on that device, else resident in memory by this process.
+def memory_in_use(device: torch.device) -> int:
+    """Bytes in use: on CUDA what PyTorch reserves on the device, else the resident memory of the process.
 
-    Where the system does not tell (only Linux does), the most that was ever resident.
+    On systems other than Linux, where the present resident memory is not known, its largest value so far.
+
+    Raises:
+        InputError: the system does not tell how much memory a process uses.
+
+    Example:
+        >>> memory_in_use(torch.device("cpu")) > 1_000_000
+        True
     """
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device)
@@ -46,33 +64,48 @@ def held(device: torch.device) -> int:
     try:
         import resource
     except ImportError as error:
-        raise InputError("max_memory: this system does not say how much memory a process holds") from error
+        raise InputError("max_memory: this system does not say how much memory a process uses") from error
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 @dataclass(frozen=True)
-class Room:
-    """What is left of ``limit`` bytes (None: no bound) beside the ``held`` ones, a reserve included."""
+class MemoryBudget:
+    """The memory that may still be used: ``limit`` bytes (None: no limit) minus ``used`` bytes.
+
+    Example:
+        >>> budget = MemoryBudget(limit=1000, used=400)
+        >>> budget.remaining
+        600
+        >>> budget.require(600)
+    """
 
     limit: int | None
-    held: int = 0
+    used: int = 0
 
     @classmethod
-    def under(cls, limit: int | None, device: torch.device) -> Room:
-        """The room that is left on ``device`` now."""
-        return cls(limit, 0 if limit is None else held(device) + RESERVE)
+    def on(cls, device: torch.device, limit: int | None) -> MemoryBudget:
+        """The budget on ``device`` now; a reserve for libraries counts as used.
+
+        Args:
+            limit: bytes that the process may use on the device; None: no limit.
+        """
+        return cls(limit, 0 if limit is None else memory_in_use(device) + RESERVE)
 
     @property
-    def left(self) -> float:
-        """Bytes; infinite without a bound."""
-        return math.inf if self.limit is None else self.limit - self.held
+    def remaining(self) -> float:
+        """Bytes; infinite without a limit."""
+        return math.inf if self.limit is None else self.limit - self.used
 
-    def need(self, size: float) -> None:
-        """Raise InputError, with the least that would do, unless ``size`` bytes are left."""
-        if size > self.left:
+    def require(self, size: float) -> None:
+        """Check that ``size`` bytes remain.
+
+        Raises:
+            InputError: fewer bytes remain; the message names the smallest limit that is enough.
+        """
+        if size > self.remaining:
             assert self.limit is not None
-            least, now = (f"{math.ceil(n / 2**20)}MiB" for n in (self.held + size, self.held))
+            least, now = (f"{math.ceil(n / 2**20)}MiB" for n in (self.used + size, self.used))
             raise InputError(
                 f"max_memory: {self.limit / 2**20:.6g}MiB is not enough, at least {least} is needed ({now} "
                 "before the grid starts: program, weights, directions, data)"
@@ -80,25 +113,41 @@ class Room:
 
 
 def fits(size: int, device: torch.device) -> bool:
-    """Whether ``size`` bytes of data may lie on ``device``: half of a GPU's free memory at most (ours, to
-    leave room for weights and activations); on the CPU the data is where it was."""
+    """Whether ``size`` bytes of data may be placed on ``device``.
+
+    On a GPU, data may take half of the free memory (ours: weights and activations need memory, too). On the
+    CPU they are in memory already.
+
+    Example:
+        >>> fits(1 << 40, torch.device("cpu"))
+        True
+    """
     return device.type != "cuda" or size <= torch.cuda.mem_get_info(device)[0] // 2
 
 
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Counts the bytes that autograd keeps for backward passes recorded inside the block.
+    """A context that counts the bytes that autograd saves for backward passes.
 
-    Tensors that share memory with ``besides`` (the parameters, which are there anyway) do not count.
+    Args:
+        excluding: tensors, such as the parameters, whose memory is not counted.
+
+    Example:
+        >>> weights = torch.ones(4, requires_grad=True)
+        >>> saved = SavedBytes()
+        >>> with saved:
+        ...     loss = (weights * weights).sum()
+        >>> saved.bytes_
+        16
     """
 
-    def __init__(self, besides: Iterable[Tensor] = ()) -> None:
+    def __init__(self, excluding: Iterable[Tensor] = ()) -> None:
         self.bytes_ = 0
-        seen = {tensor.data_ptr() for tensor in besides}
+        seen = {tensor.data_ptr() for tensor in excluding}
 
         def pack(tensor: Tensor) -> Tensor:
             if tensor.data_ptr() not in seen:
                 seen.add(tensor.data_ptr())
-                self.bytes_ += tensor.nbytes  # not its storage's: a chunk is a view of the whole data
+                self.bytes_ += tensor.nbytes  # of the tensor alone: its storage may be that of the whole data
             return tensor.detach()  # a node that kept its own output would never be freed
 
         super().__init__(pack, lambda tensor: tensor)

@@ -1,4 +1,4 @@
-"""Checks of what a user typed: names, numbers and keyword arguments, with errors that say what is allowed."""
+"""Checks of the names, numbers and keyword arguments of a user, with errors that say what is allowed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,27 @@ from typing import Any, Union, get_args, get_origin
 
 from landscape.core.errors import InputError
 
-# The split that every analysis is of, unless told otherwise. Of the training set (ours): only there is all of
-# it defined. Training goes down this loss, so that Δ(2), the limits on ηλ_max, the smoothing that the spread
-# does and the minima that delay leaves are its; the others share it so that numbers of two commands compare.
-# The papers' contours are of the test loss: their figures say so themselves, --split test elsewhere.
+# The default split of all analyses: the training set (ours). Training minimises its loss, so that Δ(2), the
+# limits on ηλ_max, the smoothing by the spread and the minima that delay leaves are defined by it; the other
+# analyses use it, too, so that results of two commands can be compared. The contours in the papers are of the
+# test loss: the papers' figures set that themselves, elsewhere it is --split test.
 SPLIT = "train"
 
 
 def choose(where: str, name: str, allowed: Iterable[str]) -> str:
-    """Return ``name`` if it is among ``allowed``; else raise InputError naming the nearest allowed one."""
+    """Check that ``name`` is allowed, and return it.
+
+    Args:
+        where: the option that the name was given with, for the message.
+
+    Raises:
+        InputError: another name; the message suggests the most similar allowed one.
+
+    Example:
+        >>> choose("--norm", "fliter", ["none", "filter", "layer"])
+        Traceback (most recent call last):
+        landscape.core.errors.InputError: --norm: 'fliter' is not known; did you mean 'filter'? ...
+    """
     known = sorted(allowed)
     if name in known:
         return name
@@ -28,26 +40,52 @@ def choose(where: str, name: str, allowed: Iterable[str]) -> str:
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean '…'?" with the one of ``known`` that looks most like ``name``, or ""."""
-    found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f"; did you mean '{found[0]}'?" if found else ""
+    """The text "; did you mean '…'?" with the most similar name in ``known``; "" if none is similar.
+
+    Example:
+        >>> near("fliter", ["none", "filter"])
+        "; did you mean 'filter'?"
+    """
+    similar = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{similar[0]}'?" if similar else ""
 
 
 def positive(where: str, value: float, *, least: float | None = None) -> None:
-    """Raise InputError unless ``value`` is finite and > 0 (or ≥ ``least`` where given)."""
+    """Check that ``value`` is finite and > 0, or ≥ ``least`` if that is given.
+
+    Args:
+        where: the option that the value was given with, for the message.
+
+    Raises:
+        InputError: another value.
+
+    Example:
+        >>> positive("--grid", 0, least=1)
+        Traceback (most recent call last):
+        landscape.core.errors.InputError: --grid: 0 is not allowed, it must be a finite number ≥ 1
+    """
     bits = value.bit_length() if isinstance(value, int) else 0
     ok = value > 0 if least is None else value >= least
-    if not ok or bits > 1023 or value == float("inf"):  # which no float holds
+    if not ok or bits > 1023 or value == float("inf"):  # larger integers do not fit into a float
         allowed = "a finite number > 0" if least is None else f"a finite number ≥ {least:g}"
         shown = f"a whole number of {bits} bits" if bits > 1023 else value
         raise InputError(f"{where}: {shown} is not allowed, it must be {allowed}")
 
 
 def quantity(where: str, text: str, units: Mapping[str, float], *, zero: bool = False) -> float:
-    """The number before a unit, times what ``units`` says the unit is worth: "10Gbit/s", "50 us".
+    """The value of a number with a unit, such as "10Gbit/s" or "50 us".
 
-    Raises InputError naming ``where``, unless it is finite and > 0 (or ≥ 0 with ``zero``) and has a unit,
-    spelt as in ``units``: Mb and MB are not the same.
+    Args:
+        where: the option that the text was given with, for the message.
+        units: the factor of each unit. Upper and lower case differ: Mb is not MB.
+        zero: whether 0 is allowed.
+
+    Raises:
+        InputError: no finite number > 0 (with ``zero``: ≥ 0), or no known unit.
+
+    Example:
+        >>> quantity("--bandwidth", "10 kB/s", {"B/s": 1.0, "kB/s": 1e3})
+        10000.0
     """
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(?:[eE]([+-]?\d+))?\s*(\D.*)", text.strip())
     value = float(f"{match[1]}e{match[2] or 0}") if match else -1.0
@@ -61,7 +99,14 @@ def quantity(where: str, text: str, units: Mapping[str, float], *, zero: bool = 
 
 
 def below_one(where: str, value: float) -> None:
-    """Raise InputError unless 0 ≤ ``value`` < 1."""
+    """Check that 0 ≤ ``value`` < 1.
+
+    Raises:
+        InputError: another value.
+
+    Example:
+        >>> below_one("momentum", 0.9)
+    """
     if not 0 <= value < 1:
         raise InputError(f"{where}: {value} is not allowed, it must be ≥ 0 and < 1")
 
@@ -77,14 +122,14 @@ def _fits(value: Any, annotation: Any) -> bool:
     if origin in (list, tuple):
         items = args[:1] if args else (Any,)
         return isinstance(value, (list, tuple)) and all(_fits(item, items[0]) for item in value)
-    if annotation is float:  # an int is a fine float; a bool is neither
+    if annotation is float:  # an int may stand for a float; a bool is no number
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return annotation is not None and isinstance(value, annotation)
 
 
-def _spell(annotation: Any) -> str:
+def _type_name(annotation: Any) -> str:
     if get_origin(annotation) is typing.Literal:
         return "one of " + ", ".join(repr(a) for a in get_args(annotation))
     if isinstance(annotation, type) and not get_args(annotation):
@@ -93,19 +138,40 @@ def _spell(annotation: Any) -> str:
 
 
 def check_type(where: str, value: Any, annotation: Any) -> Any:
-    """Return ``value`` (an int given for a float becomes one) or raise InputError naming both types."""
+    """Check that ``value`` has the type of ``annotation``, and return it; an int for a float becomes a float.
+
+    Raises:
+        InputError: a value of another type.
+
+    Example:
+        >>> check_type("lr", 1, float)
+        1.0
+    """
     if not _fits(value, annotation):
-        raise InputError(f"{where}: {value!r} is not allowed, it must be {_spell(annotation)}")
+        raise InputError(f"{where}: {value!r} is not allowed, it must be {_type_name(annotation)}")
     return float(value) if annotation is float else value
 
 
 def check_keywords(
     where: str, options: Mapping[str, Any], function: Callable[..., Any], given: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Check ``options`` against the signature of ``function`` and return them with their defaults filled in.
+    """Check ``options`` against the signature of ``function``, and add the defaults of missing ones.
 
-    ``where`` is the dotted prefix of the keys, such as "model"; ``given`` names parameters that the caller
-    supplies itself, which a user may not set.
+    Args:
+        where: prefix of the keys in messages, such as "model".
+        options: keyword arguments for ``function``.
+        given: parameters that the caller sets itself, and a user may not.
+
+    Returns:
+        All keyword arguments of ``function`` but those in ``given``.
+
+    Raises:
+        InputError: an unknown key, a value of another type, or a missing value without a default.
+
+    Example:
+        >>> def build(width: int, depth: int = 2): ...
+        >>> check_keywords("model", {"width": 8}, build)
+        {'width': 8, 'depth': 2}
     """
     hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
     parameters = {

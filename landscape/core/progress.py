@@ -1,4 +1,4 @@
-"""Progress bars: on a terminal only, and one inside another."""
+"""Progress bars, also nested; shown on a terminal only."""
 
 from __future__ import annotations
 
@@ -9,14 +9,25 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-_open: list[Progress | None] = []  # the innermost last; None where nothing is to be shown
+_open: list[Progress | None] = []  # the bars in use, the innermost last; None for one that is not shown
 
 
 @contextlib.contextmanager
 def progress_bar(title: str, quiet: bool = False) -> Iterator[Callable[[float], None]]:
-    """A bar with the time left; what it yields takes the share done, 0…1.
+    """A context with a progress bar that shows an estimate of the remaining time.
 
-    Inside another it is a line under that one, and not shown where that one is not.
+    Inside another progress bar it is a line below that one, and is shown only if that one is.
+
+    Args:
+        title: the text to the left of the bar.
+        quiet: whether to show nothing.
+
+    Yields:
+        A function that takes the completed share, from 0 to 1.
+
+    Example:
+        >>> with progress_bar("contour", quiet=True) as progress:
+        ...     progress(0.5)
     """
     outer = _open[-1] if _open else None
     if quiet or not sys.stderr.isatty() or (_open and outer is None):

@@ -1,8 +1,8 @@
 """What can be asked for by name: algorithms, optimizers, models, data sets, drawings, figures, commands.
 
 Each kind has one :class:`Registry`. The package's own entries add themselves where they are defined, in the
-room that the registry names; another package adds its own the same way, in a module that its metadata lists
-as an entry point of the group "landscape.plugins"::
+room that the registry names. Another package adds entries in a module that its metadata lists as an entry
+point of the group "landscape.plugins"::
 
     [project.entry-points."landscape.plugins"]
     mine = "my_package.landscape_plugin"
@@ -12,18 +12,23 @@ as an entry point of the group "landscape.plugins"::
 
     @registry.algorithms.add("my-rule")
     class MyRule(Rule): ...
+
+    # or, so that my_package.rules (and torch) is imported only when the name is used:
+    registry.algorithms.declare("my-rule", "my_package.rules:MyRule")
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import operator
 import pkgutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from landscape.core.errors import InputError
+from landscape.core.errors import FailedError, InputError
 from landscape.core.options import choose
 
 GROUP = "landscape.plugins"
@@ -34,6 +39,14 @@ class PluginWarning(UserWarning):
     """A plugin could not be loaded, and is left out."""
 
 
+@dataclass(frozen=True)
+class _Declared:
+    """An entry that is imported when it is first used: ``place`` is "MODULE:NAME"."""
+
+    place: str
+    summary: str
+
+
 class Registry:
     """The entries of one kind, by name.
 
@@ -41,7 +54,9 @@ class Registry:
         kind: what an entry is, for messages: "algorithm".
         option: what a user typed the name for: "algorithm.name".
         room: the module, or the package with one module an entry, that holds the package's own entries. It
-            is imported when a name is first looked up.
+            is imported when a name is first looked up, and the plugins after it, when the room has no such
+            name or all names are asked for.
+        function: gives the function or class behind an entry that is an object of another kind.
 
     Example:
         >>> colours = Registry("colour", "--colour")
@@ -50,14 +65,18 @@ class Registry:
         ...     return "#ff0000"
         >>> colours["red"]()
         '#ff0000'
-        >>> colours.names()
-        ['red']
+        >>> colours.declare("pi", "math:pi", "No colour at all.")
+        >>> colours.names(), colours.summary("pi"), colours["pi"]
+        (['pi', 'red'], 'No colour at all.', 3.141592653589793)
     """
 
-    def __init__(self, kind: str, option: str, room: str = "") -> None:
-        self.kind, self.option, self._room = kind, option, room
+    def __init__(
+        self, kind: str, option: str, room: str = "", function: Callable[[Any], Any] = lambda entry: entry
+    ) -> None:
+        self.kind, self.option, self._room, self._function = kind, option, room, function
         self._entries: dict[str, Any] = {}
-        self._complete = False
+        self._summaries: dict[str, str] = {}
+        self._room_loaded = False
 
     def add(self, name: str) -> Callable[[T], T]:
         """A decorator that adds what it decorates under ``name``.
@@ -66,40 +85,90 @@ class Registry:
         """
 
         def decorate(entry: T) -> T:
-            taken = self._entries.get(name)
-            if taken is not None and _place(taken) != _place(entry):
-                raise InputError(
-                    f"{self.kind} '{name}': {_place(entry)} may not take the name of {_place(taken)}"
-                )
-            self._entries[name] = entry
+            self._add(name, entry)
             return entry
 
         return decorate
 
+    def declare(self, name: str, place: str, summary: str = "") -> None:
+        """Add what "MODULE:NAME" is, without importing the module before the entry is used.
+
+        Args:
+            name: the name of the entry.
+            place: "MODULE:NAME".
+            summary: one line for a list of the entries.
+
+        Raises InputError where the name is taken by something else.
+        """
+        self._add(name, _Declared(place, summary))
+        self._summaries[name] = summary
+
+    def _add(self, name: str, entry: object) -> None:
+        if name in self._entries:
+            old, new = self._place(self._entries[name]), self._place(entry)
+            if old != new:
+                raise InputError(f"{self.kind} '{name}': {new} may not take the name of {old}")
+            if isinstance(entry, _Declared):  # and may be imported already
+                return
+        self._entries[name] = entry
+
     def names(self) -> list[str]:
         """All names, sorted."""
-        self._load()
+        self._load_room()
+        load_plugins()
         return sorted(self._entries)
 
+    def __iter__(self) -> Iterator[str]:
+        """All names, in the order in which they were added."""
+        self.names()
+        return iter(tuple(self._entries))
+
+    def summary(self, name: str) -> str:
+        """The line that was declared for ``name``; "" where there is none."""
+        return self._summaries.get(name, "")
+
     def __contains__(self, name: object) -> bool:
-        self._load()
+        self._load_room()
+        if name not in self._entries:
+            load_plugins()
         return name in self._entries
 
     def __getitem__(self, name: str) -> Any:
         """The entry called ``name``. InputError names the nearest one."""
-        self._load()
-        return self._entries[choose(self.option, name, self._entries)]
+        if name not in self:
+            choose(self.option, name, self._entries)
+        entry = self._entries[name]
+        if isinstance(entry, _Declared):
+            entry = self._entries[name] = self._imported(name, entry.place)
+        return entry
 
-    def _load(self) -> None:
-        """Import the package's own entries, then the plugins: once."""
-        if self._complete:
+    def _imported(self, name: str, place: str) -> Any:
+        """What a declared entry is; FailedError where the package that declared it does not have it."""
+        module, _, attribute = place.partition(":")
+        try:
+            return operator.attrgetter(attribute)(importlib.import_module(module))
+        except (ImportError, AttributeError) as error:
+            if module.partition(".")[0] == __name__.partition(".")[0]:
+                raise
+            raise FailedError(
+                f"{self.kind} '{name}': {place} cannot be imported ({type(error).__name__}: {error})"
+            ) from error
+
+    def _load_room(self) -> None:
+        """Import the package's own entries, once."""
+        if self._room_loaded or not self._room:
             return
-        self._complete = True  # before: what is imported may look names up
-        if self._room:
-            room = importlib.import_module(self._room)
-            for module in pkgutil.iter_modules(getattr(room, "__path__", ())):
-                importlib.import_module(f"{self._room}.{module.name}")
-        load_plugins()
+        self._room_loaded = True  # before: what is imported may look names up
+        room = importlib.import_module(self._room)
+        for module in pkgutil.iter_modules(getattr(room, "__path__", ())):
+            importlib.import_module(f"{self._room}.{module.name}")
+
+    def _place(self, entry: object) -> str:
+        """Where an entry is defined: "MODULE.NAME"."""
+        if isinstance(entry, _Declared):
+            return entry.place.replace(":", ".")
+        made = self._function(entry)
+        return f"{getattr(made, '__module__', '')}.{getattr(made, '__qualname__', type(made).__name__)}"
 
 
 _loaded: set[str] = set()
@@ -121,15 +190,11 @@ def load_plugins() -> None:
             )
 
 
-def _place(entry: object) -> str:
-    """Where an entry is defined."""
-    return f"{getattr(entry, '__module__', '')}.{getattr(entry, '__qualname__', type(entry).__name__)}"
-
-
 algorithms = Registry("algorithm", "algorithm.name", "landscape.train.algorithms")
 optimizers = Registry("optimizer", "optimizer.name", "landscape.train.optimizer")
 models = Registry("model", "model.name", "landscape.models")
 data_sets = Registry("data set", "data.name", "landscape.data")
+results = Registry("result", "FILE", "landscape.results")
 drawings = Registry("drawing", "FILE", "landscape.plots")
-figures = Registry("figure", "NAME", "landscape.paper.figures")
-commands = Registry("command", "COMMAND", "landscape.cli")
+figures = Registry("figure", "NAME", "landscape.paper.figures", operator.attrgetter("draw"))
+commands = Registry("command", "COMMAND", "landscape.cli.commands", operator.attrgetter("callback"))

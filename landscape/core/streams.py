@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or gone."""
+"""Standard streams that are closed or cannot be written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class _Named(io.FileIO):
-    """A file whose failed writes say that it is stdout."""
+    """A file whose write errors name stdout."""
 
     def write(self, data: Any) -> int:
         try:
@@ -19,7 +19,7 @@ class _Named(io.FileIO):
 
 
 class _Calm(io.FileIO):
-    """A file whose failed writes are forgotten: messages to a terminal that is gone must not end a run."""
+    """A file that ignores write errors: messages to a terminal that was closed must not end a run."""
 
     def write(self, data: Any) -> int:
         try:
@@ -29,21 +29,29 @@ class _Calm(io.FileIO):
 
 
 def calm(descriptor: int) -> io.TextIOWrapper:
-    """What is written to the descriptor, as text, line by line, whether it arrives or not."""
+    """A text stream to a file descriptor, written line by line, that ignores write errors.
+
+    Example:
+        >>> stream = calm(os.open(os.devnull, os.O_WRONLY))
+        >>> stream.write("message")
+        7
+        >>> stream.close()
+    """
     raw = io.BufferedWriter(_Calm(descriptor, "wb", closefd=False))
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def prepare() -> None:
-    """Make the standard streams usable: closed ones lead nowhere, and messages on stderr may be lost.
+    """Make the standard streams usable: replace closed ones, and ignore write errors on stderr.
 
-    A descriptor that is closed would be that of the next file opened, and get what is meant for the terminal.
+    Otherwise the next file that is opened would get a closed descriptor, and with it the text for the
+    terminal. Used once, at the start of a command.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
     if sys.stdout is None or sys.stdout is sys.__stdout__:
         raw = io.BufferedWriter(_Named(1, "wb", closefd=False))
         sys.stdout = io.TextIOWrapper(
@@ -54,7 +62,15 @@ def prepare() -> None:
 
 
 def flush() -> OSError | None:
-    """Write out what stdout still holds; the error, if that cannot be done, after which nothing is held."""
+    """Write the buffer of stdout.
+
+    Returns:
+        The error, if the buffer cannot be written; it is then discarded. None otherwise.
+
+    Example:
+        >>> flush() is None
+        True
+    """
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -207,7 +207,7 @@ class HessianOperator:
             if i < len(self._kept):
                 yield (*self._kept[i], True)
                 continue
-            saved = SavedBytes(besides=self._leaves.values())
+            saved = SavedBytes(excluding=self._leaves.values())
             fixed = fixed_randomness(self.problem, i if seeded else None)
             with saved, twice_differentiable(self.problem.model), fixed:
                 chunk, share = (

@@ -1,50 +1,43 @@
-"""Data sets by name. ``load("mnist", data_dir="…")``; ``names()`` lists them."""
+"""Data sets by name. ``load("mnist", data_dir="…")``; ``names()`` lists them.
+
+Each data set adds itself to :data:`landscape.core.registry.data_sets` in its own file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from landscape.core.options import check_keywords, choose
+from landscape.core import registry
+from landscape.core.errors import InputError
+from landscape.core.options import check_keywords
 from landscape.data.base import Dataset
-from landscape.data.cifar import cifar10, cifar100
-from landscape.data.digits import digits
-from landscape.data.folder import image_folder
-from landscape.data.idx import fashion_mnist, mnist
-from landscape.data.speech import speech_list, spoken_digits
-from landscape.data.synthetic import quadratic, synthetic
 
 __all__ = ["Dataset", "load", "names", "options"]
 
-_REGISTRY: dict[str, Callable[..., Dataset]] = {
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "digits": digits,
-    "fashion-mnist": fashion_mnist,
-    "image-folder": image_folder,
-    "mnist": mnist,
-    "quadratic": quadratic,
-    "speech-list": speech_list,
-    "spoken-digits": spoken_digits,
-    "synthetic": synthetic,
-}
-
 
 def names() -> list[str]:
-    """The names that :func:`load` knows."""
-    return sorted(_REGISTRY)
+    """The names of all data sets, those of plugins included."""
+    return registry.data_sets.names()
 
 
 def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """``given`` checked against the data set's options, defaults filled in; InputError names the key."""
-    loader = _REGISTRY[choose("data.name", name, _REGISTRY)]
-    return check_keywords("data", given, loader, given=("data_dir",))
+    return check_keywords("data", given, registry.data_sets[name], given=("data_dir",))
 
 
 def load(name: str, *, data_dir: str | Path | None = None, **kwargs: Any) -> Dataset:
-    """The data set ``name``. ``data_dir`` (or the variable LANDSCAPE_DATA) holds what is not bundled.
+    """The data set ``name``.
+
+    Args:
+        name: one of :func:`names`.
+        data_dir: the folder with the data sets that are not bundled; None: the variable LANDSCAPE_DATA, or
+            "data".
+        kwargs: options of the data set; those left out have their defaults.
 
     Raises InputError for an unknown name or option, FailedError for files that are missing or damaged.
     """
-    return _REGISTRY[choose("data.name", name, _REGISTRY)](data_dir=data_dir, **options(name, kwargs))
+    found = registry.data_sets[name](data_dir=data_dir, **options(name, kwargs))
+    if not isinstance(found, Dataset):  # as a plugin may have it
+        raise InputError(f"data.name: '{name}' gives a {type(found).__name__}, it must give a Dataset")
+    return found

@@ -1,4 +1,4 @@
-"""What every data set is: two splits of tensors, a loss, and a fingerprint."""
+"""The form of a data set: two splits of tensors, a loss, and a fingerprint."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Split = tuple[Tensor, Tensor] | Stream
 class Dataset:
     """``train`` and ``test`` are (x, y) with the samples first; ``loss(outputs, targets)`` is a mean.
 
-    A split may also be a :class:`Stream`, read when it is used. ``fingerprint`` is the SHA-256 of the source
-    arrays, so that a checkpoint can tell whether the data it is analysed with is the data it was trained on.
-    ``classes`` is 0 where the targets are not classes. ``augment(x, generator)``, if there is one, is what
-    training does to the inputs of a minibatch; nothing else augments.
+    A split may also be a :class:`Stream`, which is read during use. ``fingerprint`` is the SHA-256 of the
+    source arrays: an analysis compares it with the fingerprint of the training data. ``classes`` is 0 where
+    the targets are no classes. ``augment(x, generator)`` augments the inputs of a minibatch in training, and
+    only there; None: no augmentation.
     """
 
     train: Split
@@ -43,7 +43,7 @@ class Dataset:
 
 
 def data_root(data_dir: str | Path | None) -> Path:
-    """The folder with the data sets that are not bundled: given, or LANDSCAPE_DATA's, or "data"."""
+    """The folder with the data sets that are not bundled: ``data_dir``, else LANDSCAPE_DATA, else "data"."""
     return Path(data_dir or os.environ.get("LANDSCAPE_DATA") or "data")
 
 

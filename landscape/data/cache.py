@@ -1,7 +1,7 @@
-"""Arrays that take long to make from files, made once and kept: an HDF5 file each, checked when read.
+"""A cache of arrays that take long to compute from files: one HDF5 file each, checked when read.
 
-They lie in the folder that LANDSCAPE_CACHE names, or else in landscape/ under XDG_CACHE_HOME or ~/.cache, and
-may be deleted at any time.
+The cache is the folder LANDSCAPE_CACHE, else landscape/ under XDG_CACHE_HOME or ~/.cache. It can be
+deleted at any time.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ R = TypeVar("R")
 
 
 def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Callable[[], Arrays]) -> Arrays:
-    """What ``make()`` returns, from the cache if it was made before from the same files and settings.
+    """The arrays of ``make()``, from the cache if it has them for the same files and settings.
 
-    ``files`` are paths below ``root``; they count as the same while these, sizes and times of change are. Of
-    several processes that start at once, one makes the arrays and the others wait for it. A cache file that
-    is damaged is made again. Where the cache cannot be written, a warning says so and nothing is kept.
+    ``files`` are paths below ``root``; files are the same if paths, sizes and modification times are. If
+    several processes start together, one computes the arrays and the others wait for it. A damaged cache file
+    is computed again. If the cache cannot be written, there is a warning and nothing is cached.
     """
     digest = hashlib.sha256(settings.encode())
     for path in files:
@@ -45,14 +45,14 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
             folder = _folder()
             alone.enter_context(_alone(folder))
         except FailedError as error:
-            warnings.warn(f"{error}; nothing is kept", stacklevel=2)
+            warnings.warn(f"{error}; nothing is cached", stacklevel=2)
             return _made(make)
-        kept = folder / f"{name}-{digest.hexdigest()[:24]}.h5"
-        arrays = _read(kept)
+        stored = folder / f"{name}-{digest.hexdigest()[:24]}.h5"
+        arrays = _read(stored)
         if arrays is None:
             arrays = _made(make)
             try:
-                with hdf5.writing(kept, SCHEMA) as file:
+                with hdf5.writing(stored, SCHEMA) as file:
                     file.attrs["fingerprint"] = _fingerprint(arrays)
                     for key, array in arrays.items():
                         file[key] = array
@@ -62,14 +62,14 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
 
 
 def _made(make: Callable[[], Arrays]) -> Arrays:
-    """Laid out as they will be when read: a network's rounding depends on the order in memory."""
+    """Contiguous, as after reading: the rounding of a network depends on the order in memory."""
     return {key: np.ascontiguousarray(array) for key, array in make().items()}
 
 
 def _folder() -> Path:
-    own = os.environ.get("LANDSCAPE_CACHE")
-    if own:
-        return Path(own)
+    given = os.environ.get("LANDSCAPE_CACHE")
+    if given:
+        return Path(given)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "landscape")
     except RuntimeError as error:  # neither HOME nor an entry in the list of users, as in some containers
@@ -88,7 +88,7 @@ def file_stat(root: Path, path: str) -> os.stat_result:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """No two processes are in this block for one folder; the lock ends with the process that holds it."""
+    """A lock on one folder between processes; it ends with its process."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)

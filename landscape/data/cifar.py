@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from landscape.core import registry
 from landscape.core.errors import FailedError
 from landscape.core.files import read_regular
 from landscape.core.hdf5 import Array
@@ -14,8 +15,8 @@ from landscape.data.base import Dataset, data_root
 from landscape.data.folder import folder_arrays
 from landscape.data.images import image_set
 
-# The folder that the authors' archive unpacks to, its files (train…, test), and the bytes of labels before an
-# image, of which the last is the label (CIFAR-100: coarse, fine).
+# Name -> folder in the authors' archive, training files, test file, bytes of labels before an image (the last
+# one counts; CIFAR-100: coarse, fine), classes.
 BINARY = {
     "cifar10": (
         "cifar-10-batches-bin",
@@ -27,19 +28,19 @@ BINARY = {
     "cifar100": ("cifar-100-binary", ["train.bin"], "test.bin", 2, 100),
 }
 PIXELS = 3 * 32 * 32
-MOST = 1 << 28  # bytes of one file; CIFAR-100's largest has 154 million
+MAX_BYTES = 1 << 28  # bytes of one file; CIFAR-100's largest has 154 million
 
 
 def read_binary(path: Path, labels: int, classes: int) -> tuple[Array, Array]:
     """(images (N, 3, 32, 32) uint8, labels (N,) uint8) of one binary file; FailedError if it is damaged."""
-    raw = np.frombuffer(bytearray(read_regular(path, MOST)), np.uint8)
+    raw = np.frombuffer(bytearray(read_regular(path, MAX_BYTES)), np.uint8)
     record = labels + PIXELS
     if len(raw) == 0 or len(raw) % record:
-        raise FailedError(f"{path}: holds {len(raw)} bytes, no multiple of {record}; fetch it again")
+        raise FailedError(f"{path}: holds {len(raw)} bytes, no multiple of {record}; download it again")
     rows = raw.reshape(-1, record)
     y = rows[:, labels - 1].copy()
     if y.max() >= classes:
-        raise FailedError(f"{path}: holds the label {y.max()}, allowed: 0…{classes - 1}; fetch it again")
+        raise FailedError(f"{path}: holds the label {y.max()}, allowed: 0…{classes - 1}; download it again")
     return rows[:, labels:].reshape(-1, 3, 32, 32), y
 
 
@@ -47,27 +48,27 @@ def _load(name: str, data_dir: str | Path | None, normalize: bool, augment: bool
     positive("data.subset", subset, least=0)
     archive, train_files, test_file, labels, classes = BINARY[name]
     root = data_root(data_dir)
-    own = root / name
-    for folder in (root / archive, own / archive, own, root):
+    images = root / name
+    for folder in (root / archive, images / archive, images, root):
         if not (folder / test_file).is_file():
             continue
         missing = [file for file in train_files if not (folder / file).is_file()]
         if missing:
-            raise FailedError(f"data {name}: {folder / missing[0]} is missing; fetch the archive again")
+            raise FailedError(f"data {name}: {folder / missing[0]} is missing; download the archive again")
         parts = [read_binary(folder / file, labels, classes) for file in train_files]
         train = np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
         test = read_binary(folder / test_file, labels, classes)
         return image_set(_some(train, subset), _some(test, subset), classes, normalize, augment)
-    if (own / "train").is_dir():
-        names, a = folder_arrays(name, own, 32)
+    if (images / "train").is_dir():
+        names, a = folder_arrays(name, images, 32)
         if len(names) != classes:
-            raise FailedError(f"{own / 'train'}: holds {len(names)} classes, {name} has {classes}")
+            raise FailedError(f"{images / 'train'}: holds {len(names)} classes, {name} has {classes}")
         train, test = ((a[f"x_{part}"], a[f"y_{part}"]) for part in ("train", "test"))
         return image_set(_some(train, subset), _some(test, subset), classes, normalize, augment)
     raise FailedError(
-        f"data {name}: neither {root / archive / test_file} nor {own / 'train'} is there; fetch the binary "
-        f"version, or put images into {own}/train/CLASS and {own}/test/CLASS, and give the folder with "
-        "--data-dir or LANDSCAPE_DATA"
+        f"data {name}: neither {root / archive / test_file} nor {images / 'train'} exists; download the "
+        f"binary version, or put images into {images}/train/CLASS and {images}/test/CLASS, and give the "
+        "folder with --data-dir or LANDSCAPE_DATA"
     )
 
 
@@ -80,6 +81,7 @@ def _some(images: tuple[Array, Array], subset: int) -> tuple[Array, Array]:
     return x[chosen], y[chosen]
 
 
+@registry.data_sets.add("cifar10")
 def cifar10(
     data_dir: str | Path | None = None, normalize: bool = True, augment: bool = False, subset: int = 0
 ) -> Dataset:
@@ -91,6 +93,7 @@ def cifar10(
     return _load("cifar10", data_dir, normalize, augment, subset)
 
 
+@registry.data_sets.add("cifar100")
 def cifar100(
     data_dir: str | Path | None = None, normalize: bool = True, augment: bool = False, subset: int = 0
 ) -> Dataset:

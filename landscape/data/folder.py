@@ -1,4 +1,4 @@
-"""Folders of image files, one folder a class: decoded once and kept, or streamed."""
+"""Folders of image files, one folder for each class: decoded once and cached, or streamed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from landscape.core import registry
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
@@ -20,14 +21,14 @@ from landscape.data.stream import ImageFiles, ImageStream
 SUFFIXES = (".jpg", ".jpeg", ".png")
 # Files that one task decodes: few enough for a smooth progress bar, many enough that tasks cost nothing.
 TASK = 200
-# Means and standard deviations of ImageNet's channels, as everyone uses them.
+# Means and standard deviations of ImageNet's channels, the usual values.
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def listing(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
     """(classes, split -> (file below root, label)…) of root/train/CLASS/*.jpg|jpeg|png and root/test/CLASS/….
 
-    Classes are sorted by name; files are in a fixed random order, so that any batch in turn holds all
+    Classes are sorted by name; files are in a fixed random order, so that consecutive batches contain all
     classes. Raises FailedError for a split without classes, a class without images, or classes that
     differ.
     """
@@ -36,7 +37,7 @@ def listing(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
     for split in ("train", "test"):
         try:
             names = sorted(entry.name for entry in os.scandir(root / split) if entry.is_dir())
-            held = {name: sorted(os.listdir(root / split / name)) for name in names}
+            listed = {name: sorted(os.listdir(root / split / name)) for name in names}
         except OSError as error:
             raise FailedError(f"{error.filename}: cannot be read ({error.strerror})") from error
         if split == "test" and names != classes:
@@ -46,7 +47,7 @@ def listing(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
             raise FailedError(f"{root / split}: holds {len(names)} folders of images, one a class is needed")
         classes, found[split] = names, []
         for label, name in enumerate(names):
-            files = [file for file in held[name] if file.lower().endswith(SUFFIXES)]
+            files = [file for file in listed[name] if file.lower().endswith(SUFFIXES)]
             if not files:
                 kinds = ", ".join(SUFFIXES)
                 raise FailedError(f"{root / split / name}: holds no image, a class needs one ({kinds})")
@@ -85,6 +86,7 @@ def folder_arrays(
     return classes, cached(name, root, paths, f"images 1 {size} {border}", make)
 
 
+@registry.data_sets.add("image-folder")
 def image_folder(
     folder: str,
     data_dir: str | Path | None = None,

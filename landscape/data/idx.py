@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from landscape.core import registry
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import open_regular
 from landscape.data.base import Dataset, classification, data_root
@@ -24,15 +25,15 @@ FILES = (
 
 CLASSES = 10
 # Bytes of one file, unpacked: five times MNIST's training images (ours).
-MOST = 1 << 28
+MAX_BYTES = 1 << 28
 
 
 def read_idx(path: Path) -> np.ndarray[Any, Any]:
     """The uint8 array in an IDX file (gzip if its name ends so). FailedError if it is damaged, or too large.
 
-    Of what is compressed, only as much as the header promises is ever unpacked.
+    Of a compressed file, only the number of bytes in the header is unpacked.
     """
-    with open_regular(path, MOST) as packed:
+    with open_regular(path, MAX_BYTES) as packed:
         try:
             file = gzip.GzipFile(fileobj=packed) if path.suffix == ".gz" else packed
             start = file.read(4)
@@ -43,16 +44,16 @@ def read_idx(path: Path) -> np.ndarray[Any, Any]:
                 )
             shape = tuple(int(n) for n in np.frombuffer(sizes, ">u4"))
             count = math.prod(shape)
-            if max(shape, default=0) > MOST or count > MOST:
+            if max(shape, default=0) > MAX_BYTES or count > MAX_BYTES:
                 raise FailedError(
-                    f"{path}: its header promises shape {shape}, at most {MOST:,} bytes are read"
+                    f"{path}: its header promises shape {shape}, at most {MAX_BYTES:,} bytes are read"
                 )
             raw = file.read(count + 1)
         except (OSError, EOFError, zlib.error) as error:
-            raise FailedError(f"{path}: cannot be read ({error}); fetch it again") from error
+            raise FailedError(f"{path}: cannot be read ({error}); download it again") from error
     if len(raw) != count:
-        held = "more" if len(raw) > count else len(raw)
-        raise FailedError(f"{path}: holds {held} bytes where its header says {count}; fetch it again")
+        size = "more" if len(raw) > count else len(raw)
+        raise FailedError(f"{path}: holds {size} bytes where its header says {count}; download it again")
     return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
@@ -63,7 +64,7 @@ def _find(folders: list[Path], file: str, name: str) -> Path:
                 return path
     where = " or ".join(str(folder) for folder in folders)
     raise FailedError(
-        f"data {name}: {file}[.gz] is not in {where}; fetch the four IDX files of {name} "
+        f"data {name}: {file}[.gz] is not in {where}; download the four IDX files of {name} "
         f"({', '.join(FILES)}), put them there, and give the folder with --data-dir or LANDSCAPE_DATA"
     )
 
@@ -78,11 +79,11 @@ def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
                 "they must be (N, height, width) and (N,)"
             )
         if images.size == 0:
-            raise FailedError(f"data {name}: {file} holds no pixel, shape {images.shape}; fetch it again")
+            raise FailedError(f"data {name}: {file} holds no pixel, shape {images.shape}; download it again")
         if labels.max() >= CLASSES:
             raise FailedError(
-                f"data {name}: the labels of {file} go up to {labels.max()}, allowed: 0…{CLASSES - 1}; fetch "
-                "them again"
+                f"data {name}: the labels of {file} go up to {labels.max()}, allowed: 0…{CLASSES - 1}; "
+                "download them again"
             )
     train, test = ((a.reshape(len(a), -1), b) for a, b in (arrays[:2], arrays[2:]))
     if not 0 <= samples <= len(train[0]):
@@ -92,6 +93,7 @@ def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
     return classification(train, test, scale=255.0, classes=CLASSES)
 
 
+@registry.data_sets.add("mnist")
 def mnist(samples: int = 0, data_dir: str | Path | None = None) -> Dataset:
     """MNIST: x (60000 and 10000, 784) in [0, 1] with no further normalisation, y in 0…9.
 
@@ -100,6 +102,7 @@ def mnist(samples: int = 0, data_dir: str | Path | None = None) -> Dataset:
     return _load("mnist", samples, data_dir)
 
 
+@registry.data_sets.add("fashion-mnist")
 def fashion_mnist(samples: int = 0, data_dir: str | Path | None = None) -> Dataset:
     """Fashion-MNIST, in MNIST's format: x (60000 and 10000, 784) in [0, 1], y in 0…9.
 

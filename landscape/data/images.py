@@ -1,4 +1,4 @@
-"""Images: one decoded from its file, and arrays of them as data sets."""
+"""Images: decoding of a file, and data sets from arrays of images."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from landscape.core.hdf5 import Array
 from landscape.data.augment import augment
 from landscape.data.base import Dataset, Split, fingerprint
 
-# What a file may hold, whatever its name says.
+# Allowed formats, whatever the name of the file.
 FORMATS = ("JPEG", "PNG")
-# Bytes and pixels of one file (ours): half of what Pillow warns about, and far above what networks are given.
-MOST, PIXELS = 1 << 28, 1 << 25
+# Largest size of one file in bytes and pixels (ours): half of Pillow's limit, far above inputs of networks.
+MAX_BYTES, MAX_PIXELS = 1 << 28, 1 << 25
 
 
 def image_set(
@@ -74,11 +74,11 @@ def crops_and_flips(height: int, mean: Tensor, std: Tensor) -> Callable[[Tensor,
 def decode(path: Path, size: int, border: float) -> Array:
     """uint8 (3, H, W) of one image; ``size`` not 0: its middle, scaled to size × size, see image_folder."""
     try:
-        # Of other formats Pillow would start programs, as EPS does.
-        with open_regular(path, MOST) as file, Image.open(file, formats=FORMATS) as image:
-            if image.width * image.height > PIXELS:
+        # For some other formats, such as EPS, Pillow would start programs.
+        with open_regular(path, MAX_BYTES) as file, Image.open(file, formats=FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
                 raise FailedError(
-                    f"{path}: has {image.width} × {image.height} pixels, at most {PIXELS:,} are read"
+                    f"{path}: has {image.width} × {image.height} pixels, at most {MAX_PIXELS:,} are read"
                 )
             whole = image.convert("RGB")
             if size and (border or whole.size != (size, size)):
@@ -86,6 +86,6 @@ def decode(path: Path, size: int, border: float) -> Array:
             return np.asarray(whole).transpose(2, 0, 1)
     except FailedError:
         raise
-    except Exception as error:  # damaged files make PIL raise what its decoders happen to stumble over
+    except Exception as error:  # PIL's decoders raise errors of many kinds for damaged files
         words = " ".join(str(error).split())
         raise FailedError(f"{path}: cannot be decoded as an image ({words})") from error

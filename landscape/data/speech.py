@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from landscape.core import registry
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import open_regular
 from landscape.core.hdf5 import Array
@@ -94,7 +95,7 @@ def states(frames: int, label: int, positions: int) -> Array:
 def windows(frames: int, length: int) -> Array:
     """(windows, length) indices of frames: the fewest windows that hold every frame, evenly spread.
 
-    Where they overlap, frames are there twice; in a shorter utterance the last frame is repeated.
+    Frames in an overlap occur twice; a shorter utterance repeats its last frame.
     """
     count = -(-frames // length)
     starts = np.round(np.linspace(0, max(0, frames - length), count)).astype(np.int64)
@@ -151,8 +152,8 @@ def _speech(
         found = [features for part in each(f"reading {name}", some, groups) for features in part]
         return {"frames": np.concatenate(found), "lengths": np.array([len(f) for f in found])}
 
-    kept = cached(name, root, files, f"log-mel 1 {rate} {mels}", make)
-    per_file = dict(zip(files, np.split(kept["frames"], np.cumsum(kept["lengths"])[:-1]), strict=True))
+    stored = cached(name, root, files, f"log-mel 1 {rate} {mels}", make)
+    per_file = dict(zip(files, np.split(stored["frames"], np.cumsum(stored["lengths"])[:-1]), strict=True))
     chosen = [thinned(utterances, classes, imbalance) for utterances in (train, test)]
     every = np.concatenate([per_file[u.file] for u in chosen[0]]).astype(np.float64)
     mean, std = every.mean(0), np.maximum(every.std(0), 1e-6)
@@ -160,7 +161,7 @@ def _speech(
     def arrays_of(utterances: list[Utterance]) -> tuple[Array, Array]:
         features = [((per_file[u.file] - mean) / std).astype(np.float32) for u in utterances]
         x, y = frame_set(features, [u.label for u in utterances], frames, context, positions)
-        order = np.random.default_rng(0).permutation(len(y))  # so that any batch in turn holds all classes
+        order = np.random.default_rng(0).permutation(len(y))  # so that each batch contains all classes
         return x[order], y[order]
 
     arrays = [arrays_of(utterances) for utterances in chosen]
@@ -170,15 +171,16 @@ def _speech(
 
 
 def thinned(utterances: list[Utterance], classes: int, imbalance: float) -> list[Utterance]:
-    """All of class 0, and of the others shares that fall geometrically to 1/``imbalance`` for the last."""
-    kept = []
+    """All utterances of class 0; the share of others falls geometrically to 1/``imbalance``."""
+    chosen = []
     for label in range(classes):
-        own = [u for u in utterances if u.label == label]
+        of_class = [u for u in utterances if u.label == label]
         share = imbalance ** (-label / max(1, classes - 1))
-        kept += own[: max(1, round(share * len(own)))]
-    return kept
+        chosen += of_class[: max(1, round(share * len(of_class)))]
+    return chosen
 
 
+@registry.data_sets.add("spoken-digits")
 def spoken_digits(
     data_dir: str | Path | None = None,
     test_speakers: list[str] | None = None,
@@ -197,8 +199,7 @@ def spoken_digits(
     and the number of positions are ours.
 
     Args:
-        test_speakers: who is held out; default: nobody, and INDEX 0…4 of every digit and speaker is, the
-            data set's own split.
+        test_speakers: speakers of the test set; by default INDEX 0…4 of all digits and speakers (official).
         imbalance: how many times the commonest digit is as frequent as the rarest, by leaving out the last
             recordings of each, in both splits; on top of the lengths of the words.
     """
@@ -224,6 +225,7 @@ def spoken_digits(
     )  # fmt: skip
 
 
+@registry.data_sets.add("speech-list")
 def speech_list(
     folder: str,
     data_dir: str | Path | None = None,

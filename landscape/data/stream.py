@@ -1,4 +1,4 @@
-"""Images too many to hold in memory: decoded by worker processes when they are used."""
+"""Images that do not fit into memory: worker processes decode them during use."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
 class ImageStream(Stream):
     """Batches (x (B, 3, H, W), y (B,)) of :class:`ImageFiles`, decoded in ``workers`` processes (0: in this).
 
-    Workers are started anew for each pass and each :meth:`gather`; what comes out does not depend on them.
+    New workers start for each pass and each :meth:`gather`; the batches do not depend on their number.
     """
 
     def __init__(self, files: Dataset[tuple[Tensor, int]], samples: int, workers: int) -> None:
@@ -62,9 +62,9 @@ class ImageStream(Stream):
         return ImageStream(Subset(self.files, kept), len(kept), self.workers)
 
     def _read(self, files: Dataset[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, Tensor]]:
-        # With a generator of its own it does not draw the workers' seeds from PyTorch's global state.
+        # A separate generator: otherwise the workers' seeds would be drawn from PyTorch's global state.
         loader = DataLoader(files, STREAM_BATCH, num_workers=self.workers, generator=torch.Generator())
         try:
             yield from loader
-        except FailedError as error:  # from a worker it comes with that worker's traceback as its text
+        except FailedError as error:  # from a worker, its text is the worker's traceback
             raise FailedError(str(error).rsplit("FailedError: ", 1)[-1].strip()) from error

@@ -1,4 +1,4 @@
-"""Data made from a seed: a Gaussian mixture, and samples around an exact quadratic."""
+"""Synthetic data: a Gaussian mixture, and samples of an exact quadratic loss."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 from landscape.data.base import Dataset, classification, fingerprint
 
 
+@registry.data_sets.add("synthetic")
 def synthetic(
     data_dir: str | Path | None = None,
     samples: int = 2000,
@@ -24,7 +26,7 @@ def synthetic(
 ) -> Dataset:
     """Gaussian mixture: class c has mean ``separation``·m_c, m_c ~ N(0, I/dimension), and covariance I.
 
-    Class frequencies fall geometrically so that the commonest is ``imbalance`` times the rarest. ``samples``
+    Class frequencies fall geometrically: the largest is ``imbalance`` times the smallest. ``samples``
     train samples and half as many test samples. The sizes are ours, chosen to train in seconds.
     """
     for key, value in (("samples", samples), ("dimension", dimension), ("classes", classes)):
@@ -39,10 +41,11 @@ def synthetic(
 
 
 def mean_output(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean of outputs that are losses already; ``targets`` are ignored."""
+    """The mean of outputs that are losses themselves; ``targets`` are ignored."""
     return outputs.mean()
 
 
+@registry.data_sets.add("quadratic")
 def quadratic(
     data_dir: str | Path | None = None,
     dimension: int = 4,

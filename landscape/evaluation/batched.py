@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import FailedError, PathWarning
-from landscape.core.memory import Room
+from landscape.core.memory import MemoryBudget
 from landscape.evaluation.paths import DISPLACED, SPARE, Progress, Totals
 from landscape.evaluation.stack import LinearStep, Step, stacked_losses
 from landscape.problem.checks import tolerance
@@ -35,9 +35,9 @@ Run = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
 def block_size(
-    problem: Problem, steps: list[Step], count: int, room: Room, forced: bool
+    problem: Problem, steps: list[Step], count: int, budget: MemoryBudget, forced: bool
 ) -> tuple[int, int] | None:
-    """(samples a chunk, points a block) of the batched path, or None where not even one of each has room.
+    """(samples a chunk, points a block) of the batched path, or None if not even one of each fits.
 
     InputError in place of None if ``forced``.
     """
@@ -48,13 +48,13 @@ def block_size(
     item = problem.theta.itemsize
     # Center and directions in one tensor; for one sample the first products and one point's activations.
     fixed, sample = 3 * problem.theta.nbytes + SPARE * later * item, (3 * first + SPARE * widest) * item
-    if fixed + sample > room.left:
+    if fixed + sample > budget.remaining:
         if forced:
-            room.need(fixed + sample)
+            budget.require(fixed + sample)
         return None
-    chunk = int(min(CHUNK, problem.samples, (room.left - fixed) // sample))
+    chunk = int(min(CHUNK, problem.samples, (budget.remaining - fixed) // sample))
     point = max(chunk * widest, later) * item
-    spare = room.left - fixed - 3 * first * chunk * item
+    spare = budget.remaining - fixed - 3 * first * chunk * item
     return chunk, int(max(1, min(MAX_BLOCK, count, BLOCK_BYTES // point, spare // (SPARE * point))))
 
 

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.memory import Room
+from landscape.core.memory import MemoryBudget
 from landscape.core.options import choose
 from landscape.evaluation.batched import batched, block_size, compiled_totals, long_enough
 from landscape.evaluation.fold import fold
@@ -123,7 +123,7 @@ def evaluator(
         raise InputError("precision: 'tf32' is not allowed here, it needs a float32 model on a CUDA device")
     lower = PRECISIONS[precision] or problem.dtype
     own = lower == problem.dtype
-    room = Room.under(max_memory, problem.device)
+    budget = MemoryBudget.on(problem.device, max_memory)
     steps = chain(problem)
     fits = steps is not None and isinstance(steps[0], LinearStep) and own
     compared = Comparison(problem, center, directions, forced=path != "auto")
@@ -140,7 +140,7 @@ def evaluator(
 
     if fits and path not in ("pointwise", "folded"):
         assert steps is not None
-        size = block_size(problem, steps, count, room, forced=path != "auto")
+        size = block_size(problem, steps, count, budget, forced=path != "auto")
         agrees = size is not None and compared.agrees(
             "batched", lambda few: batched(few, steps, center, directions, (few.samples, 3))
         )
@@ -157,7 +157,11 @@ def evaluator(
     low = problem.layout.size * lower.itemsize
     # Statistics that are estimated at each point cannot be folded.
     folded = fold(problem.model, lower) if path != "pointwise" and problem.buffers_at is None else None
-    if path == "auto" and own and (folded is None or not folded.convolves or weights + low > room.left):
+    if (
+        path == "auto"
+        and own
+        and (folded is None or not folded.convolves or weights + low > budget.remaining)
+    ):
         folded = None
     elif folded is not None:
         plain = folded if own else folded.converted(problem.dtype)
@@ -169,10 +173,10 @@ def evaluator(
             "BatchNorm statistics of the centre; use 'pointwise' and 'model'"
         )
     smaller = max(1, problem.dtype.itemsize // lower.itemsize)
-    bounded = _bounded(problem, room, weights + (low if folded else 0), smaller)
+    bounded = _bounded(problem, budget, weights + (low if folded else 0), smaller)
     if folded is None:
         return made("pointwise", pointwise(bounded, center, directions))
-    keep = problem.tensors is not None and weights + low + 2 * problem.tensors[0].nbytes < room.left
+    keep = problem.tensors is not None and weights + low + 2 * problem.tensors[0].nbytes < budget.remaining
     totals = folded_totals(bounded, folded, center, directions, keep)
     return made("folded", penalised(problem, totals, center, directions))
 
@@ -196,17 +200,17 @@ def _arithmetic(precision: str) -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
 
 
-def _bounded(problem: Problem, room: Room, weights: int, smaller: int) -> Problem:
-    """``problem`` in chunks of data that fit in the room beside ``weights`` bytes.
+def _bounded(problem: Problem, budget: MemoryBudget, weights: int, smaller: int) -> Problem:
+    """``problem`` in chunks of data that fit in the budget together with ``weights`` bytes.
 
     Without a bound they hold the same bytes in numbers ``smaller`` times as small.
     """
     if problem.resident is None:
-        room.need(weights)
+        budget.require(weights)
         return problem
-    if room.limit is None:
+    if budget.limit is None:
         return problem.in_chunks(problem.chunk * smaller)
     sample = SPARE * problem.sample_bytes
     least = problem.chunk if problem.bn_samples else 1  # statistics come from batches of their own size
-    room.need(weights + least * sample)
-    return problem.in_chunks(min(problem.chunk, max(least, int((room.left - weights) // sample))))
+    budget.require(weights + least * sample)
+    return problem.in_chunks(min(problem.chunk, max(least, int((budget.remaining - weights) // sample))))

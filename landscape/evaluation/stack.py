@@ -392,7 +392,7 @@ class Stack:
     def _bytes(self, weights: Tensor, x: Any, y: Any) -> int:
         """What the activations of all learners' microbatches would take."""
         leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(weights[0]).items()}
-        saved = SavedBytes(besides=leaves.values())
+        saved = SavedBytes(excluding=leaves.values())
         batch = next(named_tensors(x))[1].shape[1]
         with torch.enable_grad(), saved:
             a, b = take((x, y), (0, slice(2)))

@@ -1,59 +1,39 @@
-"""Networks by name. ``build("mlp", widths=[784, 50, 50, 10])``; ``names()`` lists them."""
+"""Networks by name. ``build("mlp", widths=[784, 50, 50, 10])``; ``names()`` lists them.
+
+Each network adds itself to :data:`landscape.core.registry.models` in its own file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from landscape.core.options import check_keywords, choose
-from landscape.models import imagenet
-from landscape.models.densenet import densenet121
-from landscape.models.googlenet import googlenet
-from landscape.models.lstm import LSTM
-from landscape.models.mlp import mlp
-from landscape.models.mobilenet import efficientnet_b0, mobilenet, mobilenet_v2
-from landscape.models.quadratic import Quadratic
-from landscape.models.resnet import resnet18, resnet20, resnext29, senet18
-from landscape.models.saddle import Saddle
-from landscape.models.shufflenet import shufflenet_v2
-from landscape.models.vgg import lenet5, vgg19
-
-_REGISTRY: dict[str, Callable[..., nn.Module]] = {
-    "densenet-121": densenet121,
-    "efficientnet-b0": efficientnet_b0,
-    "googlenet": googlenet,
-    "lenet-5": lenet5,
-    "lstm": LSTM,
-    "mlp": mlp,
-    "mobilenet": mobilenet,
-    "mobilenet-v2": mobilenet_v2,
-    "quadratic": Quadratic,
-    "resnet-18": resnet18,
-    "resnet-20": resnet20,
-    "resnext-29": resnext29,
-    "saddle": Saddle,
-    "senet-18": senet18,
-    "shufflenet-v2": shufflenet_v2,
-    "vgg-19": vgg19,
-    **{name: imagenet.network(name) for name in imagenet.NETWORKS},
-}
+from landscape.core import registry
+from landscape.core.errors import InputError
+from landscape.core.options import check_keywords
 
 
 def names() -> list[str]:
-    """The names that :func:`build` knows."""
-    return sorted(_REGISTRY)
+    """The names of all networks, those of plugins included."""
+    return registry.models.names()
 
 
 def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """``given`` checked against the network's parameters, defaults filled in; InputError names the key."""
-    return check_keywords("model", given, _REGISTRY[choose("model.name", name, _REGISTRY)])
+    return check_keywords("model", given, registry.models[name])
 
 
 def build(name: str, **kwargs: Any) -> nn.Module:
     """A new network with PyTorch's default initialisation from the current global random state.
 
+    Args:
+        name: one of :func:`names`.
+        kwargs: its options, such as ``widths=[784, 50, 50, 10]``; those left out have their defaults.
+
     Raises InputError for an unknown name or option, naming the nearest known one.
     """
-    return _REGISTRY[choose("model.name", name, _REGISTRY)](**options(name, kwargs))
+    model = registry.models[name](**options(name, kwargs))
+    if not isinstance(model, nn.Module):  # as a plugin may have it
+        raise InputError(f"model.name: '{name}' gives a {type(model).__name__}, it must give an nn.Module")
+    return model

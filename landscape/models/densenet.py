@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
+from landscape.core import registry
 from landscape.models.layers import Branches, Head, bn_conv, check, scaled
 
 
+@registry.models.add("densenet-121")
 def densenet121(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """DenseNet-121 (Huang et al. 2017), growth 32, compression ½, 3×3 stem: (B, 3, H, W) -> (B, classes).
 

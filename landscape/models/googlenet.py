@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from landscape.core import registry
 from landscape.models.layers import Branches, Head, check, conv_bn, scaled
 
 # Output channels: 1×1; 3×3 and the reduction before it; 5×5 and the reduction before it; after the pooling
@@ -23,6 +24,7 @@ _PLAN = (
 )
 
 
+@registry.models.add("googlenet")
 def googlenet(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """GoogLeNet (Szegedy et al. 2015) with BatchNorm, a 3×3 stem, each 5×5 as two 3×3, no auxiliary heads.
 

@@ -1,4 +1,4 @@
-"""ImageNet's networks, from torchvision: an optional extra, imported only where one is built."""
+"""Networks for ImageNet from torchvision, an optional extra that is imported when a network is built."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from landscape.core import registry
 from landscape.core.errors import FailedError
 from landscape.core.options import positive
 
@@ -23,7 +24,7 @@ NETWORKS = {
 
 
 def torchvision(module: str, wanted: str) -> Any:
-    """torchvision's ``module``; FailedError with what to install where there is none."""
+    """torchvision's ``module``; FailedError says what to install if it is missing."""
     try:
         return importlib.import_module(f"torchvision.{module}")
     except ImportError as error:
@@ -43,3 +44,7 @@ def network(name: str) -> Callable[..., nn.Module]:
         return model
 
     return build
+
+
+for name in NETWORKS:
+    registry.models.add(name)(network(name))

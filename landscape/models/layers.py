@@ -1,4 +1,4 @@
-"""What the convolutional networks are made of."""
+"""Layers of the convolutional networks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from landscape.core.options import positive
 def scaled(channels: int, width: float) -> int:
     """``channels`` times the multiplier ``width``, to the nearest even number, at least 2.
 
-    Even, so that ShuffleNet can halve it; every count of the papers is, so that width 1 changes none.
+    Even, because ShuffleNet halves it; all counts of the papers are even, so that width 1 changes none.
     """
     return max(2, 2 * round(channels * width / 2))
 
 
 def check(classes: int, width: float) -> None:
-    """Raise InputError for a number of classes or a width multiplier that no network can have."""
+    """Raise InputError for a number of classes or a width multiplier that is not allowed."""
     positive("model.classes", classes, least=2)
     positive("model.width", width)
 

@@ -1,15 +1,17 @@
-"""The acoustic model: bi-directional LSTM layers, a linear bottleneck, and states of a hybrid system."""
+"""The acoustic model: bi-directional LSTM layers, a linear bottleneck, and the states of a hybrid system."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
+from landscape.core import registry
 from landscape.core.options import positive
 from landscape.models.layers import check, scaled
 
 
+@registry.models.add("lstm")
 class LSTM(nn.Module):
-    """Frames (N, T, inputs) -> logits (N, classes, T): classes second, where cross-entropy wants them.
+    """Frames (N, T, inputs) -> logits (N, classes, T): the classes second, as cross-entropy needs them.
 
     The defaults are DPSGD-2020's acoustic model: 6 layers of 512 cells a direction, 260 inputs, a bottleneck
     of 256 and 32,000 classes, 43,154,944 parameters. ``width`` scales cells and bottleneck.

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from torch import nn
 
+from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.options import choose
 
@@ -20,6 +21,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
+@registry.models.add("mlp")
 def mlp(widths: list[int], activation: str = "relu") -> nn.Sequential:
     """Inputs (B, ...) flattened to widths[0] features -> logits (B, widths[-1]).
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
+from landscape.core import registry
 from landscape.models.layers import Head, Residual, SqueezeExcite, check, conv_bn, scaled
 
 
+@registry.models.add("mobilenet")
 def mobilenet(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """MobileNet (Howard et al. 2017) with stride 1 in the stem: (B, 3, H, W) -> (B, classes)."""
     check(classes, width)
@@ -36,6 +38,7 @@ def _inverted(fan_in: int, fan_out: int, stride: int, expansion: int, gate: bool
     return Residual(body, nn.Identity() if fan_in == fan_out else conv_bn(fan_in, fan_out, relu=False))
 
 
+@registry.models.add("mobilenet-v2")
 def mobilenet_v2(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """MobileNetV2 (Sandler et al. 2018), ReLU for ReLU6, strides for 32×32: (B, 3, H, W) -> (B, classes).
 
@@ -56,6 +59,7 @@ def mobilenet_v2(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     return nn.Sequential(*layers, conv_bn(channels, last), Head(last, classes))
 
 
+@registry.models.add("efficientnet-b0")
 def efficientnet_b0(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """EfficientNet-B0 (Tan & Le 2019) in the early form of DPSGD-2020: (B, 3, H, W) -> (B, classes).
 

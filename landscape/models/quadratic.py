@@ -1,13 +1,15 @@
-"""A quadratic loss with a Hessian that is known exactly: the yardstick of the tests."""
+"""A quadratic loss with an exactly known Hessian, the reference of the tests."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from landscape.core import registry
 from landscape.core.errors import InputError
 
 
+@registry.models.add("quadratic")
 class Quadratic(nn.Module):
     """Per-sample losses L_i(w) = s_i/2 · (w−c)ᵀH(w−c) + b_iᵀ(w−c), for samples x_i = (s_i, b_i).
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from landscape.core import registry
 from landscape.models.layers import Head, Residual, SqueezeExcite, bn_conv, check, conv_bn, scaled
 
 
@@ -31,6 +32,7 @@ def _basic(fan_in: int, fan_out: int, stride: int, shortcut: nn.Module) -> Resid
     return Residual(body, shortcut, nn.ReLU())
 
 
+@registry.models.add("resnet-18")
 def resnet18(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """ResNet-18 (He et al. 2016) with a 3×3 stem and no max-pooling: images (B, 3, H, W) -> (B, classes)."""
     check(classes, width)
@@ -44,6 +46,7 @@ def resnet18(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     return nn.Sequential(*layers, Head(channels, classes))
 
 
+@registry.models.add("resnet-20")
 def resnet20(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """ResNet-20 for CIFAR (He et al. 2016, section 4.2): shortcuts without parameters, 0.27 million."""
     check(classes, width)
@@ -79,6 +82,7 @@ class _PreActivation(nn.Module):
         return out
 
 
+@registry.models.add("senet-18")
 def senet18(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """Pre-activation ResNet-18 (He et al. 2016b) with squeeze-excitation (Hu et al. 2018), reduction 16.
 
@@ -94,6 +98,7 @@ def senet18(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     return nn.Sequential(*layers, Head(channels, classes))
 
 
+@registry.models.add("resnext-29")
 def resnext29(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """ResNeXt-29, 2×64d (Xie et al. 2017): 2 groups, each of 64, 128 and 256 channels in the three stages.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from landscape.core import registry
 from landscape.models.layers import Branches, Head, check, conv_bn, scaled
 
 
@@ -26,6 +27,7 @@ def _body(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
     ]
 
 
+@registry.models.add("shufflenet-v2")
 def shufflenet_v2(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """ShuffleNetV2 1× (Ma et al. 2018), stem of stride 1, no max-pooling: (B, 3, H, W) -> (B, classes)."""
     check(classes, width)

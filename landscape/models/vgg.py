@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
+from landscape.core import registry
 from landscape.models.layers import Head, check, conv_bn, scaled
 
 
+@registry.models.add("lenet-5")
 def lenet5(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """LeNet-5 (LeCun et al. 1998) for (B, 3, 32, 32), with ReLU and max-pooling in place of the originals."""
     check(classes, width)
@@ -18,6 +20,7 @@ def lenet5(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     )  # fmt: skip
 
 
+@registry.models.add("vgg-19")
 def vgg19(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """VGG-19 (Simonyan & Zisserman 2015) with BatchNorm and one linear layer: (B, 3, H, W) -> (B, classes).
 

@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
-from matplotlib.figure import Figure as Picture
 
 from landscape.analysis.contour import contour
 from landscape.analysis.hessian_grid import hessian_grid
 from landscape.analysis.planes import random_plane
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.run_folder import steps
-from landscape.core.options import choose
-from landscape.paper.run_cache import Workshop
+from landscape.core import registry
+from landscape.paper.run_cache import RunCache
 from landscape.problem.problem import Problem
 from landscape.results import base
 from landscape.results.hessian_grid import HessianGrid
 from landscape.results.surface import Surface
 from landscape.train.recipe import Recipe
+
+if TYPE_CHECKING:  # matplotlib is imported where a figure is drawn
+    from matplotlib.figure import Figure as Picture
 
 Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
@@ -33,7 +35,7 @@ R2 = TypeVar("R2")
 
 @dataclass(frozen=True)
 class Compared:
-    """A number of ours beside the paper's; ``paper`` is "" where the paper has none."""
+    """A number of ours and the paper's; ``paper`` is "" where the paper has none."""
 
     what: str
     ours: str
@@ -42,16 +44,16 @@ class Compared:
 
 @dataclass
 class Drawing:
-    """A finished figure: pictures by suffix ("" for the first), data, numbers, and what came of the claim.
+    """A finished figure: pictures by suffix ("" for the first), data, numbers, and the result for the claim.
 
-    ``rows`` become the CSV; all have the same keys. ``held`` is None where the data cannot say.
+    ``rows`` become the CSV; all have the same keys. ``claim_holds`` is None where the data does not decide.
     """
 
     pictures: dict[str, Picture]
     rows: list[dict[str, Any]]
     compared: list[Compared]
     verdict: str
-    held: bool | None
+    claim_holds: bool | None
 
 
 @dataclass(frozen=True)
@@ -72,20 +74,20 @@ class Figure:
 
 @dataclass
 class Work:
-    """A figure being made: its finished runs, and analyses of them that are made once."""
+    """A figure in progress: its finished runs, and analyses of them, each computed once."""
 
     figure: Figure
     scale: Scale
-    shop: Workshop
+    cache: RunCache
     runs: Runs
     seconds: float = 0.0
     _ends: dict[str, Checkpoint] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
-        """What stands above each picture: what it is, at which scale, and what that changes."""
-        found = self.figure
-        return f"{found.where}: {found.title}\n{self.scale} scale: {found.notes[self.scale]}"
+        """The title of each picture: the figure, the scale, and what the scale changes."""
+        about = self.figure
+        return f"{about.where}: {about.title}\n{self.scale} scale: {about.notes[self.scale]}"
 
     def pick(self, smoke: R2, laptop: R2, paper: R2) -> R2:
         """The value for this scale."""
@@ -98,11 +100,11 @@ class Work:
         return self._ends[key]
 
     def folder(self, key: str) -> Path:
-        """Where the run ``key`` lies."""
-        return self.shop.place(self.runs[key])
+        """The folder of the run ``key``."""
+        return self.cache.run_folder(self.runs[key])
 
     def checkpoints(self, key: str) -> list[Checkpoint]:
-        """The checkpoints along the run ``key``, in order, but for that of its start."""
+        """The checkpoints of the run ``key`` in order, without that of its start."""
         found = [Checkpoint.load(path, whole_history=False) for path in steps(self.folder(key))]
         return [point for point in found if point.step]
 
@@ -114,20 +116,20 @@ class Work:
 
     def problem(self, end: Checkpoint, split: str = "test") -> Problem:
         """The mean's problem at a checkpoint."""
-        return self.shop.problem(end, split)
+        return self.cache.problem(end, split)
 
-    def keep(
+    def cached(
         self,
         kind: type[R],
         ends: Checkpoint | Sequence[Checkpoint],
         settings: Mapping[str, Any],
         make: Callable[[], R | Sequence[R]],
     ) -> list[R]:
-        """``make()``, made once for these checkpoints and ``settings``, which must say all it depends on."""
+        """``make()``, computed once for these checkpoints and ``settings``: all that it depends on."""
         several = [ends] if isinstance(ends, Checkpoint) else list(ends)
         what = {"of": [[self._name(end), end.step] for end in several], **settings}
-        results = self.shop.keep(kind, what, make)
-        self.seconds += self.shop.seconds(kind, what)
+        results = self.cache.cached(kind, what, make)
+        self.seconds += self.cache.seconds(kind, what)
         return results
 
     def _name(self, end: Checkpoint) -> str:
@@ -146,7 +148,7 @@ class Work:
                 problem, plane, grid=(grid, grid), span=span, split="test", label=label or end.label
             )
 
-        return self.keep(Surface, end, settings | {"label": label}, make)[0]
+        return self.cached(Surface, end, settings | {"label": label}, make)[0]
 
     def hessian_grid(self, end: Checkpoint, label: str = "", **settings: Any) -> HessianGrid:
         """Hessian ratios of the test loss around w_a: ``grid``, ``samples`` (0: all) and ``products``."""
@@ -162,15 +164,12 @@ class Work:
                 label=label or end.label,
             )
 
-        return self.keep(HessianGrid, end, settings | {"label": label}, make)[0]
+        return self.cached(HessianGrid, end, settings | {"label": label}, make)[0]
 
     def _some(self, end: Checkpoint, samples: int) -> Problem:
         """The test problem, on its first ``samples`` (0: all)."""
         problem = self.problem(end)
         return problem.subset(slice(min(samples, problem.samples))) if samples else problem
-
-
-_FIGURES: dict[str, Figure] = {}
 
 
 def figure(
@@ -184,31 +183,42 @@ def figure(
     laptop: str,
     paper: str,
 ) -> Callable[[Callable[[Work], Drawing]], Figure]:
-    """Make a :class:`Figure` of a function that draws it, and list it under ``name``."""
+    """A decorator: add the :class:`Figure` that the function draws to the registry, under ``name``.
+
+    Args:
+        name: what ``landscape figures`` calls it.
+        where: the paper and the figure, such as "DPSGD-2020, Figure 2(a)".
+        title: what the figure shows.
+        claims: what the paper claims.
+        runs: gives the recipes of the runs at a scale.
+        smoke, laptop, paper: what each scale changes from the paper.
+    """
 
     def add(draw: Callable[[Work], Drawing]) -> Figure:
-        assert name not in _FIGURES
         notes: dict[Scale, str] = {"smoke": smoke, "laptop": laptop, "paper": paper}
-        _FIGURES[name] = Figure(name, where, title, claims, notes, runs, draw)
-        return _FIGURES[name]
+        return registry.figures.add(name)(Figure(name, where, title, claims, notes, runs, draw))
 
     return add
 
 
 def names() -> list[str]:
-    """The figures by paper, in the order that it has them, the rest after its tables; ours come last."""
+    """The figures by paper, in the order of the paper, its other figures after its tables; ours come last."""
     papers = ("DPSGD-2020", "DPSGD-2021", "LocalSGD-2021", "Delay-2019")
 
-    def place(name: str) -> tuple[int, bool, str]:
-        paper, _, part = _FIGURES[name].where.partition(", ")
-        return (*papers, paper).index(paper), not part.startswith(("Figure", "Table")), part
+    def place(name: str) -> tuple[int, bool, str, str]:
+        found = get(name)
+        paper, _, part = found.where.partition(", ")
+        rank = (*papers, paper).index(paper)
+        module = getattr(found.draw, "__module__", "")  # independent of the order of imports
+        return rank, not part.startswith(("Figure", "Table")), part, module
 
-    return sorted(_FIGURES, key=place)
+    return sorted(registry.figures, key=place)
 
 
 def get(name: str) -> Figure:
     """The figure called ``name``. InputError names the nearest one."""
-    return _FIGURES[choose("NAME", name, _FIGURES)]
+    found: Figure = registry.figures[name]
+    return found
 
 
 def test_error(run: Checkpoint) -> float:

@@ -1,4 +1,4 @@
-"""What is kept of a finished figure: pictures, data, and a page that shows them all."""
+"""The files of a finished figure: pictures, data, and a page that shows all figures."""
 
 from __future__ import annotations
 
@@ -8,36 +8,38 @@ import io
 import json
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
 from PIL import Image
 
-from landscape import plots
 from landscape._version import __version__
 from landscape.core.errors import FailedError
 from landscape.core.files import read_regular, write_text
 from landscape.paper.figure import Drawing, Work, get, names
-from landscape.plots.surface import style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Colours a picture keeps: what a palette of 8 bits holds. A picture is a third of its size so.
 COLORS = 256
 # Characters of a title in an inch of a picture, at the size that style.mplstyle gives it.
 TITLE = 11
 NO_VERDICT = "Smoke scale shows that the figure can be made; its numbers say nothing about the claim."
-# Of what is kept as JSON: the most bytes that are read, and what the page needs.
-MOST = 1 << 24
+# Of the JSON file of a figure: the largest size that is read, in bytes, and the keys that the page needs.
+MAX_BYTES = 1 << 24
 KEYS = (
     "where", "title", "claims", "scale", "note", "command", "seconds", "pictures", "compared", "verdict",
     "held",
 )  # fmt: skip
 
 
-def keep(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]:
+def write(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]:
     """Write NAME.png (and NAME-….png), NAME.csv and NAME.json to ``folder``; returns the pictures.
 
-    ``took``: seconds of training and analysis behind the figure, those shared with others included.
+    ``took``: seconds of training and analysis behind the figure, including those that other figures share.
     """
+    from landscape import plots  # and matplotlib: only where something is drawn
+
     name = work.figure.name
     folder.mkdir(parents=True, exist_ok=True)
     pictures = []
@@ -48,7 +50,7 @@ def keep(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]:
         _shrink(path)
         pictures.append(path)
     write_text(folder / f"{name}.csv", table(drawing.rows))
-    kept = {
+    entry = {
         "where": work.figure.where,
         "title": work.figure.title,
         "claims": work.figure.claims,
@@ -60,16 +62,18 @@ def keep(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]:
         "pictures": [path.name for path in pictures],
         "compared": [dataclasses.asdict(entry) for entry in drawing.compared],
         "verdict": drawing.verdict,
-        "held": drawing.held,
+        "held": drawing.claim_holds,
     }
-    write_text(folder / f"{name}.json", json.dumps(kept, ensure_ascii=False, indent=1) + "\n")
+    write_text(folder / f"{name}.json", json.dumps(entry, ensure_ascii=False, indent=1) + "\n")
     return pictures
 
 
 def wrap_title(picture: Figure) -> None:
     """Break the lines of the title where the picture ends."""
-    room = int(TITLE * picture.get_figwidth())
-    title = [textwrap.fill(line, room) for line in picture.get_suptitle().splitlines()]
+    from landscape.plots.style import style
+
+    width = int(TITLE * picture.get_figwidth())
+    title = [textwrap.fill(line, width) for line in picture.get_suptitle().splitlines()]
     with style():
         picture.suptitle("\n".join(title))
 
@@ -100,7 +104,7 @@ def page(folder: Path) -> Path:
         path = folder / f"{name}.json"
         if path.exists():
             try:
-                entries[name] = json.loads(read_regular(path, MOST).decode())
+                entries[name] = json.loads(read_regular(path, MAX_BYTES).decode())
                 missing = [key for key in KEYS if key not in entries[name]]
                 if missing:
                     raise ValueError(f"it has no '{missing[0]}'")
@@ -124,7 +128,7 @@ def page(folder: Path) -> Path:
     ]
     for name, entry in entries.items():
         what = f"{entry['where']}: {entry['title']}"
-        held = "–" if entry["scale"] == "smoke" else _held(entry["held"])
+        held = "–" if entry["scale"] == "smoke" else _claim_text(entry["held"])
         lines.append(f"| [{name}](#{name}) | {what} | {entry['scale']} | {held} |")
     for name, entry in entries.items():
         lines += ["", f"## {name}", "", f"**{entry['where']}: {entry['title']}.** {entry['claims']}", ""]
@@ -137,7 +141,7 @@ def page(folder: Path) -> Path:
             "",
             entry["verdict"]
             if entry["scale"] == "smoke"
-            else f"**{_held(entry['held']).capitalize()}.** {entry['verdict']}",
+            else f"**{_claim_text(entry['held']).capitalize()}.** {entry['verdict']}",
         ]
         if entry["compared"]:
             lines += ["", "| | here | paper |", "|---|---|---|"]
@@ -150,8 +154,8 @@ def page(folder: Path) -> Path:
     return path
 
 
-def _held(held: bool | None) -> str:
-    return {True: "holds", False: "does not hold", None: "cannot be said"}[held]
+def _claim_text(holds: bool | None) -> str:
+    return {True: "holds", False: "does not hold", None: "cannot be said"}[holds]
 
 
 def _cell(text: str) -> str:
@@ -167,12 +171,12 @@ def duration(seconds: float) -> str:
 
 
 def make(work: Work, folder: Path) -> tuple[Drawing, list[Path]]:
-    """Draw ``work``, whose runs have ended, and keep it in ``folder``."""
+    """Draw ``work``, whose runs have ended, and write its files to ``folder``."""
     drawing = get(work.figure.name).draw(work)
     if work.scale == "smoke":
-        drawing.verdict, drawing.held = NO_VERDICT, None
+        drawing.verdict, drawing.claim_holds = NO_VERDICT, None
     trained = sum(float(_last(work.end(key).history["wall_s"])) for key in work.runs)
-    return drawing, keep(work, drawing, folder, trained + work.seconds)
+    return drawing, write(work, drawing, folder, trained + work.seconds)
 
 
 def _last(column: Any) -> float:

@@ -1,4 +1,4 @@
-"""A recipe for every cell of DPSGD-2020's Tables 2, 3 and 5, and what is like Tables 4 and 6 on open speech.
+"""A recipe for every cell of DPSGD-2020's Tables 2, 3 and 5, and for Tables 4 and 6 with open speech data.
 
 CIFAR-10, sections 4 and 4.1 (DESIGN, settings): 320 epochs, ×0.1 after 160 and 240, momentum 0.9, weight
 decay 5e-4, crops and flips, normalised channels; 16 learners, DPSGD mixing with one random partner a step.
@@ -133,14 +133,14 @@ class Cell:
 
 @functools.cache
 def _cells() -> dict[str, Cell]:
-    found = {}
+    cells = {}
     for s in SERIES:
         for model, batch, algorithm, rate in itertools.product(s.models, s.batches, s.algorithms, s.rates):
             suffix = f"-lr{rate:g}" if s.rate_in_name else ""
             name = f"{s.task}/{model}-b{batch}-{algorithm}{suffix}"
-            assert name not in found
-            found[name] = Cell(s.task, model, batch, algorithm, rate, s.base)
-    return found
+            assert name not in cells
+            cells[name] = Cell(s.task, model, batch, algorithm, rate, s.base)
+    return cells
 
 
 def names() -> list[str]:
@@ -170,5 +170,5 @@ def read(name: str, settings: Iterable[str] = (), *, allow_code: bool = False) -
     changes = given.get("data", {})
     samples = changes.get("subset") if isinstance(changes, dict) else 0
     samples = samples if isinstance(samples, int) and samples > 0 else SAMPLES[cell.task]
-    kept = [s for s in settings if recipe.key_and_value(s)[0] != "epochs"]
-    return recipe.from_values(recipe.changed({"name": name} | cell.values(epochs, batch, samples), kept))
+    rest = [s for s in settings if recipe.key_and_value(s)[0] != "epochs"]
+    return recipe.from_values(recipe.changed({"name": name} | cell.values(epochs, batch, samples), rest))

@@ -1,7 +1,7 @@
-"""Runs and analyses for figures, each made once and kept under the hash of what it is made from.
+"""A cache of the runs and analyses of figures, by the hash of their settings.
 
-A run lies in FOLDER/runs/HASH, HASH being of its recipe, an analysis in FOLDER/results/HASH.h5, HASH being of
-the runs it looks at and of its settings; so figures share them, and work that was stopped goes on.
+A run is in FOLDER/runs/HASH, with the hash of its recipe; an analysis is in FOLDER/results/HASH.h5, with the
+hash of its runs and settings. So figures share them, and an interrupted computation resumes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from landscape.train.recipe import Recipe
 from landscape.train.sweep import train
 
 R = TypeVar("R", bound=base.Result)
-# A learner's samples when a step is timed for an estimate; larger batches are taken in proportion (ours).
-TIMED = 16
+# Samples of a learner in the step that is timed for an estimate; time is proportional to samples (ours).
+TIMED_SAMPLES = 16
 
 
 def digest(*parts: Any) -> str:
@@ -42,11 +42,11 @@ def digest(*parts: Any) -> str:
 
 
 @dataclass
-class Workshop:
-    """Where runs and analyses are made and kept, and how: on ``device``, ``nproc`` runs at a time.
+class RunCache:
+    """Trains runs and computes analyses once, on ``device``, ``nproc`` runs at a time, and stores them.
 
-    ``message`` takes a line as each run ends, ``progress`` the share of a batch of runs that is done. A
-    process that shows no sign of life for ``timeout`` seconds ends the work.
+    ``message`` takes a line when a run ends, ``progress`` the share of the runs that is done. A process that
+    is silent for ``timeout`` seconds ends the work.
     """
 
     folder: Path
@@ -58,21 +58,22 @@ class Workshop:
     timeout: float = pool.TIMEOUT
     _problems: dict[str, Any] = field(default_factory=dict)
 
-    def place(self, recipe: Recipe) -> Path:
-        """The folder of the run of ``recipe``, wherever that name was written."""
+    def run_folder(self, recipe: Recipe) -> Path:
+        """The folder of the run of ``recipe``, whatever its name."""
         return self.folder / "runs" / identity(recipe)
 
     def missing(self, recipes: Iterable[Recipe]) -> list[Recipe]:
         """Those of ``recipes`` whose runs have not ended yet, each once."""
-        places = {self.place(recipe): _plain(recipe) for recipe in recipes}
-        return [recipe for place, recipe in places.items() if launch.ended(recipe, place) is None]
+        folders = {self.run_folder(recipe): _unnamed(recipe) for recipe in recipes}
+        return [recipe for folder, recipe in folders.items() if launch.ended(recipe, folder) is None]
 
     def run(self, recipes: Iterable[Recipe]) -> None:
-        """Train what is missing of ``recipes``. A run that was stopped goes on from its last checkpoint."""
+        """Train the missing runs of ``recipes``; an interrupted run resumes from its last checkpoint."""
         todo = self.missing(recipes)
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
         jobs = [
-            (recipe.to_toml(), os.fspath(self.place(recipe)), self.device, self.data_dir) for recipe in todo
+            (recipe.to_toml(), os.fspath(self.run_folder(recipe)), self.device, self.data_dir)
+            for recipe in todo
         ]
         done = 0
 
@@ -102,20 +103,20 @@ class Workshop:
             raise FailedError(f"{jobs[error.number][1]}: {error}") from error
 
     def estimate(self, recipes: Iterable[Recipe]) -> float:
-        """Seconds that ``recipes`` would take here, one after another: from a short measurement of each kind.
+        """Seconds that ``recipes`` take here, one after another, from a short measurement of each kind.
 
-        Steps and evaluations count, a decomposition as a pass over its samples; checkpoints do not.
+        Includes steps, evaluations and decompositions (as passes over their samples), but no checkpoints.
         """
         total, known = 0.0, dict[str, float]()
         for recipe in recipes:
-            local = min(TIMED, recipe.local_batch)
+            local = min(TIMED_SAMPLES, recipe.local_batch)
             kind = digest(recipe.model, recipe.data, recipe.precision, recipe.dtype, local)
             if kind not in known:
                 place = launch.pick_device(self.device)
-                plain = dataclasses.replace(  # a step of TIMED samples, also where a run's are of all
+                timed = dataclasses.replace(  # a step of TIMED_SAMPLES samples, also where a run's are of all
                     recipe, accumulate=1, sampling="replacement", monitor=type(recipe.monitor)()
                 )
-                costs = calibrate(plain, 1, local, device=place, data_dir=self.data_dir)
+                costs = calibrate(timed, 1, local, device=place, data_dir=self.data_dir)
                 known[kind] = costs.gradient / local
             passes = 0.0
             spec = recipe.spec("data")
@@ -129,7 +130,7 @@ class Workshop:
         return total
 
     def check_data(self, recipes: Iterable[Recipe]) -> None:
-        """Read every data set of ``recipes`` once; raises FailedError that says what to fetch."""
+        """Read every data set of ``recipes`` once; FailedError for a missing one says what to download."""
         for spec in {digest(r.data): r.spec("data") for r in recipes}.values():
             self._dataset(spec.name, spec.options)
 
@@ -141,19 +142,19 @@ class Workshop:
         return found
 
     def problem(self, end: Checkpoint, split: str = "test", learner: str | int = "mean") -> Problem:
-        """The problem of a run, on its own data, which is read only once."""
+        """The problem of a run with the data of its recipe, which is read only once."""
         dataset = self._dataset(end.data["name"], end.data["options"])
         end.check_data(dataset)
         return end.problem(split, learner, data=dataset, device=launch.pick_device(self.device))
 
-    def keep(self, kind: type[R], what: Mapping[str, Any], make: Callable[[], R | Sequence[R]]) -> list[R]:
-        """``make()``, or what it made before of the same ``what``, which must say all that it depends on."""
+    def cached(self, kind: type[R], what: Mapping[str, Any], make: Callable[[], R | Sequence[R]]) -> list[R]:
+        """``make()``, or the results stored for the same ``what``: all that they depend on."""
         path = self.folder / "results" / f"{digest(kind.__name__, dict(what))}.h5"
         if path.exists():
             try:
                 return [found for found in base.load_results(path) if isinstance(found, kind)]
             except FailedError as error:
-                self.message(f"{error}; it is made again")
+                self.message(f"{error}; it is computed again")
         path.parent.mkdir(parents=True, exist_ok=True)
         clock = time.perf_counter()
         made = make()
@@ -163,7 +164,7 @@ class Workshop:
         return results
 
     def seconds(self, kind: type[base.Result], what: Mapping[str, Any]) -> float:
-        """What :meth:`keep` took to make it, when it did."""
+        """The seconds that :meth:`cached` needed to compute it."""
         path = self.folder / "results" / f"{digest(kind.__name__, dict(what))}.seconds"
         return float(path.read_text()) if path.exists() else 0.0
 
@@ -173,21 +174,21 @@ def _samples(split: Any) -> int:
 
 
 def identity(recipe: Recipe) -> str:
-    """What tells ``recipe`` from others but for its name: what is set, so that a new key keeps old runs."""
-    return digest(_told(_plain(recipe)))
+    """Hash of the settings of ``recipe`` that are no defaults, without its name: a new key keeps old runs."""
+    return digest(_non_default(_unnamed(recipe)))
 
 
-def _told(part: Any) -> dict[str, Any]:
+def _non_default(part: Any) -> dict[str, Any]:
     """The fields of a recipe, or of a table in it, that differ from their defaults."""
-    told = {}
+    settings = {}
     for entry in dataclasses.fields(part):
         value = getattr(part, entry.name)
         usual = entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
         if value != usual:
-            told[entry.name] = _told(value) if dataclasses.is_dataclass(value) else value
-    return told
+            settings[entry.name] = _non_default(value) if dataclasses.is_dataclass(value) else value
+    return settings
 
 
-def _plain(recipe: Recipe) -> Recipe:
-    """``recipe`` without the name, by which equal ones may differ."""
+def _unnamed(recipe: Recipe) -> Recipe:
+    """``recipe`` without its own name, in which equal recipes may differ."""
     return dataclasses.replace(recipe, name=recipe.algorithm["name"])

@@ -1,7 +1,7 @@
 """What the figures run at each scale: MNIST's runs, and cells of DPSGD-2020's tables, made smaller.
 
 Scale ``paper`` is the paper's setting; ``laptop`` what two cores do in half an hour a figure, on real data;
-``smoke`` some steps on the digits that scikit-learn bundles: they show that a figure can be made, no more.
+``smoke`` some steps on the digits of scikit-learn, which only show that a figure can be made.
 All that ``laptop`` and ``smoke`` change is ours.
 """
 
@@ -45,7 +45,7 @@ def seeds(scale: Scale, laptop: int) -> range:
 
 
 def mnist(scale: Scale, name: str, seed: int, *settings: str, steps: int = 0) -> Recipe:
-    """The built-in recipe mnist-NAME; ``steps`` replaces its own, and smoke scale takes a fiftieth."""
+    """The built-in recipe mnist-NAME, with ``steps`` steps if given; smoke scale takes a fiftieth."""
     found = recipe.read(f"mnist-{name}", [*settings, f"seed={seed}"])
     steps = steps or found.steps
     changes = [f"steps={steps}", f"checkpoint.every={min(500, steps // 10)}"]
@@ -59,9 +59,9 @@ def mnist(scale: Scale, name: str, seed: int, *settings: str, steps: int = 0) ->
             changes.append("decompose.every=5")
         if found.monitor.sharpness:
             changes.append("monitor.sharpness=10")
-    # A run's own settings count, but for its size.
-    kept = [s for s in settings if scale != "smoke" or not s.startswith(("decompose.e", "monitor.sh"))]
-    return recipe.read(f"mnist-{name}", [*kept, *changes, f"seed={seed}"])
+    # The settings of a run apply, except for its size.
+    rest = [s for s in settings if scale != "smoke" or not s.startswith(("decompose.e", "monitor.sh"))]
+    return recipe.read(f"mnist-{name}", [*rest, *changes, f"seed={seed}"])
 
 
 def cell(scale: Scale, name: str, seed: int = 0, *settings: str, epochs: int = EPOCHS) -> Recipe:

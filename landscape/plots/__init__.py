@@ -1,7 +1,12 @@
-"""Finished results -> figures. Nothing here computes a landscape; several results share scales and levels."""
+"""Figures of results. Results of one picture share scales and levels; nothing is computed here.
+
+Each kind of result has a drawing in a module of this package, which registers it
+(:mod:`landscape.plots.drawing`).
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -9,37 +14,75 @@ from typing import Any, cast
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import InputError
 from landscape.core.files import replacing
-from landscape.core.options import choose
-from landscape.plots.hessian_grid import hessian_grids
-from landscape.plots.noise import noises
-from landscape.plots.picture import into
-from landscape.plots.run_times import run_times
-from landscape.plots.spectrum import spectra
-from landscape.plots.stability import minima, smoothings, stabilities
-from landscape.plots.surface import difference, lines, surfaces, surfaces_3d
-from landscape.plots.surface import style as _style
-from landscape.plots.sweep import sweeps
-from landscape.plots.training import escapes, training
-from landscape.results.escape import Escape
-from landscape.results.hessian_grid import HessianGrid
-from landscape.results.line import Line
-from landscape.results.minima import Minima
-from landscape.results.noise import NoiseEstimate
-from landscape.results.run_times import RunTimes
-from landscape.results.smoothing import Smoothing
-from landscape.results.spectrum import Spectrum
-from landscape.results.stability import Stability
-from landscape.results.surface import Surface
-from landscape.results.sweep import Sweep
+from landscape.plots.drawing import drawing_of
+from landscape.plots.picture import drawn_into
+from landscape.plots.style import style as _style
 
 FORMATS = (".png", ".pdf", ".svg")
 
 
+def draw(results: Sequence[Any], style: str = "contour", *, ax: Axes | None = None, **options: Any) -> Figure:
+    """Draw ``results``, all of one kind, in one figure.
+
+    Args:
+        results: results or checkpoints.
+        style: the style of surfaces: "contour"; "surface", in three dimensions; or "difference", the first
+            of two surfaces minus the second. "contour" also stands for the one style of other results.
+        ax: axes to draw into, for a picture of one panel. Default: a new figure.
+        options: further arguments of the drawing, such as ``title``.
+
+    Returns:
+        The new figure, or that of ``ax``.
+
+    Raises:
+        InputError: no results, results of several kinds or of a kind without a drawing, an unknown style,
+            nothing finite to draw, or ``ax`` for a picture with several panels.
+
+    Example:
+        >>> from landscape.results.stability import Stability
+        >>> import numpy as np
+        >>> limits = np.array([[2.0, 1.0], [3.8, 0.1], [3.8, 0.19]])
+        >>> result = Stability(np.array([0, 1]), limits, momentum=0.9, lambda_max=4.0, residual=0.0,
+        ...                    converged=True, lr=0.1, own_limit=np.nan, own_delay=0, samples=100)
+        >>> draw([result], title="Stable learning rates").get_suptitle()
+        'Stable learning rates'
+    """
+    kinds = {type(result): None for result in results}
+    if len({drawing_of(kind) for kind in kinds}) != 1:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "no result"
+        raise InputError(f"FILE: {names} cannot be drawn in one picture, all files must be of one kind")
+    drawing = drawing_of(type(results[0]))
+    if style != "contour":
+        if "style" not in inspect.signature(drawing).parameters:
+            name = type(results[0]).__name__
+            raise InputError(f"style: '{style}' is not allowed, a {name} has one style (allowed: contour)")
+        options["style"] = style
+    with drawn_into(ax):
+        figure = drawing(results, **options)
+    return figure if ax is None else cast(Figure, ax.get_figure())
+
+
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write ``figure`` as PNG, PDF or SVG, atomically. InputError for another suffix."""
+    """Write ``figure`` to a file; a file that already exists is replaced only once the new one is whole.
+
+    Args:
+        path: its suffix says the format: .png, .pdf or .svg.
+
+    Raises:
+        InputError: another suffix.
+        FailedError: the file cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from landscape.plots.picture import panels
+        >>> figure, axes = panels(1, 1, 4.0, 3.0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_figure(figure, f"{folder}/empty.svg")
+        ...     [path.name for path in pathlib.Path(folder).iterdir()]
+        ['empty.svg']
+    """
     path = Path(path)
     check_format(path)
     with replacing(path) as file, _style():
@@ -47,48 +90,16 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 
 def check_format(path: str | Path) -> None:
-    """Raise InputError unless the suffix of ``path`` is one that figures are written in."""
+    """Check that the suffix of ``path`` is a format in which figures are written.
+
+    Raises:
+        InputError: a suffix other than .png, .pdf and .svg.
+
+    Example:
+        >>> check_format("loss.png")
+        >>> check_format("loss.txt")
+        Traceback (most recent call last):
+        landscape.core.errors.InputError: loss.txt: a picture's name must end in .png, .pdf, .svg
+    """
     if Path(path).suffix not in FORMATS:
         raise InputError(f"{path}: a picture's name must end in {', '.join(FORMATS)}")
-
-
-STYLES = ("contour", "surface", "difference")
-
-
-def draw(results: Sequence[Any], style: str = "contour", *, ax: Axes | None = None, **options: Any) -> Figure:
-    """The figure for ``results``, all of one kind. InputError for a mixture.
-
-    With ``ax`` that of these axes, which it is drawn into: for a picture of one panel, else InputError.
-
-    ``style`` is how surfaces are drawn: "contour"; "surface", in 3-D; or "difference", the first of two less
-    the second. InputError for another one, or for anything but "contour" with results that are no surfaces.
-    """
-    painters = {
-        Checkpoint: training,
-        Surface: surfaces,
-        Line: lines,
-        HessianGrid: hessian_grids,
-        NoiseEstimate: noises,
-        Spectrum: spectra,
-        RunTimes: run_times,
-        Stability: stabilities,
-        Minima: minima,
-        Sweep: sweeps,
-        Escape: escapes,
-        Smoothing: smoothings,
-    }
-    choose("style", style, STYLES)
-    kinds = {type(r) for r in results}
-    if len(kinds) != 1:
-        names = ", ".join(sorted(k.__name__ for k in kinds))
-        raise InputError(f"FILE: {names} cannot be drawn in one picture, all files must be of one kind")
-    kind = kinds.pop()
-    painter: Any = painters[kind]
-    if style != "contour":
-        if kind is not Surface:
-            raise InputError(f"style: '{style}' is for surfaces, a {kind.__name__} is drawn one way only")
-        painter = surfaces_3d if style == "surface" else difference
-    with into(ax):
-        figure = painter(results, **options)
-    made: Any = figure if ax is None else ax.get_figure()
-    return cast(Figure, made)

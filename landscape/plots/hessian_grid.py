@@ -1,4 +1,4 @@
-"""Heatmaps of Hessian ratios."""
+"""Hessian ratios on a grid, as heatmaps."""
 
 from __future__ import annotations
 
@@ -9,20 +9,30 @@ import seaborn as sns
 from matplotlib import cm, colors
 from matplotlib.figure import Figure
 
-from landscape.plots.picture import loss_of, several, splits
-from landscape.plots.surface import bn_note, style
-from landscape.plots.values import drawing
+from landscape.plots.drawing import draws
+from landscape.plots.labels import batchnorm_note, loss_of, splits
+from landscape.plots.picture import wrapped_panels
+from landscape.plots.style import style
 from landscape.results.hessian_grid import HessianGrid
 
 
-@drawing
-def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
-    """Heatmaps of |λ_min|/|λ_max|, one panel a grid, on one colour scale; * where not converged.
+@draws(HessianGrid)
+def draw_hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
+    """Heatmaps of |λ_min|/|λ_max|, one panel for each grid, with one colour scale.
 
-    A median is of the points that did.
+    A star marks points where the eigenvalues have not converged; the medians leave these out.
+
+    Example:
+        >>> one = np.ones((1, 1))
+        >>> grid = HessianGrid(
+        ...     x=one[0], y=one[0], lambda_min=-one, lambda_max=2 * one, ratio=one / 2, residual_min=one,
+        ...     residual_max=one, hvps=one, converged=one > 0, kind="random", norm="none", seed=0, span=0.1,
+        ...     tol=0.01, samples=1, dtype="float64")
+        >>> [text.get_text() for text in draw_hessian_grids([grid]).axes[0].texts]
+        ['0.5']
     """
     with style():
-        figure, axes = several(len(results), 3.9, 3.5)
+        figure, axes = wrapped_panels(len(results), 3.9, 3.5)
         finite = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
         top = float(finite.max()) if finite.size else 1.0
         for k, (ax, r) in enumerate(zip(axes, results, strict=True)):
@@ -59,8 +69,6 @@ def hessian_grids(results: Sequence[HessianGrid], title: str = "") -> Figure:
         bar = figure.colorbar(scale, ax=axes, shrink=0.85, pad=0.02)
         of = f"{loss_of(results)}; low: nearly convex"
         bar.set_label(rf"$|\lambda_{{min}}| / |\lambda_{{max}}|$ ({of})")
-        figure.suptitle(
-            title
-            or f"Hessian ratio, {results[0].samples:,} samples of {splits(results)}" + bn_note(results[0])
-        )
+        usual = f"Hessian ratio, {results[0].samples:,} samples of {splits(results)}"
+        figure.suptitle(title or usual + batchnorm_note(results[0]))
     return figure

@@ -1,4 +1,4 @@
-"""The four estimates of Δ(2), with their errors."""
+"""The four estimates of Δ(2), with their standard errors."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from landscape.plots.picture import several
-from landscape.plots.surface import style
-from landscape.plots.values import drawing
+from landscape.plots.drawing import draws
+from landscape.plots.picture import wrapped_panels
+from landscape.plots.style import style
 from landscape.results.noise import NoiseEstimate
 
 
-@drawing
-def noises(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
-    """The four Δ(2) numbers of each checkpoint as bars on a log scale, error bars one standard error."""
+@draws(NoiseEstimate)
+def draw_noise(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
+    """The four estimates of Δ(2) as bars on a log scale, one panel for each checkpoint.
+
+    Error bars are one standard error.
+
+    Example:
+        >>> draws_of = np.array([1.0, 2.0])
+        >>> result = NoiseEstimate(direct=draws_of, first_order=draws_of, delta_s=draws_of, delta_2=draws_of,
+        ...                        delta_cross=draws_of, full_batch=1.5, eq4=1.0, consensus=0.1, lr=0.1,
+        ...                        learners=2, local_batch=4, samples=10, seed=0)
+        >>> [text.get_text() for text in draw_noise([result]).axes[0].texts]
+        ['1.5', '1.5', '1', '1.5']
+    """
     names = {
         "direct": "direct\n(definition)",
         "full_batch": "full-batch",
@@ -23,7 +34,7 @@ def noises(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
         "first_order": "first-order",
     }
     with style():
-        figure, axes = several(len(results), 3.9, 3.1)
+        figure, axes = wrapped_panels(len(results), 3.9, 3.1)
         smallest = min(
             (v for r in results for k, (v, _) in r.summary().items() if k in names and v > 0), default=1.0
         )

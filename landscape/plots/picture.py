@@ -1,4 +1,4 @@
-"""Figures that show themselves and are not in pyplot's list; pictures drawn into axes of a user's."""
+"""Figures with panels: shown by notebooks and by ``show()``, or drawn into axes that the user gives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ _GIVEN: ContextVar[Axes | None] = ContextVar("axes that pictures are drawn into"
 class Picture(Figure):
     """A figure that a notebook shows as the value of a cell, and a script by ``show()``.
 
-    It is none of pyplot's, which keeps those that it makes until they are closed.
+    pyplot does not know it: pyplot keeps its own figures in memory until they are closed.
+
+    Example:
+        >>> Picture(figsize=(2, 1))._repr_png_()[1:4]
+        b'PNG'
     """
 
     def _repr_png_(self) -> bytes:
@@ -30,18 +34,22 @@ class Picture(Figure):
         return buffer.getvalue()
 
     def show(self, warn: bool = True) -> None:
-        """Show it: in a notebook, or in a window until that is closed.
+        """Show the figure in a notebook, or in a window until the window is closed.
 
-        FailedError where there is neither, as on a machine without a screen.
+        Args:
+            warn: not used; matplotlib's own method has it.
+
+        Raises:
+            FailedError: there is neither a notebook nor a screen.
         """
         ipython = sys.modules.get("IPython")
         shell = ipython.get_ipython() if ipython else None
         if shell is not None and hasattr(shell, "kernel"):
             ipython.display.display(self)  # type: ignore[union-attr]
             return
-        from matplotlib import pyplot  # only here: it looks for a screen
+        from matplotlib import pyplot  # only here: importing it looks for a screen
 
-        window = pyplot.figure(figsize=self.get_size_inches())  # pyplot's, with a window where there are any
+        window = pyplot.figure(figsize=self.get_size_inches())  # pyplot's figure brings the window
         number = int(window.number)
         try:
             manager = window.canvas.manager
@@ -56,8 +64,8 @@ class Picture(Figure):
             pyplot.close(number)
 
 
-class _Inside:
-    """What a drawing does to its figure, done to one pair of axes in a figure of a user's."""
+class _GivenAxes:
+    """Stands in for the figure of a drawing: titles, legends and colour bars go to the axes of the user."""
 
     def __init__(self, ax: Axes) -> None:
         self.ax = ax
@@ -74,7 +82,23 @@ class _Inside:
 
 
 def panels(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Figure, list[Any]]:
-    """A figure of ``rows`` × ``columns`` axes, each ``width`` × ``height`` inches; or the axes given."""
+    """A figure of ``rows`` × ``columns`` axes, or the axes that the user gave (see :func:`drawn_into`).
+
+    Args:
+        width, height: size of one panel in inches.
+        options: passed to matplotlib's ``Figure.subplots``.
+
+    Returns:
+        (figure, axes row by row).
+
+    Raises:
+        InputError: the user gave axes for a picture of several panels, or axes of another projection.
+
+    Example:
+        >>> figure, axes = panels(2, 3, 3.0, 2.0)
+        >>> len(axes), figure.get_size_inches().tolist()
+        (6, [9.0, 4.0])
+    """
     given = _GIVEN.get()
     if given is None:
         figure = Picture(figsize=(width * columns, height * rows))
@@ -82,24 +106,58 @@ def panels(rows: int, columns: int, width: float, height: float, **options: Any)
         return figure, list(axes.ravel())
     if rows * columns != 1:
         raise InputError(f"ax: this picture has {rows} × {columns} panels, axes hold one; leave ax out")
-    wanted = (options.get("subplot_kw") or {}).get("projection", "rectilinear")
-    if given.name != wanted:
-        raise InputError(f"ax: its projection is '{given.name}', this picture needs '{wanted}'")
-    return cast(Figure, _Inside(given)), [given]
+    projection = (options.get("subplot_kw") or {}).get("projection", "rectilinear")
+    if given.name != projection:
+        raise InputError(f"ax: its projection is '{given.name}', this picture needs '{projection}'")
+    return cast(Figure, _GivenAxes(given)), [given]
 
 
-def several(count: int, width: float, height: float, **options: Any) -> tuple[Figure, list[Any]]:
-    """A figure of ``count`` axes, each ``width`` × ``height`` inches: three a row, but four two by two."""
+def wrapped_panels(count: int, width: float, height: float, **options: Any) -> tuple[Figure, list[Any]]:
+    """A figure of ``count`` axes, three a row, but four as two rows of two; otherwise as :func:`panels`.
+
+    Example:
+        >>> figure, axes = wrapped_panels(5, 3.0, 2.0)
+        >>> len(axes), figure.get_size_inches().tolist()
+        (5, [9.0, 4.0])
+    """
     columns = 2 if count == 4 else min(3, count)
     figure, axes = panels(-(-count // columns), columns, width, height, **options)
-    for spare in axes[count:]:
-        spare.set_visible(False)
+    for unused in axes[count:]:
+        unused.set_visible(False)
     return figure, axes[:count]
 
 
+def shared_legend(figure: Figure, axes: Sequence[Axes], **options: Any) -> None:
+    """Put one legend for all panels below them; entries of the same name appear once.
+
+    Args:
+        options: passed to matplotlib's ``Figure.legend``.
+
+    Example:
+        >>> figure, axes = panels(1, 2, 3.0, 2.0)
+        >>> lines = [ax.plot([0, 1], label="loss") for ax in axes]
+        >>> shared_legend(figure, axes)
+        >>> [text.get_text() for text in figure.legends[0].get_texts()]
+        ['loss']
+    """
+    entries: dict[str, Any] = {}
+    for ax in axes:
+        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            entries.setdefault(str(name), handle)
+    if entries:
+        figure.legend(list(entries.values()), list(entries), loc="outside lower center", **options)
+
+
 @contextlib.contextmanager
-def into(ax: Axes | None) -> Iterator[None]:
-    """Pictures made inside the block are drawn into ``ax``; None: into figures of their own."""
+def drawn_into(ax: Axes | None) -> Iterator[None]:
+    """A context in which pictures are drawn into ``ax``; None: into figures of their own.
+
+    Example:
+        >>> figure, (ax,) = panels(1, 1, 3.0, 2.0)
+        >>> with drawn_into(ax):
+        ...     panels(1, 1, 3.0, 2.0)[1] == [ax]
+        True
+    """
     token = _GIVEN.set(ax)
     try:
         yield
@@ -107,16 +165,11 @@ def into(ax: Axes | None) -> Iterator[None]:
         _GIVEN.reset(token)
 
 
-def inside() -> bool:
-    """Whether pictures are drawn into axes of a user's."""
+def has_given_axes() -> bool:
+    """Whether pictures are drawn into axes that the user gave.
+
+    Example:
+        >>> has_given_axes()
+        False
+    """
     return _GIVEN.get() is not None
-
-
-def splits(results: Sequence[Any]) -> str:
-    """The split that ``results`` are of, or all of them: "train", "train and test", or "data" if unknown."""
-    return " and ".join(dict.fromkeys(r.split for r in results if r.split)) or "data"
-
-
-def loss_of(results: Sequence[Any]) -> str:
-    """What the numbers of ``results`` are of: "train loss", or "loss" where the split is not known."""
-    return f"{splits(results)} loss" if any(r.split for r in results) else "loss"

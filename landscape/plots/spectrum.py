@@ -1,4 +1,4 @@
-"""Eigenvalues and densities of spectra."""
+"""Eigenvalues and spectral densities."""
 
 from __future__ import annotations
 
@@ -8,20 +8,33 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
-from landscape.plots.picture import loss_of, panels, splits
-from landscape.plots.surface import bn_note, style
-from landscape.plots.values import drawing
+from landscape.plots.drawing import draws
+from landscape.plots.labels import batchnorm_note, loss_of, splits
+from landscape.plots.picture import panels
+from landscape.plots.style import style
 from landscape.results.spectrum import Spectrum
 
 
-@drawing
-def spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
-    """Spectral densities on a log axis, eigenvalues as ticks below, one colour a result.
+@draws(Spectrum)
+def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
+    """Spectral densities on a log axis with eigenvalues as ticks below it, one colour for each result.
 
-    The axis ends a factor 10 below the peak that one eigenvalue out of P makes.
+    The axis ends a factor of 10 below the peak of one eigenvalue out of P.
+
+    Raises:
+        InputError: no result has eigenvalues or a density.
+
+    Example:
+        >>> none = np.zeros((0, 0))
+        >>> result = Spectrum(
+        ...     values=np.array([2.0, -1.0]), residuals=np.zeros(2), lowest=1, converged=True, trace=np.nan,
+        ...     trace_error=np.nan, nodes=none, weights=none, parameters=9, hvps=12, kind="hessian", part="",
+        ...     engine="lanczos", tol=0.01, seed=0, samples=10, dtype="float64", split="train")
+        >>> draw_spectra([result]).axes[0].get_xlabel()
+        "eigenvalue λ of the train loss's Hessian; ticks: computed eigenvalues"
     """
     if not any(r.values.size or r.nodes.size for r in results):
-        raise InputError("spectrum: it holds no eigenvalue and no density, there is nothing to draw")
+        raise InputError("spectrum: no eigenvalue and no density, there is nothing to draw")
     with style():
         figure, (ax,) = panels(1, 1, 6.4, 3.9)
         dense = [(r, r.density) for r in results if r.density]
@@ -57,6 +70,6 @@ def spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
         ax.set_xlabel(f"eigenvalue λ of the {loss_of(results)}'s {named.get(first.kind, first.kind)}{ticks}")
         figure.legend(loc="outside lower center", ncols=min(3, len(results)))
         part = f", parameters {first.part}" if first.part else ""
-        usual = f"Spectrum, {first.samples:,} samples of {splits(results)}{part}{bn_note(first)}"
+        usual = f"Spectrum, {first.samples:,} samples of {splits(results)}{part}{batchnorm_note(first)}"
         figure.suptitle(title or usual)
     return figure

@@ -1,4 +1,4 @@
-"""Pictures of sweeps. Nothing here computes a mean."""
+"""Tables of sweeps: test error against a setting."""
 
 from __future__ import annotations
 
@@ -7,83 +7,107 @@ from collections.abc import Sequence
 import numpy as np
 import seaborn as sns
 from matplotlib import ticker
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
-from landscape.plots.picture import several
-from landscape.plots.surface import plain_numbers, style
-from landscape.plots.values import drawing, plain
+from landscape.core.hdf5 import Array
+from landscape.plots.drawing import draws
+from landscape.plots.picture import wrapped_panels
+from landscape.plots.style import decimal_labels, style
+from landscape.plots.values import literal
 from landscape.results.sweep import Sweep
 
-# From which ratio of largest to smallest an axis is logarithmic (ours).
+# An axis is logarithmic from this ratio of the largest to the smallest value (ours).
 LOG_RATIO = 5.0
 
 
-@drawing
-def sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
-    """Test error against the first key that varies, a line for each of the others, a panel a sweep.
+@draws(Sweep)
+def draw_sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
+    """Test error against the first key that varies, one panel for each sweep.
 
-    The recipe is what a line is of, not what is drawn against, unless nothing else varies. Bars are one
-    standard deviation over the seeds; an open marker says that some seed diverged. Where there is no test
-    error it is the test loss. InputError if nothing varies.
+    A line belongs to one combination of the other keys; the recipe is on the x axis only if nothing else
+    varies. Error bars are one standard deviation over the seeds. An open marker means that at least one seed
+    diverged. Without a test error the test loss is drawn.
+
+    Raises:
+        InputError: no key varies.
+
+    Example:
+        >>> from landscape.results.sweep import COLUMNS, texts
+        >>> column = np.array([30.0, 20.0])
+        >>> sweep = Sweep(keys=("lr",), settings=texts([["0.1"], ["1.0"]]), seeds=texts(["0 1", "0 1"]),
+        ...               **dict.fromkeys(COLUMNS, column))
+        >>> draw_sweeps([sweep]).axes[0].get_xlabel()
+        'lr'
     """
     with style():
-        figure, axes = several(len(results), 5.2, 4.0)
+        figure, axes = wrapped_panels(len(results), 5.2, 4.0)
         for ax, r in zip(axes, results, strict=True):
-            rows = [{key: plain(value) for key, value in row.items()} for row in r.rows]
-            varying = [k for k in r.keys if len({row[k] for row in rows}) > 1]
-            if not varying:
-                raise InputError("sweep: its table has one row, there is nothing to draw")
-            against = next((k for k in varying if k != "recipe"), "recipe")
-            others = [k for k in varying if k != against]
-            name = "test_error" if np.isfinite(r.test_error).any() else "test_loss"
-            mean, spread = getattr(r, name), np.nan_to_num(getattr(r, f"{name}_std"))
-            texts = [row[against] for row in rows]
-            words = list(dict.fromkeys(texts))
-            numbers = _numbers(words)
-            place = dict(zip(words, numbers or range(len(words)), strict=True))
-            lines: dict[str, list[int]] = {}
-            for i, row in enumerate(rows):
-                lines.setdefault(", ".join(_told(k, row[k]) for k in others if row[k]), []).append(i)
-            palette = sns.color_palette("colorblind", max(1, len(lines)))
-            for color, (label, chosen) in zip(palette, lines.items(), strict=True):
-                x = [place[texts[i]] for i in chosen]
-                ax.errorbar(
-                    x, mean[chosen], spread[chosen], color=color, lw=1.6 if numbers else 0, elinewidth=1.2,
-                    capsize=3, marker="o", ms=5, label=label or None,
-                )  # fmt: skip
-                bad = [(p, mean[i]) for p, i in zip(x, chosen, strict=True) if r.diverged[i]]
-                if bad:
-                    ax.plot(*zip(*bad, strict=True), "o", ms=5, mfc="w", mec=color, zorder=5)
-            if numbers:
-                if min(numbers) > 0 and max(numbers) >= LOG_RATIO * min(numbers):
-                    ax.set_xscale("log")
-                if len(numbers) <= 8:
-                    ax.set_xticks(numbers, words)
-                    ax.xaxis.set_minor_locator(ticker.NullLocator())
-            else:
-                ax.set_xticks(range(len(words)), words, rotation=20, ha="right")
-            shown = mean[np.isfinite(mean)]
-            if shown.size and shown.min() > 0 and shown.max() >= LOG_RATIO * shown.min():
-                ax.set_yscale("log")
-                plain_numbers(ax.yaxis)
-            ax.set_xlabel(against)
-            ax.set_ylabel("test error of $w_a$ (%)" if name == "test_error" else "test loss at $w_a$ (nat)")
-            if ax.get_legend_handles_labels()[1]:
-                ax.legend()
-        many = sorted({len(seeds) for r in results for seeds in r.seed_lists})
-        seeds = f"{many[0]} to {many[-1]}" if len(many) > 1 else str(many[0])
-        lost = "; open: some diverged" if any(r.diverged.any() for r in results) else ""
-        figure.suptitle(title or f"After the last step: mean and standard deviation, seeds: {seeds}{lost}")
+            _draw_sweep(ax, r)
+        counts = sorted({len(seeds) for r in results for seeds in r.seed_lists})
+        seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+        note = "; open: some diverged" if any(r.diverged.any() for r in results) else ""
+        figure.suptitle(title or f"After the last step: mean and standard deviation\nseeds: {seeds}{note}")
     return figure
 
 
-def _told(key: str, value: str) -> str:
+def _draw_sweep(ax: Axes, r: Sweep) -> None:
+    rows = [{key: literal(value) for key, value in row.items()} for row in r.rows]
+    varying = [k for k in r.keys if len({row[k] for row in rows}) > 1]
+    if not varying:
+        raise InputError("sweep: its table has one row, there is nothing to draw")
+    x_key = next((k for k in varying if k != "recipe"), "recipe")
+    column = "test_error" if np.isfinite(r.test_error).any() else "test_loss"
+    mean, spread = getattr(r, column), np.nan_to_num(getattr(r, f"{column}_std"))
+    texts = [row[x_key] for row in rows]
+    ticks = list(dict.fromkeys(texts))
+    numbers = _numbers(ticks)
+    place = dict(zip(ticks, numbers or range(len(ticks)), strict=True))
+    lines: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        label = ", ".join(_setting(k, row[k]) for k in varying if k != x_key and row[k])
+        lines.setdefault(label, []).append(i)
+    palette = sns.color_palette("colorblind", max(1, len(lines)))
+    for color, (label, chosen) in zip(palette, lines.items(), strict=True):
+        x = [place[texts[i]] for i in chosen]
+        ax.errorbar(
+            x, mean[chosen], spread[chosen], color=color, lw=1.6 if numbers else 0, elinewidth=1.2,
+            capsize=3, marker="o", ms=5, label=label or None,
+        )  # fmt: skip
+        diverged = [(p, mean[i]) for p, i in zip(x, chosen, strict=True) if r.diverged[i]]
+        if diverged:
+            ax.plot(*zip(*diverged, strict=True), "o", ms=5, mfc="w", mec=color, zorder=5)
+    _label_axes(ax, ticks, numbers, mean)
+    ax.set_xlabel(x_key)
+    ax.set_ylabel("test error of $w_a$ (%)" if column == "test_error" else "test loss at $w_a$ (nat)")
+    if ax.get_legend_handles_labels()[1]:
+        ax.legend()
+
+
+def _label_axes(ax: Axes, ticks: list[str], numbers: list[float], mean: Array) -> None:
+    """Choose linear or logarithmic axes and label the x axis with the values of its key."""
+    if numbers:
+        if min(numbers) > 0 and max(numbers) >= LOG_RATIO * min(numbers):
+            ax.set_xscale("log")
+        if len(numbers) <= 8:
+            ax.set_xticks(numbers, ticks)
+            ax.xaxis.set_minor_locator(ticker.NullLocator())
+    else:
+        ax.set_xticks(range(len(ticks)), ticks, rotation=20, ha="right")
+    finite = mean[np.isfinite(mean)]
+    if finite.size and finite.min() > 0 and finite.max() >= LOG_RATIO * finite.min():
+        ax.set_yscale("log")
+        decimal_labels(ax.yaxis)
+
+
+def _setting(key: str, value: str) -> str:
+    """A key and its value, as the legend shows them."""
     return value if key in ("recipe", "algorithm.name") else f"{key.split('.')[-1]} {value}"
 
 
 def _numbers(words: list[str]) -> list[float]:
-    """``words`` as numbers, or none if one is not."""
+    """``words`` as numbers; an empty list if one of them is no number."""
     try:
         return [float(word) for word in words]
     except ValueError:

@@ -273,7 +273,7 @@ class Problem:
         assert self.resident is not None
         x, y = self.data.first()
         leaves = {k: v.detach().requires_grad_() for k, v in self.layout.views(self.theta).items()}
-        saved = SavedBytes(besides=leaves.values())
+        saved = SavedBytes(excluding=leaves.values())
         with torch.enable_grad(), saved, fixed_randomness(self, 0):
             self.criterion(self.call(leaves, x), y)
         return max(1, saved.bytes_ // min(2, self.samples))

@@ -1,4 +1,4 @@
-"""A finished analysis: arrays and attributes that save and load themselves."""
+"""The base class of results: arrays and attributes of a finished analysis, saved and loaded as HDF5."""
 
 from __future__ import annotations
 
@@ -13,22 +13,28 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import h5py
 import numpy as np
 
+from landscape.core import registry
 from landscape.core.errors import FailedError
-from landscape.core.files import write_text as write_text
+from landscape.core.hdf5 import LARGEST, attribute, dataset, group, location, reading, writing
+from landscape.results import frames, html
 
 if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-from landscape.core.hdf5 import LARGEST, _place, attribute, dataset, group, reading, writing
-
-# Characters of a result's one line (ours).
-LINE = 200
+LENGTH = 200  # characters of repr(result) (ours)
 _NUMBER = re.compile("[0-9]+")
 
 
-class About(typing.TypedDict, total=False):
-    """Where a result came from: split of the data, a label for plots, source file and its SHA-256."""
+class Provenance(typing.TypedDict, total=False):
+    """The origin of a result: split of the data, label for plots, source file and its SHA-256.
+
+    Example:
+        >>> Provenance(split="test", label="run 1")
+        {'split': 'test', 'label': 'run 1'}
+    """
 
     split: str
     label: str
@@ -38,42 +44,68 @@ class About(typing.TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A finished analysis: arrays and plain attributes that save and load themselves.
+    """A finished analysis: arrays and attributes that are saved, loaded, drawn and shown in notebooks.
 
-    Array fields become data sets, the rest attributes. A field with a default may be absent from a file,
-    which may be older than the field; an empty array is not written there.
+    Subclasses are frozen dataclasses. In a file, fields that are arrays are data sets and the others are
+    attributes. A field with a default may be missing from a file that is older than the field; an empty array
+    is then not written.
 
-    Subclasses name a ``schema``; ``shapes``, field -> its dimensions by name or number, such as "ny nx", the
-    same name meaning the same number everywhere and "+" that it is not 0; ``axes_of``, those of its arrays
-    that are coordinates: finite and increasing; ``texts``, arrays of UTF-8 bytes. What does not fit is
-    refused with a ValueError.
+    A subclass describes its fields in class variables. Values that do not fit raise a ValueError.
+
+    - ``schema``: the name of the file format, under which the class is registered. A subclass without a name
+      of its own is saved as its base class.
+    - ``shapes``: field -> dimensions, separated by blanks, such as "y x". A name stands for the same size
+      everywhere; "+" after it means that the size is not 0. A dimension named like a field has that field as
+      its coordinates.
+    - ``axes_of``: coordinates that must be finite and increasing.
+    - ``labels_of``: dimension of fixed size -> the names of its places.
+    - ``units``: field -> unit; "1" for numbers without a unit.
+    - ``table``: the dimensions whose points are the rows of :meth:`to_dataframe`.
+    - ``texts``: arrays of UTF-8 bytes.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Curve(Result):
+        ...     shapes: ClassVar[Mapping[str, str]] = {"step": "step+", "loss": "step"}
+        ...     units: ClassVar[Mapping[str, str]] = {"loss": "nat"}
+        ...     table: ClassVar[str] = "step"
+        ...     step: np.ndarray
+        ...     loss: np.ndarray
+        ...     label: str = ""
+        >>> Curve(np.arange(2), np.array([0.5, 0.25]), label="a run")
+        Curve('a run', step (2,), loss (2,))
+        >>> Curve(np.arange(2), np.zeros(3))
+        Traceback (most recent call last):
+        ValueError: loss has shape (3,), it must fit (2)
     """
 
     schema: ClassVar[str] = ""
     shapes: ClassVar[Mapping[str, str]] = {}
     axes_of: ClassVar[tuple[str, ...]] = ()
+    labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    units: ClassVar[Mapping[str, str]] = {}
+    table: ClassVar[str] = ""
     texts: ClassVar[tuple[str, ...]] = ()
-    schemas: ClassVar[dict[str, type[Result]]] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "__repr__" not in vars(cls):  # or a dataclass would print its arrays
             cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
-        if cls.schema:
-            Result.schemas[cls.schema] = cls
+        if "schema" in vars(cls):
+            registry.results.add(cls.schema)(cls)
 
     def __post_init__(self) -> None:
-        sizes: dict[str, int] = {}
+        sizes = {dimension: len(labels) for dimension, labels in self.labels_of.items()}
         for name, text in self.shapes.items():
             value = getattr(self, name)
             shape = value.shape if isinstance(value, np.ndarray) else (len(value),)
-            wanted = [size.rstrip("+") for size in text.split()]
-            fits = len(wanted) == len(shape)
-            for key, size, length in zip(wanted, text.split(), shape, strict=False):
-                expected = int(key) if key.isdecimal() else sizes.setdefault(key, length)
+            dimensions = [dimension.rstrip("+") for dimension in text.split()]
+            fits = len(dimensions) == len(shape)
+            for dimension, size, length in zip(dimensions, text.split(), shape, strict=False):
+                expected = sizes.setdefault(dimension, length)
                 fits = fits and length == expected and (length > 0 or not size.endswith("+"))
             if not fits:
-                known = ", ".join(str(sizes.get(key, key)) for key in wanted)
+                known = ", ".join(str(sizes.get(dimension, dimension)) for dimension in dimensions)
                 raise ValueError(f"{name} has shape {shape}, it must fit ({known})")
         for name in self.axes_of:
             value = getattr(self, name)
@@ -82,12 +114,17 @@ class Result:
                     raise ValueError(f"{name} must be finite and increasing")
 
     def __repr__(self) -> str:
-        """One line: whose result it is, and the shapes of its arrays."""
+        """One line: the label and the split, and the shapes of the arrays."""
         values = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
-        said = [repr(value) for name, value in values if name in ("label", "split") and value]
-        said += [f"{name} {v.shape}" for name, v in values if isinstance(v, np.ndarray) and v.size]
-        text = ", ".join(said)
-        return f"{type(self).__name__}({text if len(text) <= LINE else text[: LINE - 1] + '…'})"
+        parts = [repr(value) for name, value in values if name in ("label", "split") and value]
+        parts += [f"{name} {v.shape}" for name, v in values if isinstance(v, np.ndarray) and v.size]
+        text = ", ".join(parts)
+        return f"{type(self).__name__}({text if len(text) <= LENGTH else text[: LENGTH - 1] + '…'})"
+
+    def _repr_html_(self) -> str:
+        """A small picture and a table of the fields, for notebooks."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return html.summary(type(self).__name__, values, self.units, self.plot)
 
     def plot(
         self,
@@ -97,28 +134,103 @@ class Result:
         ax: Axes | None = None,
         **options: Any,
     ) -> Figure:
-        """A picture of the result, which a notebook shows as it is and ``.show()`` puts in a window.
+        """Draw the result; a notebook shows the figure, and its ``show()`` opens a window.
 
         Args:
-            style: of a surface, "contour" or "surface" (3-D).
-            path: a .png, .pdf or .svg file to write it to, too.
-            ax: axes to draw into instead, where the picture has one panel; their figure is returned.
-            options: such as ``title``; see :func:`landscape.plots.draw`.
+            style: of a surface: "contour" or "surface" (three dimensions).
+            path: a .png, .pdf or .svg file to which the figure is written, too.
+            ax: axes to draw into, for a picture of one panel. Default: a new figure.
+            options: further arguments of the drawing, such as ``title``; see :func:`landscape.plots.draw`.
+
+        Returns:
+            The new figure, or that of ``ax``.
+
+        Raises:
+            InputError: there is nothing finite to draw, or an argument is not allowed.
+            FailedError: ``path`` cannot be written.
+
+        Example:
+            >>> from landscape.results.escape import Escape
+            >>> times, rates = np.ones((1, 2, 6)), np.array([0.1, 0.2])
+            >>> result = Escape(times, rates, "lr", ("ssgd",), share=0.5, steps=9)
+            >>> result.plot(title="Escape from a saddle").get_suptitle()
+            'Escape from a saddle'
         """
-        # By name: a result knows nothing of who draws it, and no matplotlib is imported before.
+        # By name: a result does not depend on what draws it, and matplotlib is imported only here.
         plots = importlib.import_module("landscape.plots")
         figure: Figure = plots.draw([self], style, ax=ax, **options)
         if path is not None:
             plots.save_figure(figure, path)
         return figure
 
+    def to_xarray(self) -> xr.Dataset:
+        """The result as a data set of xarray (the extra "frames").
+
+        Returns:
+            A Dataset with the arrays of the result as variables with named dimensions and coordinates, units
+            in ``attrs["units"]`` of a variable, and all other fields in ``attrs``. Empty arrays, which stand
+            for numbers that were not computed, are left out.
+
+        Raises:
+            FailedError: xarray is not installed.
+
+        Example:
+            >>> from landscape.results.escape import Escape
+            >>> times = np.arange(12.0).reshape(1, 2, 6)
+            >>> result = Escape(times, np.array([0.1, 0.2]), "lr", ("ssgd",), share=0.5, steps=20)
+            >>> float(result.to_xarray().times.sel(algorithms="ssgd", values=0.2).mean())
+            8.5
+        """
+        return frames.to_dataset(self)
+
+    def to_dataframe(self, dims: str = "") -> pd.DataFrame:
+        """The result as a table of pandas in long form: one row for each point of a grid.
+
+        Args:
+            dims: names of dimensions, separated by blanks; each combination of their places is a row, the
+                last dimension fastest. Default: those of the main arrays, such as "y x" of a surface.
+
+        Returns:
+            A DataFrame with a column for each array that has no other dimensions, and one for each dimension
+            without coordinates. All fields that are no arrays are in ``attrs``.
+
+        Raises:
+            FailedError: pandas is not installed.
+            InputError: a dimension that the result does not have.
+
+        Example:
+            >>> from landscape.results.escape import Escape
+            >>> times = np.arange(12.0).reshape(1, 2, 6)
+            >>> result = Escape(times, np.array([0.1, 0.2]), "lr", ("ssgd",), share=0.5, steps=20)
+            >>> result.to_dataframe().groupby("values").times.mean().tolist()
+            [2.5, 8.5]
+        """
+        return frames.to_frame(self, dims)
+
     def save(self, path: str | Path) -> None:
-        """Write to ``path``, atomically."""
+        """Write to ``path``; a file that already exists is replaced only once the new one is whole.
+
+        Raises:
+            FailedError: the file cannot be written.
+
+        Example:
+            >>> import tempfile
+            >>> from landscape.results.escape import Escape
+            >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     result.save(f"{folder}/escape.h5")
+            ...     Escape.load(f"{folder}/escape.h5").vary
+            'lr'
+        """
         save([self], path)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read the one result in ``path``. Raises FailedError if it is not such a file or holds several."""
+        """Read the result in ``path``.
+
+        Raises:
+            FailedError: the file holds something else or several results, is damaged or cannot be read.
+        """
         results = load_results(path)
         if len(results) != 1 or not isinstance(results[0], cls):
             raise FailedError(f"{path}: holds {len(results)} {results[0].schema}, one {cls.schema} is needed")
@@ -128,7 +240,7 @@ class Result:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, np.ndarray) and value.size == 0 and _optional(field):
-                continue  # what is absent reads as empty
+                continue  # a missing array is read as empty
             if isinstance(value, np.ndarray):
                 group.create_dataset(field.name, data=value)
             elif isinstance(value, tuple):
@@ -149,7 +261,7 @@ class Result:
             elif kind == tuple[str, ...]:
                 texts = group.attrs.get(name)
                 if not isinstance(texts, np.ndarray) or not all(isinstance(t, str) for t in texts.flat):
-                    raise ValueError(f"attribute {_place(group, name)} is no list of texts")
+                    raise ValueError(f"attribute {location(group, name)} is no list of texts")
                 values[name] = tuple(texts.ravel())
             else:
                 values[name] = np.asarray(dataset(group, name, "S" if name in cls.texts else "fiub"))
@@ -161,20 +273,43 @@ def _optional(field: dataclasses.Field[Any]) -> bool:
 
 
 def save(results: Sequence[Result], path: str | Path) -> None:
-    """Write results of one kind to ``path``: one at the file's root, several in groups /0, /1, …"""
+    """Write results of one kind to ``path``: one at the root of the file, several in groups /0, /1, …
+
+    Raises:
+        FailedError: the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> from landscape.results.escape import Escape
+        >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save([result, result], f"{folder}/two.h5")
+        ...     len(load_results(f"{folder}/two.h5"))
+        2
+    """
     with writing(path, results[0].schema) as file:
         for i, result in enumerate(results):
             result._write(file if len(results) == 1 else file.create_group(str(i)))
 
 
 def load_results(path: str | Path) -> list[Result]:
-    """The results in ``path``, in order. Raises FailedError as :func:`reading` does."""
+    """Read all results in ``path``, in order.
+
+    Raises:
+        FailedError: the file holds no results, is damaged, or cannot be read (see
+            :func:`landscape.core.hdf5.reading`).
+
+    Example:
+        >>> load_results("missing.h5")
+        Traceback (most recent call last):
+        landscape.core.errors.FailedError: missing.h5: no such file; ...
+    """
     with reading(path) as file:
         schema = str(file.attrs["schema"])
-        if schema not in Result.schemas:
-            known = ", ".join(sorted(Result.schemas))
+        if schema not in registry.results:
+            known = ", ".join(registry.results.names())
             raise FailedError(f"{path}: holds a {schema}, not a result (allowed: {known})")
-        kind = Result.schemas[schema]
+        kind: type[Result] = registry.results[schema]
         numbers = {name for name in file if _NUMBER.fullmatch(name)}
         if numbers != {str(i) for i in range(len(numbers))}:
             raise ValueError(f"its groups are {', '.join(sorted(numbers))}, they must be 0, 1, …")

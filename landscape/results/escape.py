@@ -1,4 +1,4 @@
-"""How long algorithms stay at a saddle: escape times over seeds, with exact confidence bands."""
+"""Times that algorithms need to escape from a saddle, with exact confidence bands."""
 
 from __future__ import annotations
 
@@ -16,14 +16,35 @@ from landscape.results.base import Result
 
 @dataclass(frozen=True)
 class Escape(Result):
-    """Steps until L(w_a) of a saddle is below ``share`` of its depth, while one thing is varied.
+    """Escape times from a saddle: the steps until L(w_a) is below ``share`` of the saddle's depth.
 
-    ``times`` (A, K, S): of each of the ``algorithms``, at each of ``values`` (K,) of ``vary``, for each of S
-    seeds; inf where it had not escaped after ``steps``, or had diverged. ``setting`` says what is not varied.
+    One quantity is varied.
+
+    Attributes:
+        times: (algorithms, values, runs), in steps, one run for each seed; inf for runs that diverged or had
+            not escaped after ``steps`` steps.
+        values: (values,), of the quantity that is varied.
+        vary: the name of this quantity.
+        algorithms: names of the algorithms.
+        share: the share of the saddle's depth below which a run has escaped.
+        steps: the length of the runs.
+        setting: the quantities that are not varied, as text.
+
+    Example:
+        >>> times = np.array([[[3.0, 1.0, 2.0, 5.0, 4.0, np.inf]]])
+        >>> result = Escape(times, np.array([0.1]), "lr", ("ssgd",), share=0.5, steps=10)
+        >>> result.median.tolist(), [edge.tolist() for edge in result.band(0.9)]
+        ([[4.0]], [[[1.0]], [[inf]]])
     """
 
     schema: ClassVar[str] = "landscape.escape"
-    shapes: ClassVar[Mapping[str, str]] = {"times": "A+ K+ S+", "values": "K", "algorithms": "A"}
+    shapes: ClassVar[Mapping[str, str]] = {
+        "times": "algorithms+ values+ run+",
+        "values": "values",
+        "algorithms": "algorithms",
+    }
+    units: ClassVar[Mapping[str, str]] = {"times": "steps", "steps": "steps"}
+    table: ClassVar[str] = "algorithms values run"
 
     times: Array
     values: Array
@@ -36,16 +57,26 @@ class Escape(Result):
 
     @property
     def median(self) -> Array:
-        """(A, K): the median over the seeds; inf where half of them or more had not escaped."""
+        """(algorithms, values): the median over the runs; inf where half of them or more had not escaped."""
         ordered = np.sort(self.times, axis=2)
         middle = ordered.shape[2] // 2  # the upper of two: halfway to inf is inf
         return ordered[:, :, middle]
 
     def band(self, level: float = 0.95) -> tuple[Array, Array]:
-        """((A, K), (A, K)): an interval for the true median that holds it with probability ``level`` or more.
+        """A confidence interval for the median escape time.
 
-        From two of the S times by rank, whatever their distribution: the number of times below the median is
-        binomial with ½. Runs that did not escape count as longer than all others, which is exact, too.
+        The interval lies between two of the measured times, chosen by rank. It is valid for every
+        distribution of times, because the number of times below the median is binomial with probability ½.
+        Runs that did not escape count as longer than all others, which does not change the ranks.
+
+        Args:
+            level: the least probability with which the interval contains the median, between 0 and 1.
+
+        Returns:
+            (lower ends, upper ends), both (algorithms, values), in steps.
+
+        Raises:
+            InputError: a level that is not between 0 and 1, or that needs more runs.
         """
         rank = median_rank(self.times.shape[2], level)
         ordered = np.sort(self.times, axis=2)
@@ -53,9 +84,22 @@ class Escape(Result):
 
 
 def median_rank(samples: int, level: float) -> int:
-    """The largest r, from 0, for which the r-th smallest and largest of ``samples`` hold the median so often.
+    """The rank of the ends of a confidence interval for the median.
 
-    Raises InputError where even the smallest and the largest do not.
+    Args:
+        samples: number of independent samples.
+        level: the least probability with which the interval contains the median, between 0 and 1.
+
+    Returns:
+        The largest r, counted from 0, for which the interval from the r-th smallest to the r-th largest
+        sample contains the median with probability ``level`` or more.
+
+    Raises:
+        InputError: even the interval from the smallest to the largest sample does not.
+
+    Example:
+        >>> median_rank(9, 0.95)
+        1
     """
     if not 0 < level < 1:
         raise InputError(f"level: {level} is not allowed, it must be > 0 and < 1")

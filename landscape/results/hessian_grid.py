@@ -1,38 +1,55 @@
-"""Both ends of the Hessian's spectrum on a grid over a plane."""
+"""The smallest and the largest eigenvalue of the Hessian on a grid over a plane."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.results.base import Result
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True)
 class HessianGrid(Result):
-    """λ_min, λ_max and ratio |λ_min|/|λ_max| (ny, nx) of the Hessian on a grid, as in DPSGD-2020, Figure 4.
+    """λ_min, λ_max and the ratio |λ_min|/|λ_max| of the Hessian on a grid, as in DPSGD-2020, Figure 4.
 
-    A low ratio means a nearly convex region, a high one a saddle. Residuals, product counts (hvps) and the
-    converged flags belong to each point; ``ratio`` is infinite where λ_max is 0. Points that are not ``done``
-    (ny, nx) yet are NaN, 0 or False; a file older than this field is whole. ``plane_sha256`` is of the bytes
-    of centre and directions. ``batchnorm``, ``bn`` and ``bn_samples`` as in :class:`landscape.Surface`;
-    files older than these fields are of the centre's statistics. ``provenance`` as in
-    :class:`landscape.Surface`.
+    A low ratio means a nearly convex region, a high ratio a saddle.
+
+    Attributes:
+        x, y: (nx,) and (ny,), coordinates in the plane.
+        lambda_min, lambda_max: (ny, nx), in nats; NaN where not computed yet.
+        ratio: (ny, nx); infinite where λ_max is 0.
+        residual_min, residual_max: (ny, nx), ‖Hv − λv‖ in nats: an eigenvalue lies within this distance.
+        hvps: (ny, nx), number of Hessian-vector products.
+        converged: (ny, nx), whether both residuals met the tolerance ``tol``.
+        done: (ny, nx), False where not computed yet; files older than this field are complete.
+        plane_sha256: SHA-256 of the bytes of the centre and the directions.
+        batchnorm, bn, bn_samples, provenance: as in :class:`landscape.Surface`. Files older than these fields
+            used the statistics of the centre.
+
+    Example:
+        >>> one = np.ones((1, 2))
+        >>> grid = HessianGrid(
+        ...     x=np.arange(2.0), y=np.zeros(1), lambda_min=-one, lambda_max=2 * one, ratio=one / 2,
+        ...     residual_min=one, residual_max=one, hvps=one, converged=one > 0, kind="random", norm="none",
+        ...     seed=0, span=0.1, tol=0.01, samples=1, dtype="float64")
+        >>> grid.to_dataframe()[["x", "ratio"]].to_numpy().tolist()
+        [[0.0, 0.5], [1.0, 0.5]]
     """
 
     schema: ClassVar[str] = "landscape.hessian_grid"
-    shapes: ClassVar[Mapping[str, str]] = {"x": "nx+", "y": "ny+"} | dict.fromkeys(
+    shapes: ClassVar[Mapping[str, str]] = {"x": "x+", "y": "y+"} | dict.fromkeys(
         ("lambda_min", "lambda_max", "ratio", "residual_min", "residual_max", "hvps", "converged", "done"),
-        "ny nx",
+        "y x",
     )
     axes_of: ClassVar[tuple[str, ...]] = ("x", "y")
+    units: ClassVar[Mapping[str, str]] = {"ratio": "1"} | dict.fromkeys(
+        ("lambda_min", "lambda_max", "residual_min", "residual_max"), "nat"
+    )
+    table: ClassVar[str] = "y x"
 
     x: Array
     y: Array

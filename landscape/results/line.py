@@ -14,22 +14,39 @@ from landscape.results.base import Result
 
 @dataclass(frozen=True)
 class Line(Result):
-    """``loss[k]`` and ``accuracy[k]`` (K,) float64 at start + t[k]·direction; direction and start (P,).
+    """Loss and accuracy at the weights ``start + t·direction``.
 
-    ``kind`` is "interpolation" (t from 0 to 1, one end to the other) or "direction" (t around 0, start the
-    centre). ``barrier`` is :func:`barrier` of an interpolation, NaN of a direction. ``bn``, ``batchnorm`` and
-    ``bn_samples`` as in :class:`landscape.Surface`.
+    Attributes:
+        t: (K,), coordinates on the line.
+        loss: (K,), in nats.
+        accuracy: (K,), between 0 and 1; NaN without class labels.
+        start, direction: (P,), weights.
+        kind: "interpolation" (from one set of weights at t = 0 to another at t = 1) or "direction" (t around
+            0, start is the centre).
+        barrier: of an interpolation, in nats (see :func:`landscape.barrier`); NaN of a direction.
+        ends: names of the two sets of weights.
+        batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
+
+    Example:
+        >>> t = np.linspace(0, 1, 3)
+        >>> line = Line(t=t, loss=t**2, accuracy=1 - t, start=np.zeros(2), direction=np.ones(2),
+        ...             kind="interpolation", barrier=0.0, samples=1, dtype="float64", bn="center",
+        ...             batchnorm=False, bn_samples=0, path="batched", ends=("a", "b"))
+        >>> line.to_dataframe().loss.tolist()
+        [0.0, 0.25, 1.0]
     """
 
     schema: ClassVar[str] = "landscape.line"
     shapes: ClassVar[Mapping[str, str]] = {
-        "t": "K+",
-        "loss": "K",
-        "accuracy": "K",
-        "start": "P",
-        "direction": "P",
+        "t": "t+",
+        "loss": "t",
+        "accuracy": "t",
+        "start": "parameter",
+        "direction": "parameter",
     }
     axes_of: ClassVar[tuple[str, ...]] = ("t",)
+    units: ClassVar[Mapping[str, str]] = {"loss": "nat", "accuracy": "1", "barrier": "nat"}
+    table: ClassVar[str] = "t"
 
     t: Array
     loss: Array
@@ -52,11 +69,22 @@ class Line(Result):
 
 
 def barrier(t: Array, loss: Array) -> float:
-    """max_t [L(t) − ((1−t)·L(0) + t·L(1))] ≥ 0 for t (K,) from 0 to 1, in the loss's unit.
+    """The loss barrier between the ends of a line: max_t [L(t) − ((1−t)·L(0) + t·L(1))] ≥ 0.
 
-    0 where the loss never rises above the straight line between its ends, as in a convex valley: the two
-    ends are linearly connected (Frankle et al. 2020, who take the ends' mean for the straight line; this form
-    is Entezari et al. 2022, section 2). NaN if any loss is NaN, or an end infinite.
+    A barrier of 0 means that the loss never rises above the straight line between its ends, as in a convex
+    valley: the two ends are linearly connected (Frankle et al. 2020, who use the mean of the two ends in
+    place of the straight line; this form is from Entezari et al. 2022, section 2).
+
+    Args:
+        t: (K,), from 0 to 1.
+        loss: (K,).
+
+    Returns:
+        The barrier in the unit of the loss; NaN if a loss is NaN or an end is infinite.
+
+    Example:
+        >>> barrier(np.array([0.0, 0.5, 1.0]), np.array([1.0, 4.0, 3.0]))
+        2.0
     """
     with np.errstate(invalid="ignore"):
         return float(np.max(loss - ((1 - t) * loss[0] + t * loss[-1])))

@@ -1,4 +1,4 @@
-"""Δ(2), the noise that the spread of the learners adds, in four estimates."""
+"""Δ(2), the noise that the spread of the learners adds to a step, in four estimates."""
 
 from __future__ import annotations
 
@@ -16,22 +16,33 @@ from landscape.results.base import Result
 class NoiseEstimate(Result):
     """Δ(2) at one checkpoint, with learners w_j = w_a + Δw_j, learning rate α and local batch B.
 
-    One value for each of ``draws`` draws of n minibatches of B samples (with replacement):
+    All values are squared weights. Arrays (draws,) have one value for each draw of n minibatches of B samples
+    (with replacement):
 
     - ``direct`` α²‖δ‖², δ = n⁻¹ Σ_j [∇L^{μ_j}(w_j) − ∇L^{μ_j}(w_a)]: the definition;
-    - ``first_order`` α²‖n⁻¹ Σ_j H_{μ_j} Δw_j‖², its first-order expansion, minibatch Hessians at w_a;
-    - ``delta_s`` α²‖P⊥g_S‖², ``delta_2`` α²‖P⊥δ‖², ``delta_cross`` 2α²⟨P⊥g_S, P⊥δ⟩, which add up to Δ_DP.
+    - ``first_order`` α²‖n⁻¹ Σ_j H_{μ_j} Δw_j‖², its first-order expansion, with minibatch Hessians at w_a;
+    - ``delta_s`` α²‖P⊥g_S‖², ``delta_2`` α²‖P⊥δ‖², ``delta_cross`` 2α²⟨P⊥g_S, P⊥δ⟩, whose sum is Δ_DP.
 
-    And without draws, exact on the whole data set:
+    Numbers without draws are exact on the whole data set:
 
-    - ``full_batch`` the definition with ∇L in place of ∇L^{μ_j}: what is left of higher order;
-    - ``eq4`` α² n⁻² Σ_j ‖HΔw_j‖², the Hessian form that the paper prints.
+    - ``full_batch`` the definition with ∇L in place of ∇L^{μ_j}, which has only terms of higher order;
+    - ``eq4`` α² n⁻² Σ_j ‖HΔw_j‖², the Hessian form in the paper (DPSGD-2020, Eq. 4).
+
+    Example:
+        >>> values = np.array([1.0, 3.0])
+        >>> result = NoiseEstimate(direct=values, first_order=values, delta_s=values, delta_2=values,
+        ...                        delta_cross=values, full_batch=1.5, eq4=1.0, consensus=0.1, lr=0.1,
+        ...                        learners=2, local_batch=4, samples=10, seed=0)
+        >>> result.summary()["direct"], result.summary()["eq4"]
+        ((2.0, 1.0), (1.0, 0.0))
     """
 
     schema: ClassVar[str] = "landscape.noise"
     shapes: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("direct", "first_order", "delta_s", "delta_2", "delta_cross"), "draws+"
+        ("direct", "first_order", "delta_s", "delta_2", "delta_cross"), "draw+"
     )
+    units: ClassVar[Mapping[str, str]] = dict.fromkeys((*shapes, "full_batch", "eq4", "consensus", "lr"), "1")
+    table: ClassVar[str] = "draw"
 
     direct: Array
     first_order: Array
@@ -52,7 +63,7 @@ class NoiseEstimate(Result):
     source_sha256: str = ""
 
     def summary(self) -> dict[str, tuple[float, float]]:
-        """Name -> (mean, standard error over the draws; 0 for what is exact)."""
+        """All estimates, and the parts of Δ_DP: name -> (mean, standard error; 0 for exact numbers)."""
         rows = {}
         for name in ("direct", "full_batch", "eq4", "first_order", "delta_s", "delta_2", "delta_cross"):
             value = np.atleast_1d(getattr(self, name))

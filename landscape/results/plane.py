@@ -10,19 +10,31 @@ from torch import Tensor
 from landscape.core.hdf5 import Array
 
 SPAN = 0.1  # x, y ∈ [−0.1, 0.1] around w_a (DPSGD-2020, section 4.1)
-MARGIN = 1.25  # a plane with markers shows a quarter more than reaches the outermost one (ours)
+MARGIN = 1.25  # the span of a plane with markers, relative to the outermost marker (ours)
 
 
 @dataclass(frozen=True)
 class Plane:
-    """The points ``center + x·directions[0] + y·directions[1]``; center (P,), directions (2, P).
+    """The points ``center + x·directions[0] + y·directions[1]`` in weight space.
 
-    ``kind`` says how it was made, ``norm`` and ``ignore`` how random directions were scaled and which
-    parameters they leave alone; ``axes`` what a step of 1 along each direction is.
+    Attributes:
+        center: (P,).
+        directions: (2, P).
+        kind: "random", "between", "pca", "learners" or "eigen": how the directions were chosen.
+        norm: normalisation of random directions: "none", "filter" or "layer".
+        seed: of random directions.
+        ignore: parameters that random directions do not change: "none" or "bias+norm".
+        axes: what a step of length 1 along each direction means, for plots.
+        thetas: (M, P), the weight vectors that define the plane, if any.
+        markers: (M, 2), their coordinates, or those of the nearest point of the plane; else (0, 2).
+        labels: (M,), their names.
+        explained: (2,), the share of their variance along each direction; (0,) if unknown.
 
-    A plane made from M weight vectors (:mod:`landscape.analysis.planes`) keeps them: ``thetas`` (M, P), their
-    coordinates ``markers`` (M, 2), float64, of the nearest point of the plane where they lie outside of it,
-    and ``labels`` (M). ``explained`` (2,) is the share of their variance along each direction, or (0,).
+    Example:
+        >>> import torch
+        >>> plane = Plane(torch.zeros(3), torch.eye(3)[:2], "random", "none", seed=0)
+        >>> plane.span
+        0.1
     """
 
     center: Tensor
@@ -39,6 +51,6 @@ class Plane:
 
     @property
     def span(self) -> float:
-        """How far a picture reaches unless told otherwise: 0.1, or a quarter beyond the outermost marker."""
-        reach = float(np.abs(self.markers).max(initial=0.0))
-        return MARGIN * reach if reach > 0 else SPAN
+        """The default half width of a picture: 0.1, or 1.25 times the largest coordinate of the markers."""
+        largest = float(np.abs(self.markers).max(initial=0.0))
+        return MARGIN * largest if largest > 0 else SPAN

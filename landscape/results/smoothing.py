@@ -1,4 +1,4 @@
-"""The loss averaged over displacements of the weights (DPSGD-2021, smoothing)."""
+"""The loss averaged over random displacements of the weights (DPSGD-2021, smoothing)."""
 
 from __future__ import annotations
 
@@ -14,39 +14,65 @@ from landscape.results.base import Result
 
 @dataclass(frozen=True)
 class Smoothing(Result):
-    """The loss at w_a and its smoothed forms; index 0 is the measured spread, 1 isotropic of the same trace.
+    """The loss L at w_a, and L_Σ(w) = E L(w + δ), smoothed by displacements δ ~ N(0, Σ).
 
-    Over the m pairs ±δ_i, the same ones for all that is smoothed of one kind:
+    Arrays (2,) and (2, S) have two rows: Σ of the measured spread of the learners, and the isotropic Σ of the
+    same trace. Expectations are means over m pairs ±δ_i, the same pairs for all numbers of one row.
 
-    - ``loss``, and ``loss_smooth`` (2,) E L(w_a + δ) with its standard error ``loss_smooth_se``;
-    - ``lambda_max`` and ``residual`` of ∇²L, and of the mean of ∇²L(w_a ± δ_i) ``lambda_smooth``,
-      ``lambda_smooth_residual``, ``lambda_smooth_se``, (2,): the error of vᵀ∇²L_Σ v, v the eigenvector found.
-      The largest eigenvalue of a mean of random matrices lies above that of their expectation: to second
-      order, with the rest of the spectrum near 0, by ``lambda_smooth_bias`` (2,),
-      m⁻¹ E‖P⊥(∇²L(w_a ± δ_i) v − mean)‖²/λ;
-    - ``share`` (k,): vᵀΣv/tr Σ for the ``eigenvalues`` (k,) of ∇²L; an isotropic one has 1/P in each;
-    - ``trace_hs`` tr(HΣ) = n⁻¹ Σ_j Δw_jᵀHΔw_j, exact; half of it is the second-order part of E L − L;
-    - along the ``steps`` S of w_a that were given, ‖∇L(w(t+1)) − ∇L(w(t))‖/‖w(t+1) − w(t)‖, a lower bound on
-      the gradient's Lipschitz constant: ``lipschitz`` (S,), and of the smoothed gradients
-      ``lipschitz_smooth`` (2, S) with ``lipschitz_smooth_se``. Empty where no path was given.
+    Attributes:
+        loss, loss_smooth, loss_smooth_se: L in nats; L_Σ (2,) and its standard error (2,).
+        lambda_max, residual: the largest eigenvalue of ∇²L in nats, and its residual ‖Hv − λv‖.
+        lambda_smooth, lambda_smooth_residual: (2,), the largest eigenvalue of the mean of ∇²L(w_a ± δ_i), and
+            its residual.
+        lambda_smooth_se: (2,), the standard error of vᵀ∇²L_Σ v with the eigenvector v.
+        lambda_smooth_bias: (2,), an estimate of how far ``lambda_smooth`` is too large. The largest
+            eigenvalue of a mean of random matrices lies above that of their expectation; to second order,
+            with the rest of the spectrum near 0, by m⁻¹ E‖P⊥(∇²L(w_a ± δ_i) v − mean)‖²/λ.
+        eigenvalues: (k,), of ∇²L, descending.
+        share: (k,), vᵀΣv/tr Σ of their eigenvectors v with the measured Σ; 1/P for an isotropic Σ.
+        trace_hs: tr(HΣ) = n⁻¹ Σ_j Δw_jᵀHΔw_j, exact; half of it is the second-order term of E L − L.
+        consensus: tr Σ.
+        lipschitz: (S,), ‖∇L(w(t+1)) − ∇L(w(t))‖/‖w(t+1) − w(t)‖ for S steps of w_a, a lower bound on the
+            Lipschitz constant of the gradient; empty if no steps were given.
+        lipschitz_smooth, lipschitz_smooth_se: (2, S), the same for the smoothed gradients.
+        lr, alpha_e: α and α_e of the run; NaN if unknown.
 
-    ``lr`` α and ``alpha_e`` are the run's own (NaN where unknown); ``consensus`` is tr Σ.
+    Example:
+        >>> two = np.array([1.0, 0.5])
+        >>> result = Smoothing(
+        ...     loss=0.5, loss_smooth=two, loss_smooth_se=two / 9, lambda_max=2.0, residual=0.1,
+        ...     lambda_smooth=two, lambda_smooth_residual=two, lambda_smooth_se=two, lambda_smooth_bias=two,
+        ...     eigenvalues=two, share=two, trace_hs=0.1, consensus=0.1, lipschitz=np.zeros(0),
+        ...     lipschitz_smooth=np.zeros((2, 0)), lipschitz_smooth_se=np.zeros((2, 0)), lr=0.1,
+        ...     alpha_e=0.1, parameters=9, learners=3, pairs=4, samples=9, seed=0, converged=True)
+        >>> result.rates.tolist()
+        [1.0, 2.0, 4.0]
     """
 
     schema: ClassVar[str] = "landscape.smoothing"
     shapes: ClassVar[Mapping[str, str]] = {
-        "loss_smooth": "2",
-        "loss_smooth_se": "2",
-        "lambda_smooth": "2",
-        "lambda_smooth_residual": "2",
-        "lambda_smooth_se": "2",
-        "lambda_smooth_bias": "2",
-        "eigenvalues": "k",
-        "share": "k",
-        "lipschitz": "S",
-        "lipschitz_smooth": "2 S",
-        "lipschitz_smooth_se": "2 S",
+        "loss_smooth": "spread",
+        "loss_smooth_se": "spread",
+        "lambda_smooth": "spread",
+        "lambda_smooth_residual": "spread",
+        "lambda_smooth_se": "spread",
+        "lambda_smooth_bias": "spread",
+        "eigenvalues": "rank",
+        "share": "rank",
+        "lipschitz": "step",
+        "lipschitz_smooth": "spread step",
+        "lipschitz_smooth_se": "spread step",
     }
+    labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {"spread": ("measured", "isotropic")}
+    units: ClassVar[Mapping[str, str]] = {"share": "1"} | dict.fromkeys(
+        (
+            "loss", "loss_smooth", "loss_smooth_se", "lambda_max", "residual", "lambda_smooth",
+            "lambda_smooth_residual", "lambda_smooth_se", "lambda_smooth_bias", "eigenvalues", "trace_hs",
+            "lipschitz", "lipschitz_smooth", "lipschitz_smooth_se",
+        ),
+        "nat",
+    )  # fmt: skip
+    table: ClassVar[str] = "spread"
 
     loss: float
     loss_smooth: Array
@@ -79,6 +105,6 @@ class Smoothing(Result):
 
     @property
     def rates(self) -> Array:
-        """(3,): 2/λ_max of L, and of L smoothed by the measured and the isotropic spread; inf if λ ≤ 0."""
-        sharp = np.array([self.lambda_max, *self.lambda_smooth])
-        return np.where(sharp > 0, 2 / np.where(sharp > 0, sharp, 1.0), np.inf)
+        """(3,): 2/λ_max of L, and of L smoothed by the measured and by the isotropic spread; inf if λ ≤ 0."""
+        sharpness = np.array([self.lambda_max, *self.lambda_smooth])
+        return np.where(sharpness > 0, 2 / np.where(sharpness > 0, sharpness, 1.0), np.inf)

@@ -1,4 +1,4 @@
-"""Eigenvalues, trace and density of a Hessian."""
+"""Eigenvalues, trace and spectral density of a Hessian."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import positive
 from landscape.results.base import Result
 
-# Width of a drawn density's Gaussians, as a share of the range of the nodes (ours; as fine as a plot shows).
+# Standard deviation of the Gaussians of a density, relative to the range of the nodes (ours: as fine as a
+# plot shows).
 BROADENING = 0.01
 
 
 @dataclass(frozen=True)
 class Trace:
-    """An estimate of tr H, its standard error, and the Hessian-vector products it took."""
+    """An estimate of tr H, its standard error, and the number of Hessian-vector products.
+
+    Example:
+        >>> Trace(3.0, standard_error=0.1, hvps=30).value
+        3.0
+    """
 
     value: float
     standard_error: float
@@ -27,10 +33,20 @@ class Trace:
 
 @dataclass(frozen=True)
 class Density:
-    """The spectral density of a P × P matrix, as nodes and weights (probes, steps) of one quadrature a probe.
+    """The spectral density of a P × P matrix, as quadratures: nodes with weights.
 
-    Each probe's weights sum to 1; a probe that exhausted its Krylov space early is filled up with nodes of
-    weight 0. ``size`` is P, ``hvps`` the products.
+    Attributes:
+        nodes, weights: (probes, steps), a row for each random probe. The weights of a probe sum to 1; a probe
+            whose Krylov space ended early has nodes of weight 0 at its end.
+        size: P.
+        hvps: number of Hessian-vector products.
+
+    Example:
+        >>> density = Density(np.array([[0.0, 2.0]]), np.array([[0.75, 0.25]]), size=4, hvps=2)
+        >>> density.moment(1)[0], density.width()
+        (0.5, 0.02)
+        >>> density.broadened(np.array([0.0, 1.0]), width=0.1).round(3).tolist()
+        [2.992, 0.0]
     """
 
     nodes: Array
@@ -39,16 +55,23 @@ class Density:
     hvps: int
 
     def moment(self, order: int) -> tuple[float, float]:
-        """(estimate of tr(H^order)/P, its standard error over the probes; NaN for one probe)."""
+        """(estimate of tr(H^order)/P, its standard error over the probes, which is NaN for one probe)."""
         values = (self.weights * self.nodes**order).sum(1)
         error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else np.nan
         return float(values.mean()), float(error)
 
     def broadened(self, at: Array, width: float | None = None) -> Array:
-        """The density at ``at`` (n,), each node a Gaussian of standard deviation ``width``; integrates to 1.
+        """The density with each node as a Gaussian (Ghorbani et al. 2019, Eq. 4).
 
-        Mean over the probes of Σ_i weight_i N(x; node_i, width²) (Ghorbani et al. 2019, Eq. 4). Default
-        width: see :meth:`width`.
+        Args:
+            at: (n,), eigenvalues.
+            width: standard deviation of the Gaussians; default: that of :meth:`width`.
+
+        Returns:
+            (n,), the mean over the probes of Σ_i weight_i N(at; node_i, width²), whose integral is 1.
+
+        Raises:
+            InputError: a width that is not positive.
         """
         width = self.width() if width is None else width
         positive("width", width)
@@ -59,7 +82,7 @@ class Density:
         return scaled
 
     def width(self) -> float:
-        """1% of the range of the nodes, or of the largest magnitude (or 1) where they are all one."""
+        """1% of the range of the nodes; if all are equal, 1% of their magnitude, or 0.01 if that is 0."""
         span = float(np.ptp(self.nodes))
         largest = float(np.abs(self.nodes).max())
         return BROADENING * (span if span > 1e-6 * largest else largest or 1.0)
@@ -67,23 +90,44 @@ class Density:
 
 @dataclass(frozen=True)
 class Spectrum(Result):
-    """What was asked about the spectrum of one Hessian, or of a block of ``parameters`` numbers.
+    """Eigenvalues, trace and density of one Hessian, or of the block of some parameters; each may be missing.
 
-    ``values`` and ``residuals`` (k,): eigenvalues, descending, of which the last ``lowest`` are the smallest
-    there are and the others the largest. ``trace`` and ``trace_error`` (one standard error): NaN where not
-    asked. ``nodes`` and ``weights`` (probes, steps) as in :class:`Density`: (0, 0) where not asked. ``hvps``
-    counts all products. ``kind``, ``part`` (names, joined by commas; empty for all) and ``engine`` say how;
-    ``batchnorm``, ``bn`` and ``bn_samples`` as in :class:`landscape.Surface`. ``bound_low``, ``bound_high``
-    and ``verified``: as in :class:`landscape.Eigenpairs`; infinite in files older than these fields.
+    Attributes:
+        values: (k,), eigenvalues in nats, descending: the largest ones, and then the ``lowest`` smallest.
+        residuals: (k,), ‖Hv − λv‖ in nats.
+        trace, trace_error: tr H and one standard error, in nats; NaN if not computed.
+        nodes, weights: (probes, steps), as in :class:`Density`; (0, 0) if not computed.
+        parameters: size of the Hessian or block.
+        hvps: number of all Hessian-vector products.
+        kind: "hessian" or "gauss-newton".
+        part: names of the parameters of the block, joined by commas; "" for all.
+        engine: "lanczos" or "pyhessian".
+        search: the products with which the search was done.
+        bound_low, bound_high, verified: as in :class:`landscape.Eigenpairs`; infinite in files older than
+            these fields.
+        batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
+
+    Example:
+        >>> none = np.zeros((0, 0))
+        >>> result = Spectrum(
+        ...     values=np.array([2.0, -1.0]), residuals=np.zeros(2), lowest=1, converged=True, trace=np.nan,
+        ...     trace_error=np.nan, nodes=none, weights=none, parameters=9, hvps=12, kind="hessian", part="",
+        ...     engine="lanczos", tol=0.01, seed=0, samples=10, dtype="float64")
+        >>> result.density is None
+        True
     """
 
     schema: ClassVar[str] = "landscape.spectrum"
     shapes: ClassVar[Mapping[str, str]] = {
-        "values": "k",
-        "residuals": "k",
-        "nodes": "probes steps",
-        "weights": "probes steps",
+        "values": "rank",
+        "residuals": "rank",
+        "nodes": "probe node",
+        "weights": "probe node",
     }
+    units: ClassVar[Mapping[str, str]] = {"weights": "1"} | dict.fromkeys(
+        ("values", "residuals", "trace", "trace_error", "nodes", "bound_low", "bound_high"), "nat"
+    )
+    table: ClassVar[str] = "rank"
 
     values: Array
     residuals: Array
@@ -106,7 +150,7 @@ class Spectrum(Result):
     label: str = ""
     source: str = ""
     source_sha256: str = ""
-    search: str = ""  # what the search multiplied with
+    search: str = ""
     batchnorm: bool = False
     bn: str = "center"
     bn_samples: int = 0
@@ -116,5 +160,5 @@ class Spectrum(Result):
 
     @property
     def density(self) -> Density | None:
-        """The spectral density; None where it was not asked."""
+        """The spectral density; None if it was not computed."""
         return Density(self.nodes, self.weights, self.parameters, self.hvps) if self.nodes.size else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,43 +14,71 @@ from landscape.core.hdf5 import Array
 from landscape.results.base import Result
 from landscape.results.plane import Plane
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True)
 class Surface(Result):
-    """``loss[i, j]`` is L(center + x[j]·directions[0] + y[i]·directions[1]).
+    """Loss and accuracy on a grid: ``loss[i, j]`` is L(center + x[j]·directions[0] + y[i]·directions[1]).
 
-    x (nx,), y (ny,), loss and accuracy (ny, nx) float64, done (ny, nx) bool; directions (2, P), center (P,).
-    Losses that came out infinite or NaN are kept as such. ``label`` and ``source`` say whose surface it is.
-    ``batchnorm`` says whether the model has BatchNorm, ``bn`` whose statistics it used, from ``bn_samples``
-    samples a point where they were re-estimated (a batch where they were the batch's). ``path`` and
-    ``precision`` as in :func:`contour`; ``precision_error`` is the largest difference in loss to the model's
-    own precision, seen at up to ERROR_POINTS points (0 where that was used).
+    Attributes:
+        x, y: (nx,) and (ny,), coordinates in the plane.
+        loss: (ny, nx), in nats; NaN or infinite where the model returns that, NaN where not computed yet.
+        accuracy: (ny, nx), between 0 and 1; NaN without class labels.
+        done: (ny, nx), False where not computed yet.
+        directions, center: (2, P) and (P,), the plane in weight space.
+        kind, norm, seed, ignore: how the directions were chosen, see :class:`landscape.Plane`; ``ignore`` is
+            "" in files older than this field.
+        span: half the width of the grid.
+        samples: number of samples of the data.
+        batchnorm: whether the model has BatchNorm.
+        bn: the statistics that BatchNorm used: "center", "recalibrate" or "train".
+        bn_samples: from how many samples they were estimated at each point, or the size of the batches.
+        path: how the losses were computed, see :func:`landscape.contour`.
+        precision: "model", "tf32" or "bfloat16".
+        precision_error: the largest difference in loss to the precision of the model, measured at some of the
+            points; 0 if that precision was used.
+        provenance: lines on the model, the loss and the data, with which an unfinished surface is compared
+            before it is resumed; files older than this field have none.
+        split, label, source, source_sha256: the split of the data, a name for plots, the checkpoint file and
+            its SHA-256.
+        markers: (M, 2), coordinates of the weights that define the plane, if any.
+        labels: (M,), their names.
+        marker_loss: (M,), the loss at these weights themselves, which may lie outside the plane.
+        explained, axes: as in :class:`landscape.Plane`.
 
-    ``provenance`` (:mod:`.provenance`) says what the loss was made of; older files have none.
-
-    The weights that the plane was made from, if any: their coordinates ``markers`` (M, 2), ``labels``, the
-    loss at each itself, not at its place in the plane, ``marker_loss`` (M,); ``explained`` and ``axes`` as
-    in :class:`landscape.Plane`.
+    Example:
+        >>> grid = np.linspace(-1, 1, 3)
+        >>> loss = grid**2 + grid[:, None] ** 2
+        >>> surface = Surface(
+        ...     x=grid, y=grid, loss=loss, accuracy=loss, done=loss < 9, directions=np.eye(2),
+        ...     center=np.zeros(2), kind="random", norm="none", seed=0, span=1.0, samples=1, dtype="float64",
+        ...     bn="center", path="batched")
+        >>> float(surface.to_xarray().loss.sel(x=1.0, y=0.0))
+        1.0
     """
 
     schema: ClassVar[str] = "landscape.surface"
     shapes: ClassVar[Mapping[str, str]] = {
-        "x": "nx+",
-        "y": "ny+",
-        "loss": "ny nx",
-        "accuracy": "ny nx",
-        "done": "ny nx",
-        "directions": "2 P",
-        "center": "P",
-        "axes": "2",
-        "labels": "M",
-        "markers": "M 2",
-        "marker_loss": "M",
+        "x": "x+",
+        "y": "y+",
+        "loss": "y x",
+        "accuracy": "y x",
+        "done": "y x",
+        "directions": "direction parameter",
+        "center": "parameter",
+        "axes": "direction",
+        "labels": "marker",
+        "markers": "marker direction",
+        "marker_loss": "marker",
     }
     axes_of: ClassVar[tuple[str, ...]] = ("x", "y")
+    labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {"direction": ("x", "y")}
+    units: ClassVar[Mapping[str, str]] = {
+        "loss": "nat",
+        "accuracy": "1",
+        "marker_loss": "nat",
+        "precision_error": "nat",
+    }
+    table: ClassVar[str] = "y x"
 
     x: Array
     y: Array
@@ -84,7 +112,7 @@ class Surface(Result):
     explained: Array = field(default_factory=lambda: np.zeros(0))
 
     def plane(self, like: Tensor) -> Plane:
-        """The plane, with its markers, on the device and in the precision of ``like``."""
+        """The plane with its markers, on the device and in the precision of the tensor ``like``."""
         return Plane(
             torch.from_numpy(self.center).to(like),
             torch.from_numpy(self.directions).to(like),

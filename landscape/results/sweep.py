@@ -1,4 +1,4 @@
-"""What a sweep found: a row for each setting, with mean and spread over its seeds."""
+"""The table of a sweep: a row for each setting, with means and standard deviations over its seeds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -16,7 +16,10 @@ from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
 from landscape.results.base import Result
 
-#: The columns of numbers, in order: those of a row besides its settings and seeds.
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: The columns of numbers, in order; the table has them after the settings and the seeds.
 COLUMNS = (
     "test_loss", "test_loss_std", "test_error", "test_error_std", "best_test_error", "best_test_error_std",
     "diverged", "seconds",
@@ -24,27 +27,59 @@ COLUMNS = (
 
 
 def texts(table: Sequence[Any]) -> Array:
-    """Strings as an array of UTF-8 bytes, which HDF5 holds at any length."""
+    """Strings as an array of UTF-8 bytes, which HDF5 stores at any length.
+
+    Example:
+        >>> texts([["0.1", "10"]]).tolist()
+        [[b'0.1', b'10']]
+    """
     return np.char.encode(np.array(table, dtype=str), "utf-8")
+
+
+def _strings(table: Array) -> list[Any]:
+    """The reverse of :func:`texts`, as lists."""
+    strings: list[Any] = np.char.decode(table, "utf-8").tolist()
+    return strings
 
 
 @dataclass(frozen=True)
 class Sweep(Result):
-    """A row for each setting whose runs have ended, at least those of some seeds.
+    """A row for each setting for which the runs of at least one seed have ended.
 
-    ``settings`` (rows, keys) and ``seeds`` (rows,) are UTF-8 text, the latter such as "0 1 2"; a key that a
-    setting does not have is "". All else is (rows,) float64: means over the seeds of the test loss (nats) and
-    the test error (%) after the last step, and of the lowest test error along training, each with its sample
-    standard deviation (NaN with one seed); how many runs ``diverged``, which are in the means with the last
-    state that was finite; mean ``seconds`` of training. NaN where a column was not recorded.
+    Attributes:
+        keys: (keys,), the keys of the recipe that are varied.
+        settings: (rows, keys), UTF-8 text; "" for a key that a setting does not have.
+        seeds: (rows,), UTF-8 text such as "0 1 2".
+        test_loss, test_error: (rows,), means over the seeds after the last step, in nats and percent.
+        best_test_error: (rows,), the mean of the lowest test error along training, in percent.
+        test_loss_std, test_error_std, best_test_error_std: (rows,), sample standard deviations; NaN with one
+            seed.
+        diverged: (rows,), number of runs that diverged; the means contain their last finite state.
+        seconds: (rows,), mean duration of training.
+
+    Columns that were not recorded are NaN.
+
+    Example:
+        >>> column = np.array([30.0, 20.0])
+        >>> sweep = Sweep(keys=("lr",), settings=texts([["0.1"], ["1.0"]]), seeds=texts(["0 1", "0"]),
+        ...               **dict.fromkeys(COLUMNS, column))
+        >>> sweep.rows, sweep.seed_lists
+        ([{'lr': '0.1'}, {'lr': '1.0'}], [[0, 1], [0]])
+        >>> sweep.to_dataframe()[["lr", "test_error"]].to_numpy().tolist()
+        [['0.1', 30.0], ['1.0', 20.0]]
     """
 
     schema: ClassVar[str] = "landscape.sweep"
     shapes: ClassVar[Mapping[str, str]] = {
-        "seeds": "rows",
+        "seeds": "row",
         "keys": "keys",
-        "settings": "rows keys",
-    } | dict.fromkeys(COLUMNS, "rows")
+        "settings": "row keys",
+    } | dict.fromkeys(COLUMNS, "row")
+    units: ClassVar[Mapping[str, str]] = {
+        "test_loss": "nat", "test_loss_std": "nat", "test_error": "%", "test_error_std": "%",
+        "best_test_error": "%", "best_test_error_std": "%", "seconds": "s",
+    }  # fmt: skip
+    table: ClassVar[str] = "row"
     texts: ClassVar[tuple[str, ...]] = ("settings", "seeds")
 
     keys: tuple[str, ...]
@@ -64,20 +99,32 @@ class Sweep(Result):
         for text in (*self.settings.flat, *self.seeds.flat):
             text.decode("utf-8")
         if not all(re.fullmatch(rb"\d+( \d+)*", text) for text in self.seeds):
-            raise ValueError("seeds must be numbers with a blank between")
+            raise ValueError("seeds must be numbers separated by one blank")
 
     @property
     def rows(self) -> list[dict[str, str]]:
         """The settings of each row, by key."""
-        return [dict(zip(self.keys, row, strict=True)) for row in np.char.decode(self.settings, "utf-8")]
+        return [dict(zip(self.keys, row, strict=True)) for row in _strings(self.settings)]
 
     @property
     def seed_lists(self) -> list[list[int]]:
         """The seeds of each row."""
         return [[int(word) for word in text.split()] for text in self.seeds]
 
+    def to_dataframe(self, dims: str = "") -> pd.DataFrame:
+        """The table, with a column for each key; see :meth:`landscape.results.base.Result.to_dataframe`."""
+        frame = super().to_dataframe(dims)
+        if not dims:
+            for i, key in enumerate(self.keys):
+                frame.insert(i, key, _strings(self.settings[:, i]))
+        return frame
+
     def to_csv(self, path: str | Path) -> None:
-        """Write the table as CSV, atomically: the settings, ``seeds`` (their number), the columns."""
+        """Write the table as CSV: the settings, ``seeds`` (their number), the columns of numbers.
+
+        Raises:
+            FailedError: the file cannot be written.
+        """
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow([*self.keys, "seeds", *COLUMNS])

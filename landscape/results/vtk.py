@@ -1,4 +1,4 @@
-"""A surface as a VTK XML structured grid (.vts), for ParaView and its kin."""
+"""A surface as a VTK XML structured grid (.vts), for ParaView and other programs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,30 @@ HIDDEN_POINT = 2  # vtkDataSetAttributes::HIDDENPOINT: a point with this bit set
 
 
 def save_vts(surface: Surface, path: str | Path) -> None:
-    """Write ``surface`` to ``path`` as ASCII, atomically: points (x, y, loss), data "loss" and "accuracy".
+    """Write a surface as an ASCII file for ParaView: points (x, y, loss) with the data "loss" and "accuracy".
 
-    x runs fastest, as VTK has it: point k is (x[k % nx], y[k // nx]). Where a loss is not finite the data
-    say so, and the point, which must lie somewhere, lies at the lowest finite loss and is hidden
-    ("vtkGhostType"). InputError for another suffix or without any finite loss, FailedError where it cannot
-    be written.
+    As in VTK, x varies fastest: point k is (x[k % nx], y[k // nx]). A point whose loss is not finite is
+    hidden ("vtkGhostType") and lies at the height of the lowest finite loss; its data are not changed.
+
+    Args:
+        path: a name that ends in .vts.
+
+    Raises:
+        InputError: another suffix, or no finite loss.
+        FailedError: the file cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> grid = np.linspace(-1, 1, 3)
+        >>> loss = grid**2 + grid[:, None] ** 2
+        >>> surface = Surface(
+        ...     x=grid, y=grid, loss=loss, accuracy=loss, done=loss < 9, directions=np.eye(2),
+        ...     center=np.zeros(2), kind="random", norm="none", seed=0, span=1.0, samples=1, dtype="float64",
+        ...     bn="center", path="batched")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_vts(surface, f"{folder}/surface.vts")
+        ...     pathlib.Path(f"{folder}/surface.vts").read_text().splitlines()[2]
+        '  <StructuredGrid WholeExtent="0 2 0 2 0 0">'
     """
     path = Path(path)
     if path.suffix != ".vts":
@@ -53,7 +71,7 @@ def save_vts(surface: Surface, path: str | Path) -> None:
 
 
 def _array(name: str, values: Array) -> str:
-    """One DataArray element; repr keeps every digit of a float64."""
+    """One DataArray element; repr writes every digit of a float64."""
     kind = "UInt8" if values.dtype == np.uint8 else "Float64"
     size = f' NumberOfComponents="{values.shape[1]}"' if values.ndim == 2 else ""
     rows = values.reshape(len(values), -1).tolist()

@@ -26,7 +26,7 @@ from landscape.paper.figure import (
 )
 from landscape.paper.scales import SMOKE_NOTE, mnist, seeds
 from landscape.plots.picture import panels
-from landscape.plots.surface import style
+from landscape.plots.style import style
 from landscape.results.smoothing import Smoothing
 from landscape.train.experiments import continuation
 
@@ -46,7 +46,7 @@ def _smoothings(work: Work, key: str) -> list[Smoothing]:
     for point in (points[0], points[-1]):
 
         def make(point: Checkpoint = point) -> Smoothing:
-            route = continuation.mean_path(point, continuation.STEPS, data_dir=work.shop.data_dir)
+            route = continuation.mean_path(point, continuation.STEPS, data_dir=work.cache.data_dir)
             return smoothing(
                 work.problem(point, "train").subset(slice(samples)),
                 point.weights,
@@ -58,7 +58,7 @@ def _smoothings(work: Work, key: str) -> list[Smoothing]:
                 label=point.label,
             )
 
-        found += work.keep(Smoothing, point, {"pairs": pairs, "samples": samples}, make)
+        found += work.cached(Smoothing, point, {"pairs": pairs, "samples": samples}, make)
     return found
 
 
@@ -110,7 +110,7 @@ def _smoothing(work: Work) -> Drawing:
 figure(
     "smoothing",
     "DPSGD-2021",
-    "the loss smoothed by the learners' spread; rates it allows beside α and α_e",
+    "the loss smoothed by the learners' spread; the rates it allows, α and α_e",
     "The spread smooths the loss, hence allows a larger rate; the effective rate adjusts itself to the "
     "landscape.",
     _smoothing_runs,

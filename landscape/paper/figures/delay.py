@@ -12,7 +12,7 @@ from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure,
 from landscape.paper.figures.abstracts import OURS
 from landscape.paper.scales import SMOKE_NOTE
 from landscape.plots.picture import panels
-from landscape.plots.surface import style
+from landscape.plots.style import style
 from landscape.results.minima import Minima
 from landscape.train.experiments.minima import minima
 from landscape.train.loop import recipe_of
@@ -100,7 +100,7 @@ def _minimum(scale: Scale) -> Runs:
 
 
 def _left(work: Work) -> Drawing:
-    """Full-batch training with delay, beside one trained minimum: the largest rate that stays there."""
+    """Full-batch training with delay, close to one trained minimum: the largest rate that stays there."""
     delays, tol = work.pick([0, 4], DELAYS_TRIED, DELAYS_TRIED), work.pick(0.3, 0.07, 0.07)
     end = work.end("gd/0")
 
@@ -109,15 +109,15 @@ def _left(work: Work) -> Drawing:
         problem = work.problem(end, "train")
         return minima(problem, delays, weight_decay=decay, tol=tol, split="train", label=end.label)
 
-    result = work.keep(Minima, end, {"delays": delays, "tol": tol}, make)[0]
+    result = work.cached(Minima, end, {"delays": delays, "tol": tol}, make)[0]
     forms = ("no momentum", f"momentum {result.momentum:g}", f"shifted momentum {result.momentum:g}")
     rows: list[dict[str, Any]] = [
         {
             "delay": int(tau),
             "form": form,
-            "largest_lr_that_stays": float(result.found[f, k]),
+            "largest_lr_that_stays": float(result.boundary[f, k]),
             "predicted_lr": float(result.predicted[f, k]),
-            "ratio": float(result.found[f, k] / result.predicted[f, k]),
+            "ratio": float(result.boundary[f, k] / result.predicted[f, k]),
         }
         for f, form in enumerate(forms)
         for k, tau in enumerate(result.delay)

@@ -23,7 +23,7 @@ from landscape.paper.figure import (
 )
 from landscape.paper.scales import SMOKE_NOTE, mnist, seeds
 from landscape.plots.picture import panels
-from landscape.plots.surface import plain_numbers, style
+from landscape.plots.style import decimal_labels, style
 
 # Steps for each rate: the plateau is reached within a third of them (ours).
 STEPS = {0.2: 3000, 0.5: 1000, 1.0: 1000}
@@ -148,7 +148,7 @@ def _legend(picture: Picture) -> None:
 
 figure(
     "edge",
-    "Under the microscope",
+    "Further analyses",
     "each algorithm at its own edge of stability, MNIST",
     "The sharpness of the mean rises until ηλ_max is near the rule's own limit: 2 for SSGD, 1 + ω_min for "
     "DPSGD in AWC order, 2 again in ATC order. DPSGD's flatter minima follow from that limit (ours, not the "
@@ -195,8 +195,8 @@ def _follow(work: Work) -> Drawing:
         for ax, label in zip(axes, ("test error (%)", "median rise of the loss (nat)"), strict=True):
             ax.set_xscale("log")
             ax.set_yscale("log")
-            plain_numbers(ax.xaxis)
-            plain_numbers(ax.yaxis)
+            decimal_labels(ax.xaxis)
+            decimal_labels(ax.yaxis)
             ax.set_xlabel(r"$\lambda_{max}$ of $w_a$, second half of training (nat)")
             ax.set_ylabel(label)
         handles = [Line2D([], [], color=c, marker="o", ls="none", label=n) for n, c in COLORS.items()]
@@ -234,7 +234,7 @@ def _follow(work: Work) -> Drawing:
 
 figure(
     "edge-follows",
-    "Under the microscope",
+    "Further analyses",
     "what follows from the edge: test error and flatness",
     "A lower limit on ηλ gives flatter minima, and these a lower test error.",
     _runs,
@@ -303,8 +303,8 @@ def _lamb(work: Work) -> Drawing:
                 ]
         ax.set_xscale("log")
         ax.set_yscale("log")
-        plain_numbers(ax.xaxis)
-        plain_numbers(ax.yaxis)
+        decimal_labels(ax.xaxis)
+        decimal_labels(ax.yaxis)
         ax.set_xlabel("learning rate")
         ax.set_ylabel("test error of $w_a$ (%)")
         picture.legend(loc="outside lower center", ncols=2)
@@ -334,7 +334,7 @@ def _lamb(work: Work) -> Drawing:
 
 figure(
     "lamb",
-    "Under the microscope",
+    "Further analyses",
     "does DPSGD's advantage outlive a tuned LAMB? MNIST, n = 6",
     "With a tuned adaptive optimizer the decentralised advantage is reported to vanish.",
     _lamb_runs,

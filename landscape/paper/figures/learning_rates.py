@@ -14,7 +14,7 @@ from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure,
 from landscape.paper.figures.networks import ALL, BOTH, COLOR, cell
 from landscape.paper.figures.sixteen_learners import LENET
 from landscape.plots.picture import panels
-from landscape.plots.surface import plain_numbers, style
+from landscape.plots.style import decimal_labels, style
 from landscape.train.recipe import Recipe
 
 # A task's rates, a factor of 2 apart or a little more: from one at which both converge to one at which
@@ -112,7 +112,7 @@ def _rates(work: Work) -> Drawing:
             ax.set_yscale("log")
             ax.set_xticks(list(peaks.values()), [f"{rate:g}" for rate in peaks.values()])
             ax.xaxis.set_minor_locator(ticker.NullLocator())
-            plain_numbers(ax.yaxis)
+            decimal_labels(ax.yaxis)
             ax.set_title(task)
             ax.set_xlabel("learning rate α")
         axes[0].set_ylabel("test error of $w_a$ (%)")

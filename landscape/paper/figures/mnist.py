@@ -90,7 +90,7 @@ def _fig2a(work: Work) -> Drawing:
     ss, noise, dp = (float(np.median(errors[a])) for a in ALGORITHMS)
     early = [_early_rate(run) for run in work.group("dpsgd")]
     late = [last(run, "alpha_e") for run in work.group("dpsgd")]
-    drawing.held = dp < noise and dp < POOR < ss and float(np.median(early)) < 0.5
+    drawing.claim_holds = dp < noise and dp < POOR < ss and float(np.median(early)) < 0.5
     drawing.compared.append(Compared("α_e of DPSGD, median of the first 100 steps", summary(early)))
     drawing.compared.append(Compared("α_e of DPSGD at the end", summary(late)))
     drawing.verdict = (
@@ -110,10 +110,10 @@ def _fig2b(work: Work) -> Drawing:
     means = {a: float(np.mean(errors[a])) for a in ALGORITHMS}
     gap = means["ssgd"] - means["dpsgd"]
     error = np.sqrt(sum(np.var(errors[a], ddof=1) / len(errors[a]) for a in ("ssgd", "dpsgd")))
-    drawing.held = gap > 0 and means["ssgd-noise"] > means["ssgd"]
+    drawing.claim_holds = gap > 0 and means["ssgd-noise"] > means["ssgd"]
     drawing.verdict = (
         f"Test error: SSGD less DPSGD {gap:.2f} ± {error:.2f} points (standard error over the seeds), the "
-        f"paper has 0.3; SSGD* is {'the worst' if drawing.held else 'not the worst'}, at "
+        f"paper has 0.3; SSGD* is {'the worst' if drawing.claim_holds else 'not the worst'}, at "
         f"{means['ssgd-noise']:.2f}%."
     )
     return drawing

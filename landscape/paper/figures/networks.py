@@ -13,9 +13,8 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure, mean_and_spread, test_error
 from landscape.paper.recipes import NETWORKS
 from landscape.paper.scales import PAPER_CIFAR, PAPER_SPEECH, SMOKE_NOTE, SPEECH_NOTE, cells, cifar_note
-from landscape.plots.picture import panels, several
-from landscape.plots.surface import style
-from landscape.plots.training import COLORS
+from landscape.plots.picture import panels, wrapped_panels
+from landscape.plots.style import COLORS, style
 
 # What the paper calls the networks.
 NAMED = dict(zip(NETWORKS, (
@@ -172,7 +171,7 @@ def _table3_runs(scale: Scale) -> Runs:
 def _progress(work: Work, found: list[tuple[str, list[int]]], column: str) -> Drawing:
     rows: list[dict[str, Any]] = []
     with style():
-        picture, axes = several(len(found), 3.9 if len(found) > 1 else 6.0, 3.2, sharey=True)
+        picture, axes = wrapped_panels(len(found), 3.9 if len(found) > 1 else 6.0, 3.2, sharey=True)
         for ax, (model, batches) in zip(axes, found, strict=True):
             for a, (k, batch) in itertools.product(BOTH, enumerate(batches)):
                 runs = work.group(cell(model, batch, a))

@@ -17,7 +17,7 @@ from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure,
 from landscape.paper.figures.mnist import NAMED, last, runs_of
 from landscape.paper.scales import MNIST_NOTE, SMOKE_NOTE, mnist, seeds
 from landscape.plots.picture import panels
-from landscape.plots.surface import plain_numbers, style
+from landscape.plots.style import decimal_labels, style
 from landscape.results.noise import NoiseEstimate
 from landscape.results.surface import Surface
 
@@ -35,7 +35,7 @@ def _eq4(work: Work) -> Drawing:
     with style():
         picture, axes = panels(1, len(work.group("dpsgd")), 4.4, 3.7, sharey=True)
         for ax, run in zip(axes, work.group("dpsgd"), strict=True):
-            found = work.keep(
+            found = work.cached(
                 NoiseEstimate,
                 run,
                 {"draws": draws, "along": True},
@@ -92,7 +92,7 @@ def run_key(work: Work, run: Checkpoint) -> str:
 
 figure(
     "eq4",
-    "DPSGD-2020, Eq. 4 under the microscope",
+    "DPSGD-2020, Eq. 4 in detail",
     "Δ(2) over training, four ways",
     "DPSGD's extra noise is α² tr(HCH), a function of the Hessian and of the learners' spread.",
     runs_of("fig2a", ("dpsgd",), 3),
@@ -173,7 +173,7 @@ def _split_runs(scale: Scale) -> Runs:
 
 figure(
     "noise-split",
-    "DPSGD-2020, Eq. 4 under the microscope",
+    "DPSGD-2020, Eq. 4 in detail",
     "what DPSGD's noise is made of",
     "Δ_DP = Δ_S + Δ(2): the cross term between the two is zero.",
     _split_runs,
@@ -195,7 +195,7 @@ def _planes(work: Work) -> Drawing:
             plane = learners_plane(problem, point.weights)
             return contour(problem, plane, grid=(grid, grid), split="train", label=f"step {point.step:,}")
 
-        surface = work.keep(Surface, point, {"plane": "learners", "grid": grid}, make)[0]
+        surface = work.cached(Surface, point, {"plane": "learners", "grid": grid}, make)[0]
         surfaces.append(surface)
         center = float(surface.loss[grid // 2, grid // 2])
         around = [float(work.problem(point, "train").loss(w)) for w in point.weights]
@@ -227,7 +227,7 @@ def _planes(work: Work) -> Drawing:
 
 figure(
     "learners-plane",
-    "Under the microscope",
+    "Further analyses",
     "the loss in the plane of DPSGD's learners, Figure 2(a)",
     "The learners lie around their mean on the walls of the valley that the mean sits in.",
     runs_of("fig2a", ("dpsgd",), 1),
@@ -272,7 +272,7 @@ def _flatness(work: Work) -> Drawing:
         ax.set_yticks(range(len(ratios)), list(ratios))
         ax.set_ylim(len(ratios) - 0.5, -0.5)
         ax.set_xscale("log")
-        plain_numbers(ax.xaxis)
+        decimal_labels(ax.xaxis)
         ax.set_xlabel("rise of the loss around SSGD / around DPSGD, a ring a seed, a bar the median")
         picture.suptitle(work.title)
     compared = [
@@ -299,7 +299,7 @@ def _of_equal_loss(work: Work, key: str, other: Checkpoint) -> Checkpoint:
 
 figure(
     "flatness",
-    "Under the microscope",
+    "Further analyses",
     "does DPSGD's flatness survive other measures? (Figure 2(b))",
     "The flatter contours of DPSGD stay flatter with filter-normalised directions and at equal training "
     "loss.",

@@ -1,4 +1,4 @@
-"""Sixteen learners, as DPSGD-2020 has them, on a network that two cores can train at its batch."""
+"""SSGD and DPSGD with 16 learners, the number in DPSGD-2020, on a network that two cores can train."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure,
 from landscape.paper.figures.networks import ALL, BOTH, COLOR, accuracy, cell, curves
 from landscape.paper.scales import SMOKE_NOTE
 from landscape.plots.picture import panels
-from landscape.plots.surface import style
+from landscape.plots.style import style
 
 # What is changed of Table 3's cell of ResNet-18 at batch 4096; the rate, which is not scaled, is ours.
 LENET = ("model={name='lenet-5'}", "schedule={}", "lr=0.1", "checkpoint.every=0")
 
 
-def _sixteen_runs(scale: Scale) -> Runs:
-    """LeNet-5 on all of CIFAR-10, batch 4096: a learner's own batch, 256, is the paper's."""
+def _runs(scale: Scale) -> Runs:
+    """LeNet-5 on all of CIFAR-10, batch 4096; the batch of a learner, 256, is the paper's."""
     if scale == "smoke":
         changes = [
             "learners=4",
@@ -36,7 +36,7 @@ def _sixteen_runs(scale: Scale) -> Runs:
     }
 
 
-def _sixteen(work: Work) -> Drawing:
+def _draw(work: Work) -> Drawing:
     rows: list[dict[str, Any]] = []
     ends = {}
     with style():
@@ -69,8 +69,8 @@ figure(
     "DPSGD-2020, section 4.1",
     "SSGD and DPSGD with 16 learners on all of CIFAR-10",
     "In the large-batch setting DPSGD is better than SSGD at the same rate and batch.",
-    _sixteen_runs,
+    _runs,
     smoke=SMOKE_NOTE,
     laptop=_LENET,
     paper=_LENET,
-)(_sixteen)
+)(_draw)

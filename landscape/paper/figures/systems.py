@@ -31,7 +31,7 @@ def _saddles(work: Work) -> Drawing:
         "ssgd*": ["algorithm={name='ssgd*', sigma=0.001}"],
         "dpsgd": [],
     }
-    results = work.keep(
+    results = work.cached(
         Escape,
         [],
         {"values": values, "seeds": many},
@@ -94,7 +94,7 @@ def _runtime(work: Work) -> Drawing:
 
     @functools.cache  # all numbers of workers compute the same: what else the machine does must not differ
     def costs(local_batch: int) -> calibration.Costs:
-        return calibration.calibrate(recipe, 1, local_batch, data_dir=work.shop.data_dir)
+        return calibration.calibrate(recipe, 1, local_batch, data_dir=work.cache.data_dir)
 
     def make() -> RunTimes:
         return plan.plan(
@@ -106,7 +106,7 @@ def _runtime(work: Work) -> Drawing:
             mixings=("full", "ring(1)", "random-matching", "one-peer-exponential"),
         )
 
-    result = work.keep(RunTimes, [], {"workers": workers, "recipe": recipe.to_toml()}, make)[0]
+    result = work.cached(RunTimes, [], {"workers": workers, "recipe": recipe.to_toml()}, make)[0]
     rows: list[dict[str, Any]] = [
         {"workers": int(w), "algorithm": a, "mixing": m, "step_s": float(s), "speedup_over_ssgd": float(x)}
         for w, a, m, s, x in zip(

@@ -1,4 +1,4 @@
-"""DPSGD-2020's Tables 1 to 6 with our numbers beside: a row a setting, differences, and a picture of both."""
+"""DPSGD-2020's Tables 1 to 6 and our numbers: one row for each setting, differences, and a picture."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from landscape.paper.figures.networks import (
 )
 from landscape.paper.recipes import NETWORKS
 from landscape.plots.picture import panels
-from landscape.plots.surface import style
+from landscape.plots.style import style
 from landscape.problem.layout import Layout
 
 MIB = 2.0**20
@@ -76,8 +76,8 @@ def _drawing(
         Compared(f"{r['setting']}, {r['network']}", _value(r["ours"], r["ours_std"]), f"{r['paper']:.2f}")
         for r in rows
     ]
-    verdict, held = claim({(r["setting"], r["network"]): r["ours"] for r in rows})
-    return Drawing({"": picture}, rows, compared, verdict, held)
+    verdict, holds = claim({(r["setting"], r["network"]): r["ours"] for r in rows})
+    return Drawing({"": picture}, rows, compared, verdict, holds)
 
 
 def _value(mean: float, spread: float = float("nan")) -> str:

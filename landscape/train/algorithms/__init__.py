@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from landscape.core.options import check_keywords, choose
+from landscape.core.options import check_keywords
+from landscape.core.registry import algorithms
 from landscape.train.algorithms.ad_psgd import ADPSGD
 from landscape.train.algorithms.async_sgd import AsyncSGD
 from landscape.train.algorithms.base import Rule
@@ -31,20 +32,21 @@ _REGISTRY: dict[str, type[Rule]] = {
     "dsgd-ac": DSGDAC,
 }
 
+for _name, _rule in _REGISTRY.items():
+    algorithms.add(_name)(_rule)
+
 
 def names() -> list[str]:
-    """The names that :func:`make` knows."""
-    return sorted(_REGISTRY)
+    """The names that :func:`make` knows, those of plugins included."""
+    return algorithms.names()
 
 
 def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """``given`` checked against the rule's options, defaults filled in; InputError names the key."""
-    rule = _REGISTRY[choose("algorithm.name", name, _REGISTRY)]
-    return check_keywords("algorithm", given, rule, given=("learners", "seed"))
+    return check_keywords("algorithm", given, algorithms[name], given=("learners", "seed"))
 
 
 def make(name: str, given: dict[str, Any], *, learners: int, seed: int) -> Rule:
     """A new rule for ``learners`` learners, its randomness from ``seed``."""
-    return _REGISTRY[choose("algorithm.name", name, _REGISTRY)](
-        learners=learners, seed=seed, **options(name, given)
-    )
+    rule: Rule = algorithms[name](learners=learners, seed=seed, **options(name, given))
+    return rule

@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol, TypeVar
-
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from landscape.core.errors import FailedError
+
+if TYPE_CHECKING:  # torch is imported where a store is made: every command imports this module
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 #: Names the folder, for the processes that ``--nproc`` started.
@@ -142,6 +143,8 @@ def connect(host: str, port: int, rank: int, serve: bool, timeout: float) -> tup
 
 
 def _store(address: str, port: int, hosts: bool, fd: int | None, timeout: float) -> TCPStore:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
     return TCPStore(
         address,
         port,

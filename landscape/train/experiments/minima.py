@@ -19,7 +19,7 @@ from landscape.core.options import positive
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.evaluation.paths import Progress
 from landscape.problem.problem import Problem
-from landscape.results.base import About
+from landscape.results.base import Provenance
 from landscape.results.minima import Minima
 from landscape.stability import limits, max_stable_step, polynomials
 from landscape.train import algorithms
@@ -48,7 +48,7 @@ def minima(
     tol: float = 0.07,
     seed: int = 0,
     progress: Progress | None = None,
-    **about: Unpack[About],
+    **about: Unpack[Provenance],
 ) -> Minima:
     """Search for each of ``delays`` and three forms of momentum the largest rate that stays at the minimum.
 

@@ -1,0 +1,175 @@
+"""What all analysis commands share: checkpoints, opened as problems, and the result files."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import torch
+
+from landscape.checkpoint import run_folder, user_code
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.foreign_weights import SUFFIXES, import_state
+from landscape.cli import common, options
+from landscape.cli.source import SOURCE, Source
+from landscape.core import hdf5
+from landscape.core.errors import InputError
+from landscape.core.options import SPLIT
+from landscape.problem.problem import Problem
+from landscape.results import base
+from landscape.train.launch import pick_device
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Defaults of options that the name of a result does not mention.
+DEFAULTS = ("random", "none", "hessian", SPLIT)
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The checkpoints of an analysis command, and the options that all of these commands have.
+
+    ``seed`` is the seed of whatever the command draws; ``dtype`` and ``device`` are where it computes.
+    """
+
+    checkpoints: tuple[str, ...]
+    split: str
+    seed: int
+    dtype: str
+    output: options.Output
+    device: str
+    source: Source
+    quiet: bool
+
+    def open(self) -> list[Checkpoint]:
+        """All checkpoints, read and checked before any work starts.
+
+        The folder of a run stands for its last one; a file of weights trained elsewhere becomes one.
+        """
+        return [self._open(run_folder.checkpoint_in(Path(path))) for path in self.checkpoints]
+
+    def _open(self, path: Path) -> Checkpoint:
+        if path.suffix not in SUFFIXES:
+            return Checkpoint.load(path)
+        model = self.source.model
+        if model is None:
+            raise InputError(f"--model: missing; {path} has only weights, give the model that they belong to")
+        run = import_state(
+            path, self.source.build_model(), name=model.name, options=model.options, message=self.message
+        )
+        run.path = path
+        return run
+
+    def problem(self, run: Checkpoint) -> Problem:
+        """The problem of ``run`` at w_a, on the split, in the precision and on the device of the options."""
+        if self.dtype not in ("float32", "float64"):
+            raise InputError(f"--dtype: '{self.dtype}' is not allowed, it must be float32 or float64")
+        self.source.check_model(run)
+        other = self.source.other_data(run)
+        problem = open_problem(run, self.split, self.source, self.device, getattr(torch, self.dtype))
+        if other:
+            known = user_code.command_text(run.data["name"], run.data["options"])
+            self.message(f"--data: {other} is not the data of {run.path}, {known}")
+        return problem
+
+    def about(self, run: Checkpoint) -> base.Provenance:
+        """Where a result of ``run`` comes from; its label names data that is not the checkpoint's."""
+        return about(run, self.split, self.source.other_data(run))
+
+    def target(self, run: Checkpoint, kind: str, *variant: str, resumes: bool = False) -> Path:
+        """The path of the result; found out, and its folder made, before the work starts.
+
+        By default next to the checkpoint, under a name with those values of ``variant`` and of --split that
+        are no defaults, such as last-contour-pca.h5. ``resumes``: the command itself checks what the file
+        holds.
+        """
+        assert run.path is not None
+        words = [kind, *(word for word in (*variant, self.split) if word not in DEFAULTS)]
+        name = f"{run.path.stem}-{'-'.join(words)}.h5"
+        path = Path(self.output.path) if self.output.path else run.path.with_name(name)
+        common.check_targets(path, self.output.picture, self.output.force or resumes)
+        return path
+
+    def each(self, title: str, runs: Sequence[Any]) -> Iterator[tuple[Any, Callable[[float], None]]]:
+        """``runs`` with one progress bar: each with the function that takes the share of it that is done."""
+        with common.progress_bar(title, self.quiet) as bar:
+            for i, run in enumerate(runs):
+                yield run, functools.partial(_share, bar, i, len(runs))
+
+    def message(self, text: str) -> None:
+        """A line for the user, on stderr; none with -q."""
+        common.message(text, self.quiet)
+
+    def write(self, results: Sequence[base.Result], path: Path) -> None:
+        """Save ``results``, draw them if --plot is given, and print the names of the files on stdout."""
+        common.write(results, path, self.output.picture)
+
+
+def _share(bar: Callable[[float], None], done: int, total: int, share: float) -> None:
+    bar((done + share) / total)
+
+
+def analysis_options(
+    seed: str, *, split: bool = True, metavar: str = "CKPT…", required: bool = True
+) -> Callable[[F], F]:
+    """The options that all analysis commands share; the command gets them as one Analysis, ``analysis``.
+
+    Args:
+        seed: help of --seed: what it draws.
+        split: whether there is --split; without, the analysis is of the training set.
+        metavar: how the help calls the checkpoints.
+        required: whether there must be a checkpoint.
+    """
+
+    def make(
+        model: str | None, data: str | None, loss: str | None, data_dir: str | None, **values: Any
+    ) -> Analysis:
+        output = options.Output(*(values.pop(name) for name in ("output", "force", "picture")))
+        source = Source.of_options(model, data, loss, data_dir)
+        return Analysis(output=output, source=source, **{"split": SPLIT, **values})
+
+    return options.grouped(
+        "analysis",
+        make,
+        click.argument("checkpoints", metavar=metavar, nargs=-1, required=required),
+        *([options.split] if split else []),
+        click.option("--seed", default=0, show_default=True, help=seed),
+        options.dtype,
+        *options.OUTPUT,
+        options.device,
+        *SOURCE,
+        options.quiet,
+    )
+
+
+def open_problem(
+    run: Checkpoint, split: str, source: Source, device: str, dtype: torch.dtype = torch.float32
+) -> Problem:
+    """The problem of ``run`` at w_a, with model, data and loss from ``source``."""
+    return run.problem(
+        split,
+        model=source.build_model if source.model else None,
+        data=source.user_data,
+        loss=source.user_loss,
+        data_dir=source.data_dir,
+        device=pick_device(device),
+        dtype=dtype,
+    )
+
+
+def about(run: Checkpoint, split: str, other_data: str = "") -> base.Provenance:
+    """Where a result of ``run`` comes from, as the result keeps it.
+
+    ``other_data``: what the data is called where it is not the checkpoint's.
+    """
+    assert run.path is not None
+    return {
+        "split": split,
+        "label": f"{run.label}, on {other_data}" if other_data else run.label,
+        "source": run.path.name,
+        "source_sha256": hdf5.sha256(run.path),
+    }

@@ -1,0 +1,181 @@
+"""Options that several commands share, and groups of options that a command receives as one object."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import click
+
+from landscape.core.errors import InputError
+from landscape.core.options import SPLIT
+from landscape.problem.batchnorm import SAMPLES
+
+F = TypeVar("F", bound=Callable[..., Any])
+Option = Callable[[Any], Any]
+
+split = click.option("--split", default=SPLIT, show_default=True, help="Data: train or test.")
+dtype = click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
+force = click.option("--force", is_flag=True, help="Replace another result that the file holds.")
+picture = click.option("--plot", "picture", metavar="F.png", help="Draw it, too: .png, .pdf or .svg.")
+quiet = click.option("-q", "--quiet", is_flag=True, help="No messages and no progress bar.")
+device = click.option(
+    "--device", default="auto", show_default=True, help="auto (CUDA where there is a GPU), cpu or cuda."
+)
+data_dir = click.option(
+    "--data-dir",
+    metavar="D",
+    help="Folder with the data sets that are not bundled. [default: $LANDSCAPE_DATA or data]",
+)
+allow_code = click.option(
+    "--allow-code",
+    is_flag=True,
+    help="Run code that a file names as MODULE:NAME for its model or data; code named by --set always runs.",
+)
+randomness = click.option(
+    "--randomness",
+    default="refuse",
+    show_default=True,
+    help="A model with random numbers in eval mode: refuse or seed.",
+)
+
+
+def grouped(name: str, make: Callable[..., Any], *options: Option) -> Callable[[F], F]:
+    """A decorator for a command: its parameter ``name`` is ``make(**values)``, the values of ``options``."""
+
+    def none() -> None: ...
+
+    for option in options:
+        option(none)
+    fields = [parameter.name for parameter in none.__click_params__]  # type: ignore[attr-defined]
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def command(*args: Any, **values: Any) -> Any:
+            group = make(**{field: values.pop(field) for field in fields})
+            return function(*args, **values, **{name: group})
+
+        for option in reversed(options):
+            command = option(command)
+        return cast(F, command)
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a result is written (``path`` None: next to the checkpoint), and the picture of it, if any."""
+
+    path: str | None
+    force: bool
+    picture: str | None
+
+
+OUTPUT = (
+    click.option("-o", "--output", metavar="OUT.h5", help="Result file. [default: next to the checkpoint]"),
+    force,
+    picture,
+)
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """Which statistics BatchNorm uses, and how many samples they are estimated from."""
+
+    bn: str
+    bn_samples: int
+
+
+batchnorm = grouped(
+    "batchnorm",
+    BatchNorm,
+    click.option(
+        "--bn",
+        default="center",
+        show_default=True,
+        help="BatchNorm statistics: center (the checkpoint's), recalibrate (estimated again at each point) "
+        "or train (those of the batch itself).",
+    ),
+    click.option(
+        "--bn-samples",
+        default=SAMPLES,
+        show_default=True,
+        help="Number of samples for recalibrate, and in a batch for train.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Points on a plane: ``shape`` (nx, ny) over [−span, span] in x and y; how directions are scaled."""
+
+    shape: tuple[int, int]
+    span: float | None
+    norm: str
+
+
+def grid(points: str) -> Callable[[F], F]:
+    """The options of commands that work on a grid over a plane, with ``points`` by default."""
+
+    def make(grid: str, span: float | None, norm: str) -> Grid:
+        return Grid(parse_grid(grid), span, norm)
+
+    return grouped(
+        "grid",
+        make,
+        click.option("--grid", default=points, show_default=True, help="Points: K, or KXxKY such as 51x25."),
+        click.option(
+            "--span",
+            type=float,
+            help="x and y run over [−span, span]. [default: 0.1, or what shows all markers]",
+        ),
+        click.option(
+            "--norm",
+            default="none",
+            show_default=True,
+            help="Directions: none (i.i.d. normal, the paper's), filter or layer (Li et al. 2018).",
+        ),
+    )
+
+
+def parse_grid(text: str) -> tuple[int, int]:
+    """(nx, ny) from "50" or "51x25"."""
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+    if not match or min(int(match[1]), int(match[2] or match[1])) < 1:
+        raise InputError(
+            f"--grid: '{text}' is not allowed, it must be K or KXxKY with numbers ≥ 1, such as 51x25"
+        )
+    return int(match[1]), int(match[2] or match[1])
+
+
+@dataclass(frozen=True)
+class Eigenvalues:
+    """How eigenvalues are computed: relative residual, limit of products, search, and random models."""
+
+    tol: float
+    max_products: int
+    search: str
+    randomness: str
+
+
+def eigenvalues(products: str) -> Callable[[F], F]:
+    """The options of commands that compute both ends of a spectrum; ``products``: help of --max-products."""
+    return grouped(
+        "eigenvalues",
+        Eigenvalues,
+        click.option(
+            "--tol", default=0.01, show_default=True, help="Residual of each eigenvalue, relative to it."
+        ),
+        click.option("--max-products", default=1000, show_default=True, help=products),
+        click.option(
+            "--search",
+            default="auto",
+            show_default=True,
+            help="auto: cheaper products find the eigenvectors, the results are verified and refined with "
+            "exact products; exact: exact products only.",
+        ),
+        randomness,
+    )

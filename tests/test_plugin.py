@@ -1,0 +1,94 @@
+"""The example of a plugin package, installed from its folder: its names work without a change of the package."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import landscape
+
+ROOT = Path(__file__).parents[1]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Run ``python …`` in a folder, with the plugin installed where only these processes find it."""
+    if missing := [name for name in ("pip", "setuptools") if importlib.util.find_spec(name) is None]:
+        pytest.skip(f"cannot install a package without {' and '.join(missing)}")
+    folder = tmp_path_factory.mktemp("plugin")
+    source, installed = folder / "source", folder / "installed"
+    shutil.copytree(ROOT / "examples" / "plugin", source)  # setuptools writes next to the sources
+    environment = {
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(installed)]), "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "error:plugin",
+    }  # fmt: skip
+
+    def python(*words: object, cwd: Path = folder) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, *map(str, words)]
+        return subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True)
+
+    done = python(
+        "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index",
+        "--disable-pip-version-check", "--target", installed, source,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return python
+
+
+def test_train_with_the_algorithm_and_the_data_of_a_plugin(run: Run, tmp_path: Path, tiny: Path) -> None:
+    done = run(
+        "-m", "landscape", "train", tiny, "-o", tmp_path / "run", "-q",
+        "--set", "algorithm={name='clipped-ssgd', max_norm=0.01}", "--set", "data={name='two-moons', samples=200}",
+        "--set", "model.widths=[2, 8, 2]",
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    end = landscape.load(tmp_path / "run" / "last.h5")
+    assert isinstance(end, landscape.Checkpoint)
+    assert (end.algorithm, end.data["name"], end.data["train"]) == ("clipped-ssgd", "two-moons", 200)
+    # One step moves the mean by at most α times the bound.
+    moved = end.history["displacement2"] ** 0.5
+    assert 0 < np.nanmax(moved) <= 0.2 * 0.01 * (1 + 1e-5)
+
+
+@pytest.mark.slow
+def test_the_names_of_a_plugin_are_in_lists_and_messages(run: Run, tmp_path: Path, tiny: Path) -> None:
+    words = ("--set", "algorithm={name='clipped-ssgd'}", "--set", "data={name='two-moons', samples=200}")
+    words += ("--set", "model.widths=[2, 8, 2]", "-o", tmp_path / "run", "-q")
+    assert run("-m", "landscape", "train", tiny, *words).returncode == 0
+    done = run("-m", "landscape", "contour", tmp_path / "run", "--grid", "3", "-q")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = run("-m", "landscape", "train", tiny, "--set", "algorithm={name='clipped-ssgd', max_norm=-1}")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "algorithm.max_norm: -1" in done.stderr
+    code = "import landscape; print('two-moons' in landscape.data.names(), len(landscape.data.load('two-moons').train[1]))"
+    assert run("-c", code).stdout == "True 1000\n"
+    done = run("-m", "landscape", "train", "digits-ssgd", "--set", "algorithm={name='clipped-sgd'}")
+    assert (done.returncode, "did you mean 'clipped-ssgd'?" in done.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_the_figure_of_a_plugin_is_listed_and_made(run: Run, tmp_path: Path) -> None:
+    listed = run("-m", "landscape", "figures")
+    assert "\nclipping           Example, Figure 1: " in listed.stdout
+    done = run("-m", "landscape", "figures", "clipping", "--scale", "smoke", "-q", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "figures").iterdir()} >= {"clipping.png", "clipping.csv"}
+
+
+def test_the_command_of_a_plugin_is_listed_and_runs(run: Run, tmp_path: Path) -> None:
+    code = "import sys, landscape.cli; sys.argv = ['landscape', '--help']; landscape.cli.main()"
+    done = run("-c", f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules))\n{code}")
+    assert "two-moons     Write the data set two-moons as a CSV file." in done.stdout
+    assert done.stdout.splitlines()[-1] == "False"  # the plugin only declares its names
+    done = run("-m", "landscape", "two-moons", tmp_path / "moons.csv", "--samples", "10")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'moons.csv'}\n")
+    assert len((tmp_path / "moons.csv").read_text().splitlines()) == 11

@@ -1,0 +1,303 @@
+"""Results: their drawings, data sets, tables and HTML, for every kind of result."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import html.parser
+import itertools
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+import landscape
+from landscape import FailedError, InputError, Surface, plots
+from landscape.core import registry
+from landscape.plots.drawing import drawing_of, draws
+from landscape.plots.picture import panels
+from landscape.results.base import Result
+from landscape.results.html import summary
+from tests.fuzz import samples
+
+RESULTS = {name: result for name, result in samples.results().items() if isinstance(result, Result)}
+KINDS = sorted(RESULTS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Heights(Result):
+    """A result of another package: the height of a child at several ages."""
+
+    schema: ClassVar[str] = "landscape.tests.heights"
+    shapes: ClassVar[Mapping[str, str]] = {"age": "age+", "height": "age"}
+    units: ClassVar[Mapping[str, str]] = {"age": "year", "height": "m"}
+    table: ClassVar[str] = "age"
+
+    age: np.ndarray
+    height: np.ndarray
+    label: str = ""
+
+
+class MoreHeights(Heights):
+    """A subclass without a drawing and a schema."""
+
+
+class OtherHeights(Heights):
+    """A subclass with a drawing."""
+
+
+@draws(Heights)
+def draw_heights(results: Sequence[Heights], title: str = "") -> Figure:
+    figure, (ax,) = panels(1, 1, 4.0, 3.0)
+    for r in results:
+        ax.plot(r.age, r.height)
+    figure.suptitle(title or "heights")
+    return figure
+
+
+@draws(OtherHeights)
+def draw_other_heights(results: Sequence[OtherHeights], title: str = "", style: str = "line") -> Figure:
+    figure, _ = panels(1, 1, 4.0, 3.0)
+    figure.suptitle(f"other heights, {style}")
+    return figure
+
+
+def heights(kind: type[Heights] = Heights) -> Heights:
+    return kind(np.array([1.0, 2.0]), np.array([0.75, 0.9]))
+
+
+@pytest.mark.parametrize("name", registry.results.names())
+def test_every_kind_of_result_has_a_drawing_and_describes_its_arrays(name: str) -> None:
+    kind = registry.results[name]
+    assert drawing_of(kind).__name__.startswith("draw_")
+    fields = {field.name for field in dataclasses.fields(kind)}
+    assert set(kind.shapes) <= fields
+    assert set(kind.axes_of) | set(kind.texts) <= set(kind.shapes)
+    assert set(kind.units) <= fields
+    dimensions = {d.rstrip("+") for text in kind.shapes.values() for d in text.split()}
+    assert set(kind.table.split()) | set(kind.labels_of) <= dimensions
+    assert kind.table
+
+
+def test_the_examples_are_of_every_kind() -> None:
+    assert {type(result) for result in RESULTS.values()} == {
+        registry.results[name]
+        for name in registry.results.names()
+        if name.startswith("landscape.") and "tests" not in name
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_result_draws_itself(kind: str) -> None:
+    figure = RESULTS[kind].plot(title="a title")
+    assert figure.get_suptitle() == "a title"
+
+
+def test_checkpoints_are_drawn_by_the_same_registry() -> None:
+    figure = plots.draw([samples.checkpoint()])
+    assert drawing_of(landscape.Checkpoint).__name__ == "draw_training"
+    assert len(figure.axes) >= 6
+
+
+def test_results_of_another_package_are_drawn_saved_and_loaded(tmp_path: Path) -> None:
+    heights().save(tmp_path / "h.h5")
+    back = landscape.load(tmp_path / "h.h5")
+    assert type(back) is Heights
+    np.testing.assert_array_equal(back.plot().axes[0].lines[0].get_ydata(), [0.75, 0.9])
+    assert back.plot(title="children").get_suptitle() == "children"
+
+
+def test_subclasses_are_drawn_and_saved_as_their_base_class(tmp_path: Path) -> None:
+    assert heights(MoreHeights).plot().get_suptitle() == "heights"
+    assert len(plots.draw([heights(), heights(MoreHeights)]).axes[0].lines) == 2
+    heights(MoreHeights).save(tmp_path / "h.h5")
+    assert type(landscape.load(tmp_path / "h.h5")) is Heights
+    assert heights(OtherHeights).plot().get_suptitle() == "other heights, line"
+    assert heights(OtherHeights).plot("bars").get_suptitle() == "other heights, bars"
+    with pytest.raises(InputError, match=r"Heights.*OtherHeights"):
+        plots.draw([heights(), heights(OtherHeights)])
+
+
+def test_what_cannot_be_drawn_is_named() -> None:
+    with pytest.raises(InputError, match=r"float.*allowed:.*Surface"):
+        plots.draw([1.0])
+    with pytest.raises(InputError, match="FILE"):
+        plots.draw([])
+    with pytest.raises(InputError, match=r"style: 'bars'.*Heights"):
+        heights().plot("bars")
+    with pytest.raises(InputError, match="'Heights'"):
+        draws(type("Heights", (), {}))(draw_other_heights)
+    with pytest.raises(InputError, match=r"'landscape\.surface'"):
+        type("Other", (Result,), {"schema": "landscape.surface"})
+    assert registry.results["landscape.surface"] is Surface
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_sets_hold_the_arrays_and_attributes(kind: str) -> None:
+    result = RESULTS[kind]
+    dataset = result.to_xarray()
+    for field in dataclasses.fields(result):
+        value = getattr(result, field.name)
+        if field.name not in result.shapes:
+            stored = dataset.attrs[field.name]
+            np.testing.assert_array_equal(stored, value)
+            assert isinstance(stored, (bool, int, float, str, list))
+        elif np.size(value):
+            variable = dataset[field.name]
+            assert variable.dims == tuple(d.rstrip("+") for d in result.shapes[field.name].split())
+            expected = np.char.decode(value, "utf-8") if field.name in result.texts else value
+            np.testing.assert_array_equal(variable.values, expected)
+            assert variable.attrs.get("units") == result.units.get(field.name)
+            assert (field.name in dataset.coords) == (variable.dims == (field.name,))
+        else:
+            assert field.name not in dataset
+    for dimension, labels in result.labels_of.items():
+        assert dataset.coords[dimension].values.tolist() == list(labels)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_have_a_row_for_each_point(kind: str) -> None:
+    result = RESULTS[kind]
+    dimensions = result.table.split()
+    dataset, frame = result.to_xarray(), result.to_dataframe()
+    shape = [dataset.sizes[d] for d in dimensions]
+    assert len(frame) == np.prod(shape)
+    assert set(dataset.attrs) == set(frame.attrs)
+    inside = [name for name, v in dataset.variables.items() if v.dims and set(v.dims) <= set(dimensions)]
+    assert set(inside) <= set(frame.columns)
+    for row, place in enumerate(itertools.product(*map(range, shape))):
+        at = dict(zip(dimensions, place, strict=True))
+        for name in inside:
+            value = dataset[name].isel({d: at[d] for d in dataset[name].dims}).item()
+            np.testing.assert_equal(frame[name].iloc[row], value)
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.data())
+def test_surfaces_round_trip_through_data_sets_and_tables(nx: int, ny: int, data: st.DataObject) -> None:
+    losses = data.draw(st.lists(st.floats(), min_size=nx * ny, max_size=nx * ny))
+    loss = np.array(losses).reshape(ny, nx)
+    surface = dataclasses.replace(
+        RESULTS["surface"], x=np.arange(nx, dtype=float), y=10.0 * np.arange(ny), loss=loss,
+        accuracy=loss, done=np.isfinite(loss),
+    )  # fmt: skip
+    np.testing.assert_array_equal(surface.to_xarray().loss.transpose("y", "x"), loss)
+    frame = surface.to_dataframe()
+    assert list(frame.columns) == ["x", "y", "loss", "accuracy", "done"]
+    for i, j in itertools.product(range(ny), range(nx)):
+        rows = frame[(frame.x == surface.x[j]) & (frame.y == surface.y[i])]
+        np.testing.assert_array_equal(rows.loss, [loss[i, j]])
+    np.testing.assert_array_equal(frame.pivot(index="y", columns="x", values="loss"), loss)
+
+
+def test_tables_of_other_dimensions() -> None:
+    density = RESULTS["spectrum"].to_dataframe("probe node")
+    assert list(density.columns) == ["probe", "node", "nodes", "weights"]
+    np.testing.assert_array_equal(density.nodes, RESULTS["spectrum"].nodes.ravel())
+    turned = RESULTS["spectrum"].to_dataframe("node probe")
+    np.testing.assert_array_equal(turned.nodes, RESULTS["spectrum"].nodes.T.ravel())
+    markers = RESULTS["surface"].to_dataframe("marker")
+    assert markers.labels.tolist() == ["one", "two"]
+    sweep = RESULTS["sweep"].to_dataframe()
+    assert sweep.columns[:3].tolist() == ["lr", "batch", "seeds"]
+    assert sweep.lr.tolist() == ["0.1", "0.2"]
+    forms = RESULTS["stability"].to_dataframe().set_index(["form", "delay"]).limit
+    assert forms["momentum", 1] == RESULTS["stability"].limit[1, 1]
+    with pytest.raises(InputError, match=r"dims: 'z'.*'?x"):
+        RESULTS["surface"].to_dataframe("z x")
+
+
+def test_what_was_not_computed_is_left_out_of_data_sets() -> None:
+    none = np.zeros((0, 0))
+    spectrum = dataclasses.replace(RESULTS["spectrum"], nodes=none, weights=none)
+    assert set(spectrum.to_xarray().variables) == {"values", "residuals"}
+
+
+@pytest.mark.parametrize(("package", "method"), [("xarray", "to_xarray"), ("pandas", "to_dataframe")])
+def test_a_missing_extra_is_one_line(package: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(FailedError, match=rf"{method}.*{package}.*frames") as caught:
+        getattr(heights(), method)()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_extras_and_matplotlib_are_imported_only_when_used() -> None:
+    code = (
+        "import sys, landscape, landscape.results.frames, landscape.results.html, landscape.results.base;"
+        "sys.exit(', '.join({'xarray', 'pandas', 'matplotlib', 'seaborn'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+class Balanced(html.parser.HTMLParser):
+    """Collects the tags and texts, and checks that tags close in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: dict[str, int] = {}
+        self.texts: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+        if tag not in ("img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def picture(text: str) -> bytes:
+    match = re.search(r"data:image/png;base64,([A-Za-z0-9+/=]+)'", text)
+    return base64.b64decode(match[1]) if match else b""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_notebooks_show_a_picture_and_a_table(kind: str) -> None:
+    text = RESULTS[kind]._repr_html_()
+    shown = Balanced(text)
+    assert picture(text).startswith(b"\x89PNG\r\n\x1a\n")
+    assert len(text) < 400_000
+    assert shown.tags["img"] == 1
+    for field in RESULTS[kind].shapes:
+        if np.size(getattr(RESULTS[kind], field)):
+            assert field in shown.texts
+
+
+@given(st.text(max_size=300))
+def test_texts_are_escaped_in_notebooks(label: str) -> None:
+    hostile = f"<script>alert('{label}')</script>"
+    text = summary(hostile, {"label": hostile, hostile: (hostile, 2)}, {"label": hostile}, lambda: 1 / 0)
+    assert "<script" not in text
+    assert "script" not in Balanced(text).tags
+
+
+def test_a_result_that_cannot_be_drawn_shows_its_table() -> None:
+    surface = RESULTS["surface"]
+    text = dataclasses.replace(surface, loss=surface.loss * np.nan, label="<b>")._repr_html_()
+    shown: Any = Balanced(text)
+    assert "img" not in shown.tags
+    assert any("finite" in words for words in shown.texts)
+    assert "3 × 4 float64" in shown.texts
+    assert "<b>" in shown.texts
+
+
+def test_arrays_must_fit_their_dimensions() -> None:
+    stability = RESULTS["stability"]
+    with pytest.raises(ValueError, match=r"limit.*\(2, 3\).*\(3, 3\)"):
+        dataclasses.replace(stability, limit=stability.limit[:2])
+    with pytest.raises(ValueError, match=r"height.*\(3,\)"):
+        Heights(np.arange(2.0), np.zeros(3))
