@@ -86,19 +86,20 @@ class Recorder:
         loss: ``loss(outputs, targets)``, a mean, or None; as :class:`landscape.Problem` takes it.
         data: the training set, as :class:`landscape.Problem` takes it: g is the gradient of its mean loss,
             in eval mode (but see ``batch``), so that dropout and augmentation count as noise.
-        every: steps from one that is decomposed to the next; 0: none. 50 with exact g is what the training
-            set of a small network affords; for a large one give ``samples`` (ours).
+        every: steps from one that is decomposed to the next; 0: none. Ours; for a large training set give
+            ``samples``, too: on MNIST in minibatches of 128, exact g takes as long as 360 steps of a small
+            network, g from 1,024 samples as 15.
         test: data of the same kind; its loss, and accuracy where there is one, are evaluated after each step
             that is decomposed, at the start and at the end.
-        optimizer: the one that makes the steps, for the columns lr and lr·λ_max, and for ``landscape
-            stability``. lr is NaN where its parameter groups have several.
+        optimizer: the one that makes the steps, for the columns lr and lr·λ_max and ``landscape stability``;
+            lr is NaN where its parameter groups have several.
         samples: g is estimated from so many samples, drawn anew each time, with standard errors; a multiple
             of 16. 0: all, exactly.
         sharpness: steps from one λ_max of the loss's Hessian to the next, on 2,000 samples of the training
             set, always the same (all, where data comes in batches); 0: none.
         save_every: steps from one step-NNNNNNN.h5 to the next; 0: only at the end. As the trainer's (500).
         batch: samples in a minibatch of one process. Needed where the model has BatchNorm: g is then that
-            with the statistics of such batches, as in the loop; data that comes in batches keeps its own.
+            with the statistics of such batches, as in the loop; data in batches keeps its own.
         resume: go on with the run that is in ``folder``; begin one where there is none. True: from its last
             file. A number: from that step, the one that the loop's own checkpoint is of; what was recorded
             of later steps is deleted. The loop itself loads its weights.
