@@ -15,7 +15,7 @@ from torch import Tensor
 
 import landscape
 from landscape import Checkpoint, FailedError, InputError
-from landscape.checkpoint.checkpoint import HISTORY_UNITS
+from landscape.checkpoint.history import UNITS
 from landscape.problem.layout import Layout
 from landscape.stability import max_stable_step
 from landscape.train import algorithms, launch, recipe
@@ -54,17 +54,18 @@ def drive(
 ) -> Tensor:
     """(steps + 1, n, P): the weights of a rule run without model and data."""
     rule = algorithms.make(name, options, learners=len(weights), seed=3)
-    rule.peak = lr if isinstance(lr, float) else lr(1)
+    rule.peak_lr = lr if isinstance(lr, float) else lr(1)
     rule.start(weights)
     optimizer = SGD(momentum)
     optimizer.start(Layout(()), weights)
     path = [weights.clone()]
     for t in range(1, steps + 1):
         rule.begin(weights, t)
-        points = rule.points(weights)
-        directions = optimizer.directions(gradient(points), points, t)
-        weights = rule.finish(weights, directions, lr if isinstance(lr, float) else lr(t), t)
-        optimizer.state = rule.carry(optimizer.state, t)
+        points = rule.gradient_points(weights)
+        rate = lr if isinstance(lr, float) else lr(t)
+        directions = optimizer.directions(gradient(points), points, rate, t)
+        weights = rule.finish(weights, directions, rate, t)
+        rule.update_optimizer_state(optimizer, t)
         path.append(weights.clone())
     return torch.stack(path)
 
@@ -366,7 +367,7 @@ def test_communication_is_counted() -> None:
     assert counted({"name": "ad-psgd"}) == ([vector] * 6, [1] * 6)
     assert counted({"name": "sgp", "graph": "random"}) == ([vector] * 6, [1] * 6)
     assert counted({"name": "async-sgd", "delay": 2}) == ([2 * vector] * 6, [0] * 6)
-    assert {"comm_bytes", "comm_rounds"} <= HISTORY_UNITS.keys()
+    assert {"comm_bytes", "comm_rounds"} <= UNITS.keys()
 
 
 def growth(name: str, options: dict[str, Any], lr: float, n: int, momentum: float, steps: int) -> float:
@@ -416,7 +417,7 @@ SLOW = [
 def test_runs_blow_up_two_percent_above_the_stated_limit_and_not_below(
     name: str, options: dict[str, Any], n: int, momentum: float, steps: int
 ) -> None:
-    limit = algorithms.make(name, options, learners=n, seed=3).limit(momentum)
+    limit = algorithms.make(name, options, learners=n, seed=3).stability_limit(momentum)
     assert limit is not None
     assert growth(name, options, 0.98 * limit, n, momentum, steps) < 1
     assert growth(name, options, 1.02 * limit, n, momentum, steps) > 1
@@ -428,7 +429,7 @@ def test_push_sum_with_unequal_weights_has_a_limit_of_its_own(tmp_path: Path) ->
     p[:, 0] = [0.4, 0.2, 0.2, 0.2]
     np.savetxt(tmp_path / "p.txt", p)
     options = {"graph": str(tmp_path / "p.txt")}
-    limit = algorithms.make("sgp", options, learners=4, seed=3).limit()
+    limit = algorithms.make("sgp", options, learners=4, seed=3).stability_limit()
     assert limit == pytest.approx(2.3866, abs=1e-4)  # the hub has most of the weight, and small steps
     assert growth("sgp", options, 0.98 * limit, 4, 0.0, 2000) < 1
     assert growth("sgp", options, 1.02 * limit, 4, 0.0, 2000) > 1
@@ -436,7 +437,7 @@ def test_push_sum_with_unequal_weights_has_a_limit_of_its_own(tmp_path: Path) ->
 
 def test_limits_that_are_not_known_are_none() -> None:
     def limit(name: str, options: dict[str, Any], momentum: float = 0.0) -> float | None:
-        return algorithms.make(name, options, learners=4, seed=0).limit(momentum)
+        return algorithms.make(name, options, learners=4, seed=0).stability_limit(momentum)
 
     assert limit("dpsgd", {"mixing": "random-matching"}, 0.9) is None
     assert limit("ad-psgd", {"schedule": "random"}) is None
@@ -445,7 +446,7 @@ def test_limits_that_are_not_known_are_none() -> None:
     assert limit("async-sgd", {"delay": 3, "shifted": 0.5}, 0.9) is None
     assert limit("async-sgd", {"delay": 31}) == max_stable_step(31)
     chosen = recipe.from_values(SMALL | {"algorithm": {"name": "ssgd"}, "optimizer": {"name": "lamb"}})
-    assert (chosen.limit(), chosen.about()) == (None, "")
+    assert (chosen.stability_limit(), chosen.about()) == (None, "")
     mixed = recipe.from_values(
         SMALL | {"algorithm": {"name": "dpsgd", "mixing": "ring(1)"}, "optimizer": {"name": "lamb"}}
     )

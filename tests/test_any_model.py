@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 import landscape
 from landscape import InputError, Problem
 from landscape.problem.batches import take, tree_map
-from landscape.problem.batchnorm import with_policy
 from tests import problems
 
 
@@ -72,14 +71,14 @@ def batches_of(problem: Problem, sizes: tuple[int, ...]) -> list[Any]:
 
 def again(problem: Problem, data: Any, **options: Any) -> Problem:
     """The same model and loss on other data."""
-    own = problem.criterion is landscape.problem.batches.output_loss
+    own = problem.criterion is landscape.problem.losses.output_loss
     return Problem(problem.model, None if own else problem.criterion, data, dtype=torch.float64, **options)
 
 
 @pytest.mark.parametrize("name", problems.STRUCTURED)
 def test_loss_and_gradient_match_one_big_batch(name: str) -> None:
     problem = problems.STRUCTURED[name]()
-    problem._chunk = 4  # ragged, and with unequal numbers of terms
+    problem.data.chunk_size = 4  # ragged, and with unequal numbers of terms
     assert problem.resident is not None
     x, y = problem.resident
     theta = problem.theta + 0.1 * torch.randn_like(problem.theta)
@@ -96,7 +95,7 @@ def test_loss_and_gradient_match_one_big_batch(name: str) -> None:
 @pytest.mark.parametrize("name", problems.STRUCTURED)
 def test_hessian_spectrum_and_grid_match_the_dense_matrix(name: str) -> None:
     problem = problems.STRUCTURED[name]()
-    problem._chunk = 4
+    problem.data.chunk_size = 4
     dense = problems.textbook_hessian(problem)
     v = torch.randn_like(problem.theta)
     ragged = again(problem, batches_of(problem, (problem.samples - 2, 2)))
@@ -116,7 +115,7 @@ def test_hessian_spectrum_and_grid_match_the_dense_matrix(name: str) -> None:
 @pytest.mark.parametrize("name", problems.STRUCTURED)
 def test_contour_and_line_match_the_textbook_loop(name: str) -> None:
     problem = problems.STRUCTURED[name]()
-    problem._chunk = 4
+    problem.data.chunk_size = 4
     plane = landscape.random_plane(problem, seed=1)
     s = landscape.contour(problem, plane, grid=(3, 2), span=0.4)
     expected = problems.textbook_surface(problem, plane.directions, s.x.tolist(), s.y.tolist())
@@ -246,9 +245,9 @@ def test_batchnorm_policies_take_structures() -> None:
     named = Problem(model, F.cross_entropy, ({"image": x}, y), dtype=torch.float64)
     listed = Problem(model, F.cross_entropy, [({"image": x}, y)], dtype=torch.float64)
     for bn in ("center", "recalibrate", "train"):
-        expected = with_policy(plain, bn, 20)
+        expected = plain.with_batchnorm(bn, 20)
         for problem in (named, listed):
-            got = with_policy(problem, bn, 20)
+            got = problem.with_batchnorm(bn, 20)
             assert got.loss() == pytest.approx(expected.loss(), rel=1e-12)
             plane = landscape.random_plane(problem, seed=2)
             a = landscape.contour(problem, plane, grid=(2, 2), bn=bn, bn_samples=20)
@@ -291,7 +290,7 @@ def test_noise_refuses_a_random_model_or_gives_all_learners_the_same_numbers() -
     torch.manual_seed(0)
     data = torch.randn(30, 4), torch.randint(3, (30,))
     problem = Problem(Noisy(), F.cross_entropy, data, dtype=torch.float64)
-    problem._chunk = 12
+    problem.data.chunk_size = 12
     weights = problem.theta + 1e-5 * torch.randn(4, problem.layout.size, dtype=torch.float64)
     with pytest.raises(InputError, match="random even in eval mode"):
         landscape.estimate_noise(problem, weights, 1.0, 8, draws=3)
@@ -372,6 +371,6 @@ def test_what_does_not_fit_is_one_line() -> None:
         landscape.HessianOperator(problems.structured(), kind="gauss-newton")(problems.structured().theta)
     for name in ("structured", "masked classes"):
         problem = problems.STRUCTURED[name]()
-        problem._chunk = 4
+        problem.data.chunk_size = 4
         with pytest.raises(InputError, match="'pyhessian' takes inputs and targets of one tensor"):
             landscape.trace(problem, engine="pyhessian")

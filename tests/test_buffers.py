@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 import landscape
 from landscape import Checkpoint, FailedError, InputError
-from landscape.checkpoint.checkpoint import HISTORY_UNITS
+from landscape.checkpoint.history import UNITS
 from landscape.evaluation.stack import Training
 from landscape.problem.batchnorm import sample_parts
 from landscape.train import launch, recipe
@@ -118,7 +118,7 @@ def test_the_mean_has_statistics_of_its_own_everywhere(tmp_path: Path) -> None:
     x, _ = trainer.train.tensors or ()
     module = module_of(trainer)
     load(module, trainer, end.mean)
-    inputs = [(x[part],) for part in sample_parts(trainer.train, 100)]
+    inputs = [(x[part],) for part in sample_parts(trainer.train.samples, 100)]
     torch.optim.swa_utils.update_bn(inputs, module)
     for name, value in statistics(module).items():
         if "tracked" not in name:
@@ -182,7 +182,7 @@ def train_all(group: Group | None) -> dict[str, tuple[slice, Checkpoint]]:
     found = {}
     for name, changes in CASES.items():
         trainer = Trainer(chosen(**changes), group=group)
-        found[name] = trainer.comm.own, trainer.run()
+        found[name] = trainer.comm.local, trainer.run()
     return found
 
 
@@ -235,7 +235,7 @@ def test_g_is_the_gradient_of_the_loss_with_each_batchs_statistics() -> None:
     loss.backward()
     named, layout = dict(module.named_parameters()), trainer.train.layout
     expected = layout.flatten({s.name: named[s.name].grad for s in layout.slots})
-    g = estimate_gradient(trainer._objective, theta, 0, 0, 1, batch=trainer._batch)
+    g = estimate_gradient(trainer.decomposer.problem, theta, 0, 0, 1, batch=trainer.decomposer.batch)
     torch.testing.assert_close(g.rows[0], expected, rtol=1e-10, atol=1e-12)
     assert g.loss == pytest.approx(float(loss.detach()), rel=1e-12)
     # Minibatches that are those parts have g as the mean of their gradients, and no noise.
@@ -246,7 +246,10 @@ def test_g_is_the_gradient_of_the_loss_with_each_batchs_statistics() -> None:
     xs, ys = few.gather(torch.arange(len(order)).view(n, 12))
     training = Training({}, lambda learner, micro: 0)
     trainer.stack.gradients(theta.expand(n, -1), xs, ys, out=own, training=training)
-    whole = sum(trainer._objective.subset(order[i * 12 : i * 12 + 12]).gradient(theta) for i in range(n)) / n
+    whole = (
+        sum(trainer.decomposer.problem.subset(order[i * 12 : i * 12 + 12]).gradient(theta) for i in range(n))
+        / n
+    )
     torch.testing.assert_close(own.mean(0), whole, rtol=1e-10, atol=1e-12)
 
 
@@ -254,7 +257,9 @@ def test_sampled_g_is_the_expected_gradient_of_a_minibatch() -> None:
     """960 estimates from a batch each against 960 minibatches, in units of their standard error."""
     trainer = Trainer(chosen())
     theta = trainer.train.theta + 0.05
-    found = [estimate_gradient(trainer._objective, theta, 192, 0, t, batch=12).rows for t in range(60)]
+    found = [
+        estimate_gradient(trainer.decomposer.problem, theta, 192, 0, t, batch=12).rows for t in range(60)
+    ]
     estimates = torch.cat(found)
     drawn = trainer.train.gather(torch.randint(200, (960, 12), generator=torch.Generator().manual_seed(1)))
     own = torch.empty_like(estimates)
@@ -366,4 +371,4 @@ def test_a_residual_network_of_images_trains_resumes_and_is_analysed(tmp_path: P
     assert problem.loss() == pytest.approx(whole.history["test_loss"][-1], rel=1e-5)
     surface = landscape.contour(problem, landscape.random_plane(problem), grid=(3, 3), span=0.1)
     assert surface.loss[1, 1] == pytest.approx(problem.loss(), rel=1e-4)
-    assert set(HISTORY_UNITS) == set(run.history)
+    assert set(UNITS) == set(run.history)

@@ -50,7 +50,7 @@ def test_every_path_weighs_a_ragged_last_chunk_by_its_samples(
         "landscape.evaluation.batched.MAX_BLOCK", 4
     )  # 15 points: the last block is ragged, too
     problem = problems.mlp()  # 53 samples
-    problem._chunk = 20
+    problem.data.chunk_size = 20
     plane = landscape.random_plane(problem, seed=1)
     s = landscape.contour(problem, plane, grid=(5, 3), span=0.5, path=path)
     expected = problems.textbook_surface(problem, plane.directions, s.x.tolist(), s.y.tolist())

@@ -17,7 +17,8 @@ from landscape import InputError, Problem
 from landscape.curvature import eigenvalues
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.hessian import HessianOperator, dense_hessian
-from landscape.curvature.lanczos import certified, follow, search
+from landscape.curvature.lanczos import SearchOptions, run_in_lockstep, search_eigenpairs, verify_and_refine
+from landscape.curvature.start import start_vector
 from tests import problems
 
 
@@ -63,11 +64,11 @@ def test_products_of_a_chain_are_those_of_the_dense_matrix(
     thetas = problem.theta + 0.3 * torch.randn(3, problem.layout.size, dtype=torch.float64)
     vectors = torch.randn_like(thetas)
     dense = [dense_hessian(problem, theta, kind=kind) for theta in thetas]
-    assert ChainHessian.kept_bytes(problem)
+    assert ChainHessian.saved_bytes(problem)
     h = ChainHessian(problem, thetas, kind=kind)
     expected = torch.stack([d @ v for d, v in zip(dense, vectors, strict=True)])
     torch.testing.assert_close(h(vectors), expected, rtol=1e-9, atol=1e-11)
-    h.keep([2, 0])
+    h.select([2, 0])
     torch.testing.assert_close(h(vectors[[2, 0]]), expected[[2, 0]], rtol=1e-9, atol=1e-11)
     many = ChainHessian(problem, thetas[1:2], kind=kind)
     torch.testing.assert_close(many(vectors), vectors @ dense[1], rtol=1e-9, atol=1e-11)
@@ -75,10 +76,10 @@ def test_products_of_a_chain_are_those_of_the_dense_matrix(
 
 
 def test_what_is_no_chain_is_left_to_the_general_operator() -> None:
-    assert ChainHessian.kept_bytes(problems.conv()) is None
+    assert ChainHessian.saved_bytes(problems.conv()) is None
     behind = problems.mlp()  # Gauss-Newton means the outputs, here those of the function
     behind.model.append(nn.Softplus())
-    assert ChainHessian.kept_bytes(behind) is None
+    assert ChainHessian.saved_bytes(behind) is None
     assert eigenvalues.points_at_once(problems.conv()) == 1
     with pytest.raises(InputError, match="search: 'half' is not known"):
         landscape.extreme_eigenvalues(problems.mlp(), search="half")
@@ -102,7 +103,7 @@ def single() -> Problem:
 @pytest.fixture(autouse=True)
 def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """On any machine."""
-    monkeypatch.setattr("landscape.curvature.eigenvalues.bfloat16_is_fast", lambda device: True)
+    monkeypatch.setattr("landscape.curvature.approximation.bfloat16_is_fast", lambda device: True)
 
 
 def test_a_cheap_search_ends_with_exact_residuals(single: Problem) -> None:
@@ -139,15 +140,15 @@ def test_cheap_searches_are_tried_only_where_they_can_help(
     assert how(single, search="exact") == "float32"
     assert how(single, tol=1e-4) == "float32"
     assert how(single, part=["1", "3", "5"]) == f"float32, {part}"
-    monkeypatch.setattr("landscape.curvature.eigenvalues.bfloat16_is_fast", lambda device: False)
+    monkeypatch.setattr("landscape.curvature.approximation.bfloat16_is_fast", lambda device: False)
     assert how(single) == f"float32, {part}"
-    monkeypatch.setattr("landscape.curvature.eigenvalues.MOST", 0.4)
+    monkeypatch.setattr("landscape.curvature.approximation.MAX_SAMPLES", 0.4)
     assert how(single) == "float32"
     assert single.tensors is not None
     squares = Problem(single.model, nn.MSELoss(), (single.tensors[0], torch.randn(400, 3)))
-    monkeypatch.setattr("landscape.curvature.eigenvalues.MOST", 1.0)
+    monkeypatch.setattr("landscape.curvature.approximation.MAX_SAMPLES", 1.0)
     assert how(squares) == "float32"  # what a sample brings to these does not vanish where it is fitted
-    monkeypatch.setattr("landscape.curvature.eigenvalues.LEAST_PARAMETERS", 10**6)
+    monkeypatch.setattr("landscape.curvature.eigenvalues.MIN_PARAMETERS", 10**6)
     assert how(single) == "float32"
     assert how(problems.mlp()) == "float64"
 
@@ -170,23 +171,30 @@ def test_corrections_lead_from_a_nearby_operator_to_the_true_one() -> None:
     noise = torch.randn(503, 503, dtype=torch.float64, generator=generator)
     near = torch.diag(diagonal) + 1e-4 * (noise + noise.T)
     start = torch.randn(503, dtype=torch.float64, generator=generator)
-    found = follow([search(start, low=1, high=1, tol=1e-3)], lambda v, _: v @ near, lambda: None)[0]
-    raw = certified(found, lambda v: v * diagonal, tol=1.0)
+    found = run_in_lockstep(
+        [search_eigenpairs(start, low=1, high=1, tol=1e-3)], lambda v, _: v @ near, lambda: None
+    )[0]
+    raw = verify_and_refine(found, lambda v: v * diagonal, tol=1.0)
     assert raw.residuals[-1] > 1e-3 * 0.3
-    pairs = certified(found, lambda v: v * diagonal, tol=1e-3)
+    pairs = verify_and_refine(found, lambda v: v * diagonal, tol=1e-3)
     assert pairs.converged
     assert bool((pairs.residuals <= 1e-3 * pairs.values.abs()).all())
     assert pairs.values.tolist() == pytest.approx([5.0, -0.3], abs=1e-4)
     assert found.products + 2 < pairs.hvps <= found.products + 8
     # An operator that is quite another is said to be so.
-    assert not certified(found, lambda v: v.roll(7, 1) + v.roll(-7, 1) + v.flip(1), tol=1e-3).converged
+    assert not verify_and_refine(
+        found, lambda v: v.roll(7, 1) + v.roll(-7, 1) + v.flip(1), tol=1e-3
+    ).converged
 
 
 def test_a_point_that_is_not_finite_leaves_the_others_their_samples(single: Problem) -> None:
     thetas = torch.stack((single.theta, 1e30 * single.theta))
-    good, bad = eigenvalues.eigenpairs(single, thetas, eigenvalues.start_vector(single, 0), low=1)
+    start = start_vector(single, 0)
+    good, bad = eigenvalues.eigenpairs(single, thetas, start, SearchOptions(low=1))
     alone = landscape.extreme_eigenvalues(single)
-    assert good.search.startswith("bfloat16")  # its own search held, none with all samples had to follow
+    assert good.search.startswith(
+        "bfloat16"
+    )  # its search converged, no second one with all samples was needed
     assert good.converged
     assert good.values.tolist() == pytest.approx([alone.max, alone.min], rel=1e-3)
     assert not bad.converged

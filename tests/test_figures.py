@@ -16,7 +16,7 @@ from PIL import Image
 
 import landscape
 from landscape import data
-from landscape.checkpoint.checkpoint import HISTORY_UNITS
+from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError
 from landscape.paper import figure, gallery, numbers, run_cache
 from landscape.paper.figure import SCALES, Compared, Drawing, Scale, Work
@@ -30,6 +30,7 @@ from landscape.train.planning import plan
 from landscape.train.planning.calibration import Costs
 from landscape.train.planning.run_time import Link, Stragglers
 from landscape.train.recipe import Recipe
+from landscape.train.recipe_tables import Decompose, Evaluate
 from tests.conftest import Command
 from tests.test_cli import one_line
 
@@ -67,11 +68,11 @@ def test_figure_2_is_the_papers_size_on_a_laptop() -> None:
         assert run.model["widths"] == [784, 50, 50, 10]
     whole = figure.get("table3").runs("paper")
     assert len(whole) == 240  # three seeds
-    assert {run.batch: run.schedule.peak(run.lr, run.batch) for run in whole.values()} == pytest.approx(
+    assert {run.batch: run.schedule.peak_lr(run.lr, run.batch) for run in whole.values()} == pytest.approx(
         {1024: 0.1, 2048: 0.2, 4096: 0.4, 8192: 0.8}
     )
     smaller = figure.get("table3").runs("laptop")
-    assert {run.batch: run.schedule.peak(run.lr, run.batch) for run in smaller.values()} == pytest.approx(
+    assert {run.batch: run.schedule.peak_lr(run.lr, run.batch) for run in smaller.values()} == pytest.approx(
         {64: 0.1, 512: 0.8}
     )
 
@@ -93,7 +94,7 @@ def test_a_run_is_known_by_what_bears_on_it() -> None:
         small(lr=0.5),
         small(seed=1),
         small(algorithm={"name": "ssgd"}),
-        small(evaluate=recipe.Evaluate(4)),
+        small(evaluate=Evaluate(4)),
     ]
     assert len({identity(r) for r in [small(), *others]}) == 5
 
@@ -129,7 +130,7 @@ def test_runs_in_processes_are_those_in_one(tmp_path: Path) -> None:
 
 def test_an_estimate_is_about_what_the_runs_take(tmp_path: Path) -> None:
     cache = RunCache(tmp_path)
-    run = small(steps=300, decompose=recipe.Decompose(every=0))
+    run = small(steps=300, decompose=Decompose(every=0))
     seconds = cache.estimate([run])
     assert cache.estimate([run, run]) > 1.2 * seconds
     cache.run([run])
@@ -235,7 +236,7 @@ def test_plateau_is_the_median_of_the_second_half(tmp_path: Path) -> None:
     cache = RunCache(tmp_path)
     cache.run([small()])
     run = landscape.load(cache.run_folder(small()) / "last.h5")
-    run.history = {name: np.full(10, np.nan) for name in HISTORY_UNITS}
+    run.history = {name: np.full(10, np.nan) for name in UNITS}
     run.step = 10
     run.history["step"] = np.arange(1, 11.0)
     assert np.isnan(edge_of_stability.plateau(run))

@@ -22,9 +22,9 @@ from torch import nn
 
 import landscape
 from landscape import InputError, Problem, Surface
-from landscape.analysis.contour import kept
+from landscape.analysis.contour import reused_points
 from landscape.evaluation import batched, evaluate, grid
-from landscape.evaluation.grid import MismatchError, coincide, fill
+from landscape.evaluation.grid import MismatchError, Portions, coincide, compute_missing
 from tests import problems
 from tests.conftest import Command
 from tests.test_cli import one_line
@@ -72,14 +72,14 @@ def test_refining_computes_only_new_points() -> None:
     coarse.loss[0, 0] += 1e-9  # too little to be taken for another loss, and seen if it is computed again
     fine = landscape.contour(problem, plane, (9, 7), previous=coarse)
     np.testing.assert_array_equal(fine.loss[::2, ::2], coarse.loss)
-    assert kept(coarse, fine) == 20
+    assert reused_points(coarse, fine) == 20
     np.testing.assert_allclose(fine.loss, landscape.contour(problem, plane, (9, 7)).loss, atol=1e-8)
     double = landscape.contour(problem, plane, (10, 8), previous=coarse)
-    assert kept(coarse, double) == 4
+    assert reused_points(coarse, double) == 4
     back = landscape.contour(problem, plane, (5, 4), previous=fine)  # coarser: nothing is computed
     np.testing.assert_array_equal(back.loss, coarse.loss)
     wider = landscape.contour(problem, plane, (9, 13), span=0.2, previous=coarse)
-    assert kept(coarse, wider) == 20
+    assert reused_points(coarse, wider) == 20
     np.testing.assert_allclose(wider.loss, landscape.contour(problem, plane, (9, 13), 0.2).loss, atol=1e-8)
 
 
@@ -149,7 +149,7 @@ def test_portions_take_ten_seconds_and_saving_a_tenth_of_the_time(monkeypatch: p
 
     points = torch.arange(2000.0, dtype=torch.float64).view(1000, 2)
     done, v = np.zeros(1000, bool), np.zeros(1000)
-    fill(points, done, {"v": v}, compute, least=8, save=save)
+    compute_missing(points, done, {"v": v}, compute, Portions(least=8, save=save))
     assert calls == [8, 100, 300, 300, 292]  # 10 s; then 30 s, ten times what a save takes
     assert len(saves) == 4  # the whole result is the caller's to save
     np.testing.assert_array_equal(v, points[:, 0])
@@ -166,14 +166,15 @@ def test_what_was_done_is_kept_when_a_portion_fails() -> None:
         return {"v": points[:, 1]}
 
     points = torch.tensor([[0.0, 1.0]] * 4 + [[1.0, 1.0]] * 6)
+    portions = Portions(least=4, save=lambda: saved.append(int(done.sum())))
     with pytest.raises(MemoryError):
-        fill(points, done, {"v": v}, compute, least=4, save=lambda: saved.append(int(done.sum())))
+        compute_missing(points, done, {"v": v}, compute, portions)
     assert saved == [4]
     assert np.flatnonzero(done).tolist() == [0, 1, 2, 3]
 
 
 def member(rank: int, folder: str, ending: str) -> None:
-    """One of two processes that fill one grid; the second may fail, in words or without."""
+    """One of two processes that compute one grid; the second may fail, in words or without."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     done, v = np.zeros(20, bool), np.full(20, np.nan)
     if rank == 0:
@@ -193,10 +194,8 @@ def member(rank: int, folder: str, ending: str) -> None:
     grid.SAVE_SHARE = 0.0
     points = torch.arange(20.0).view(20, 1)
     try:
-        group = dist.group.WORLD
-        fill(
-            points, done, {"v": v}, compute, least=2, save=lambda: saved.append(int(done.sum())), group=group
-        )
+        portions = Portions(2, save=lambda: saved.append(int(done.sum())), group=dist.group.WORLD)
+        compute_missing(points, done, {"v": v}, compute, portions)
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
     np.savez(Path(folder) / f"{rank}.npz", done=done, v=v, saved=saved, said=said)
@@ -224,11 +223,11 @@ def test_processes_share_a_grid_and_a_failure_names_its_rank(
     np.testing.assert_array_equal(found[0]["v"][done], expected[done])
     assert not done.all()
     if ending == "words":
-        assert said[0] == f"FailedError: rank 1 failed (ValueError: too hot); {grid.KEPT}"
+        assert said[0] == f"FailedError: rank 1 failed (ValueError: too hot); {grid.RESUMABLE}"
         assert said[1] == "ValueError: too hot"
         assert found[0]["saved"][-1] == done.sum() == 7  # of the second portion, what the first one found
     else:
-        assert said == [f"LostError: {grid.LostError.words}; {grid.KEPT}"]
+        assert said == [f"LostError: {grid.LostError.words}; {grid.RESUMABLE}"]
 
 
 @pytest.fixture(scope="module")
@@ -384,7 +383,7 @@ def test_a_killed_worker_is_named_and_what_is_done_is_kept(
     os.kill(int(children[-1]), signal.SIGKILL)
     printed, err = process.communicate(timeout=120)
     assert (process.returncode, printed) == (1, "")
-    assert err == f"landscape: rank 2 of 3 was killed by SIGKILL; {grid.KEPT}\n"
+    assert err == f"landscape: rank 2 of 3 was killed by SIGKILL; {grid.RESUMABLE}\n"
     assert 0 < landscape.load(out).done.sum() < 400 * 400
 
 

@@ -396,7 +396,7 @@ def own_minibatches(group: Group, folder: str, cache: str) -> Any:
     os.environ["LANDSCAPE_CACHE"] = cache
     alone = trainer(Path(folder), 3, group=group, augment=True)
     x, y = alone._minibatches(3)
-    return alone.comm.own, x, y, alone.run().weights
+    return alone.comm.local, x, y, alone.run().weights
 
 
 def test_processes_share_one_decoded_copy_and_augment_as_one_does(tmp_path: Path) -> None:

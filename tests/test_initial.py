@@ -15,6 +15,7 @@ from landscape.core import hdf5
 from landscape.train import launch, recipe
 from landscape.train.distributed.process_group import Group
 from landscape.train.loop import Trainer
+from landscape.train.recipe_tables import Init
 from tests.conftest import Command
 from tests.groups import together
 from tests.test_buffers import BASE as NORMS
@@ -35,9 +36,9 @@ def test_all_learners_start_at_the_mean_and_the_recipe_says_of_what(
     start = landscape.load(tmp_path / "second" / "step-0000000.h5")
     torch.testing.assert_close(start.weights, landscape.load(first).mean.expand(5, -1), rtol=0, atol=0)
     written = recipe.read(str(tmp_path / "second" / "recipe.toml"))
-    assert written.init == recipe.Init(str(first), hdf5.sha256(first))
+    assert written.init == Init(str(first), hdf5.sha256(first))
     assert recipe.from_values(recipe.parse(start.recipe, "")) == written
-    assert recipe.read(str(tiny)).init == recipe.Init()
+    assert recipe.read(str(tiny)).init == Init()
 
 
 def test_such_a_run_is_resumed_to_the_bit_without_the_file(tiny: Path, first: Path, tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_such_a_run_is_resumed_to_the_bit_without_the_file(tiny: Path, first: Pa
     with pytest.raises(FailedError, match=r"going on with checkpoint = \"\" is not allowed"):
         launch.launch(recipe.read(str(tiny)), tmp_path / "calm", resume=True)
     trainer = Trainer(chosen, checkpoint=landscape.load(tmp_path / "whole" / "step-0000000.h5"))
-    assert trainer._start_norm2 == pytest.approx(float(trainer.weights[0] @ trainer.weights[0]))
+    assert trainer.divergence.start_norm2 == pytest.approx(float(trainer.weights[0] @ trainer.weights[0]))
 
 
 def test_batchnorms_statistics_come_along(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests import problems
 @pytest.mark.parametrize("graph_bytes", [0, 2**30])
 def test_products_are_columns_of_the_averaged_hessian(name: str, graph_bytes: int) -> None:
     problem = problems.ALL[name]()
-    problem._chunk = 8  # more than one chunk: sums over batches that are not averaged would show
+    problem.data.chunk_size = 8  # more than one chunk: sums over batches that are not averaged would show
     expected = problems.textbook_hessian(problem)
     torch.testing.assert_close(dense_hessian(problem), expected, rtol=1e-8, atol=1e-9)
     operator = HessianOperator(problem, graph_bytes=graph_bytes)
@@ -32,13 +32,13 @@ def test_products_are_columns_of_the_averaged_hessian(name: str, graph_bytes: in
 @pytest.mark.parametrize("kind", ["hessian", "gauss-newton"])
 def test_graphs_that_are_kept_in_part_leave_no_chunk_out(kind: str) -> None:
     problem = problems.mlp()
-    problem._chunk = 8  # 7 chunks
+    problem.data.chunk_size = 8  # 7 chunks
     operator = HessianOperator(problem, kind=kind, graph_bytes=8_000)
     v = torch.randn_like(problem.theta)
     expected = dense_hessian(problem, kind=kind) @ v
     for _ in range(3):
         torch.testing.assert_close(operator(v), expected, rtol=1e-8, atol=1e-9)
-        assert 0 < len(operator._kept) < 7
+        assert 0 < len(operator._graphs) < 7
 
 
 @pytest.mark.parametrize("name", problems.ALL)

@@ -93,7 +93,7 @@ def test_spectra_in_closed_form(spec: str, n: int) -> None:
     mixing, eigenvalues = Mixing(spec, n, 0), CLOSED[spec, n]
     assert mixing.gap == pytest.approx(1 - np.abs(eigenvalues).max(), abs=1e-10)
     assert mixing.omega_min == pytest.approx(min(eigenvalues), abs=1e-10)
-    assert mixing.limit == pytest.approx(1 + min(eigenvalues), abs=1e-10)
+    assert mixing.stability_limit == pytest.approx(1 + min(eigenvalues), abs=1e-10)
     assert f"1 + ω_min = {1 + min(eigenvalues):.4g} (AWC)" in mixing.describe()
     assert "< 2 (ATC)" in mixing.describe("atc")
 
@@ -139,8 +139,8 @@ def growth(mixing: Mixing, sharpness: float, order: str = "awc") -> float:
 @pytest.mark.parametrize(("spec", "n"), LIMITS)
 def test_learners_drift_apart_above_the_limit_and_not_below(spec: str, n: int) -> None:
     mixing = Mixing(spec, n, 0)
-    assert growth(mixing, 0.98 * mixing.limit) < 0
-    assert growth(mixing, 1.02 * mixing.limit) > 0
+    assert growth(mixing, 0.98 * mixing.stability_limit) < 0
+    assert growth(mixing, 1.02 * mixing.stability_limit) > 0
     assert growth(mixing, 1.96, "atc") < 0
 
 
@@ -149,7 +149,7 @@ def test_random_matching_is_stable_in_mean_square_up_to_its_limit(n: int) -> Non
     mixing = Mixing("random-matching", n, 1)
     drawn = [mixing.matrix(t) for t in range(1, 3001)]
     for factor, grows in ((0.97, False), (1.03, True)):
-        h = factor * mixing.limit
+        h = factor * mixing.stability_limit
         second = np.mean([(m - h * np.eye(n)).T @ (m - h * np.eye(n)) for m in drawn], axis=0)
         left = np.trace((np.eye(n) - 1 / n) @ second) / (n - 1)  # of the mean square disagreement, a step
         assert bool(left > 1) == grows

@@ -14,7 +14,7 @@ import torch
 from matplotlib.colors import to_rgb
 
 from landscape import Checkpoint, InputError
-from landscape.checkpoint.checkpoint import HISTORY_UNITS, MONITORED
+from landscape.checkpoint.history import MONITORED, UNITS
 from landscape.curvature.hessian import dense_hessian
 from landscape.plots.training import draw_training
 from landscape.problem.layout import average
@@ -146,7 +146,7 @@ def test_files_written_before_are_read(tiny: Path, tmp_path: Path) -> None:
         text = file.attrs["recipe"].split("[monitor]")
         file.attrs["recipe"] = text[0] + "[" + text[1].split("[", 1)[1]
     back = Checkpoint.load(tmp_path / "last.h5")
-    assert set(back.history) == set(HISTORY_UNITS)
+    assert set(back.history) == set(UNITS)
     assert np.isnan(back.history["lambda_max"]).all()
     plain = ["dtype=float64", "checkpoint.every=5"]
     assert launch.launch(recipe.read(str(tiny), [*plain, "steps=32"]), tmp_path, resume=True).step == 32

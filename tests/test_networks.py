@@ -15,8 +15,7 @@ from landscape import FailedError, InputError, Problem
 from landscape.evaluation.fold import fold
 from landscape.models.imagenet import NETWORKS
 from landscape.models.layers import scaled
-from landscape.problem.batches import correct
-from landscape.problem.batchnorm import with_policy
+from landscape.problem.losses import correct
 
 # DPSGD-2020, Table 1: MiB of float32 parameters. For GoogLeNet the table has 23.53, where 6,166,250 parameters
 # are 23.52.
@@ -219,5 +218,5 @@ def test_each_network_learns_a_small_subset(name: str) -> None:
         optimizer.zero_grad()
         F.cross_entropy(model(x[batch]), y[batch]).backward()
         optimizer.step()
-    problem = with_policy(Problem(model, F.cross_entropy, (x, y)), "recalibrate", 64)
+    problem = Problem(model, F.cross_entropy, (x, y)).with_batchnorm("recalibrate", 64)
     assert problem.accuracy() > 0.5

@@ -43,7 +43,7 @@ def trajectory(chosen: optimizer.Optimizer, gradients: Tensor, weights: Tensor, 
     """Weights (n, P) after w ← w − lr u with these gradients (steps, n, P)."""
     chosen.start(problems.conv().layout, weights)
     for t, g in enumerate(gradients, 1):
-        weights = weights - lr * chosen.directions(g, weights, t)
+        weights = weights - lr * chosen.directions(g, weights, lr, t)
     return weights
 
 
@@ -131,7 +131,7 @@ def test_lamb_steps_as_far_as_the_weights_are_long_in_adams_direction() -> None:
         before = theirs.detach().clone()
         theirs.grad = g.clone()
         adam.step()
-        u, step = ours.directions(g, start, t), before - theirs.detach()
+        u, step = ours.directions(g, start, 1.0, t), before - theirs.detach()
         for one, other, w in zip(*(layout.views(v).values() for v in (u, step, start)), strict=True):
             one, other, w = one.flatten(1), other.flatten(1), w.flatten(1)
             torch.testing.assert_close(one.norm(dim=1), w.norm(dim=1))
@@ -185,7 +185,7 @@ def test_the_decomposition_holds_for_every_optimizer(tiny: Path, name: str, rule
         before = trainer.weights.mean(0)
         g = trainer.train.gradient(before)
         trainer._step(t)
-        d, row = trainer.weights.mean(0) - before, trainer.rows[-1]
+        d, row = trainer.weights.mean(0) - before, trainer.history.rows[-1]
         assert row["displacement2"] == pytest.approx(float(d @ d), rel=1e-9)
         assert row["alpha_e"] == pytest.approx(-float(d @ g) / float(g @ g), rel=1e-9, abs=1e-9)
         parts = row["alpha_e"] ** 2 * row["grad_norm2"] + row["delta"]
@@ -249,7 +249,7 @@ def test_linear_scaling_warm_up_and_annealing_of_the_papers_speech_recipe() -> N
     np.testing.assert_allclose(rate[:1000], 0.8 * np.arange(1, 1001) / 1000, rtol=1e-12)
     expected = 0.8 * 2.0 ** (-np.repeat(np.arange(1, 11), 100) / 2)
     np.testing.assert_allclose(rate[1000:], expected, rtol=1e-12)
-    assert s.peak(0.1, 2048) == pytest.approx(0.8)
+    assert s.peak_lr(0.1, 2048) == pytest.approx(0.8)
 
 
 def test_the_papers_image_recipe_steps_down_after_epochs() -> None:

@@ -70,7 +70,7 @@ def residual() -> Problem:
     model.a.weight.requires_grad_(False)  # folded all the same
     data = torch.randn(30, 1, 5, 5, dtype=torch.float64), torch.randint(3, (30,))
     problem = Problem(model, nn.functional.cross_entropy, data, dtype=torch.float64)
-    problem._chunk = 8
+    problem.data.chunk_size = 8
     return problem
 
 

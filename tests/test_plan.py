@@ -23,10 +23,10 @@ from landscape.train.mixing import Mixing
 from landscape.train.planning.calibration import Costs, calibrate, calibrate_at_once, measure_link
 from landscape.train.planning.plan import TOPOLOGIES, messages, plan
 from landscape.train.planning.run_time import (
-    Everyone,
+    AllReduce,
     Link,
-    Neighbours,
     Order,
+    PointToPoint,
     Stragglers,
     all_reduce,
     step_time,
@@ -37,9 +37,9 @@ ORDERS: tuple[Order, ...] = ("before", "during", "after")
 seconds = st.floats(1e-6, 10.0)
 
 
-def neighbours(spec: str, workers: int, size: float, link: Link, step: int = 1) -> Neighbours:
+def neighbours(spec: str, workers: int, size: float, link: Link, step: int = 1) -> PointToPoint:
     waits, sent, received = messages(Mixing(spec, workers, 0).matrix(step), 1)
-    return Neighbours.of(waits, np.maximum(sent, received) * link.message(size))
+    return PointToPoint.of(waits, np.maximum(sent, received) * link.message(size))
 
 
 # Costs.
@@ -102,11 +102,11 @@ def test_without_stragglers_a_step_is_the_formula(
         "after": gradient + cost + update,
     }
     for order, expected in whole.items():
-        for exchange in (each, Everyone(cost)):
+        for exchange in (each, AllReduce(cost)):
             mean, error = step_time(order, [exchange], gradient, update, 8, Stragglers(), steps=20)  # type: ignore[arg-type]
             assert mean == pytest.approx(expected)
             assert error == 0
-        mean, _ = step_time(order, [each], gradient, update, 8, Stragglers(), news_s=0.5, steps=20)  # type: ignore[arg-type]
+        mean, _ = step_time(order, [each], gradient, update, 8, Stragglers(), loss_exchange_s=0.5, steps=20)  # type: ignore[arg-type]
         late = {
             "before": max(cost + gradient, 0.5) + update,
             "during": max(gradient, cost, 0.5) + update,
@@ -119,7 +119,7 @@ def test_without_stragglers_a_step_is_the_formula(
 def test_all_wait_for_the_slowest_whose_mean_is_a_harmonic_number(workers: int) -> None:
     late = Stragglers(0.7)
     assert late.slowest(4) == pytest.approx(1 + 0.7 * (1 + 1 / 2 + 1 / 3 + 1 / 4))
-    mean, error = step_time("before", [Everyone(0.1)], 1.0, 0.5, workers, late)
+    mean, error = step_time("before", [AllReduce(0.1)], 1.0, 0.5, workers, late)
     expected = 0.1 + 1.5 * late.slowest(workers)
     assert 0 < error < 0.02 * expected
     assert abs(mean - expected) < 4 * error
@@ -130,7 +130,7 @@ def test_all_wait_for_the_slowest_whose_mean_is_a_harmonic_number(workers: int) 
 def test_the_recurrence_is_that_of_a_plain_loop(order: Order, spec: str) -> None:
     workers, steps, g, u, late, link = 8, 40, 1.0, 0.25, Stragglers(0.5, slow=1.5), Link(0.3, 50.0)
     turns = [neighbours(spec, workers, 5.0, link, step) for step in (1, 2, 3)]
-    found, _ = step_time(order, turns, g, u, workers, late, news_s=1.4, seed=5, steps=steps)
+    found, _ = step_time(order, turns, g, u, workers, late, loss_exchange_s=1.4, seed=5, steps=steps)
 
     rng = np.random.default_rng(5)
     draws = [rng.standard_exponential((8, workers)) for _ in range(steps)]
@@ -166,7 +166,7 @@ def test_the_recurrence_is_that_of_a_plain_loop(order: Order, spec: str) -> None
 def test_neighbours_hide_stragglers_but_not_one_slow_worker() -> None:
     ring, link = [neighbours("ring(1)", 64, 0.0, Link(1e-3, 1.0))], Stragglers(0.5)
     alone, error = step_time("during", ring, 1.0, 0.0, 64, link)
-    told, _ = step_time("during", ring, 1.0, 0.0, 64, link, news_s=0.0)
+    told, _ = step_time("during", ring, 1.0, 0.0, 64, link, loss_exchange_s=0.0)
     # The news of the loss hold everyone back to within a gradient of the slowest, but not to its pace.
     assert 1.5 < alone < told - 10 * error
     assert told < link.slowest(64) - 10 * error
@@ -209,7 +209,9 @@ def test_learners_a_worker_and_scaling(tiny: Path) -> None:
         seen.append(local_batch)
         return fake(local_batch)
 
-    found = plan(chosen, [2, 5], costs, Link(0.0, 1e6), held=2, scaling="total", mixings=["full"])
+    found = plan(
+        chosen, [2, 5], costs, Link(0.0, 1e6), learners_per_worker=2, scaling="total", mixings=["full"]
+    )
     assert seen == [10, 4]
     np.testing.assert_array_equal(found.steps, 30)
     with pytest.raises(InputError, match="3 learners do not divide the batch of 40"):
@@ -319,7 +321,8 @@ def test_the_command_prints_keeps_and_draws(tiny: Path, tmp_path: Path, command:
         (("--scaling", "strong"), 2, "--scaling: 'strong' is not known"),
         (("--mixing", "sphere"), 2, "'sphere' is not known"),
         (("--mixing", "hypercube", "--workers", "6,12"), 2, "not allowed with 12 learners"),
-        (("--held", "0"), 2, "--held: 0 is not allowed"),
+        (("--learners-per-worker", "0"), 2, "--learners-per-worker: 0 is not allowed"),
+        (("--held", "0"), 2, "--learners-per-worker: 0 is not allowed"),
         (("--plot", "p.gif"), 2, "must end in .png, .pdf, .svg"),
         (("-o", "p.txt"), 2, "a result's name must end in .h5"),
         (("--data-dir", "nowhere", "--set", "data={name='mnist'}"), 1, "nowhere"),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import FailedError, InputError, Problem
-from landscape.problem.batchnorm import BATCH, sample_parts, with_policy
+from landscape.problem.batchnorm import BATCH, sample_parts
 from tests import problems
 
 
@@ -300,13 +300,13 @@ def test_a_line_takes_the_policy_and_says_so(bn: str) -> None:
 
 def test_recalibration_draws_the_same_sample_at_every_point_and_call() -> None:
     problem = problems.conv(samples=40)
-    own = with_policy(problem, "recalibrate", 11)
-    assert own.bn_samples == 11
+    own = problem.with_batchnorm("recalibrate", 11)
+    assert own.batchnorm.samples == 11
     first = own.evaluate()
     own.evaluate(problem.theta + 1)
     assert own.evaluate() == first
-    assert with_policy(problem, "recalibrate", 11).evaluate() == first
-    parts = sample_parts(problems.conv(samples=2 * BATCH + 1), 10**6)
+    assert problem.with_batchnorm("recalibrate", 11).evaluate() == first
+    parts = sample_parts(2 * BATCH + 1, 10**6)
     assert [len(part) for part in parts] == [167, 167, 167]  # no short last batch with a full one's weight
 
 
@@ -315,14 +315,14 @@ def test_batches_given_as_such_serve_the_policies_too() -> None:
     assert problem.tensors is not None
     x, y = problem.tensors
     listed = Problem(problem.model, problem.criterion, list(zip(x.split(10), y.split(10), strict=True)))
-    again = with_policy(listed, "recalibrate", 15)
-    assert again.bn_samples == 20  # two whole batches of 10
+    again = listed.with_batchnorm("recalibrate", 15)
+    assert again.batchnorm.samples == 20  # two whole batches of 10
     model = at(problem, problem.theta)
     torch.optim.swa_utils.update_bn([x[:10], x[10:20]], model)
     assert again.loss() == pytest.approx(whole(problem, model.eval()), rel=1e-10)
-    train = with_policy(listed, "train")
-    assert train.bn_samples == 0
-    assert train.loss() == pytest.approx(with_policy(problem, "train", 10).loss(), rel=1e-10)
+    train = listed.with_batchnorm("train")
+    assert train.batchnorm.samples == 0
+    assert train.loss() == pytest.approx(problem.with_batchnorm("train", 10).loss(), rel=1e-10)
 
 
 def test_without_batchnorm_the_policy_changes_nothing() -> None:
@@ -421,7 +421,7 @@ def test_hessian_grids_and_spectra_say_whose_statistics_batchnorm_used(tmp_path:
     )
     problem = Problem(model, nn.functional.cross_entropy, (x, y))
     for policy, used in (("center", 0), ("train", 12)):
-        own = with_policy(problem, policy, 12)
+        own = problem.with_batchnorm(policy, 12)
         plane = landscape.random_plane(own)
         grid = landscape.hessian_grid(own, plane, (2, 2), save=None)
         for result in (grid, landscape.spectrum(own, 1)):

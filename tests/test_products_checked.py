@@ -14,8 +14,11 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import landscape
 from landscape import HessianOperator, InputError, PathWarning, Problem
-from landscape.curvature import chain_hessian, eigenvalues
-from landscape.curvature.hessian import KINDS, dense_hessian
+from landscape.curvature import approximation, chain_hessian, eigenvalues
+from landscape.curvature.hessian import KINDS, HessianOptions, dense_hessian
+from landscape.curvature.lanczos import SearchOptions
+from landscape.curvature.start import start_vector
+from landscape.problem.data import Data
 from tests import problems
 
 CALLS: dict[str, Callable[[Problem], Any]] = {
@@ -97,7 +100,7 @@ def test_any_other_wrong_second_derivative_is_refused_too_but_not_with_check_off
 def test_products_are_tried_once_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(normed()[1:], F.cross_entropy, (data()[0] @ torch.ones(4, 5), data()[1]))
     HessianOperator(problem)
-    monkeypatch.setattr(Problem, "probe", lambda problem: 1 / 0)
+    monkeypatch.setattr(Data, "few", lambda data: 1 / 0)
     HessianOperator(problem)
     HessianOperator(problem.subset(slice(3)))
     with pytest.raises(ZeroDivisionError):
@@ -189,13 +192,13 @@ def test_bfloat16_is_taken_by_what_the_hardware_is_and_only_where_it_is_near(
     x, y = torch.rand(60, 40), torch.randint(3, (60,))
     model = landscape.models.build("mlp", widths=[40, 30, 6, 3])
     problem = Problem(model, F.cross_entropy, (x, y))
-    fast = eigenvalues.bfloat16_is_fast(torch.device("cpu"))
-    assert [eigenvalues._bfloat16_serves(problem) for _ in range(3)] == [fast] * 3
-    monkeypatch.setattr(eigenvalues, "bfloat16_is_fast", lambda device: True)
-    assert eigenvalues._bfloat16_serves(problem)
-    assert not eigenvalues._bfloat16_serves(problems.mlp())  # float64
-    monkeypatch.setattr(eigenvalues, "COARSE", 1e-4)  # finer than its 3 digits
-    assert not eigenvalues._bfloat16_serves(problem)
+    fast = approximation.bfloat16_is_fast(torch.device("cpu"))
+    assert [approximation._bfloat16_serves(problem) for _ in range(3)] == [fast] * 3
+    monkeypatch.setattr(approximation, "bfloat16_is_fast", lambda device: True)
+    assert approximation._bfloat16_serves(problem)
+    assert not approximation._bfloat16_serves(problems.mlp())  # float64
+    monkeypatch.setattr(approximation, "BFLOAT16_ERROR", 1e-4)  # finer than its 3 digits
+    assert not approximation._bfloat16_serves(problem)
 
 
 def penalty(parameters: dict[str, Tensor]) -> Tensor:
@@ -209,7 +212,7 @@ def penalty(parameters: dict[str, Tensor]) -> Tensor:
 def test_the_penalty_s_hessian_is_added_once(name: str, kind: str) -> None:
     plain = problems.ALL[name]()
     problem = Problem(plain.model, plain.criterion, plain.resident, penalty=penalty, weight_decay=0.1)
-    problem._chunk = plain._chunk = 7  # several chunks
+    problem.data.chunk_size = plain.data.chunk_size = 7  # several chunks
     bend = torch.autograd.functional.hessian(problem.penalty_value, problem.theta)
     expected = dense_hessian(plain, kind=kind) + bend
     torch.testing.assert_close(dense_hessian(problem, kind=kind), expected)
@@ -222,9 +225,8 @@ def test_the_penalty_s_hessian_is_added_once(name: str, kind: str) -> None:
     traced = landscape.trace(problem, 3 * problem.layout.size, kind=kind)
     assert traced.value == pytest.approx(float(values.sum()))
     thetas = problem.theta + 0.1 * torch.randn(2, len(problem.theta), dtype=torch.float64)
-    pairs = eigenvalues.eigenpairs(
-        problem, thetas, eigenvalues.start_vector(problem, 0), low=1, tol=1e-6, kind=kind
-    )
+    wanted, options = SearchOptions(low=1, tol=1e-6), HessianOptions(kind)
+    pairs = eigenvalues.eigenpairs(problem, thetas, start_vector(problem, 0), wanted, options)
     for theta, found in zip(thetas, pairs, strict=True):
         dense = torch.linalg.eigvalsh(dense_hessian(problem, theta, kind=kind))
         torch.testing.assert_close(found.values, dense[[-1, 0]], rtol=1e-5, atol=1e-8)

@@ -351,7 +351,8 @@ def digits_dpsgd() -> list[str]:
     """All that a recipe needs but lr and a name."""
     found = recipe.read("digits-dpsgd").values()
     return [
-        f"{k}={recipe.spell(found[k])}" for k in ("learners", "batch", "steps", "algorithm", "model", "data")
+        f"{k}={recipe.toml_value(found[k])}"
+        for k in ("learners", "batch", "steps", "algorithm", "model", "data")
     ]
 
 

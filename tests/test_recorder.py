@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import landscape
 import landscape.plots
 from landscape import FailedError, InputError, Recorder
-from landscape.checkpoint.checkpoint import HISTORY_UNITS
+from landscape.checkpoint.history import UNITS
 from landscape.train import recorder as recorder_module
 from landscape.train.distributed.process_group import Group
 from landscape.train.recorder import RecorderWarning
@@ -409,7 +409,7 @@ def test_own_numbers_have_columns_and_units(tmp_path: Path) -> None:
     assert run.history["loss"][1:].tolist() == [1, 2, 3, 4, 5, 6]
     assert run.history["temperature"][-1] == 4
     assert (run.units["loss"], run.units["temperature"]) == ("nat", "K")
-    assert set(HISTORY_UNITS) < set(run.history)
+    assert set(UNITS) < set(run.history)
 
 
 def test_half_precision_frozen_tied_and_unused_parameters(tmp_path: Path) -> None:

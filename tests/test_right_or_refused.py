@@ -206,9 +206,8 @@ def test_results_of_another_loss_or_data_are_not_gone_on_with() -> None:
 
 
 def test_recalibrated_products_are_of_the_point_s_own_statistics() -> None:
-    from landscape.problem.batchnorm import with_policy
 
-    problem = with_policy(Problem(strange("plain"), F.cross_entropy, (X, Y)), "recalibrate", 64)
+    problem = Problem(strange("plain"), F.cross_entropy, (X, Y)).with_batchnorm("recalibrate", 64)
     first = landscape.extreme_eigenvalues(problem, tol=1e-9)
     problem.loss(problem.theta + 0.3 * torch.randn_like(problem.theta))  # leaves other statistics behind
     assert landscape.extreme_eigenvalues(problem, tol=1e-9).max == pytest.approx(first.max, rel=1e-7)

@@ -16,7 +16,8 @@ from landscape.data.synthetic import mean_output
 from landscape.evaluation.stack import Stack
 from landscape.problem.layout import average
 from landscape.train import algorithms, pairs
-from landscape.train.decomposition import StepDecomposition, estimate_gradient
+from landscape.train.decomposition import Decomposer, estimate_gradient
+from landscape.train.distributed.comm import Comm
 from landscape.train.mixing import Mixing, expected_matching
 from tests import problems
 
@@ -140,8 +141,8 @@ def test_each_rule_makes_the_step_of_its_equation() -> None:
 
 def test_gradients_are_taken_where_the_rule_says() -> None:
     w = torch.randn(3, 4)
-    assert torch.equal(algorithms.make("dpsgd", {}, learners=3, seed=0).points(w), w)
-    assert torch.equal(algorithms.make("ssgd", {}, learners=3, seed=0).points(w)[2], average(w))
+    assert torch.equal(algorithms.make("dpsgd", {}, learners=3, seed=0).gradient_points(w), w)
+    assert torch.equal(algorithms.make("ssgd", {}, learners=3, seed=0).gradient_points(w)[2], average(w))
 
 
 def test_noise_has_the_stated_size() -> None:
@@ -162,9 +163,9 @@ def test_identities_hold_in_float32(seed: int, order: str, lr: float) -> None:
     rule = algorithms.make("dpsgd", {"order": order}, learners=4, seed=seed)
     rule.begin(weights, 1)
     own = torch.empty_like(weights)
-    stack.gradients(rule.points(weights), x[indices], y[indices], out=own)
+    stack.gradients(rule.gradient_points(weights), x[indices], y[indices], out=own)
     mean = weights.mean(0)
-    part = StepDecomposition(stack, weights, x[indices], y[indices], own, 0, seed, 1)
+    part = Decomposer(stack, problem, Comm(4)).begin(weights, x[indices], y[indices], own, 1)
     new = rule.finish(weights, own, lr, 1)
     c = part.columns(new, lr)
     assert c["alpha_e"] ** 2 * c["grad_norm2"] + c["delta"] == pytest.approx(c["displacement2"], rel=1e-5)
@@ -180,7 +181,7 @@ def test_the_decomposition_of_plain_gradient_descent_is_exact() -> None:
     stack, own = Stack(problem), problem.gradient().repeat(2, 1)
     assert problem.tensors is not None
     x, y = (t[:5].expand(2, *t[:5].shape) for t in problem.tensors)
-    part = StepDecomposition(stack, problem.theta.repeat(2, 1), x, y, own, 0, 0, 1)
+    part = Decomposer(stack, problem, Comm(2)).begin(problem.theta.repeat(2, 1), x, y, own, 1)
     c = part.columns((problem.theta - 0.3 * g).repeat(2, 1), 0.3)
     assert c["alpha_e"] == pytest.approx(0.3)
     assert c["delta"] == pytest.approx(0, abs=1e-25)
@@ -217,7 +218,8 @@ def test_the_decomposition_by_a_sample_is_right_on_average_and_its_errors_are_of
     stack.gradients(at, x, y, out=own)
 
     def columns(samples: int, step: int) -> dict[str, float]:
-        return StepDecomposition(stack, at, x, y, own, samples, 0, step).columns(at - 0.5 * own, 0.5)
+        found = Decomposer(stack, stack.problem, Comm(len(at)), samples).begin(at, x, y, own, step)
+        return found.columns(at - 0.5 * own, 0.5)
 
     truth, draws = columns(0, 0), [columns(512, step) for step in range(120)]
     for name in ("alpha_e", "grad_norm2", "delta", "delta_s", "delta_2", "delta_cross"):

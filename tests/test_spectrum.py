@@ -77,7 +77,9 @@ def test_products_of_both_kinds_are_those_of_the_averaged_matrix(
     name: str, kind: str, graph_bytes: int
 ) -> None:
     problem = ALL[name]()
-    problem._chunk = 7  # ragged chunks: sums that are not averages, or one batch for the data set, would show
+    problem.data.chunk_size = (
+        7  # ragged chunks: sums that are not averages, or one batch for the data set, would show
+    )
     matrix = dense(problem, kind)
     torch.testing.assert_close(dense_hessian(problem, kind=kind), matrix, rtol=1e-7, atol=1e-9)
     operator = HessianOperator(problem, kind=kind, graph_bytes=graph_bytes)
@@ -248,7 +250,7 @@ def test_a_warm_start_saves_products_and_misses_nothing() -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_the_trace_is_within_its_own_error(name: str) -> None:
     problem = ALL[name]()
-    problem._chunk = 7
+    problem.data.chunk_size = 7
     exact = float(dense(problem).trace())
     found = [landscape.trace(problem, 12, seed=seed) for seed in range(12)]
     for estimate in found:
@@ -284,7 +286,7 @@ def test_the_trace_of_a_low_rank_matrix_is_exact_where_plain_sampling_is_not() -
 @pytest.mark.parametrize("name", ALL)
 def test_moments_of_the_density(name: str) -> None:
     problem = ALL[name]()
-    problem._chunk = 7
+    problem.data.chunk_size = 7
     matrix = dense(problem)
     size = len(matrix)
     d = landscape.density(problem, probes=60, steps=6)
@@ -337,7 +339,7 @@ def test_probes_that_end_early_do_not_move_the_moments() -> None:
 @pytest.mark.parametrize("name", ["mlp tanh", "mlp relu", "conv", "attention", "saddle"])
 def test_pyhessian_agrees_on_the_largest_magnitude_and_the_trace(name: str) -> None:
     problem = ALL[name]()
-    problem._chunk = 7
+    problem.data.chunk_size = 7
     values = torch.linalg.eigvalsh(dense(problem))
     largest = float(values[values.abs().argmax()])
     with warnings.catch_warnings():
@@ -417,7 +419,7 @@ def test_a_model_random_in_eval_mode_is_refused_or_seeded() -> None:
     ):
         with pytest.raises(InputError, match="model: its outputs are random even in eval mode"):
             call()
-    problem._chunk = 5
+    problem.data.chunk_size = 5
     state = torch.random.get_rng_state()
     operator = HessianOperator(problem, randomness="seed", graph_bytes=0)
     columns = torch.stack([operator(e) for e in torch.eye(operator.size, dtype=torch.float64)], 1)

@@ -64,7 +64,7 @@ values = st.one_of(
 
 @given(values)
 def test_a_value_has_one_spelling_which_means_the_same(value: Any) -> None:
-    once = canonical(recipe.spell(value))
+    once = canonical(recipe.toml_value(value))
     assert recipe.parse_value(once) == value
     assert canonical(once) == once
 
@@ -305,7 +305,7 @@ def test_every_cell_of_the_tables_has_a_recipe() -> None:
             if not name.startswith(f"cifar10/{network}-b") or name.endswith("noise"):
                 continue
             r = paper.read(name)
-            found.add((r.batch, round(r.schedule.peak(r.lr, r.batch), 9), r.part("algorithm")[0]))
+            found.add((r.batch, round(r.schedule.peak_lr(r.lr, r.batch), 9), r.part("algorithm")[0]))
             assert r.name == name
             assert r.part("model") == (network, {})
             assert r.learners == (16 if r.batch >= 1024 else 1)
@@ -338,7 +338,7 @@ def test_recipes_of_tables_shrink_with_their_schedule() -> None:
     r = paper.read(name, ["epochs=16", "batch=1024", "model.width=0.25", "seed=3"])
     assert (r.steps, r.batch, r.seed) == (round(16 * 50_000 / 1024), 1024, 3)
     assert r.schedule.milestones == [8, 12]
-    assert r.schedule.peak(r.lr, r.batch) == pytest.approx(0.1)
+    assert r.schedule.peak_lr(r.lr, r.batch) == pytest.approx(0.1)
     assert r.part("model")[1] == {"width": 0.25}
     assert paper.read(name, ["steps=5"]).steps == 5
     for bad, words in (

@@ -69,7 +69,7 @@ def test_gradients_have_no_graph_and_are_zero_where_nothing_depends() -> None:
 @pytest.mark.parametrize("name", problems.ALL)
 def test_gradient_matches_one_big_batch(name: str) -> None:
     problem = problems.ALL[name]()
-    problem._chunk = 7  # several chunks, the last one ragged
+    problem.data.chunk_size = 7  # several chunks, the last one ragged
     theta = problem.theta + 0.1 * torch.randn_like(problem.theta)
     torch.testing.assert_close(problem.gradient(theta), problems.textbook_gradient(problem, theta))
 

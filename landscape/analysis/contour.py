@@ -15,20 +15,26 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
 from landscape.evaluation import evaluate
-from landscape.evaluation.grid import MismatchError, coincide, difference, fill
+from landscape.evaluation.grid import (
+    MismatchError,
+    Portions,
+    coincide,
+    compute_missing,
+    copy_common,
+    difference,
+)
 from landscape.evaluation.provenance import changed, provenance
-from landscape.problem.batchnorm import SAMPLES, has_batchnorm, with_policy
+from landscape.problem.batchnorm import SAMPLES, has_batchnorm
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.plane import Plane
+from landscape.results.surface import Surface
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-from landscape.results.surface import Surface
-
-# Points that the error of a lower precision is measured at (ours): under 1% of the paper's 2,500.
+# Points at which the error of a lower precision is measured (ours): under 1% of the paper's 2,500.
 ERROR_POINTS = 16
 
 
@@ -71,83 +77,119 @@ def contour(
     progress: evaluate.Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Surface:
-    """Loss and accuracy of ``problem`` on an (nx, ny) ``grid``, or (n, n) of one number, over ``plane``.
+    """Loss and accuracy of ``problem`` on an (nx, ny) ``grid`` over ``plane``.
 
     Args:
-        grid, span: 50 × 50 points over x, y ∈ [−0.1, 0.1] by default (DPSGD-2020, section 4.1), over more
-            where the plane has markers further out (``plane.span``).
-        bn, bn_samples: whose statistics BatchNorm uses; see :func:`landscape.problem.batchnorm.with_policy`.
-        path: "auto", "batched", "compiled", "folded" or "pointwise"; see :mod:`.evaluate`.
-        precision: "model", "tf32" or "bfloat16"; see :func:`landscape.evaluation.evaluate.evaluator`.
-        max_memory: bytes that the process may hold, at most; see :func:`.evaluator`.
-        previous: a surface of the same problem and plane, unfinished or on another grid: its points that lie
-            on this grid are kept. Where that is all of this grid, it is returned itself. Over one span, K
-            and 2K − 1 points share every other one. "auto" keeps the path of an unfinished one.
+        problem: the loss; its model is evaluated in eval mode.
+        plane: centre and directions, such as :func:`landscape.random_plane` gives.
+        grid, span: 50 × 50 points over x, y ∈ [−0.1, 0.1] by default (DPSGD-2020, section 4.1), over more if
+            the plane has markers further out (``plane.span``). One number: the same for both axes.
+        bn, bn_samples: whose statistics BatchNorm uses, "center", "recalibrate" or "train"; see
+            :meth:`landscape.Problem.with_batchnorm`.
+        path: how the losses are computed. "batched" (chains of linear layers: many points at once;
+        "compiled":
+            the same under torch.compile), "folded" (BatchNorm folded into convolutions, channels-last
+            layout), "pointwise" (any model, point by point) or "auto", the fastest that agrees with
+            "pointwise" on a few samples.
+        precision: "model"; or, faster, "tf32" or "bfloat16": the largest error at up to 16 points is then
+            measured and kept with the result.
+        max_memory: bytes that the process may take, at most.
+        previous: a surface of the same problem and plane, unfinished or on another grid: the points in common
+            are not computed again. If these are all, it is returned itself. Over one span, K and 2K − 1
+            points have every other one in common. "auto" keeps the path of an unfinished surface.
         save: called with the unfinished surface about every ten seconds.
         group: a torch.distributed group whose processes all make this call, each for its part of the points;
             all return the whole surface, and its first one saves.
         progress: called with the share of the work done.
-        about: see :class:`landscape.results.base.Provenance`; kept with the result.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
-    The model is evaluated in eval mode. Raises InputError for a grid below 1, a span that is not positive, an
-    unknown policy or a bound on memory that cannot be kept; MismatchError, an InputError, for a ``previous``
-    of something else.
+    Returns:
+        x (nx,), y (ny,), loss and accuracy (ny, nx): ``loss[i, j]`` is at center + x[j]·directions[0] +
+        y[i]·directions[1]. Losses that are not finite are kept as they are.
+
+    Raises:
+        InputError: a grid below 1, a span that is not positive, an unknown option, a path or precision that
+            the model cannot take, or a bound on memory that is too small.
+        MismatchError: an InputError, for a ``previous`` of a different model, plane or setting.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.randn(20, 3), torch.randint(2, (20,))
+        >>> problem = landscape.Problem(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, (x, y))
+        >>> surface = landscape.contour(problem, landscape.random_plane(problem), grid=(5, 3), span=0.5)
+        >>> surface.loss.shape
+        (3, 5)
     """
     span = plane.span if span is None else span
     x, y = axes(grid, span)
-    shape = (len(y), len(x))
-    problem = with_policy(problem, bn, bn_samples)
-    fields: dict[str, Any] = {
+    problem = problem.with_batchnorm(bn, bn_samples)
+    setting = _setting(problem, plane, bn, precision)
+    made_of = provenance(problem)
+    columns = {"loss": np.full((len(y), len(x)), np.nan), "accuracy": np.full((len(y), len(x)), np.nan)}
+    done = np.zeros((len(y), len(x)), bool)
+    if previous is not None:
+        wanted = {k: v for k, v in about.items() if k in ("source_sha256", "split")} | setting
+        _check_previous(previous, problem, wanted | _fixed(plane, previous, path), made_of)
+        same = np.array_equal(x, previous.x) and np.array_equal(y, previous.y)
+        if same and previous.done.all():
+            return previous
+        plane = previous.plane(problem.theta)  # the same numbers: the one given may differ by rounding
+        path = previous.path if same else path
+        old = [(columns["loss"], previous.loss), (columns["accuracy"], previous.accuracy)]
+        copy_common((x, y), (previous.x, previous.y), [*old, (done, previous.done)])
+    run = evaluate.evaluator(
+        problem, plane.center, plane.directions, done.size,
+        path=path, precision=precision, max_memory=max_memory,
+    )  # fmt: skip
+    fields = setting | _description(problem, plane, previous) | {"path": run.path, "provenance": made_of}
+    error = 0.0 if precision == "model" else math.nan
+
+    def surface() -> Surface:
+        copies: dict[str, Any] = {name: column.copy() for name, column in columns.items()}
+        return Surface(
+            x=x, y=y, span=span, done=done.copy(), precision_error=error, **copies, **fields, **about
+        )
+
+    def values(points: Tensor, progress: evaluate.Progress) -> dict[str, Tensor]:
+        at_points = run(points, progress)
+        return {"loss": at_points.loss, "accuracy": at_points.accuracy}
+
+    portions = Portions(
+        least=run.block, save=(lambda: save(surface())) if save else None, group=group, progress=progress
+    )
+    flat = {name: column.reshape(-1) for name, column in columns.items()}
+    compute_missing(grid_points(x, y), done.reshape(-1), flat, values, portions)
+    if precision != "model":
+        error = _precision_error(problem, plane, x, y, columns["loss"])
+    return surface()
+
+
+def _setting(problem: Problem, plane: Plane, bn: str, precision: str) -> dict[str, Any]:
+    """The fields of a surface that must be equal for it to be resumed."""
+    return {
         "kind": plane.kind,
         "norm": plane.norm,
         "ignore": plane.ignore,
         "seed": plane.seed,
-        "samples": problem.samples,
+        "samples": problem.data.samples,
         "dtype": str(problem.dtype).removeprefix("torch."),
         "bn": bn,
-        "bn_samples": problem.bn_samples,
+        "bn_samples": problem.batchnorm.samples,
         "precision": precision,
     }
-    made_of = provenance(problem)
-    loss, accuracy, done = np.full(shape, np.nan), np.full(shape, np.nan), np.zeros(shape, bool)
-    error = 0.0 if precision == "model" else math.nan
-    if previous is not None:
-        wanted = {k: v for k, v in about.items() if k in ("source_sha256", "split")} | fields
-        wanted |= {"center": plane.center, "directions": plane.directions}
-        if path not in ("auto", previous.path):
-            wanted["path"] = path
-        reason = difference(previous, wanted)
-        if previous.provenance:
-            reason = reason or changed(previous.provenance, made_of, problem.dtype)
-        else:  # a file older than the field
-            reason = reason or _another_loss(problem, previous)
-        if reason:
-            raise MismatchError(reason)
-        same = np.array_equal(x, previous.x) and np.array_equal(y, previous.y)
-        if same and previous.done.all():
-            return previous
-        plane = previous.plane(problem.theta)  # the very same, where the one given differs by a rounding
-        path = previous.path if same else path
-        (columns, old_columns), (rows, old_rows) = coincide(x, previous.x), coincide(y, previous.y)
-        for new, old in ((loss, previous.loss), (accuracy, previous.accuracy), (done, previous.done)):
-            new[np.ix_(rows, columns)] = old[np.ix_(old_rows, old_columns)]
-    run = evaluate.evaluator(
-        problem,
-        plane.center,
-        plane.directions,
-        loss.size,
-        path=path,
-        precision=precision,
-        max_memory=max_memory,
-    )
-    fields |= {
-        "x": x,
-        "y": y,
+
+
+def _fixed(plane: Plane, previous: Surface, path: str) -> dict[str, Any]:
+    """The plane, and the path if it was asked for: what must be equal, too."""
+    wanted: dict[str, Any] = {"center": plane.center, "directions": plane.directions}
+    return wanted if path in ("auto", previous.path) else wanted | {"path": path}
+
+
+def _description(problem: Problem, plane: Plane, previous: Surface | None) -> dict[str, Any]:
+    """The other fields of a surface that its values do not depend on."""
+    return {
         "directions": as_array(plane.directions),
         "center": as_array(plane.center),
-        "span": span,
-        "path": run.path,
-        "provenance": made_of,
         "batchnorm": has_batchnorm(problem.model),
         "axes": plane.axes,
         "markers": plane.markers,
@@ -156,36 +198,21 @@ def contour(
         "explained": plane.explained,
     }
 
-    def surface() -> Surface:
-        return Surface(
-            loss=loss.copy(),
-            accuracy=accuracy.copy(),
-            done=done.copy(),
-            precision_error=error,
-            **fields,
-            **about,
-        )
 
-    def values(points: Tensor, progress: evaluate.Progress) -> dict[str, Tensor]:
-        found = run(points, progress)
-        return {"loss": found.loss, "accuracy": found.accuracy}
-
-    fill(
-        grid_points(x, y),
-        done.reshape(-1),
-        {"loss": loss.reshape(-1), "accuracy": accuracy.reshape(-1)},
-        values,
-        least=run.block,
-        save=(lambda: save(surface())) if save else None,
-        group=group,
-        progress=progress,
-    )
-    if precision != "model":
-        error = _precision_error(problem, plane, x, y, loss)
-    return surface()
+def _check_previous(
+    previous: Surface, problem: Problem, wanted: dict[str, Any], made_of: tuple[str, ...]
+) -> None:
+    """Raise MismatchError unless ``previous`` has these fields, and the same model, loss and data."""
+    reason = difference(previous, wanted)
+    if previous.provenance:
+        reason = reason or changed(previous.provenance, made_of, problem.dtype)
+    else:  # a file older than the field
+        reason = reason or _another_loss(problem, previous)
+    if reason:
+        raise MismatchError(reason)
 
 
-def kept(previous: Surface, surface: Surface) -> int:
+def reused_points(previous: Surface, surface: Surface) -> int:
     """How many points of ``surface`` :func:`contour` took from ``previous``."""
     columns, rows = coincide(surface.x, previous.x)[1], coincide(surface.y, previous.y)[1]
     return int(previous.done[np.ix_(rows, columns)].sum())
@@ -212,7 +239,7 @@ def _another_loss(problem: Problem, previous: Surface) -> str:
 
 
 def _precision_error(problem: Problem, plane: Plane, x: Array, y: Array, loss: Array) -> float:
-    """The largest |difference| of ``loss`` to the model's own precision, at up to ERROR_POINTS points.
+    """The largest |difference| of ``loss`` from that in the model's precision, at up to ERROR_POINTS points.
 
     These are the centre, the corners, the lowest and the highest loss, and others drawn at random.
     """
@@ -224,6 +251,6 @@ def _precision_error(problem: Problem, plane: Plane, x: Array, y: Array, loss: A
     chosen = dict.fromkeys([center, *corners, int(finite.argmin()), int(finite.argmax()), *drawn.tolist()])
     flat = np.array(list(chosen)[:ERROR_POINTS])
     points = grid_points(x, y)[flat]
-    own = evaluate.evaluate_plane(problem, plane.center, plane.directions, points).loss.numpy()
+    exact = evaluate.evaluate_plane(problem, plane.center, plane.directions, points).loss.numpy()
     with np.errstate(invalid="ignore"):
-        return float(np.abs(own - loss.reshape(-1)[flat]).max())
+        return float(np.abs(exact - loss.reshape(-1)[flat]).max())

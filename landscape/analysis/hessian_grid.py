@@ -11,33 +11,33 @@ from torch import Tensor
 
 from landscape.analysis.contour import axes, grid_points
 from landscape.core.hdf5 import Array
-from landscape.curvature.eigenvalues import eigenpairs, extreme_eigenvalues, points_at_once, start_vector
-from landscape.curvature.hessian import operator
-from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, ends_of
-from landscape.evaluation.grid import MismatchError, coincide, difference, fill
+from landscape.curvature.eigenvalues import eigenpairs, extreme_eigenvalues, points_at_once
+from landscape.curvature.hessian import HessianOptions, operator
+from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, SearchOptions, ends_of
+from landscape.curvature.start import start_vector
+from landscape.evaluation.grid import MismatchError, Portions, compute_missing, copy_common, difference
 from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import changed, provenance
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
+from landscape.results.hessian_grid import HessianGrid
 from landscape.results.plane import Plane
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-from landscape.results.hessian_grid import HessianGrid
-
 RESIDUALS = ("residual_min", "residual_max")
 
 
 def _another(previous: HessianGrid, wanted: dict[str, Any], problem: Problem, plane: Plane) -> str:
-    """In what ``previous`` is of something else, in words, or ""."""
+    """The first difference of ``previous`` from the fields ``wanted``, in words; "" if there is none."""
     if previous.provenance:
         exact = {k: v for k, v in wanted.items() if k not in ("max_products", "provenance")}
         reason = difference(previous, exact)
         return reason or changed(previous.provenance, wanted["provenance"], problem.dtype)
-    # A file older than these fields: what it is of is found out by computing one of its points again.
+    # A file older than these fields: one of its points is computed again.
     exact = {k: v for k, v in wanted.items() if k not in ("max_products", "provenance", "randomness")}
     known = np.argwhere(previous.done & previous.converged)
     if (reason := difference(previous, exact)) or not len(known):
@@ -67,59 +67,116 @@ def hessian_grid(
     progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> HessianGrid:
-    """Both ends of the spectrum at each point of an (nx, ny) grid over ``plane``.
+    """Both ends of the Hessian's spectrum at each point of an (nx, ny) grid over ``plane``.
 
-    4 × 4 points over x, y ∈ [−0.1, 0.1] by default (DPSGD-2020, section 4.1), over more where the plane has
-    markers further out (``plane.span``). ``randomness`` as in
-    :class:`landscape.HessianOperator`, ``search`` as in :func:`landscape.extreme_eigenvalues`, ``previous``,
-    ``save``, ``group`` and ``about`` as in :func:`landscape.contour`. Raises InputError for a grid below 1, a
-    span, tol or max_products that is not positive, or a model that is random in eval mode; MismatchError for
-    a ``previous`` of something else.
+    Args:
+        problem: the loss.
+        plane: centre and directions, such as :func:`landscape.random_plane` gives.
+        grid, span: 4 × 4 points over x, y ∈ [−0.1, 0.1] by default (DPSGD-2020, section 4.1), over more if
+            the plane has markers further out (``plane.span``). One number: the same for both axes.
+        tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to zero.
+        max_products: Hessian-vector products a point, at most.
+        randomness: "refuse" a model that is random in eval mode, or "seed" its random numbers.
+        search: "auto" may search with cheaper products, whose results are verified and refined with exact
+            ones; "exact": all products are exact.
+        previous: a result of the same problem and plane, unfinished or on another grid: the points in common
+            are not computed again, except those that did not converge with another ``max_products``.
+        save: called with the unfinished result about every ten seconds.
+        group: a torch.distributed group whose processes all make this call, each for its part of the points;
+            all return the whole result, and its first one saves.
+        progress: called with the share of the work done.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
+
+    Returns:
+        lambda_min, lambda_max, their residuals, ratio = |λ_min|/|λ_max|, hvps and converged, (ny, nx) each.
+
+    Raises:
+        InputError: a grid below 1, a span, tol or max_products that is not positive, or a model that is
+            random in eval mode.
+        MismatchError: an InputError, for a ``previous`` of a different model, plane or setting.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+        >>> grid = landscape.hessian_grid(problem, landscape.random_plane(problem), grid=(2, 1))
+        >>> grid.lambda_max.round(4).tolist()  # the same everywhere: the loss is quadratic
+        [[9.0, 9.0]]
     """
     span = plane.span if span is None else span
     x, y = axes(grid, span)
-    shape = (len(y), len(x))
     operator(problem, randomness=randomness)  # refuses a random model
-    digest = hashlib.sha256(as_array(plane.center).tobytes())
-    digest.update(as_array(plane.directions).tobytes())
-    fields: dict[str, Any] = {
-        "kind": plane.kind,
-        "norm": plane.norm,
-        "seed": plane.seed,
-        "tol": tol,
-        "samples": problem.samples,
-        "dtype": str(problem.dtype).removeprefix("torch."),
-        "search": search,
-        "max_products": max_products,
-        "randomness": randomness,
-        "provenance": provenance(problem),
-        "plane_sha256": digest.hexdigest(),
-        "batchnorm": has_batchnorm(problem.model),
-        "bn": problem.bn,
-        "bn_samples": problem.bn_samples,
+    wanted = SearchOptions(1, 1, tol, max_products)
+    fields = _fields(problem, plane, wanted, randomness, search)
+    columns = {name: np.full((len(y), len(x)), np.nan) for name in ("lambda_min", "lambda_max", *RESIDUALS)}
+    columns |= {
+        name: np.zeros((len(y), len(x)), kind) for name, kind in (("hvps", np.int64), ("converged", bool))
     }
-    columns = {name: np.full(shape, np.nan) for name in ("lambda_min", "lambda_max", *RESIDUALS)}
-    columns |= {"hvps": np.zeros(shape, np.int64), "converged": np.zeros(shape, bool)}
-    done = np.zeros(shape, bool)
+    done = np.zeros((len(y), len(x)), bool)
     if previous is not None:
-        wanted = {k: v for k, v in about.items() if k in ("source_sha256", "split")} | fields
-        if reason := _another(previous, wanted, problem, plane):
+        expected = {k: v for k, v in about.items() if k in ("source_sha256", "split")} | fields
+        if reason := _another(previous, expected, problem, plane):
             raise MismatchError(reason)
         # With other limits a point that did not converge is searched again.
         usable = previous.done & (previous.converged | (previous.max_products == max_products))
         if np.array_equal(x, previous.x) and np.array_equal(y, previous.y) and usable.all():
             return previous
-        (across, old_across), (up, old_up) = coincide(x, previous.x), coincide(y, previous.y)
-        old = {name: getattr(previous, name) for name in columns} | {"done": usable}
-        for name, column in (columns | {"done": done}).items():
-            column[np.ix_(up, across)] = old[name][np.ix_(old_up, old_across)]
-    # Every point starts from the same random vector. Starting from the neighbour's eigenvectors plus a random
-    # part took 15% fewer products on MNIST's MLP, but settled on eigenvalues near the lowest, up to 1.9% off.
-    # Points share samples and passes over the data in fixed blocks, whatever the portions and processes.
-    start, at_once = start_vector(problem, plane.seed), points_at_once(problem)
+        old = [(column, getattr(previous, name)) for name, column in columns.items()]
+        copy_common((x, y), (previous.x, previous.y), [*old, (done, usable)])
+
+    def result() -> HessianGrid:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.abs(columns["lambda_min"]) / np.abs(columns["lambda_max"])
+        copies: dict[str, Any] = {name: column.copy() for name, column in columns.items()}
+        return HessianGrid(x=x, y=y, ratio=ratio, span=span, done=done.copy(), **copies, **fields, **about)
+
+    at_once = points_at_once(problem)
+    ends = _ends_at(problem, plane, wanted, HessianOptions(randomness=randomness), search, at_once)
+    portions = Portions(
+        block=at_once, save=(lambda: save(result())) if save else None, group=group, progress=progress
+    )
+    flat = {name: column.reshape(-1) for name, column in columns.items()}
+    compute_missing(grid_points(x, y), done.reshape(-1), flat, ends, portions)
+    return result()
+
+
+def _fields(
+    problem: Problem, plane: Plane, wanted: SearchOptions, randomness: str, search: str
+) -> dict[str, Any]:
+    """The fields of a result that must be equal for it to be resumed, but for ``max_products``."""
+    digest = hashlib.sha256(as_array(plane.center).tobytes())
+    digest.update(as_array(plane.directions).tobytes())
+    return {
+        "kind": plane.kind,
+        "norm": plane.norm,
+        "seed": plane.seed,
+        "tol": wanted.tol,
+        "samples": problem.data.samples,
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "search": search,
+        "max_products": wanted.max_products,
+        "randomness": randomness,
+        "provenance": provenance(problem),
+        "plane_sha256": digest.hexdigest(),
+        "batchnorm": has_batchnorm(problem.model),
+        "bn": problem.batchnorm.name,
+        "bn_samples": problem.batchnorm.samples,
+    }
+
+
+def _ends_at(
+    problem: Problem, plane: Plane, wanted: SearchOptions, options: HessianOptions, search: str, at_once: int
+) -> Callable[[Tensor, Progress], dict[str, Array]]:
+    """(K, 2) points -> the columns of the result there, ``at_once`` points together.
+
+    Each point starts from the same random vector. A start from the neighbour's eigenvectors plus a random
+    part took 15% fewer products on MNIST's MLP, but ended at eigenvalues near the lowest, up to 1.9% off. The
+    points share samples and passes over the data in fixed blocks, whatever the portions and processes.
+    """
+    start = start_vector(problem, plane.seed)
 
     def ends(points: Tensor, progress: Progress) -> dict[str, Array]:
-        found, count = [], 0
+        pairs, count = [], 0
 
         def one() -> None:
             nonlocal count
@@ -128,28 +185,11 @@ def hessian_grid(
 
         for i in range(0, len(points), at_once):
             thetas = plane.center + points[i : i + at_once].to(plane.directions) @ plane.directions
-            found += eigenpairs(
-                problem, thetas, start, low=1, high=1, tol=tol, max_products=max_products,
-                randomness=randomness, how=search, done=one,
-            )  # fmt: skip
-        lines = [ends_of(pairs) for pairs in found]
-        names = {"lambda_min": "min", "lambda_max": "max"}
-        return {name: np.array([getattr(e, names.get(name, name)) for e in lines]) for name in columns}
+            pairs += eigenpairs(problem, thetas, start, wanted, options, search=search, done=one)
+        rows = [ends_of(each) for each in pairs]
+        names = {"lambda_min": "min", "lambda_max": "max"} | {
+            name: name for name in (*RESIDUALS, "hvps", "converged")
+        }
+        return {name: np.array([getattr(row, key) for row in rows]) for name, key in names.items()}
 
-    def result() -> HessianGrid:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.abs(columns["lambda_min"]) / np.abs(columns["lambda_max"])
-        copies: dict[str, Any] = {name: column.copy() for name, column in columns.items()}
-        return HessianGrid(x=x, y=y, ratio=ratio, span=span, done=done.copy(), **copies, **fields, **about)
-
-    fill(
-        grid_points(x, y),
-        done.reshape(-1),
-        {name: column.reshape(-1) for name, column in columns.items()},
-        ends,
-        block=at_once,
-        save=(lambda: save(result())) if save else None,
-        group=group,
-        progress=progress,
-    )
-    return result()
+    return ends

@@ -11,7 +11,7 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 from landscape.evaluation import evaluate
-from landscape.problem.batchnorm import SAMPLES, has_batchnorm, with_policy
+from landscape.problem.batchnorm import SAMPLES, has_batchnorm
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
@@ -37,15 +37,31 @@ def line(
     """Loss and accuracy of ``problem`` at ``points`` weights on a line.
 
     Args:
+        problem: the loss; its model is evaluated in eval mode.
         along: (P,), a direction: the weights are center + t·along, t ∈ [−span, span]; or (2, P), two ends:
             (1−t)·along[0] + t·along[1], t ∈ [0, 1], with the barrier between them.
-        span: of a direction; default 0.1, as in :func:`landscape.contour`.
-        ends: what to call the two ends in a plot.
-        bn, bn_samples: whose statistics BatchNorm uses; see :func:`landscape.problem.batchnorm.with_policy`.
-        path, progress, about: as in :func:`landscape.contour`.
+        points: how many, at least 2; 51 by default.
+        span: of a direction; default 0.1, as of planes (DPSGD-2020, section 4.1).
+        ends: names of the two ends for plots.
+        bn, bn_samples: whose statistics BatchNorm uses, "center", "recalibrate" or "train"; see
+            :meth:`landscape.Problem.with_batchnorm`.
+        path: how the losses are computed; "auto" takes the fastest path that agrees with the model itself.
+        progress: called with the share of the work done.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
-    Raises InputError for fewer than 2 points, a span that is not positive or given for two ends, or an
-    ``along`` of another shape.
+    Returns:
+        t, loss and accuracy, (points,) each.
+
+    Raises:
+        InputError: fewer than 2 points, a span that is not positive or for two ends, an ``along`` of another
+            shape, or an unknown option.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.eye(2), torch.zeros(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+        >>> landscape.line(problem, torch.tensor([[-1.0, 0.0], [1.0, 0.0]]), points=3).loss.tolist()
+        [0.5, 0.0, 0.5]
     """
     positive("points", points, least=2)
     size = problem.layout.size
@@ -64,7 +80,7 @@ def line(
         positive("span", span)
         kind, t = "direction", np.linspace(-span, span, points)
         start, direction = problem.theta, along
-    problem = with_policy(problem, bn, bn_samples)
+    problem = problem.with_batchnorm(bn, bn_samples)
     values = evaluate.evaluate_plane(
         problem,
         start,
@@ -82,11 +98,11 @@ def line(
         direction=as_array(direction),
         kind=kind,
         barrier=barrier(t, loss) if kind == "interpolation" else float("nan"),
-        samples=problem.samples,
+        samples=problem.data.samples,
         dtype=str(problem.dtype).removeprefix("torch."),
         bn=bn,
         batchnorm=has_batchnorm(problem.model),
-        bn_samples=problem.bn_samples,
+        bn_samples=problem.batchnorm.samples,
         path=values.path,
         ends=ends,
         **about,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -25,17 +26,31 @@ def random_plane(problem: Problem, norm: str = "none", seed: int = 0, *, ignore:
     """Two directions with i.i.d. standard normal entries through the problem's centre.
 
     Args:
+        problem: its centre and parameters.
         norm: "none" keeps the draw (DPSGD-2020, section 4.1; the default, as in the paper's figures);
             "filter" scales each filter of a weight (each slice along its first dimension) to the norm of the
-            centre's own filter (Li et al. 2018, section 4), a bias or normalisation tensor as one filter;
-            "layer" scales each parameter tensor to the norm of the centre's own. A filter or tensor that is
-            zero at the centre gets a zero direction. Only random directions are ever normalised: those
-            made from weights or eigenvectors have a length that means something.
+            centre's filter (Li et al. 2018, section 4), a bias or normalisation tensor as one filter;
+            "layer" scales each parameter tensor to the norm of the centre's. A filter or tensor that is zero
+            at the centre gets a zero direction. Only random directions are ever normalised: the length of
+            those made from weights or eigenvectors has a meaning.
         seed: the same seed gives the same draw for every problem of the same layout, on every device and in
             every precision, so that several centres can be compared along the same directions.
         ignore: "bias+norm" leaves biases and normalisation parameters where they are, "none" moves them, too.
             Default: "bias+norm" for norm "filter" (as Li et al. 2018 do), else "none". The other parameters
             have the same direction either way.
+
+    Returns:
+        A plane with center (P,) and directions (2, P).
+
+    Raises:
+        InputError: an unknown norm or ignore, or a seed below 0.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.randn(20, 3), torch.randint(2, (20,))
+        >>> problem = landscape.Problem(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, (x, y))
+        >>> landscape.random_plane(problem, norm="filter").directions.shape
+        torch.Size([2, 8])
     """
     choose("norm", norm, NORMS)
     ignore = ("bias+norm" if norm == "filter" else "none") if ignore is None else ignore
@@ -62,8 +77,8 @@ def _normalise(direction: Tensor, center: Tensor, norm: str) -> None:
         return
     rows = (len(center), -1) if norm == "filter" and center.dim() > 1 else (1, -1)
     d, c = direction.view(rows), center.reshape(rows)
-    own = d.norm(dim=1, keepdim=True)
-    d.mul_(c.norm(dim=1, keepdim=True) / own.where(own > 0, torch.ones_like(own)))
+    drawn = d.norm(dim=1, keepdim=True)
+    d.mul_(c.norm(dim=1, keepdim=True) / drawn.where(drawn > 0, torch.ones_like(drawn)))
 
 
 def between(
@@ -71,16 +86,31 @@ def between(
 ) -> Plane:
     """The plane through three weight vectors, or through two and along a random direction.
 
+    The first direction is w1 − w0, the second the part of w2 − w0 orthogonal to it, scaled to the same length
+    (Garipov et al. 2018, section 3). The centre is the middle of the box around the given points, so that
+    ``plane.center + plane.markers @ plane.directions`` gives them back.
+
     Args:
+        problem: its parameters.
         thetas: two or three vectors (P,), such as the means of checkpoints.
-        labels: what to call them; default w0, w1, w2.
+        labels: their names; default w0, w1, w2.
         seed: of two vectors only, draws the normal vector whose part orthogonal to w1 − w0 is the second
             direction.
 
-    The first direction is w1 − w0, the second the part of w2 − w0 orthogonal to it, scaled to the same length
-    (Garipov et al. 2018, section 3). The centre is the middle of the box around the given points, so that
-    ``plane.center + plane.markers @ plane.directions`` gives them back. Raises InputError for another number
-    of vectors, FailedError where they coincide, lie on one line or are not finite.
+    Returns:
+        A plane with the vectors as markers (2 or 3, 2).
+
+    Raises:
+        InputError: another number of vectors.
+        FailedError: vectors that are equal, lie on one line or are not finite.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.randn(20, 3), torch.randint(2, (20,))
+        >>> problem = landscape.Problem(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, (x, y))
+        >>> plane = landscape.between(problem, [torch.zeros(8), torch.ones(8)])
+        >>> plane.markers[:, 0].round(3).tolist()
+        [-0.5, 0.5]
     """
     if len(thetas) not in (2, 3):
         raise InputError(f"between: {len(thetas)} weight vectors are not allowed, it takes two or three")
@@ -108,8 +138,7 @@ def between(
         directions,
         "between",
         (f"first to second, 1 = {length:.3g}", f"{across}, 1 = {length:.3g}"),
-        rows,
-        names,
+        _Markers(rows, names),
         seed=seed if drawn else 0,
     )
 
@@ -117,28 +146,61 @@ def between(
 def pca_plane(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Sequence[str] = ()) -> Plane:
     """The first two principal components of a run's checkpoints, through the last of them.
 
-    ``thetas`` (M, P), M ≥ 3, in order of time. Directions have unit length, coordinates are distances between
-    weights; ``explained`` is the share of the checkpoints' variance around their mean along each direction
-    (Li et al. 2018, section 7). Random walks in many dimensions have large shares, too (Antognini and
-    Sohl-Dickstein 2018). Raises InputError for fewer than three, FailedError where they lie on one line or
-    are not finite.
+    Directions have unit length, coordinates are distances between weights. Random walks in many dimensions
+    have large shares of variance, too (Antognini and Sohl-Dickstein 2018).
+
+    Args:
+        problem: its parameters.
+        thetas: (M, P), M ≥ 3, in order of time.
+        labels: their names; default 0, 1, …
+
+    Returns:
+        A plane with the checkpoints as markers (M, 2); ``explained`` (2,) is the share of their variance
+        around the mean along each direction (Li et al. 2018, section 7).
+
+    Raises:
+        InputError: fewer than three.
+        FailedError: weights that lie on one line or are not finite.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.randn(20, 3), torch.randint(2, (20,))
+        >>> problem = landscape.Problem(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, (x, y))
+        >>> landscape.pca_plane(problem, torch.randn(5, 8)).markers.shape
+        (5, 2)
     """
     if len(thetas) < 3:
         raise InputError(f"pca: {len(thetas)} checkpoints are too few, at least 3 are needed")
     rows = _rows(problem, thetas, labels)
     directions, explained = _components(problem, rows, rows.mean(0), "checkpoints")
     axes = tuple(f"component {k + 1}, {100 * share:.1f}% of variance" for k, share in enumerate(explained))
-    return _plane(problem, rows[-1], directions, "pca", axes, rows, labels, explained)
+    return _plane(problem, rows[-1], directions, "pca", axes, _Markers(rows, labels, explained))
 
 
 def learners_plane(problem: Problem, weights: Tensor) -> Plane:
     """The plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
 
-    ``weights`` (n, P), n ≥ 3. The unit directions are the first two right singular vectors of the rows
-    w_j − w_a; the squared distances that are left sum up to the other singular values' squares, and
-    ``explained`` is the share of each direction in the spread Σ_j ‖w_j − w_a‖². Markers: the learners, then
-    w_a. Raises InputError for fewer than three, FailedError where all are equal, lie on one line or are not
-    finite.
+    The unit directions are the first two right singular vectors of the rows w_j − w_a; the sum of squared
+    distances to the plane is that of the other singular values' squares.
+
+    Args:
+        problem: its parameters.
+        weights: (n, P), n ≥ 3.
+
+    Returns:
+        A plane with the learners, then w_a, as markers (n + 1, 2); ``explained`` (2,) is the share of each
+        direction in the spread Σ_j ‖w_j − w_a‖².
+
+    Raises:
+        InputError: fewer than three.
+        FailedError: learners that are equal, lie on one line or are not finite.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.randn(20, 3), torch.randint(2, (20,))
+        >>> problem = landscape.Problem(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, (x, y))
+        >>> landscape.learners_plane(problem, torch.randn(4, 8)).labels[-1]
+        'w_a'
     """
     if len(weights) < 3:
         raise InputError(f"learners: {len(weights)} learners span no plane, at least 3 are needed")
@@ -148,17 +210,37 @@ def learners_plane(problem: Problem, weights: Tensor) -> Plane:
     directions, explained = _components(problem, rows, mean, "learners")
     axes = tuple(f"direction {k + 1}, {100 * share:.1f}% of spread" for k, share in enumerate(explained))
     every = torch.cat((rows, mean[None]))
-    return _plane(problem, mean, directions, "learners", axes, every, [*labels, "w_a"], explained)
+    markers = _Markers(every, [*labels, "w_a"], explained)
+    return _plane(problem, mean, directions, "learners", axes, markers)
 
 
 def eigen_plane(
     problem: Problem, *, tol: float = TOL, max_products: int = MAX_PRODUCTS, seed: int = 0
 ) -> Plane:
-    """The unit eigenvectors of λ_max (x) and λ_min (y) of the Hessian at the problem's centre, as they are.
+    """The unit eigenvectors of λ_max (x) and λ_min (y) of the Hessian at the problem's centre.
 
-    To second order L = L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²), g the gradient: a cut through the
-    sharpest direction and the one that bends down the most. ``tol``, ``max_products`` and ``seed`` as in
-    :func:`landscape.extreme_eigenvalues`. Raises FailedError where it does not converge.
+    To second order L = L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²), g the gradient: a section through the
+    direction of the largest curvature and that of the smallest.
+
+    Args:
+        problem: the loss.
+        tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to zero.
+        max_products: Hessian-vector products, at most.
+        seed: draws the starting vector.
+
+    Returns:
+        A plane with the directions as they are, of length 1.
+
+    Raises:
+        InputError: a model with one parameter, or a tol that is not positive.
+        FailedError: eigenvectors that did not converge.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.randn(20, 3), torch.randint(2, (20,))
+        >>> problem = landscape.Problem(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, (x, y))
+        >>> landscape.eigen_plane(problem).directions.norm(dim=1).round(decimals=3).tolist()
+        [1.0, 1.0]
     """
     if problem.layout.size < 2:
         raise InputError("eigen: the model has one parameter, a plane needs at least 2")
@@ -175,18 +257,25 @@ def eigen_plane(
     return Plane(problem.theta, ends.vectors.flip(0), "eigen", "none", seed, axes=axes)
 
 
+@dataclass(frozen=True)
+class _Markers:
+    """The weight vectors (M, P), float64, that a plane shows, their names, and its shares of variance."""
+
+    rows: Tensor
+    labels: Sequence[str]
+    explained: Array = field(default_factory=lambda: np.zeros(0))
+
+
 def _plane(
     problem: Problem,
     center: Tensor,
     directions: Tensor,
     kind: str,
     axes: tuple[str, ...],
-    rows: Tensor,
-    labels: Sequence[str],
-    explained: Array | None = None,
+    shown: _Markers,
     seed: int = 0,
 ) -> Plane:
-    """A plane with the markers of ``rows``, in the problem's precision."""
+    """A plane with markers, in the problem's precision."""
     return Plane(
         center.to(problem.theta),
         directions.to(problem.theta),
@@ -194,15 +283,15 @@ def _plane(
         "none",
         seed,
         axes=axes,
-        markers=_coordinates(center, directions, rows),
-        labels=tuple(labels) or tuple(str(k) for k in range(len(rows))),
-        explained=np.zeros(0) if explained is None else explained,
-        thetas=rows.to(problem.theta),
+        markers=_coordinates(center, directions, shown.rows),
+        labels=tuple(shown.labels) or tuple(str(k) for k in range(len(shown.rows))),
+        explained=shown.explained,
+        thetas=shown.rows.to(problem.theta),
     )
 
 
 def _rows(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Sequence[str]) -> Tensor:
-    """``thetas`` as (M, P) float64: differences of near weights cancel most of float32's digits."""
+    """``thetas`` as (M, P) float64: differences of similar weights cancel most of float32's digits."""
     if labels and len(labels) != len(thetas):
         raise InputError(
             f"labels: {len(labels)} for {len(thetas)} weight vectors, there must be one for each"

@@ -5,20 +5,22 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 import numpy as np
+from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.options import choose, positive
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.density import PROBES, STEPS, quadrature
-from landscape.curvature.eigenvalues import eigenpairs, exact_products, start_vector, top_eigenvalues
-from landscape.curvature.hessian import Part
-from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
+from landscape.curvature.eigenvalues import eigenpairs, exact_products, top_eigenvalues
+from landscape.curvature.hessian import HessianOptions, Part
+from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, Eigenpairs, SearchOptions
+from landscape.curvature.start import start_vector
 from landscape.curvature.trace import TRACE_PRODUCTS, hutchpp, trace
 from landscape.evaluation.paths import Progress
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.spectrum import Spectrum, Trace
+from landscape.results.spectrum import Density, Spectrum, Trace
 
 
 def spectrum(
@@ -42,82 +44,129 @@ def spectrum(
     progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Spectrum:
-    """What is asked about the spectrum of ∇²L at the problem's centre, in one result that can be saved.
+    """Eigenvalues, trace and density of ∇²L at the problem's centre, in one result that can be saved.
 
     Args:
-        top_k: how many of the largest eigenvalues; ends: the smallest and the largest; both come from one
-            Lanczos run. Both ends where nothing at all is asked.
-        with_trace, with_density: see :func:`trace` (``products``), :func:`density` (``probes``, ``steps``).
-        kind, part, randomness: see :class:`landscape.HessianOperator`.
+        problem: the loss.
+        top_k: how many of the largest eigenvalues.
+        ends: the smallest and the largest eigenvalue; from the same Lanczos run as the largest. These two are
+            computed if nothing is asked for.
+        with_trace, with_density: the trace, from ``products`` Hessian-vector products, and the density, from
+            ``probes`` random vectors with ``steps`` products each.
+        kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
+        part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        randomness: "refuse" a model that is random in eval mode, or "seed" its random numbers.
         engine: "pyhessian" gives one eigenvalue, that of largest magnitude, and the trace; no more.
-        tol, max_products, seed, search: see :func:`extreme_eigenvalues`. Trace and density are always exact.
-        about: see :class:`landscape.results.base.Provenance`; kept with the result.
+        search: "auto" may search eigenvalues with cheaper products, whose results are verified and refined
+            with exact ones; "exact": all products are exact. Trace and density are always exact.
+        tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to zero.
+        max_products: Hessian-vector products for the eigenvalues, at most.
+        seed: draws the starting vector, the signs and the probes.
+        progress: called with the share of the work done.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
-    Raises InputError as these do.
+    Returns:
+        values and residuals (k,), trace, trace_error, nodes and weights (probes, steps).
+
+    Raises:
+        InputError: a count, tol or option that is not allowed, or one that pyhessian does not have.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+        >>> result = landscape.spectrum(problem, ends=True, with_trace=True)
+        >>> result.values.round(3).tolist(), round(result.trace, 3)
+        ([9.0, 1.0], 10.0)
     """
     positive("top_k", top_k, least=0)
     choose("engine", engine, pyhessian_engine.ENGINES)
-    outside = engine == "pyhessian"
+    positive("tol", tol)
+    external = engine == "pyhessian"
     if not (top_k or ends or with_trace or with_density):
-        top_k, ends = (1, False) if outside else (0, True)
-    if outside and (ends or with_density):
+        top_k, ends = (1, False) if external else (0, True)
+    if external and (ends or with_density):
         raise InputError(
             f"engine: 'pyhessian' is not allowed with {'ends' if ends else 'density'}, it gives "
             "the eigenvalue of largest magnitude (top_k=1) and the trace"
         )
-    positive("tol", tol)
-    of: dict[str, Any] = {"kind": kind, "part": part, "randomness": randomness}
-    h, size = exact_products(problem, **of)
+    options = HessianOptions(kind, part, randomness)
+    h, size = exact_products(problem, None, options)
     start = start_vector(problem, seed, size)
-    low, high = int(ends), max(top_k, int(ends))
-    asked = {"pairs": high, "trace": with_trace, "density": with_density}
-    stages = [name for name, wanted in asked.items() if wanted]
-
-    def stage(name: str) -> Progress:
-        place = stages.index(name)
-        return lambda share: progress((place + share) / len(stages)) if progress else None
-
-    pairs, traced, dense = None, Trace(np.nan, np.nan, 0), None
-    if high:
-        if outside:
-            pairs = top_eigenvalues(
-                problem, high, tol, engine=engine, max_products=max_products, seed=seed, **of
-            )
-        else:
-            pairs = eigenpairs(
-                problem, problem.theta[None], start, low=low, high=high, tol=tol,
-                max_products=max_products, how=search, **of,
-            )[0]  # fmt: skip
-        stage("pairs")(1.0)
-    if with_trace and outside:
-        traced = trace(problem, products, engine=engine, seed=seed, **of)
+    wanted = SearchOptions(int(ends), max(top_k, int(ends)), tol, max_products)
+    stages = _Stages([wanted.high > 0, with_trace, with_density], progress)
+    pairs = _pairs(problem, start, wanted, options, engine, search, seed) if wanted.high else None
+    if pairs:
+        stages.of(0)(1.0)
+    tr, dense = Trace(np.nan, np.nan, 0), None
+    if with_trace and external:
+        tr = trace(problem, products, kind=kind, part=part, randomness=randomness, engine=engine, seed=seed)
     elif with_trace:
-        traced = hutchpp(h, start, products=products, seed=seed, progress=stage("trace"))
+        tr = hutchpp(h, start, products=products, seed=seed, progress=stages.of(1))
     if with_density:
-        dense = quadrature(h, start, probes=probes, steps=steps, seed=seed, progress=stage("density"))
+        dense = quadrature(h, start, probes=probes, steps=steps, seed=seed, progress=stages.of(2))
     return Spectrum(
-        values=pairs.values.numpy() if pairs else np.zeros(0),
-        residuals=pairs.residuals.numpy() if pairs else np.zeros(0),
-        lowest=low,
-        converged=pairs.converged if pairs else True,
-        trace=traced.value,
-        trace_error=traced.standard_error,
-        nodes=dense.nodes if dense else np.zeros((0, 0)),
-        weights=dense.weights if dense else np.zeros((0, 0)),
+        **_values(pairs, tr, dense),
+        lowest=wanted.low,
         parameters=size,
-        hvps=sum(found.hvps for found in (pairs, traced, dense) if found),
         kind=kind,
         part=",".join([part] if isinstance(part, str) else part or ()),
         engine=engine,
-        search=pairs.search if pairs else "",
         tol=tol,
         seed=seed,
-        samples=problem.samples,
+        samples=problem.data.samples,
         dtype=str(problem.dtype).removeprefix("torch."),
         batchnorm=has_batchnorm(problem.model),
-        bn=problem.bn,
-        bn_samples=problem.bn_samples,
-        **dict(zip(("bound_low", "bound_high"), pairs.bounds if pairs else (-np.inf, np.inf), strict=True)),
-        verified=pairs.verified if pairs else False,
+        bn=problem.batchnorm.name,
+        bn_samples=problem.batchnorm.samples,
         **about,
     )
+
+
+def _values(pairs: Eigenpairs | None, tr: Trace, dense: Density | None) -> dict[str, Any]:
+    """The fields of a spectrum that were computed; of the other parts, those of "not asked for"."""
+    bound_low, bound_high = pairs.bounds if pairs else (-np.inf, np.inf)
+    return {
+        "values": pairs.values.numpy() if pairs else np.zeros(0),
+        "residuals": pairs.residuals.numpy() if pairs else np.zeros(0),
+        "converged": pairs.converged if pairs else True,
+        "search": pairs.search if pairs else "",
+        "bound_low": bound_low,
+        "bound_high": bound_high,
+        "verified": pairs.verified if pairs else False,
+        "trace": tr.value,
+        "trace_error": tr.standard_error,
+        "nodes": dense.nodes if dense else np.zeros((0, 0)),
+        "weights": dense.weights if dense else np.zeros((0, 0)),
+        "hvps": sum(each.hvps for each in (pairs, tr, dense) if each),
+    }
+
+
+class _Stages:
+    """Progress of the parts that were asked for, each an equal share of the whole."""
+
+    def __init__(self, asked: list[bool], progress: Progress | None) -> None:
+        self._places = [sum(asked[:k]) for k in range(len(asked))]
+        self._count, self._progress = sum(asked), progress
+
+    def of(self, part: int) -> Progress:
+        """The progress function of a part."""
+        progress, place = self._progress, self._places[part]
+        return lambda share: progress((place + share) / self._count) if progress else None
+
+
+def _pairs(
+    problem: Problem,
+    start: Tensor,
+    wanted: SearchOptions,
+    options: HessianOptions,
+    engine: str,
+    search: str,
+    seed: int,
+) -> Eigenpairs:
+    if engine == "landscape":
+        return eigenpairs(problem, problem.theta[None], start, wanted, options, search=search)[0]
+    return top_eigenvalues(
+        problem, wanted.high, wanted.tol, engine=engine, max_products=wanted.max_products, seed=seed,
+        kind=options.kind, part=options.part, randomness=options.randomness,
+    )  # fmt: skip

@@ -26,10 +26,32 @@ def stability(
     seed: int = 0,
     **about: Unpack[Provenance],
 ) -> Stability:
-    """λ_max of the Hessian at the problem's centre, and the limits for ``delays`` that it stands against.
+    """λ_max of the Hessian at the problem's centre, and the limits of stability for ``delays``.
 
-    ``momentum`` (default 0.9: DESIGN's table, and the usual one) is that of the ordinary and shifted forms.
-    ``tol`` and ``seed`` as in :func:`landscape.top_eigenvalues`.
+    Args:
+        problem: the loss.
+        delays: gradient delays τ in steps.
+        momentum: of the ordinary and shifted forms; 0.9 is the usual value, as in DESIGN's table.
+        lr: the learning rate of the run, for the plot of ηλ_max.
+        own_limit, own_delay: the limit on ηλ of the run itself, and its delay.
+        tol: residual of λ_max, relative to it.
+        seed: draws the starting vector.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
+
+    Returns:
+        λ_max with its residual, and the limits on ηλ, (3, K): without momentum, ordinary, shifted.
+
+    Raises:
+        InputError: a negative delay, a momentum outside [0, 1), or a tol that is not positive.
+
+    Example:
+        >>> import torch, landscape
+        >>> from landscape.analysis.stability import stability
+        >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+        >>> result = stability(problem, delays=[0, 1])
+        >>> round(result.lambda_max, 4), result.limit[0].round(3).tolist()
+        (9.0, [2.0, 1.0])
     """
     table = limits(delays, momentum)
     top = top_eigenvalues(problem, 1, tol, seed=seed)
@@ -43,6 +65,6 @@ def stability(
         lr,
         float("nan") if own_limit is None else own_limit,
         own_delay,
-        problem.samples,
+        problem.data.samples,
         **about,
     )

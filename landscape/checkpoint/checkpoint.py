@@ -23,7 +23,7 @@ from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import SPLIT
 from landscape.data.base import Dataset
-from landscape.problem.batchnorm import has_batchnorm, reestimated
+from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import Layout, average
 from landscape.problem.problem import Loss, Problem
 from landscape.results import base
@@ -32,58 +32,12 @@ SCHEMA = "landscape.checkpoint"
 IMPORTED = "import"  # the algorithm of weights that others trained (landscape.checkpoint.foreign_weights)
 RECORDED = "recorded"  # that of a loop of the user's own (landscape.train.recorder)
 
-# Columns of /history and their units. A row describes one step, from w(t−1) to w(t), t its number: loss,
-# train_loss, alpha_e … delta_cross belong to the step's start, consensus and the test columns to its end.
-# delta = delta_s + delta_2 + delta_cross for SSGD and DPSGD; the noise that SSGD* injects is in delta alone.
-# delta_s … delta_cross are NaN with momentum, weight decay, LARS or LAMB: Eq. 4 splits steps −α × gradient.
-# NaN where a column was not evaluated. Losses are in nats; weights, and so their squares, have no unit.
-HISTORY_UNITS = {
-    "step": "steps",
-    "loss": "nat",  # mean over the learners of the minibatch loss at the weights they took gradients at
-    "train_loss": "nat",  # L(w_a), over the whole training set (or the sample of decompose.samples)
-    "lr": "1",
-    "alpha_e": "1",
-    "grad_norm2": "nat^2",
-    "displacement2": "1",
-    "delta": "1",
-    "delta_s": "1",
-    "delta_2": "1",  # α²‖P⊥δ‖²: what makes delta = delta_s + delta_2 + delta_cross exact
-    "delta_2_full": "1",  # α²‖δ‖²: the paper's Δ(2) (Eq. 4, left), without the projector
-    "delta_cross": "1",
-    "alpha_e_se": "1",  # standard errors where g is estimated from samples; 0 where it is exact
-    "grad_norm2_se": "nat^2",
-    "delta_se": "1",
-    "delta_s_se": "1",
-    "delta_2_se": "1",
-    "delta_cross_se": "1",
-    "consensus": "1",
-    "wall_s": "s",
-    "samples_per_s": "1/s",  # of this step, all learners together, without evaluation and checkpoints
-    "wait_s": "s",  # of this step, what rank 0 spent waiting for other processes; 0 in one process
-    # What the algorithm exchanges, were each learner a machine of its own: sent by a learner (their mean),
-    # and how often it waits for others. An all-reduce counts as 2(n−1)/n vectors, a neighbour as one.
-    "comm_bytes": "byte",
-    "comm_rounds": "1",
-    "delay": "steps",  # how old the gradients were, under asynchronous SGD and AD-PSGD (the learners' mean)
-    # Of the Hessian at the step's end, on a fixed sample of the training set (the recipe's table "monitor").
-    "lambda_max": "nat",
-    "lambda_max_residual": "nat",  # ‖Hv − λv‖: an eigenvalue lies within that distance
-    "lr_lambda_max": "1",
-    "lr_lambda_limit": "1",  # up to which the rule is stable on a quadratic; NaN where that is not known
-    "spread_share": "1",  # of Σ_j ‖Δw_j‖², what lies along the top eigenvectors (monitor.top of them)
-    "test_loss": "nat",
-    "test_accuracy": "1",
-}
-# Columns that files written before they existed lack; NaN when those are read.
-MONITORED = ("lambda_max", "lambda_max_residual", "lr_lambda_max", "lr_lambda_limit", "spread_share")
 DIVERGED = ("", "mean", "learners")
 _ATTRIBUTES: dict[str, type] = {
     "step": int, "epoch": float, "algorithm": str, "recipe": str, "lr": float, "local_batch": int,
     "diverged_at": int, "diverged": str,
 }  # fmt: skip
 _DATA: dict[str, type] = {"name": str, "options": dict, "train": int, "test": int, "fingerprint": str}
-_ERRORS = ("delta_se", "delta_s_se", "delta_2_se", "delta_cross_se")
-_LATER = (*_ERRORS, "samples_per_s", "wait_s", "comm_bytes", "comm_rounds", "delay", *MONITORED)
 
 
 @dataclass
@@ -95,10 +49,11 @@ class Checkpoint:
     re-estimated on a sample of the training set (empty where nobody did); ``optimizer`` name -> (n, …): the
     optimizer's state; ``rule`` name -> (n, …) and ``shared`` name -> (…): the update rule's own, a row for
     each learner or the same for all; ``seed`` fixes all randomness together with the step (see
-    :mod:`landscape.train.randomness`); ``history`` column -> (T,) float64, ``units``
-    column -> unit; ``recipe`` the TOML text; ``model`` {"name", "options"}; ``data`` {"name", "options",
-    "train", "test", "fingerprint"}; ``lr`` and ``local_batch`` those of the next step (at a run's end, of the
-    last); ``diverged_at`` the step at which it diverged or −1, ``diverged`` what did: "", "mean", "learners".
+    :mod:`landscape.train.randomness`); ``history`` column -> (T,) float64 and ``units`` column -> unit, of
+    the columns that every run has and of those that its update rule adds; ``recipe`` the TOML text;
+    ``model`` {"name", "options"}; ``data`` {"name", "options", "train", "test", "fingerprint"};
+    ``lr`` and ``local_batch`` those of the next step (at the end of a run, of the last); ``diverged_at`` the
+    step at which the run diverged or −1, and ``diverged`` what did: "", "mean" or "learners".
 
     Of imported weights ``buffers`` holds the frozen parameters, too; there is no step, no learning rate (NaN)
     and no local batch (0), and ``recipe`` names the files. Of a recorded loop ``recipe`` has what is known of
@@ -123,7 +78,7 @@ class Checkpoint:
     optimizer: dict[str, Tensor] = field(default_factory=dict)
     rule: dict[str, Tensor] = field(default_factory=dict)
     shared: dict[str, Tensor] = field(default_factory=dict)
-    units: dict[str, str] = field(default_factory=lambda: dict(HISTORY_UNITS))
+    units: dict[str, str] = field(default_factory=lambda: dict(history.UNITS))
     diverged_at: int = -1
     diverged: str = ""
     path: Path | None = None
@@ -207,9 +162,9 @@ class Checkpoint:
 
         if learner == "mean" and self.mean_buffers:
             self._check_buffers(network, self.mean_buffers)
-            fill(network, self.mean_buffers)
+            set_tensors(network, self.mean_buffers)
         elif learner == "mean" and self.learners > 1 and has_batchnorm(network):
-            fill(network, reestimated(on("train")))
+            set_tensors(network, on("train").batchnorm_statistics())
         return on(split)
 
     def _network(self, own: nn.Module | Callable[[], nn.Module] | None, learner: int | None) -> nn.Module:
@@ -231,7 +186,7 @@ class Checkpoint:
             key: _mean(value) if learner is None else value[learner] for key, value in self.buffers.items()
         }
         self._check_buffers(network, rows)
-        fill(network, rows)
+        set_tensors(network, rows)
         return network
 
     def _check_buffers(self, network: nn.Module, values: Mapping[str, Tensor]) -> None:
@@ -310,6 +265,7 @@ class Checkpoint:
             }
             own = held(len(weights)) if held else slice(None)
             seed = hdf5.dataset(hdf5.group(file, "rng"), "seed", "ui", 0)
+            columns, units = history.read(hdf5.group(file, "history"))
             checkpoint = cls(
                 weights=torch.from_numpy(weights[own]),
                 layout=parts.layout(hdf5.dataset(file, "layout", "V", 1)),
@@ -317,8 +273,8 @@ class Checkpoint:
                 model=parts.facts(file, "model", {"name": str, "options": dict}),
                 data=parts.facts(file, "data", _DATA),
                 seed=int(seed[()]),
-                history=parts.history(hdf5.group(file, "history"), _LATER),
-                units=HISTORY_UNITS | parts.units(hdf5.group(file, "history")),
+                history=columns,
+                units=units,
                 buffers=parts.tensors(hdf5.group(file, "buffers"), own, len(weights)),
                 mean_buffers=parts.tensors(parts.later(file, "mean_buffers"), ...),
                 optimizer=parts.tensors(hdf5.group(file, "optimizer"), own, len(weights)),
@@ -328,7 +284,8 @@ class Checkpoint:
             )
             checkpoint._validate()
         if whole_history:
-            checkpoint.history = history.completed(checkpoint.history, Path(path), _LATER)
+            checkpoint.history = history.completed(checkpoint.history, Path(path))
+            checkpoint.units = {name: units.get(name, "") for name in checkpoint.history}
         return checkpoint
 
     def _validate(self) -> None:
@@ -352,7 +309,7 @@ class Checkpoint:
             if slot.offset != offset or slot.size != math.prod(slot.shape):
                 raise ValueError(f"layout of {slot.name} does not add up")
             offset += slot.size
-        missing = [name for name in HISTORY_UNITS if name not in self.history]
+        missing = [name for name in history.UNITS if name not in self.history]
         if missing:
             raise ValueError(f"/history/{missing[0]} is missing")
         lengths = {len(column) for column in self.history.values()}
@@ -380,7 +337,7 @@ def _mean(rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def fill(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+def set_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Set parameters and buffers of ``model`` by name."""
     known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, value in values.items():

@@ -19,7 +19,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoint.checkpoint import HISTORY_UNITS, IMPORTED, Checkpoint
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
+from landscape.checkpoint.history import UNITS
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import open_regular
@@ -233,7 +234,7 @@ def import_state(
         lr=float("nan"),
         local_batch=0,
         seed=0,
-        history={column: np.zeros(0) for column in HISTORY_UNITS},
+        history={column: np.zeros(0) for column in UNITS},
         buffers={
             key: torch.stack([row[key] for row in kept]) for key in kept[0] if all(key in row for row in kept)
         },

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from types import EllipsisType
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from landscape.core import hdf5
-from landscape.core.hdf5 import Array
 from landscape.problem.layout import Layout, Slot
 
 SLOT = np.dtype(
@@ -52,22 +50,6 @@ def facts(file: h5py.File, name: str, kinds: dict[str, type]) -> dict[str, Any]:
         if not isinstance(facts, dict) or type(facts.get(key)) is not kind:
             raise ValueError(f"attribute /{name} has no '{key}' of the kind {kind.__name__}")
     return dict(facts)
-
-
-def history(columns: h5py.Group, newer: Iterable[str]) -> dict[str, Array]:
-    """The columns, and as NaN those of ``newer`` that the file is older than."""
-    found = {name: np.asarray(hdf5.dataset(columns, name, "f", 1)) for name in columns}
-    length = len(next(iter(found.values()), ()))
-    return {**found, **{name: np.full(length, np.nan) for name in newer if name not in found}}
-
-
-def units(columns: h5py.Group) -> dict[str, str]:
-    """Column -> its unit, of those that have one."""
-    return {
-        name: hdf5.attribute(column, "unit", str)
-        for name, column in columns.items()
-        if "unit" in column.attrs
-    }
 
 
 def later(file: h5py.File, name: str) -> Any:

@@ -7,7 +7,7 @@ import functools
 
 import click
 
-from landscape.analysis.contour import ERROR_POINTS, axes, kept
+from landscape.analysis.contour import ERROR_POINTS, axes, reused_points
 from landscape.analysis.contour import contour as compute_contour
 from landscape.cli import options, planes, processes
 from landscape.cli.analysis import Analysis, analysis_options
@@ -133,5 +133,5 @@ def summary(surface: Surface, previous: Surface | None, split: str) -> str:
         error = f"{surface.precision_error:.2g} of {surface.dtype} at up to {ERROR_POINTS} points"
         text += f"; {surface.precision}: within {error}"
     if previous:
-        text += f"; {kept(previous, surface):,} of {surface.loss.size:,} points were in the file"
+        text += f"; {reused_points(previous, surface):,} of {surface.loss.size:,} points were in the file"
     return text

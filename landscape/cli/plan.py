@@ -37,8 +37,13 @@ MOST = 4096
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a key of the recipe.")
 @click.option("--workers", default="8,64,512", show_default=True, help="Numbers of processes.")
 @click.option(
-    "--held", metavar="K", default=1, show_default=True, help="Learners a worker; the paper's GPUs have one."
+    "--learners-per-worker",
+    metavar="K",
+    default=1,
+    show_default=True,
+    help="Learners that each worker computes; the paper's GPUs have one.",
 )
+@click.option("--held", type=int, hidden=True)  # its name until version 0.8
 @click.option(
     "--scaling",
     default="local",
@@ -100,7 +105,8 @@ def plan(
     recipe_name: str,
     settings: tuple[str, ...],
     workers: str,
-    held: int,
+    learners_per_worker: int,
+    held: int | None,
     scaling: str,
     bandwidth: str | None,
     latency: str | None,
@@ -125,7 +131,8 @@ def plan(
     the share of a step in which a worker does not compute; "× SSGD" is samples/s relative to SSGD on as many
     workers; "efficiency" is samples/s relative to as many workers without communication and stragglers.
     """
-    for name, number in (("--held", held), ("--per-machine", per_machine)):
+    learners_per_worker = learners_per_worker if held is None else held
+    for name, number in (("--learners-per-worker", learners_per_worker), ("--per-machine", per_machine)):
         positive(name, number, least=1)
     positive("--straggler", straggler, least=0)
     positive("--slow", slow, least=1)
@@ -147,20 +154,27 @@ def plan(
     @functools.cache
     def costs(local_batch: int) -> calibration.Costs:
         if together > 1:
-            found = calibration.calibrate_at_once(chosen, held, local_batch, together, data_dir=data_dir)
+            found = calibration.calibrate_at_once(
+                chosen, learners_per_worker, local_batch, together, data_dir=data_dir
+            )
         else:
-            found = calibration.calibrate(chosen, held, local_batch, device=place, data_dir=data_dir)
-        many = f"{held} learner{'s' * (held > 1)} × {local_batch} samples"
+            found = calibration.calibrate(
+                chosen, learners_per_worker, local_batch, device=place, data_dir=data_dir
+            )
+        k = learners_per_worker
+        many = f"{k} learner{'s' * (k > 1)} × {local_batch} samples"
         where = f"{place}, {together} at once on {os.cpu_count()} cores"
         common.message(
             f"measured here ({where}), {many}: gradient {_time(found.gradient)}, "
-            f"{_time(found.gradient / held / local_batch)} a sample, update {_time(found.update)}",
+            f"{_time(found.gradient / k / local_batch)} a sample, update {_time(found.update)}",
             quiet,
         )
         return found
 
     size = costs(
-        planning.local_batch(chosen, counts[0] * held, cast(Literal["local", "total"], scaling))
+        planning.local_batch(
+            chosen, counts[0] * learners_per_worker, cast(Literal["local", "total"], scaling)
+        )
     ).size
     link = _link(given, size, max(2, per_machine), quiet)
     with common.progress_bar("plan", quiet) as bar:
@@ -171,10 +185,10 @@ def plan(
             link,
             stragglers=Stragglers(straggler, slow),
             mixings=mixings,
-            held=held,
+            learners_per_worker=learners_per_worker,
             scaling=cast(Literal["local", "total"], scaling),
             kind=kind,
-            news=not alone,
+            exchange_loss=not alone,
             message=lambda line: common.message(line, quiet),
             progress=bar,
         )

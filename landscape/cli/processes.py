@@ -22,7 +22,7 @@ from landscape.core.errors import InputError
 from landscape.core.failures import explain
 from landscape.core.files import printable
 from landscape.core.options import positive
-from landscape.evaluation.grid import KEPT, LostError
+from landscape.evaluation.grid import RESUMABLE, LostError
 from landscape.train.distributed import board, launcher
 from landscape.train.distributed.process_group import TIMEOUT, Group, Lost, number, started_by_launcher
 
@@ -70,7 +70,7 @@ class Processes:
             self.nproc,
             timeout=self.timeout,
             threads=torch.get_num_threads(),
-            kept=lambda: KEPT,
+            kept=lambda: RESUMABLE,
         )
         raise click.exceptions.Exit(code)
 
@@ -129,7 +129,7 @@ def joined(device: torch.device, timeout: float, wait: datetime.timedelta | None
         try:
             yield group
         except LostError as error:
-            raise Lost(f"{group.diagnose(error)}; {KEPT}") from error
+            raise Lost(f"{group.diagnose(error)}; {RESUMABLE}") from error
         except (SystemExit, click.exceptions.Exit):  # done, with an exit code that says how
             group.close()
             raise

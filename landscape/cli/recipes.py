@@ -29,7 +29,7 @@ def recipes(name: str | None) -> None:
     width = max(map(len, known))
     for one in known:
         r = paper.read(one)
-        rate = r.schedule.peak(r.lr, r.batch)
+        rate = r.schedule.peak_lr(r.lr, r.batch)
         algorithm, data = r.part("algorithm")[0], r.part("data")[0]
         click.echo(
             f"{one:{width}} {algorithm:9} {data:7} n = {r.learners}, nB = {r.batch}, lr {rate:g}, "

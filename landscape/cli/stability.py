@@ -109,7 +109,7 @@ def known(run: Checkpoint) -> tuple[float, float | None, int]:
     if run.algorithm == RECORDED:
         return run.lr, read_settings(run).get("monitor", {}).get("stability_limit"), 0
     recipe = recipe_of(run)
-    return run.lr, recipe.limit(), int(recipe.algorithm.get("delay", 0))
+    return run.lr, recipe.stability_limit(), int(recipe.algorithm.get("delay", 0))
 
 
 def table(delays: list[int], momentum: float, noise: float) -> str:

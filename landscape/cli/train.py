@@ -21,7 +21,8 @@ from landscape.core.options import positive
 from landscape.train import launch
 from landscape.train.distributed import board, launcher
 from landscape.train.distributed.process_group import Group, started_by_launcher
-from landscape.train.loop import Diverged, Hooks, verdict
+from landscape.train.divergence import Diverged, divergence_message
+from landscape.train.loop import Hooks
 from landscape.train.recipe import Recipe
 
 
@@ -200,7 +201,7 @@ def _check_divergence(end: Checkpoint, folder: str, rank: int = 0) -> None:
     if end.diverged and rank:
         sys.exit(Diverged.exit_code)
     if end.diverged:
-        raise Diverged(f"{folder}: {verdict(end)}")
+        raise Diverged(f"{folder}: {divergence_message(end)}")
 
 
 @contextlib.contextmanager

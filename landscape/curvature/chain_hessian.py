@@ -14,12 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from landscape.core.errors import PathWarning
-from landscape.curvature.hessian import TRIED, HessianOperator, holds_but_for_rounding, penalty_hessians
-from landscape.evaluation.stack import LinearStep, chain, plain_cross_entropy, stacked_losses
+from landscape.curvature.hessian import (
+    TEST_VECTORS,
+    HessianOperator,
+    holds_but_for_rounding,
+    penalty_hessians,
+)
+from landscape.evaluation.chain import LinearStep, chain, is_default_cross_entropy, stacked_losses
 from landscape.problem.layout import gradients
 from landscape.problem.problem import Problem
 
-# What the widest layer's outputs of a chunk of samples may take, for all sets of weights: on 2 cores with
+# Bytes of the widest layer's outputs for a chunk of samples and all sets of weights: on 2 cores with
 # 784-50-50-10 one set is fastest at 5,000 to 10,000 samples, 16 sets at 2,000.
 CHUNK_BYTES = 6 * 2**20
 MAX_CHUNK = 10_000
@@ -35,11 +40,11 @@ class _Layer:
 
 @dataclass
 class _Chunk:
-    """What is kept of a chunk of data: ``x`` (samples, features), the rest (K, width, samples) a layer.
+    """The intermediate values of a chunk: ``x`` (samples, features), the rest (K, width, samples) a layer.
 
-    ``h``: what the layers from the second on are given; ``slope``: the derivatives of the functions before
-    them; ``bend``: their second derivatives times what comes down from above, None where that is zero;
-    ``delta``: the loss's derivatives at the outputs of these layers; ``z``: the outputs of the last.
+    ``h``: the inputs of the layers from the second on; ``slope``: the derivatives of the functions before
+    them; ``bend``: their second derivatives times the loss's derivatives at their outputs, None for zero;
+    ``delta``: the loss's derivatives at the outputs of these layers; ``z``: the outputs of the last layer.
     """
 
     x: Tensor
@@ -52,7 +57,7 @@ class _Chunk:
     low: Tensor | None = None
 
     def data(self, dtype: torch.dtype) -> Tensor:
-        """x in ``dtype``; one copy is kept."""
+        """x in ``dtype``, converted once."""
         if dtype == self.x.dtype:
             return self.x
         if self.low is None or self.low.dtype != dtype:
@@ -63,10 +68,10 @@ class _Chunk:
 class ChainHessian:
     """(v_1 … v_K) ↦ (∇²L(θ_1) v_1 … ∇²L(θ_K) v_K), averaged over all samples, for a chain of linear layers.
 
-    Where the problem is regularised, the Hessian of its penalty is added, to either ``kind``.
+    The Hessian of a problem's penalty and weight decay is added, for either ``kind``.
 
     Args:
-        problem: one that :meth:`kept_bytes` knows.
+        problem: one for which :meth:`saved_bytes` is not None.
         thetas: (K, P); or (1, P), for any number of vectors at one θ.
         kind: "hessian" or "gauss-newton" (see :class:`landscape.curvature.hessian.GaussNewtonChunk`).
     """
@@ -74,32 +79,32 @@ class ChainHessian:
     def __init__(self, problem: Problem, thetas: Tensor, *, kind: str = "hessian") -> None:
         layers = _layers(problem)
         assert layers is not None
-        assert problem.tensors is not None
+        assert problem.data.tensors is not None
         self.problem, self.layers = problem, layers
         self.full = kind == "hessian"
         views = problem.layout.views(thetas)
         self.weights = [views[layer.step.weight] for layer in layers]
-        x, y = problem.tensors
+        x, y = problem.data.tensors
         widest = max(w.shape[1] for w in self.weights)
         chunk = max(1, min(MAX_CHUNK, CHUNK_BYTES // (len(thetas) * widest * thetas.itemsize)))
         pieces = zip(torch.split(x.flatten(1), chunk), torch.split(y, chunk), strict=True)
         self.chunks = [self._chunk(views, *piece) for piece in pieces]
         classes = y.dim() == 1 and not y.is_floating_point()
-        self.softmax = classes and plain_cross_entropy(problem.criterion)
+        self.softmax = classes and is_default_cross_entropy(problem.criterion)
         self.penalties = penalty_hessians(problem, thetas.unbind())
 
     @staticmethod
-    def kept_bytes(problem: Problem) -> int | None:
-        """What a set of weights costs in memory, at most; None for any model but such a chain."""
+    def saved_bytes(problem: Problem) -> int | None:
+        """Bytes of memory that one set of weights takes at most; None for a model that is no such chain."""
         layers = _layers(problem)
         if layers is None or problem.dtype.itemsize < 4:
             return None
         shapes = {slot.name: slot.shape for slot in problem.layout.slots}
         widths = sum(shapes[layer.step.weight][0] for layer in layers)
-        return 4 * widths * problem.samples * problem.theta.itemsize
+        return 4 * widths * problem.data.samples * problem.theta.itemsize
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """From now on only the sets of weights ``rows``, in this order."""
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep only the sets of weights ``rows``, in this order."""
         at = torch.tensor(rows, device=self.problem.device)
         self.weights = [w[at] for w in self.weights]
         self.penalties = [self.penalties[row] for row in rows] if self.penalties else []
@@ -138,7 +143,7 @@ class ChainHessian:
         with torch.enable_grad():
             z = z if z.requires_grad else z.requires_grad_()
             losses = stacked_losses(self.problem.criterion, z, y.expand(len(z), *y.shape))
-            share = y.shape[0] / self.problem.samples
+            share = y.shape[0] / self.problem.data.samples
             return torch.autograd.grad(losses.sum() * share, z, create_graph=True)[0]
 
     def _bent(self, c: _Chunk, rz: Tensor) -> Tensor:
@@ -146,7 +151,7 @@ class ChainHessian:
         if self.softmax:
             p = c.z.softmax(1)
             moved = p * rz
-            return (moved - p * moved.sum(1, keepdim=True)) / self.problem.samples
+            return (moved - p * moved.sum(1, keepdim=True)) / self.problem.data.samples
         z = c.z.expand_as(rz).clone().requires_grad_()
         slope = self._slope(z, c.y)
         if not slope.requires_grad:  # a loss that is linear in the outputs
@@ -157,11 +162,11 @@ class ChainHessian:
     def __call__(self, vectors: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """The products with ``vectors``, (K, P) -> (K, P).
 
-        ``dtype``: what the products with the data are in, by default the problem's own, as all the rest is.
-        In bfloat16 the result is off by some 0.2% of its norm.
+        ``dtype``: the precision of the products with the data, by default the problem's, which all other
+        arithmetic has. In bfloat16 the error of the result is some 0.2% of its norm.
         """
-        layout, own, count = self.problem.layout, self.problem.dtype, len(vectors)
-        dtype = dtype or own
+        layout, full, count = self.problem.layout, self.problem.dtype, len(vectors)
+        dtype = dtype or full
         moved = layout.views(vectors)
         out = torch.zeros_like(vectors)
         sums = layout.views(out)
@@ -177,7 +182,7 @@ class ChainHessian:
                 if k:
                     rz = _product(moved[layer.step.weight], c.h[k - 1], _product(weights[k], rhs[-1]))
                 else:
-                    rz = (first @ x.T).to(own).view(count, -1, len(x))
+                    rz = (first @ x.T).to(full).view(count, -1, len(x))
                 if layer.step.bias:
                     rz += moved[layer.step.bias].unsqueeze(2)
                 if k < last:
@@ -211,35 +216,35 @@ class ChainHessian:
 def agrees(problem: Problem, theta: Tensor, kind: str = "hessian") -> bool:
     """Whether the products of a chain are those of HessianOperator, on a few samples at ``theta`` (P,).
 
-    Looked at once a problem and kind, with ``check`` other than "off"; a PathWarning says where they are not.
+    Tested once a problem and kind, unless ``check`` is "off"; a PathWarning says where they differ.
     """
-    known: dict[str, bool] = vars(problem).setdefault("_chain_agrees", {})
-    if kind in known or problem.check == "off":
-        return known.get(kind, True)
+    key = ("chain", kind)
+    if key in problem.checked or problem.check == "off":
+        return problem.checked.get(key, True)
 
-    def same(own: Problem) -> bool:
+    def same(few: Problem) -> bool:
         generator = torch.Generator().manual_seed(0)
-        at = theta.to(own.dtype)
-        vectors = torch.randn(TRIED, len(theta), dtype=torch.float64, generator=generator).to(at)
-        plain = HessianOperator(own, at, kind=kind)
-        expected = torch.stack([plain(v) for v in vectors])
-        off = ChainHessian(own, at[None], kind=kind)(vectors) - expected
+        at = theta.to(few.dtype)
+        vectors = torch.randn(TEST_VECTORS, len(theta), dtype=torch.float64, generator=generator).to(at)
+        exact = HessianOperator(few, at, kind=kind)
+        expected = torch.stack([exact(v) for v in vectors])
+        off = ChainHessian(few, at[None], kind=kind)(vectors) - expected
         if not bool(expected.isfinite().all()):
             return True
-        # Products are linear in v but for rounding, which this therefore shows.
-        rounding = 100 * (plain(vectors.sum(0)) - expected.sum(0)).norm()
-        rounding += torch.finfo(own.dtype).eps ** 0.5 * expected.norm(dim=1).max()
+        # Products are linear in v, except for rounding, which is therefore what this measures.
+        rounding = 100 * (exact(vectors.sum(0)) - expected.sum(0)).norm()
+        rounding += torch.finfo(few.dtype).eps ** 0.5 * expected.norm(dim=1).max()
         return bool((off.norm(dim=1) <= rounding).all())
 
-    known[kind] = holds_but_for_rounding(problem.probe(), same)
-    if not known[kind]:
+    problem.checked[key] = holds_but_for_rounding(problem.on(problem.data.few()), same)
+    if not problem.checked[key]:
         warnings.warn(
             "the fast Hessian products of this chain of linear layers differ from PyTorch's on its first "
             "samples; PyTorch's are used, which is slower",
             PathWarning,
             stacklevel=2,
         )
-    return known[kind]
+    return problem.checked[key]
 
 
 def _product(a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
-from landscape.curvature.eigenvalues import Products, exact_products, start_vector
-from landscape.curvature.hessian import Part
+from landscape.curvature.eigenvalues import Products, exact_products
+from landscape.curvature.hessian import HessianOptions, Part
 from landscape.curvature.krylov import BASIS_BYTES, negligible, orthogonalise, small_eigh
-from landscape.curvature.lanczos import follow
+from landscape.curvature.lanczos import run_in_lockstep
+from landscape.curvature.start import start_vector
 from landscape.curvature.trace import signs
 from landscape.evaluation.paths import Progress
 from landscape.problem.problem import Problem
@@ -38,7 +39,7 @@ def quadrature(
     Ubaru, Chen and Saad 2017, section 3. From each probe z of random signs, ``steps`` Lanczos steps with full
     reorthogonalisation give the Ritz values as nodes, and the squared first components of T's eigenvectors as
     weights: exact for zᵀp(A)z/P, p any polynomial of degree below 2·steps. ``products`` takes (k, P), the
-    vectors of as many probes as fit in memory. InputError for a count below 1.
+    vectors of as many probes as fit in memory. Raises InputError for a count below 1.
     """
     positive("probes", probes, least=1)
     positive("steps", steps, least=1)
@@ -55,16 +56,16 @@ def quadrature(
             progress(min(1.0, hvps / (probes * steps)))
         return products(vectors)
 
-    found: list[tuple[Array, Array]] = []
+    rules: list[tuple[Array, Array]] = []
     for i in range(0, probes, at_once):
         starts = [signs(size, 1, generator, like)[0] / size**0.5 for _ in range(min(at_once, probes - i))]
-        found += follow([_probe(start, steps) for start in starts], counted, lambda: None)
-    nodes, weights = (np.stack(part) for part in zip(*found, strict=True))
+        rules += run_in_lockstep([_probe(start, steps) for start in starts], counted, lambda: None)
+    nodes, weights = (np.stack(part) for part in zip(*rules, strict=True))
     return Density(nodes, weights, size, hvps)
 
 
 def _probe(start: Tensor, steps: int) -> Generator[Tensor, Tensor, tuple[Array, Array]]:
-    """Nodes and weights (steps,) of one probe; see :func:`.search` for what it yields."""
+    """Nodes and weights (steps,) of one probe; it yields vectors (P,), and is sent their products."""
     vectors = start.new_zeros(steps, len(start))
     vectors[0] = start
     t = np.zeros((steps, steps))
@@ -92,10 +93,33 @@ def density(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Density:
-    """The spectral density of ∇²L(θ), θ (P,) by default the centre; see :func:`quadrature`.
+    """The spectral density of ∇²L(θ) by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017).
 
-    ``kind``, ``part`` and ``randomness`` as in :class:`landscape.HessianOperator`.
+    Args:
+        problem: the loss.
+        probes: random vectors, each of which gives one quadrature; 10 by default.
+        steps: Lanczos steps, that is products, a probe; 80 by default. (Ghorbani, Krishnan and Xiao 2019 use
+            these numbers for networks of all sizes.)
+        theta: θ (P,); default: the problem's centre.
+        kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
+        part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        randomness: "refuse" a model that is random in eval mode, or "seed" its random numbers.
+        seed: draws the probes.
+        progress: called with the share of the work done.
+
+    Returns:
+        Nodes and weights, (probes, steps) each; the weights of a probe sum to 1.
+
+    Raises:
+        InputError: a count below 1, or an unknown option.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.randn(20, 3), torch.randint(2, (20,))
+        >>> problem = landscape.Problem(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, (x, y))
+        >>> landscape.density(problem, probes=2, steps=5).nodes.shape
+        (2, 5)
     """
-    h, size = exact_products(problem, theta, kind=kind, part=part, randomness=randomness)
+    h, size = exact_products(problem, theta, HessianOptions(kind, part, randomness))
     like = start_vector(problem, seed, size)
     return quadrature(h, like, probes=probes, steps=steps, seed=seed, progress=progress)

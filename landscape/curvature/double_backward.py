@@ -15,12 +15,12 @@ from landscape.problem.batches import fixed_randomness
 from landscape.problem.layout import gradients
 from landscape.problem.problem import Problem
 
-# What PyTorch says of operations without a second derivative; the operation's name comes first.
+# PyTorch's message on operations without a second derivative, with the operation's name.
 MISSING = re.compile(r"derivative for '?(?:aten::)?_?(\w+?)(?:_backward)?'? is not implemented")
-# Differences of gradients at one and two steps must agree this well to be trusted, and the product must then
-# differ from them by that much to be wrong: a kink within the step, or arithmetic that is coarser inside the
-# model than its parameters, makes the two differ (ours).
-TRUSTED, WRONG = 0.05, 0.25
+# A product is wrong if the differences of gradients at one and two steps agree to the first share, and the
+# product differs from them by the second: a kink within the step, or arithmetic that is coarser inside the
+# model than its parameters, makes the two differences disagree (ours).
+AGREEMENT, DISAGREEMENT = 0.05, 0.25
 
 WHAT_TO_DO = (
     "; write it in differentiable operations, or take another in its place (losses, contours and gradients "
@@ -34,11 +34,11 @@ def missing_named() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, NotImplementedError) as error:
-        found = MISSING.search(str(error))
-        if found is None:
+        match = MISSING.search(str(error))
+        if match is None:
             raise
         raise InputError(
-            f"model or loss: PyTorch has no second derivative of {found[1]}, so that there are no products "
+            f"model or loss: PyTorch has no second derivative of {match[1]}, so that there are no products "
             f"with its Hessian{WHAT_TO_DO}"
         ) from error
 
@@ -49,9 +49,9 @@ def check_graph(gradients: Sequence[Tensor]) -> None:
     PyTorch makes its results constants, whose derivatives would count as zero.
     """
     seen = {part.grad_fn for part in gradients}
-    left = list(seen)
-    while left:
-        node = left.pop()
+    queue = list(seen)
+    while queue:
+        node = queue.pop()
         if node is None:
             continue
         if node.name() == "torch::autograd::Error":
@@ -61,7 +61,7 @@ def check_graph(gradients: Sequence[Tensor]) -> None:
             )
         new = {below for below, _ in node.next_functions} - seen
         seen |= new
-        left += new
+        queue += new
 
 
 def flat(parts: Sequence[Tensor]) -> Tensor:
@@ -77,11 +77,14 @@ def check_differences(
     image: Sequence[Tensor],
     batch: tuple[Any, Any],
 ) -> None:
-    """Raise InputError if ``image``, the product with ``vectors``, is not what gradients differ by.
+    """Raise InputError if ``image``, the product with ``vectors``, is not the difference of gradients.
 
-    ``leaves`` are the parameters that the model is called with; ``active``, those among them that move, are
-    changed; ``batch`` is (x, y). A backward pass that leaves something out (by
-    detach, .data, NumPy) is seen in no other way.
+    This alone detects a backward pass that leaves something out (by detach, .data, NumPy).
+
+    Args:
+        leaves: the parameters of the model's call.
+        active: those among them that the vectors belong to; they are changed.
+        batch: (x, y).
     """
     start = [a.detach().clone() for a in active]
     size = float(flat(start).norm()) / float(flat(vectors).norm())
@@ -97,8 +100,8 @@ def check_differences(
 
     near, far = ((slope(k * step) - slope(-k * step)) / (2 * k * step) for k in (1, 2))
     product, scale = flat(image), torch.maximum(near.norm(), far.norm())
-    trusted = bool((near - far).norm() <= TRUSTED * scale)
-    if trusted and bool((product - near).norm() > WRONG * torch.maximum(scale, product.norm())):
+    trusted = bool((near - far).norm() <= AGREEMENT * scale)
+    if trusted and bool((product - near).norm() > DISAGREEMENT * torch.maximum(scale, product.norm())):
         raise InputError(
             "model or loss: its second derivative is wrong: products with the Hessian are not what gradients "
             "differ by, as where a part is detached, or a backward pass of one's own is not differentiable"

@@ -1,9 +1,8 @@
 """Ends and top of the Hessian's spectrum at one or many sets of weights.
 
-The search for eigenvectors may go by cheaper products: with the samples that carry nearly all of the
-curvature, and with the data in bfloat16. Values and residuals are always from products with all samples in
-the problem's own precision, by which what the search found is mended, or searched on, until it meets the
-tolerance.
+The search for eigenvectors may use cheaper products: with the samples that have nearly all of the curvature,
+and with the data in bfloat16. Its results are verified and refined with exact products, of all samples in the
+problem's precision, until they meet the tolerance.
 """
 
 from __future__ import annotations
@@ -18,20 +17,29 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.options import choose, positive
 from landscape.curvature import pyhessian_engine
+from landscape.curvature.approximation import MIN_PARAMETERS, MIN_TOL, Approximation, cheapest
 from landscape.curvature.chain_hessian import ChainHessian, agrees
-from landscape.curvature.hessian import GRAPH_BYTES, HessianOperator, Part, operator
+from landscape.curvature.hessian import (
+    FULL_HESSIAN,
+    GRAPH_BYTES,
+    HessianOperator,
+    HessianOptions,
+    Part,
+    operator,
+)
 from landscape.curvature.krylov import BASIS_BYTES, MAX_BASIS
 from landscape.curvature.lanczos import (
     MAX_PRODUCTS,
     TOL,
     Eigenpairs,
     Ends,
-    certified,
+    SearchOptions,
     ends_of,
-    follow,
-    search,
+    run_in_lockstep,
+    search_eigenpairs,
+    verify_and_refine,
 )
-from landscape.evaluation.stack import plain_cross_entropy
+from landscape.curvature.start import start_vector, warm_start
 from landscape.problem.problem import Problem
 
 Products = Callable[[Tensor], Tensor]
@@ -39,163 +47,138 @@ Products = Callable[[Tensor], Tensor]
 SEARCHES = ("auto", "exact")
 # Points of a grid at once, at most. On 2 cores a product of one of 16 points costs half of a lone one's.
 MAX_POINTS = 16
-# Cheaper searches only for spectra that are not gone through whole, to exact multiplicities, and tolerances
-# that a few corrections reach from theirs (ours).
-LEAST_PARAMETERS = 10 * MAX_BASIS
-LEAST_TOL = 1e-3
-# The share of Σ(1 − p) that the samples searched with have. On MNIST's MLPs these are 20 to 70% of all, and
-# the lowest eigenvalue is then 2 to 4% off. It must be at most so many of all to be worth the corrections.
-MASS = 0.99
-MOST = 0.8
-# What a product in bfloat16 may be off by, relative to it, for the corrections to be few; it is 0.2% on
-# MNIST's MLPs, and more where the data's numbers differ by little from one another (ours).
-COARSE = 0.02
 
 
 def points_at_once(problem: Problem, part: Part = None) -> int:
-    """How many sets of weights :func:`eigenpairs` should be given at a time, so that memory stays bounded."""
-    kept = _chain_bytes(problem, problem.theta, "hessian", part)
-    if kept is None:
+    """The number of sets of weights for one call of :func:`eigenpairs` with bounded memory."""
+    saved = _chain_bytes(problem, problem.theta, HessianOptions(part=part))
+    if saved is None:
         return 1
     basis = (MAX_BASIS + 1) * problem.theta.nbytes
-    return max(1, min(MAX_POINTS, GRAPH_BYTES // kept, BASIS_BYTES // basis))
+    return max(1, min(MAX_POINTS, GRAPH_BYTES // saved, BASIS_BYTES // basis))
 
 
-def _chain_bytes(problem: Problem, theta: Tensor, kind: str, part: Part) -> int | None:
-    """What a set of weights costs where fast products of chains serve; None where they do not."""
-    kept = ChainHessian.kept_bytes(problem) if part is None else None
-    return kept if kept is not None and agrees(problem, theta, kind) else None
+def _chain_bytes(problem: Problem, theta: Tensor, options: HessianOptions) -> int | None:
+    """Bytes of a set of weights for the fast products of chains; None where these do not serve."""
+    saved = ChainHessian.saved_bytes(problem) if options.part is None else None
+    return saved if saved is not None and agrees(problem, theta, options.kind) else None
 
 
 def eigenpairs(
     problem: Problem,
     thetas: Tensor,
     start: Tensor,
+    wanted: SearchOptions,
+    options: HessianOptions = FULL_HESSIAN,
     *,
-    low: int = 0,
-    high: int = 1,
-    tol: float = TOL,
-    max_products: int = MAX_PRODUCTS,
-    kind: str = "hessian",
-    part: Part = None,
-    randomness: str = "refuse",
-    how: str = "auto",
+    search: str = "auto",
     done: Callable[[], None] = lambda: None,
 ) -> list[Eigenpairs]:
-    """The ``low`` smallest and ``high`` largest eigenvalues of ∇²L at each of ``thetas`` (K, P).
+    """Eigenvalues of ∇²L at each of ``thetas`` (K, P).
 
     Args:
-        start: where every search begins, (P,) or (P',) for a part; see :func:`.search`.
-        kind, part, randomness: see :class:`landscape.HessianOperator`.
-        how: "exact": every product with all samples, in the problem's precision; "auto": the search goes by
-            cheaper ones where that pays. For tolerances from 1e-3 and 1,280 parameters on: with cross-entropy
-            the samples with 99% of the sum of 1 − p, p the probability of the target (a sample's part of the
-            Hessian vanishes with 1 − p), and chains of linear layers in float32 in bfloat16, where the
-            hardware has it and a few samples' products agree to 2%.
-        done: called as each point is found.
+        start: the first vector of every search, (P,) or (P',) for a part; see :func:`.search_eigenpairs`.
+        wanted: which eigenvalues, and how exactly.
+        options: which matrix; see :class:`landscape.HessianOperator`.
+        search: "exact": every product has all samples, in the problem's precision; "auto": the search uses
+            cheaper products where that saves time, for tolerances from 1e-3 and 1,280 parameters on. With
+            cross-entropy these are of the samples with 99% of the sum of 1 − p, p the probability of the
+            target (a sample's part of the Hessian vanishes with 1 − p). For chains of linear layers in
+            float32 they are in bfloat16, if the hardware has it and the products of a few samples agree to
+            2%.
+        done: called as each point ends.
 
-    Points are searched in step, so that on chains of linear layers one pass over the data serves all. All
-    products count as whole ones.
+    All points are searched in lockstep, so that on chains of linear layers one pass over the data serves all.
+    Each product counts as one.
     """
-    choose("search", how, SEARCHES)
+    choose("search", search, SEARCHES)
+    searches = _PointSearches(problem, options, wanted, done, _saved_on_chain(problem, thetas, options))
     thetas = thetas.to(problem.theta)
-    kept = _chain_bytes(problem, thetas[0], kind, part)
-    fits = kept is not None and kept * len(thetas) <= GRAPH_BYTES
-    whole = _Way(problem, problem.dtype)
-    rough = problem.layout.size < LEAST_PARAMETERS or tol < LEAST_TOL or randomness == "seed"
-    one = ChainHessian(problem, thetas, kind=kind) if fits and len(thetas) == 1 else None
-    way = whole if how == "exact" or rough else _cheapest(problem, thetas, fits, one)
-
-    def searched(at: Tensor, starts: list[Tensor], way: _Way) -> list[Eigenpairs]:
-        searches = [search(s, low=low, high=high, tol=tol, max_products=max_products) for s in starts]
-        share = way.problem.samples / problem.samples
-        exact: Iterable[Products]
-        if fits:
-            h = one if one and way.problem is problem else ChainHessian(way.problem, at, kind=kind)
-            found = follow(searches, _in_step(h, share, way.dtype), done)
-            # Else one at a time, as zip below asks for them.
-            exact = [one] if one else (ChainHessian(problem, t[None], kind=kind) for t in at)
-        else:
-            general = functools.partial(HessianOperator, kind=kind, part=part, randomness=randomness)
-            each = [general(way.problem, t) for t in at]
-
-            def products(vectors: Tensor, running: list[int]) -> Tensor:
-                return torch.stack([each[i](v) * share for i, v in zip(running, vectors, strict=True)])
-
-            found = follow(searches, products, done)
-            exact = (
-                functools.partial(_rows, h if way is whole else general(problem, t))
-                for h, t in zip(each, at, strict=True)
-            )
-        ends = zip(found, exact, strict=True)
-        return [replace(certified(f, h, tol), search=way.name(problem)) for f, h in ends]
-
-    pairs = searched(thetas, [start] * len(thetas), way)
-    missed = [i for i, p in enumerate(pairs) if not p.converged and p.hvps < max_products]
-    if missed and way is not whole:
+    whole = Approximation(problem, problem.dtype)
+    small = problem.layout.size < MIN_PARAMETERS or wanted.tol < MIN_TOL or options.randomness == "seed"
+    one = ChainHessian(problem, thetas, kind=options.kind) if searches.chain and len(thetas) == 1 else None
+    chosen = whole if search == "exact" or small else cheapest(problem, thetas, searches.chain, one)
+    pairs = searches.run(thetas, [start] * len(thetas), chosen, one)
+    missed = [i for i, p in enumerate(pairs) if not p.converged and p.hvps < wanted.max_products]
+    if missed and chosen is not whole:
         starts = [warm_start(pairs[i].vectors.sum(0), start) for i in missed]
-        for i, again in zip(missed, searched(thetas[missed], starts, whole), strict=True):
+        for i, again in zip(missed, searches.run(thetas[missed], starts, whole, one), strict=True):
             pairs[i] = replace(again, hvps=pairs[i].hvps + again.hvps)
     return pairs
 
 
+def _saved_on_chain(problem: Problem, thetas: Tensor, options: HessianOptions) -> bool:
+    """Whether the fast products of chains serve, and all of ``thetas`` fit into memory."""
+    saved = _chain_bytes(problem, thetas[0].to(problem.theta), options)
+    return saved is not None and saved * len(thetas) <= GRAPH_BYTES
+
+
 @dataclass(frozen=True)
-class _Way:
-    """What a search multiplies with: a problem, perhaps with fewer samples, and the data's precision."""
+class _PointSearches:
+    """The searches of :func:`eigenpairs` at some points; ``chain``: by the fast products of chains."""
 
     problem: Problem
-    dtype: torch.dtype
+    options: HessianOptions
+    wanted: SearchOptions
+    done: Callable[[], None]
+    chain: bool
 
-    def name(self, whole: Problem) -> str:
-        """Such as "float32" or "bfloat16, 2,372 of 10,000 samples"."""
-        part = f", {self.problem.samples:,} of {whole.samples:,} samples"
-        return str(self.dtype).removeprefix("torch.") + part * (self.problem is not whole)
+    def run(
+        self, thetas: Tensor, starts: list[Tensor], chosen: Approximation, one: ChainHessian | None
+    ) -> list[Eigenpairs]:
+        """Search with products of ``chosen``, then verify and refine; ``one``: exact products, or None."""
+        w = self.wanted
+        searches = [
+            search_eigenpairs(s, low=w.low, high=w.high, tol=w.tol, max_products=w.max_products)
+            for s in starts
+        ]
+        products, exact = (self._on_chain if self.chain else self._general)(thetas, chosen, one)
+        results = run_in_lockstep(searches, products, self.done)
+        name = chosen.name(self.problem)
+        return [
+            replace(verify_and_refine(result, h, w.tol), search=name)
+            for result, h in zip(results, exact, strict=True)
+        ]
 
+    def _on_chain(
+        self, thetas: Tensor, chosen: Approximation, one: ChainHessian | None
+    ) -> tuple[Callable[[Tensor, list[int]], Tensor], Iterable[Products]]:
+        problem, kind = self.problem, self.options.kind
+        share = chosen.problem.samples / problem.samples
+        h = one if one and chosen.problem is problem else ChainHessian(chosen.problem, thetas, kind=kind)
+        # Without one, one point at a time, as the verification asks for them.
+        exact = [one] if one else (ChainHessian(problem, t[None], kind=kind) for t in thetas)
+        return _in_lockstep(h, share, chosen.dtype), exact
 
-@torch.no_grad()
-def _cheapest(problem: Problem, thetas: Tensor, is_chain: bool, one: ChainHessian | None) -> _Way:
-    """The samples that matter at ``thetas``, and the precision that is faster; ``one``: if it is there.
+    def _general(
+        self, thetas: Tensor, chosen: Approximation, one: ChainHessian | None
+    ) -> tuple[Callable[[Tensor, list[int]], Tensor], Iterable[Products]]:
+        share = chosen.problem.samples / self.problem.samples
+        each = [self.options.at(chosen.problem, t) for t in thetas]
 
-    All samples where the problem is regularised: the penalty is no mean over them.
-    """
-    dtype = torch.bfloat16 if is_chain and _bfloat16_serves(problem) else problem.dtype
-    known = plain_cross_entropy(problem.criterion) and problem.tensors is not None and not problem.bn_samples
-    known = known and not problem.regularised
-    if not known or problem.tensors is None or problem.tensors[1].dim() != 1:
-        return _Way(problem, dtype)
-    missing = torch.zeros(problem.samples, device=problem.device)
-    for theta in thetas:
-        outputs = (
-            [(c.z[0].T, c.y) for c in one.chunks]
-            if one
-            else ((problem.outputs(theta, x), y) for x, y, _ in problem.chunks())
+        def products(vectors: Tensor, running: list[int]) -> Tensor:
+            return torch.stack([each[i](v) * share for i, v in zip(running, vectors, strict=True)])
+
+        exact = chosen.problem is self.problem
+        verifying = (
+            functools.partial(_rows, h if exact else self.options.at(self.problem, t))
+            for h, t in zip(each, thetas, strict=True)
         )
-        parts = [1 - z.softmax(1).gather(1, y[:, None]).squeeze(1) for z, y in outputs]
-        missing += torch.cat(parts).float().nan_to_num(nan=1.0)  # one point's NaN leaves the others theirs
-    most, order = missing.sort(descending=True)
-    count = int((most.cumsum(0) < MASS * most.sum()).sum()) + 1
-    if count > MOST * problem.samples:
-        return _Way(problem, dtype)
-    return _Way(problem.subset(order[:count].sort().values), dtype)
+        return products, verifying
 
 
 def exact_products(
-    problem: Problem,
-    theta: Tensor | None = None,
-    *,
-    kind: str = "hessian",
-    part: Part = None,
-    randomness: str = "refuse",
+    problem: Problem, theta: Tensor | None = None, options: HessianOptions = FULL_HESSIAN
 ) -> tuple[Products, int]:
     """The products of ∇²L(θ) with vectors (k, P), or (k, P') for a part, and that size.
 
     Raises InputError as :func:`landscape.curvature.hessian.operator`.
     """
-    h = operator(problem, theta, kind=kind, part=part, randomness=randomness)
+    h = operator(problem, theta, kind=options.kind, part=options.part, randomness=options.randomness)
     at = problem.theta if theta is None else theta
-    kept = _chain_bytes(problem, at, kind, part)
-    if kept is not None and kept <= GRAPH_BYTES:
-        return ChainHessian(problem, at[None], kind=kind), h.size
+    saved = _chain_bytes(problem, at, options)
+    if saved is not None and saved <= GRAPH_BYTES:
+        return ChainHessian(problem, at[None], kind=options.kind), h.size
     return functools.partial(_rows, h), h.size
 
 
@@ -203,57 +186,17 @@ def _rows(h: HessianOperator, vectors: Tensor) -> Tensor:
     return torch.stack([h(v) for v in vectors])
 
 
-def _in_step(h: ChainHessian, share: float, dtype: torch.dtype) -> Callable[[Tensor, list[int]], Tensor]:
+def _in_lockstep(h: ChainHessian, share: float, dtype: torch.dtype) -> Callable[[Tensor, list[int]], Tensor]:
     """``share`` of the products of the searches still running; the weights of the others are dropped."""
-    left: list[int] = []
+    present: list[int] = []
 
     def products(vectors: Tensor, running: list[int]) -> Tensor:
-        if left and left != running:
-            h.keep([left.index(i) for i in running])
-        left[:] = running
+        if present and present != running:
+            h.select([present.index(i) for i in running])
+        present[:] = running
         return h(vectors, dtype).mul_(share)
 
     return products
-
-
-def bfloat16_is_fast(device: torch.device) -> bool:
-    """Whether the hardware multiplies in bfloat16: CUDA from Ampere on, CPUs with AVX512-BF16 or AMX."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    return device.type == "cpu" and (
-        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    )
-
-
-def _bfloat16_serves(problem: Problem) -> bool:
-    """Whether products with the data in bfloat16 are fast, and near enough on a few samples at the centre."""
-    if problem.dtype != torch.float32 or not bfloat16_is_fast(problem.device):
-        return False
-    few = ChainHessian(problem.probe(), problem.theta[None])
-    v = start_vector(problem, 0)[None]
-    exact = few(v)
-    return bool((few(v, torch.bfloat16) - exact).norm() <= COARSE * exact.norm())
-
-
-def start_vector(problem: Problem, seed: int, size: int | None = None) -> Tensor:
-    """A normal vector (size,), by default (P,), from ``seed``: the same draw on every device.
-
-    Of a model in half precision it is float32, in which a basis can be orthogonal. Lanczos needs one with
-    components along all eigenvectors. InputError for a seed below 0.
-    """
-    if seed < 0:
-        raise InputError(f"seed: {seed} is not allowed, it must be an integer ≥ 0")
-    generator = torch.Generator().manual_seed(seed)
-    length = problem.layout.size if size is None else size
-    return torch.randn(length, dtype=torch.float64, generator=generator).to(
-        problem.device, torch.promote_types(problem.dtype, torch.float32)
-    )
-
-
-def warm_start(near: Tensor, first: Tensor) -> Tensor:
-    """(P,), where a search near ``near`` begins: with as much of ``first``, which misses no eigenvector."""
-    start: Tensor = near.to(first) / near.norm() + first / first.norm()
-    return start
 
 
 def extreme_eigenvalues(
@@ -268,20 +211,38 @@ def extreme_eigenvalues(
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
 ) -> Ends:
-    """λ_min and λ_max of ∇²L(θ) over all of the problem's data, θ (P,) by default the centre.
+    """λ_min and λ_max of ∇²L(θ) over all of the problem's data, by one Lanczos run.
 
-    ``tol`` bounds each residual relative to its eigenvalue; see :func:`.search`. ``kind``,
-    ``part`` and ``randomness`` as in :class:`landscape.HessianOperator`; ``search`` is ``how`` in
-    :func:`eigenpairs`. ``seed`` draws the starting vector. Where ``max_products`` run out first,
-    ``converged`` is False and the residuals say how far it got.
+    Args:
+        problem: the loss.
+        tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to zero.
+        theta: θ (P,); default: the problem's centre.
+        kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
+        part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        randomness: "refuse" a model that is random in eval mode, or "seed" its random numbers.
+        search: "auto": the search may use cheaper products, with the samples that have most of the curvature
+            and the data in bfloat16, and its results are verified and refined with exact ones; "exact": all
+            products are exact.
+        max_products: Hessian-vector products, at most; where they end first, ``converged`` is False and the
+            residuals show the error.
+        seed: draws the starting vector.
+
+    Raises:
+        InputError: a tol or max_products that is not positive, an unknown option, or a random model.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+        >>> ends = landscape.extreme_eigenvalues(problem)  # of the mean of 2xxᵀ
+        >>> round(ends.min, 4), round(ends.max, 4)
+        (1.0, 9.0)
     """
+    options, wanted = HessianOptions(kind, part, randomness), SearchOptions(1, 1, tol, max_products)
     size = operator(problem, theta, kind=kind, part=part, randomness=randomness).size
     at = problem.theta if theta is None else theta
-    pairs = eigenpairs(
-        problem, at[None], start_vector(problem, seed, size), low=1, high=1, tol=tol,
-        max_products=max_products, kind=kind, part=part, randomness=randomness, how=search,
-    )  # fmt: skip
-    return ends_of(pairs[0])
+    start = start_vector(problem, seed, size)
+    return ends_of(eigenpairs(problem, at[None], start, wanted, options, search=search)[0])
 
 
 def top_eigenvalues(
@@ -301,14 +262,35 @@ def top_eigenvalues(
 ) -> Eigenpairs:
     """The ``k`` algebraically largest eigenvalues of ∇²L(θ), descending, with vectors and residuals.
 
-    Options as in :func:`extreme_eigenvalues`, and:
+    Args:
+        problem: the loss.
+        k: how many, 1 ≤ k ≤ P.
+        tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to zero.
+        theta: θ (P,); default: the problem's centre.
+        kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
+        part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        randomness: "refuse" a model that is random in eval mode, or "seed" its random numbers.
+        search: "auto": the search may use cheaper products, with the samples that have most of the curvature
+            and the data in bfloat16, and its results are verified and refined with exact ones; "exact": all
+            products are exact.
+        engine: "pyhessian" asks that package instead, for one eigenvalue: that of largest *magnitude*. Its
+            residual is still from our options.
+        start: (P,), such as the sum of eigenvectors at nearby weights, where the search begins. As much of a
+            random vector is added, so that no eigenvector is missed for being orthogonal to it.
+        max_products: Hessian-vector products, at most; where they end first, ``converged`` is False and the
+            residuals show the error.
+        seed: draws the starting vector.
 
-    - ``start`` (P,), such as the sum of eigenvectors found nearby, is where the search begins. As much of the
-      random vector is added, so that an eigenvector orthogonal to it is not missed.
-    - ``engine`` "pyhessian" asks that package instead, for one eigenvalue: that of largest *magnitude*. Its
-      residual is still from our product.
+    Raises:
+        InputError: a k below 1 or above P, a start of another shape, an unknown option, a random model, or an
+            option that pyhessian does not have.
 
-    Raises InputError for a k below 1 or above P, a start of another shape, and what pyhessian cannot do.
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+        >>> landscape.top_eigenvalues(problem, 2).values.round(decimals=3).tolist()
+        [9.0, 1.0]
     """
     positive("k", k, least=1)
     h = operator(problem, theta, kind=kind, part=part, randomness=randomness)
@@ -329,7 +311,5 @@ def top_eigenvalues(
             raise InputError(f"start: shape {tuple(start.shape)}, it must be {tuple(first.shape)}")
         positive("start: norm", float(start.norm()))
         first = warm_start(start, first)
-    return eigenpairs(
-        problem, at[None], first, high=k, tol=tol, max_products=max_products,
-        kind=kind, part=part, randomness=randomness, how=search,
-    )[0]  # fmt: skip
+    options, wanted = HessianOptions(kind, part, randomness), SearchOptions(0, k, tol, max_products)
+    return eigenpairs(problem, at[None], first, wanted, options, search=search)[0]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,31 +15,30 @@ from landscape.core.errors import InputError
 from landscape.core.memory import SavedBytes
 from landscape.core.options import choose
 from landscape.curvature.double_backward import check_differences, check_graph, flat, missing_named
-from landscape.evaluation.stack import chain
-from landscape.problem.batches import fixed_randomness, placed_loss
+from landscape.evaluation.chain import chain
+from landscape.problem.batches import fixed_randomness
 from landscape.problem.layout import gradients
 from landscape.problem.problem import RANDOMNESS, Problem
 
-# Memory that kept gradient graphs may take (ours: small beside the 24 GB of a usual machine, and enough to
-# keep all of MNIST's test set for a small network).
+# Memory for gradient graphs (ours: small compared to the 24 GB of a usual machine, and enough for all of
+# MNIST's test set with a small network).
 GRAPH_BYTES = 2**30
 KINDS = ("hessian", "gauss-newton")
-# Random vectors that products are tried with before they are used; one of their 6 pairs alone might miss
-# an asymmetry (ours).
-TRIED = 4
+# Random vectors of the test of symmetry; one of their 6 pairs alone might miss an asymmetry (ours).
+TEST_VECTORS = 4
 
 Part = str | Sequence[str] | None
 
 
 @contextlib.contextmanager
 def twice_differentiable(model: nn.Module) -> Iterator[None]:
-    """Inside, no fused attention, nor cuDNN's recurrent layers: these kernels have no double backward.
+    """No fused attention and no recurrent layers of cuDNN, which have no double backward, in the block.
 
-    What has none at all raises InputError.
+    An operation that has none at all raises InputError.
     """
     recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.modules())
-    own = torch.backends.cudnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
-    with sdpa_kernel(SDPBackend.MATH), own, missing_named():
+    cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
+    with sdpa_kernel(SDPBackend.MATH), cudnn, missing_named():
         yield
 
 
@@ -106,7 +105,7 @@ CHUNKS: dict[str, type[Chunk]] = {"hessian": HessianChunk, "gauss-newton": Gauss
 
 
 class PenaltyHessian:
-    """The products with ∇²R at one θ (P,), R what a regularised problem adds to the mean loss."""
+    """The products with ∇²R at one θ (P,), R the penalty and weight decay of a problem."""
 
     def __init__(self, problem: Problem, theta: Tensor) -> None:
         self.theta = theta.detach().clone().requires_grad_()
@@ -132,21 +131,35 @@ def penalty_hessians(problem: Problem, thetas: Sequence[Tensor]) -> list[Penalty
 class HessianOperator:
     """v ↦ ∇²L(θ) v for a fixed θ, averaged over all samples of ``problem``.
 
-    Where the problem is regularised, the Hessian of its penalty is added, to either ``kind``.
+    The Hessian of a problem's penalty and weight decay is added, for either ``kind``. The graph of a chunk of
+    data is built once and kept for as many chunks as fit in ``graph_bytes``; the graphs of other chunks are
+    built again for every product.
 
     Args:
+        problem: the loss.
         theta: θ (P,); default: the problem's centre.
         kind: "hessian", or "gauss-newton" for JᵀH_L J (see :class:`GaussNewtonChunk`), which is positive
             semi-definite for the usual losses.
         part: names or name prefixes of parameters, such as "1" or "1.weight": the diagonal block of these
             (``size`` numbers in the order of θ); default: all P.
-        randomness: "refuse", or "seed" to draw the same random numbers at each forward pass. This class
-            does not look whether the model is random: :func:`operator` does.
-        graph_bytes: memory for kept graphs.
+        randomness: "refuse", or "seed" to draw the same random numbers at each forward pass. Only
+            :func:`operator` tests whether the model is random.
+        graph_bytes: memory for graphs.
 
-    A chunk's graph is built once and kept for as many chunks as fit in ``graph_bytes``; the others build
-    theirs again for every product. ``products`` counts the calls. Raises InputError for a kind or part that
-    is not there, and at the first product for "gauss-newton" with outputs that are not one tensor.
+    Attributes:
+        size: the length of the vectors.
+        products: the number of products so far.
+
+    Raises:
+        InputError: an unknown kind or part, products that are not those of a symmetric matrix, and at the
+            first product "gauss-newton" for outputs that are not one tensor.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(1, 1, bias=False), torch.nn.MSELoss(), (x, y))
+        >>> landscape.HessianOperator(problem)(torch.ones(1))  # the mean of 2x²
+        tensor([10.])
     """
 
     def __init__(
@@ -168,7 +181,7 @@ class HessianOperator:
         views = problem.layout.views(theta)
         self._leaves = {k: v.detach().clone() for k, v in views.items()}
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
-        self._kept: list[tuple[Chunk, float]] = []
+        self._graphs: list[tuple[Chunk, float]] = []
         self._budget = graph_bytes
         self._full = self._complete = False
         self._penalties = penalty_hessians(problem, [theta])
@@ -197,15 +210,15 @@ class HessianOperator:
         return total
 
     def _chunks(self) -> Iterator[tuple[Chunk, float, bool]]:
-        """Each chunk's graph, its share of the samples, and whether it serves again."""
+        """Each chunk's graph, its share of the samples, and whether it is kept."""
         if self._complete:
-            yield from ((chunk, share, True) for chunk, share in self._kept)
+            yield from ((chunk, share, True) for chunk, share in self._graphs)
             return
         build = CHUNKS[self.kind]
         seeded = self.randomness == "seed"
         for i, (x, y, count) in enumerate(self.problem.chunks()):
-            if i < len(self._kept):
-                yield (*self._kept[i], True)
+            if i < len(self._graphs):
+                yield (*self._graphs[i], True)
                 continue
             saved = SavedBytes(excluding=self._leaves.values())
             fixed = fixed_randomness(self.problem, i if seeded else None)
@@ -217,96 +230,81 @@ class HessianOperator:
             self._full |= saved.bytes_ > self._budget
             if not self._full:
                 self._budget -= saved.bytes_
-                self._kept.append((chunk, share))
+                self._graphs.append((chunk, share))
             yield chunk, share, not self._full
         self._complete = not self._full
         if self._full and self.problem.resident is None:
-            # An iterable may give its batches in another order each time: which of them a kept graph stands
-            # for could not be told, so it is all or none.
-            self._kept = []
-
-
-def wider(problem: Problem, dtype: torch.dtype) -> Problem:
-    """The same in ``dtype``."""
-    own = copy.copy(problem)
-    own.dtype, own.theta = dtype, problem.theta.to(dtype)
-    own.model = copy.deepcopy(problem.model).to(dtype)
-    own._buffers = {k: t.to(dtype) if t.is_floating_point() else t for k, t in problem._buffers.items()}
-    own.criterion = placed_loss(problem.criterion, problem.device, dtype)
-    own.data = copy.copy(problem.data)
-    own.data.dtype = dtype
-    if problem.resident is not None:
-        own.data.resident = own.data.place(problem.resident[0]), own.data.place(problem.resident[1])
-    return own
+            # An iterable may give its batches in another order each time, so that no graph could be matched
+            # with its batch: all graphs are kept, or none.
+            self._graphs = []
 
 
 def holds_but_for_rounding(problem: Problem, test: Callable[[Problem], bool]) -> bool:
-    """Whether ``test`` holds of the problem, or else of the same in float64.
+    """Whether ``test`` is true for the problem, or else for the same problem in float64.
 
-    (A network that fits its data well leaves few digits of a product: 1 − p is lost beside 1.) Half
-    precisions are too coarse to be asked: float32 is. A model that runs in its own precision only is judged
-    by that.
+    (Where a network fits its data well, products have few correct digits: 1 − p cancels.) Half precisions are
+    too coarse for the test, which then runs in float32. A model that runs in one precision only is judged by
+    that precision.
     """
-    asked = False
+    tested = False
     for dtype in dict.fromkeys((torch.promote_types(problem.dtype, torch.float32), torch.float64)):
         try:
-            if test(problem if dtype == problem.dtype else wider(problem, dtype)):
+            if test(problem if dtype == problem.dtype else problem.to(dtype)):
                 return True
-            asked = True
+            tested = True
         except InputError:
             raise
-        except Exception:  # the model is the user's, it raises what it likes where dtypes do not fit
+        except Exception:  # the user's model raises any kind of error where dtypes do not fit
             if dtype == problem.dtype:
                 raise
-    return not asked and test(problem)
+    return not tested and test(problem)
 
 
 def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> None:
-    """Raise InputError if products differ from those of a symmetric matrix: no Hessian has such.
+    """Raise InputError if products differ from those of a symmetric matrix, which every Hessian is.
 
     On a few samples, vᵀ(Hu) and uᵀ(Hv) of random u, v differ by some ‖Hu‖ where a layer's second derivative
     is wrong, and otherwise by rounding. Once a problem, part and kind; not with ``check`` "off".
     """
-    known: set[Any] = vars(problem).setdefault("_symmetric", set())
-    key = (made.kind, problem.bn, tuple(slot.name for slot in made.slots))
-    if key in known or problem.check == "off":
+    key = ("symmetric", made.kind, problem.batchnorm.name, tuple(slot.name for slot in made.slots))
+    if key in problem.checked or problem.check == "off":
         return
 
-    def symmetric(own: Problem) -> bool:
-        leaves = {k: t.detach().clone() for k, t in own.layout.views(theta.to(own.dtype)).items()}
+    def symmetric(few: Problem) -> bool:
+        leaves = {k: t.detach().clone() for k, t in few.layout.views(theta.to(few.dtype)).items()}
         active = [leaves[slot.name].requires_grad_() for slot in made.slots]
         generator = torch.Generator().manual_seed(0)
         draw = [
             [torch.randn(a.shape, dtype=torch.float64, generator=generator).to(a) for a in active]
-            for _ in range(TRIED)
+            for _ in range(TEST_VECTORS)
         ]
         draw.append([sum(parts[1:], parts[0]) for parts in zip(*draw, strict=True)])
-        x, y, _ = next(iter(own.chunks()))
-        with twice_differentiable(own.model), fixed_randomness(own, 0):
-            chunk = CHUNKS[made.kind](own, leaves, active, x, y)
+        x, y, _ = next(iter(few.chunks()))
+        with twice_differentiable(few.model), fixed_randomness(few, 0):
+            chunk = CHUNKS[made.kind](few, leaves, active, x, y)
             zero = [torch.zeros_like(a) for a in active]
-            images = [chunk.product(vectors, True) or zero for vectors in draw]  # None: zero, whatever v is
+            images = [chunk.product(vectors, True) or zero for vectors in draw]  # None: zero for all v
             if isinstance(chunk, HessianChunk):
                 check_graph(chunk.gradients if chunk.live else [])
         u, h = (torch.stack([flat(v) for v in vs]) for vs in (draw, images))
         pairs = u[:-1] @ h[:-1].T
-        # Products are linear in v but for rounding, which this therefore shows.
+        # Products are linear in v, except for rounding, which is therefore what this measures.
         rounding = (
-            100 * (h[-1] - h[:-1].sum(0)).norm() + torch.finfo(own.dtype).eps ** 0.5 * h.norm(dim=1).max()
+            100 * (h[-1] - h[:-1].sum(0)).norm() + torch.finfo(few.dtype).eps ** 0.5 * h.norm(dim=1).max()
         )
-        if bool((pairs - pairs.T).abs().max() > rounding):  # NaN is another matter
+        if bool((pairs - pairs.T).abs().max() > rounding):  # False for NaN
             return False
-        if made.kind == "hessian" and own.buffers_at is None:  # derivatives would hold these fixed
-            check_differences(own, leaves, active, draw[0], images[0], (x, y))
+        if made.kind == "hessian":
+            check_differences(few, leaves, active, draw[0], images[0], (x, y))
         return True
 
-    if not holds_but_for_rounding(made.problem.probe(), symmetric):
+    if not holds_but_for_rounding(made.problem.on(problem.data.few()), symmetric):
         raise InputError(asymmetry(problem.model, made.kind))
-    known.add(key)
+    problem.checked[key] = True
 
 
 def asymmetry(model: nn.Module, kind: str) -> str:
-    """What to say of a model whose products are not symmetric: which layer, and what to do."""
+    """The message on a model whose products are not symmetric: which layer, and what to do."""
     normed = []
     for name, layer in model.named_modules():
         parts = [part for each in getattr(layer, "parametrizations", {}).values() for part in each]
@@ -332,15 +330,15 @@ def check_deterministic(problem: Problem, theta: Tensor | None = None) -> None:
     """Raise InputError if two evaluations at one θ on one chunk of data differ: L is then no function of θ.
 
     (Eval mode stops dropout modules, but not ``F.dropout`` left on, or noise that a model adds itself.)
-    Differences of rounding size, as from atomic additions on a GPU, are let through.
+    Differences of rounding size, as from atomic additions on a GPU, are allowed.
     """
     theta = problem.theta if theta is None else theta
     x, y, _ = next(iter(problem.chunks()))
-    seen = []
+    passes = []
     for _ in range(2):
         outputs = problem.outputs(theta, x)
-        seen.append((outputs if isinstance(outputs, Tensor) else None, problem.criterion(outputs, y)))
-    for first, second in zip(*seen, strict=True):
+        passes.append((outputs if isinstance(outputs, Tensor) else None, problem.criterion(outputs, y)))
+    for first, second in zip(*passes, strict=True):
         if first is None:
             continue
         largest = float(first.abs().nan_to_num(nan=0.0, posinf=0.0).max())
@@ -360,20 +358,36 @@ def operator(
     part: Part = None,
     randomness: str = "refuse",
 ) -> HessianOperator:
-    """A :class:`HessianOperator`, made only if its products will be those of one fixed matrix.
+    """A :class:`HessianOperator` whose products are those of one fixed matrix.
 
     Raises InputError for a model whose forward pass is random in eval mode, unless ``randomness`` is "seed".
     """
     made = HessianOperator(problem, theta, kind=kind, part=part, randomness=randomness)
-    if randomness == "refuse" and chain(problem) is None:  # what such chains are made of is not random
+    if randomness == "refuse" and chain(problem) is None:  # no layer of such chains is random
         check_deterministic(problem, theta)
     return made
+
+
+@dataclass(frozen=True)
+class HessianOptions:
+    """Which matrix: the options of :class:`landscape.HessianOperator` with these names."""
+
+    kind: str = "hessian"
+    part: Part = None
+    randomness: str = "refuse"
+
+    def at(self, problem: Problem, theta: Tensor | None = None) -> HessianOperator:
+        """The matrix of ``problem`` at ``theta`` (P,)."""
+        return HessianOperator(problem, theta, kind=self.kind, part=self.part, randomness=self.randomness)
+
+
+FULL_HESSIAN = HessianOptions()
 
 
 def dense_hessian(
     problem: Problem, theta: Tensor | None = None, *, kind: str = "hessian", part: Part = None
 ) -> Tensor:
-    """∇²L(θ), or as ``kind`` and ``part`` say, as a matrix, one product a column: for very small models."""
+    """∇²L(θ), or its Gauss-Newton part, or a block of it, as a matrix, for very small models: P products."""
     made = HessianOperator(problem, theta, kind=kind, part=part)
     eye = torch.eye(made.size, dtype=problem.dtype, device=problem.device)
     return torch.stack([made(e) for e in eye], dim=1)

@@ -1,7 +1,7 @@
-"""Krylov spaces of a symmetric operator, and what with high probability lies outside of them.
+"""Krylov spaces of a symmetric operator, and bounds on the eigenvalues outside of them.
 
-Generators that yield the vectors whose products they need, and are sent these products
-(:func:`landscape.curvature.lanczos.search`).
+They are generators: each yields the vectors whose products it needs, and is sent these products
+(:func:`landscape.curvature.lanczos.search_eigenpairs`).
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from torch import Tensor
 
 from landscape.core.hdf5 import Array
 
-# Basis vectors kept before a restart, unless P or the memory below says fewer. MNIST's MLP needs 40 to 90.
+# Basis vectors before a restart, or fewer if P or the memory below is smaller. MNIST's MLP needs 40 to 90.
 MAX_BASIS = 128
 BASIS_BYTES = 2**30
-# In its first LEAST products (ARPACK's basis) a search must have stood for PERSIST of them: from a random
-# start with little of λ_max's vector in it, 5 of 60 searches on MNIST's MLPs settled on the second largest
-# eigenvalue for 2 to 4 products, before their twelfth.
-PERSIST, LEAST = 5, 20
-# An end smaller than this share of the spectral radius is zero to any eye, and may be zero exactly (ours).
+# In its first MIN_PRODUCTS products (ARPACK's basis) a search must have been converged for STABLE_PRODUCTS of
+# them: from a random start with little of λ_max's vector in it, 5 of 60 searches on MNIST's MLPs stayed at
+# the second largest eigenvalue for 2 to 4 products, before their twelfth.
+STABLE_PRODUCTS, MIN_PRODUCTS = 5, 20
+# An end smaller than this share of the spectral radius counts as zero, and may be zero exactly (ours).
 NEAR_ZERO = 1e-3
 # The probability with which a bound on unseen eigenvalues may fail (ours; that of the usual error bars).
 RISK = 0.01
 # Products of a second start, at most: as a share of the search's own, and at least so many. The top 5 of an
 # MNIST MLP take 3 after 19, the top 20 take 16 after 43.
-SHARE, FEWEST = 0.5, 10
+SECOND_SHARE, MIN_SECOND = 0.5, 10
 
 
 def orthogonalise(w: Tensor, vectors: Tensor, t: Array, j: int) -> tuple[Tensor, float]:
-    """What the product ``w`` of an operator with vectors[j] has outside of the basis, and its norm β.
+    """The part of an operator's product ``w`` with vectors[j] orthogonal to the basis, and its norm β.
 
-    The basis is the orthonormal rows ``vectors[: j + 1]``; w/β is to be the next. Row and column j of ``t``,
-    the operator in that basis, are filled in.
+    The basis is the orthonormal rows ``vectors[: j + 1]``; w/β is the next one. Row and column j of ``t``,
+    the operator in that basis, are set.
     """
     coefficients = torch.zeros(j + 1, dtype=w.dtype, device=w.device)
     for _ in range(2):  # twice is enough (Kahan and Parlett) for orthogonality to rounding
@@ -50,7 +50,7 @@ def orthogonalise(w: Tensor, vectors: Tensor, t: Array, j: int) -> tuple[Tensor,
 def small_eigh(t: Array) -> tuple[Array, Array]:
     """Eigenvalues, ascending, and eigenvectors of a small symmetric matrix; NaN where it is not finite.
 
-    By PyTorch: the threads of NumPy's library, spinning on for a while, slow the products that come next.
+    By PyTorch: the threads of NumPy's library keep spinning for a while, which slows the next products.
     """
     if not np.isfinite(t).all():  # LAPACK fails on these
         return np.full(len(t), np.nan), np.full(t.shape, np.nan)
@@ -59,7 +59,7 @@ def small_eigh(t: Array) -> tuple[Array, Array]:
 
 
 def negligible(beta: float, radius: float, dtype: torch.dtype) -> bool:
-    """Whether a Lanczos step left nothing but rounding: the basis then spans an invariant subspace.
+    """Whether the rest of a Lanczos step is only rounding: the basis then spans an invariant subspace.
 
     100 times the precision is more than rounding makes in small matrices, and far below any tolerance (ours).
     """
@@ -74,11 +74,11 @@ def ends(values: Array, low: int, high: int) -> Array:
     return chosen.copy()
 
 
-class Run(NamedTuple):
-    """What one Krylov space gave.
+class KrylovSpace(NamedTuple):
+    """The Ritz pairs of one Krylov space, and the space.
 
-    The operator maps the orthonormal ``basis`` (j, P) to itself by ``t`` (j, j), and its last vector to
-    ``rest`` (P,), orthogonal to it, besides. ``restarted``: the basis is not all that there was.
+    The operator maps the orthonormal ``basis`` (j, P) to itself by ``t`` (j, j), and besides its last
+    vector to ``rest`` (P,), orthogonal to the basis. ``restarted``: earlier basis vectors were dropped.
     """
 
     values: Array
@@ -95,72 +95,75 @@ class Run(NamedTuple):
 
 def krylov(
     start: Tensor, aside: Tensor, radius: float, low: int, high: int, tol: float, budget: int
-) -> Generator[Tensor, Tensor, Run]:
-    """One Krylov space orthogonal to ``aside`` (m, P), restarted thickly (Wu and Simon 2000) when it is full.
+) -> Generator[Tensor, Tensor, KrylovSpace]:
+    """One Krylov space orthogonal to ``aside`` (m, P), with thick restarts (Wu and Simon 2000).
 
-    Returns the wanted Ritz pairs; all of them where the space turned out invariant. ``radius`` is the largest
-    magnitude seen before, by which rounding is judged.
+    Returns the wanted Ritz pairs; all of them if the space is invariant. ``radius`` is the largest magnitude
+    of eigenvalues so far, which sets the size of rounding errors.
     """
 
     def outside(w: Tensor) -> Tensor:
         return w - aside.T @ (aside @ w)
 
     size = len(start)
-    left = size - len(aside)
+    dimension = size - len(aside)
     room = max(4 * (low + high), min(MAX_BASIS, BASIS_BYTES // (size * start.itemsize)))
-    vectors = torch.zeros(min(room, left) + 1, size, dtype=start.dtype, device=start.device)
+    vectors = torch.zeros(min(room, dimension) + 1, size, dtype=start.dtype, device=start.device)
     start = outside(outside(start))
     vectors[0] = start / start.norm()
     t = np.zeros((len(vectors), len(vectors)))
     j, products, since, restarted = 0, 0, 0, False
-    held: Array | None = None  # the wanted values since they met the tolerance
+    stable: Array | None = None  # the wanted values since they met the tolerance
     while True:
         w = yield vectors[j]
         w, beta = orthogonalise(outside(w) if len(aside) else w, vectors, t, j)
-        if len(aside):  # once more, now that w is small: what rounding left of them would be scaled up
+        if len(aside):  # once more, now that w is small: their rounding error in it would be scaled up
             w = outside(w)
             beta = float(w.norm())
         products += 1
         values, s = small_eigh(t[: j + 1, : j + 1])
         radius = max(radius, float(np.abs(values).max()))
         finite = bool(np.isfinite(beta))
-        invariant = finite and (negligible(beta, radius, start.dtype) or j + 1 == left)
+        invariant = finite and (negligible(beta, radius, start.dtype) or j + 1 == dimension)
         chosen = np.arange(j + 1) if invariant else ends(values, low, high)
         bound = tol * np.maximum(np.abs(values[chosen]), NEAR_ZERO * radius)
-        # A small matrix is gone through whole, which costs little and sees every copy of an eigenvalue.
-        enough = j + 1 >= min(low + high, left) and not (max(low, high) > 1 and left <= room)
+        # The basis of a small matrix becomes complete, which costs little and finds every copy of an
+        # eigenvalue.
+        enough = j + 1 >= min(low + high, dimension) and not (max(low, high) > 1 and dimension <= room)
         converged = invariant or (enough and bool(np.all(beta * np.abs(s[-1, chosen]) <= bound)))
         if invariant or not converged:
-            held = None
-        elif held is None or np.any(np.abs(values[chosen] - held) > bound):
-            held, since = values[chosen], products
-        stood = converged and (products - since >= PERSIST or products >= LEAST)
-        if invariant or stood or products >= budget or not finite:
+            stable = None
+        elif stable is None or np.any(np.abs(values[chosen] - stable) > bound):
+            stable, since = values[chosen], products
+        settled = converged and (products - since >= STABLE_PRODUCTS or products >= MIN_PRODUCTS)
+        if invariant or settled or products >= budget or not finite:
             break
         if j + 1 == len(vectors) - 1:
-            share = max(
-                1, (j + 1) // (4 if low and high else 2)
-            )  # half the basis, split where both ends count
-            kept = ends(values, share if low else 0, share if high else 0)
-            vectors[: len(kept)] = torch.from_numpy(s[:, kept]).to(start).T @ vectors[: j + 1]
+            # Half of the basis, divided between the ends if both count.
+            share = max(1, (j + 1) // (4 if low and high else 2))
+            retained = ends(values, share if low else 0, share if high else 0)
+            vectors[: len(retained)] = torch.from_numpy(s[:, retained]).to(start).T @ vectors[: j + 1]
             t[:], restarted = 0, True
-            t[range(len(kept)), range(len(kept))] = values[kept]
-            j = len(kept) - 1  # the next product fills in the arrow of couplings by itself
+            t[range(len(retained)), range(len(retained))] = values[retained]
+            j = len(retained) - 1  # the next product fills in the arrow of couplings by itself
         vectors[j + 1] = w / beta
         j += 1
     ritz = torch.from_numpy(s[:, chosen]).to(start).T @ vectors[: j + 1]
     k = j + 1
     basis, within = vectors[:k], t[:k, :k]
-    return Run(values[chosen], ritz, products, converged, invariant, radius, basis, within, w, restarted)
+    return KrylovSpace(
+        values[chosen], ritz, products, converged, invariant, radius, basis, within, w, restarted
+    )
 
 
 def outermost(t: Array, beta: float, size: int) -> float:
-    """What λ_max of a symmetric operator on R^``size`` is at most, but for a probability of RISK.
+    """An upper bound on λ_max of a symmetric operator on R^``size``, which fails with a probability of RISK.
 
     ``t`` (j, j) is tridiagonal, of j Lanczos steps from a random start b of norm 1, and ``beta`` the norm of
-    what the last left. A unit eigenvector x to λ > θ_j has |xᵀb| ≤ Πβ_i / Π(λ − θ_i), θ the Ritz values, and
-    a random b less of x than c/√size only with probability c·√(2/π) (van Dorsselaer, Hochstenbach and van der
-    Vorst 2000, section 3). Where not more than half of b is not random, it has half of that (Anderson 1955).
+    the rest after the last. A unit eigenvector x to λ > θ_j has |xᵀb| ≤ Πβ_i / Π(λ − θ_i), θ the Ritz values,
+    and a random b less of x than c/√size only with probability c·√(2/π) (van Dorsselaer, Hochstenbach and van
+    der Vorst 2000, section 3). Where not more than half of b is not random, it has half of that (Anderson
+    1955).
     """
     betas = np.abs(np.append(np.diag(t, -1), beta))
     if not np.isfinite(betas).all():
@@ -183,9 +186,9 @@ def outermost(t: Array, beta: float, size: int) -> float:
     return float(values[-1] + far)
 
 
-class Unseen(NamedTuple):
-    """What a second start saw: ``bound``, but for a probability of RISK that of all that was not found; the
-    products it took; and where to go on from, if an eigenvalue beyond the level was missed."""
+class SecondStart(NamedTuple):
+    """The result of a second start: a ``bound`` on all eigenvalues that the search does not have, which fails
+    with a probability of RISK; its products; and a start for the next search, if one was missed."""
 
     bound: float
     products: int
@@ -193,37 +196,42 @@ class Unseen(NamedTuple):
 
 
 def second_start(
-    run: Run, aside: Tensor, floor: float, level: float, sign: float, budget: int
-) -> Generator[Tensor, Tensor, Unseen]:
-    """Whether there is an eigenvalue above ``level`` besides those that ``run`` and ``aside`` hold.
+    space: KrylovSpace, aside: Tensor, floor: float, level: float, sign: float, budget: int
+) -> Generator[Tensor, Tensor, SecondStart]:
+    """Whether there is an eigenvalue above ``level`` besides those of ``space`` and ``aside``.
 
     ``sign`` −1: of the negative of the operator, to whose eigenvalues ``floor``, the least that was wanted,
     and ``level`` belong as well. Let A be the operator on what is orthogonal to basis and aside, r = ``rest``
     what couples the two, and (θ_i, s_i) the Ritz pairs below the floor. By Sylvester's law of inertia there
     are as many more eigenvalues above the level τ as A + Σ_i s_ji²/(τ − θ_i)·rrᵀ has (Schur's complement; the
-    residuals of the found enter squared). A Lanczos run from a random start there sees one, or bounds them
-    (:func:`outermost`): what the basis holds is not gone through again.
+    squared residuals of the Ritz pairs enter). A Lanczos run from a random start there finds one, or bounds
+    them (:func:`outermost`), without products for the space of the basis.
     """
-    size, room = run.basis.shape[1], max(FEWEST // 2, len(run.basis) // 2)
-    room = min(budget, room, max(FEWEST, int(SHARE * run.products)), size - len(aside) - len(run.basis))
-    values, s = small_eigh(sign * run.t)
+    size, room = space.basis.shape[1], max(MIN_SECOND // 2, len(space.basis) // 2)
+    room = min(
+        budget,
+        room,
+        max(MIN_SECOND, int(SECOND_SHARE * space.products)),
+        size - len(aside) - len(space.basis),
+    )
+    values, s = small_eigh(sign * space.t)
     under = values < floor
     weight = float((s[-1, under] ** 2 / (level - values[under])).sum())
-    held = torch.cat((aside, run.basis)) if len(aside) else run.basis
+    known = torch.cat((aside, space.basis)) if len(aside) else space.basis
 
     def outside(w: Tensor) -> Tensor:
-        return w - held.T @ (held @ w)
+        return w - known.T @ (known @ w)
 
     generator = torch.Generator().manual_seed(size + len(aside))
-    start = outside(torch.randn(size, dtype=torch.float64, generator=generator).to(run.rest))
+    start = outside(torch.randn(size, dtype=torch.float64, generator=generator).to(space.rest))
     start = outside(start / start.norm())
-    mixed = start + run.rest / run.rest.norm()
+    mixed = start + space.rest / space.rest.norm()
     vectors = torch.zeros(room + 1, size, dtype=start.dtype, device=start.device)
     vectors[0] = mixed / mixed.norm()
     t, bound = np.zeros((room, room)), math.inf
     for j in range(room):
         w = sign * (yield vectors[j])
-        w = outside(torch.add(w, run.rest, alpha=weight * float(run.rest @ vectors[j])))
+        w = outside(torch.add(w, space.rest, alpha=weight * float(space.rest @ vectors[j])))
         w, beta = orthogonalise(w, vectors, t, j)
         w = outside(w)
         largest = small_eigh(t[: j + 1, : j + 1])[0][-1]
@@ -231,11 +239,11 @@ def second_start(
             break
         bound = max(level, outermost(t[: j + 1, : j + 1], beta, size))
         if largest > level:
-            return Unseen(bound, j + 1, start + _outer(t[: j + 1, : j + 1]) @ vectors[: j + 1])
+            return SecondStart(bound, j + 1, start + _outer(t[: j + 1, : j + 1]) @ vectors[: j + 1])
         if bound <= level:
             break
         vectors[j + 1] = w / beta
-    return Unseen(bound, j + 1 if room else 0, None)
+    return SecondStart(bound, j + 1 if room else 0, None)
 
 
 def _outer(t: Array) -> Tensor:

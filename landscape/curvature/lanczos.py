@@ -20,18 +20,31 @@ Product = Callable[[Tensor], Tensor]
 # ARPACK and its peers stop at a residual relative to the eigenvalue; 1% is what a heatmap can show (DESIGN).
 TOL = 1e-2
 MAX_PRODUCTS = 1000
-# Corrections of an approximate pair before it is searched for anew; 3 were the most that MNIST's MLPs took.
+# Corrections of an approximate pair before a new search; MNIST's MLPs took at most 3.
 CORRECTIONS = 8
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Which eigenvalues: the ``low`` smallest, ``high`` largest, to ``tol``, in at most ``max_products``."""
+
+    low: int = 0
+    high: int = 1
+    tol: float = TOL
+    max_products: int = MAX_PRODUCTS
 
 
 @dataclass(frozen=True)
 class Ends:
     """The algebraically smallest and the largest eigenvalue, with unit eigenvectors (2, P) in that order.
 
-    ``residual_*`` is ‖Hv − λv‖, from a product of its own, so that rounding is in it: an eigenvalue of H
-    lies within that distance of λ. ``converged`` says whether both met the tolerance. ``hvps`` counts the
-    Hessian-vector products, those with the true operator included. ``search`` says what the others were with.
-    ``bounds``: between these all eigenvalues lie, each with a probability of 99% (:class:`Eigenpairs`).
+    Attributes:
+        residual_min, residual_max: ‖Hv − λv‖, each from another product, so that rounding is included: an
+            eigenvalue of H lies within that distance of λ.
+        hvps: the number of Hessian-vector products, those of the verification included.
+        converged: whether both residuals met the tolerance.
+        search: the arithmetic of the search, such as "bfloat16, 2,372 of 10,000 samples".
+        bounds: all eigenvalues lie between these, each with a probability of 99%.
     """
 
     min: float
@@ -49,16 +62,20 @@ class Ends:
 class Eigenpairs:
     """Eigenvalues (k,) in descending order with unit eigenvectors (k, P), or (k, P') for a part of the model.
 
-    ``residuals`` (k,) are ‖Hv − λv‖, each from a product of its own, so that rounding is in it: an eigenvalue
-    of H lies within that distance of λ. values and residuals are float64 on the CPU. ``converged`` says
-    whether all met the tolerance; ``hvps`` counts the products, those with the true operator
-    included; ``search`` says what the others were with (:mod:`landscape.curvature.eigenvalues`).
+    Attributes:
+        residuals: (k,) ‖Hv − λv‖, each from another product, so that rounding is included: an eigenvalue of H
+            lies within that distance of λ. Values and residuals are float64 on the CPU.
+        hvps: the number of products, those of the verification included.
+        converged: whether all residuals met the tolerance.
+        search: the arithmetic of the search (:mod:`landscape.curvature.eigenvalues`).
+        bounds: all other eigenvalues lie between these, each with a probability of 99% over the random start
+            (infinite where nothing is known).
+        verified: no eigenvalue was missed that lies beyond the last of those wanted by more than the
+            tolerance, or a thousandth of the largest magnitude.
+        checks: the products that the verification of this took.
 
-    ``bounds``: between these all other eigenvalues lie, each with a probability of 99% over the random start
-    (infinite where nothing is known). ``verified``: none was missed that lies beyond the last of those wanted
-    by more than the tolerance, or a thousandth of the largest magnitude. ``checks`` of the products went into
-    finding out. Where the search went by cheaper products, both are said of these; the bounds are widened by
-    as much as the last of the eigenvalues wanted is off in them.
+    After a search with cheaper products, bounds and ``verified`` are those of the cheaper operator; the
+    bounds are widened by its error in the last of the eigenvalues wanted.
     """
 
     values: Tensor
@@ -72,10 +89,17 @@ class Eigenpairs:
     checks: int = 0
 
 
-class Found(NamedTuple):
-    """What a search ends with: the wanted Ritz pairs, (k,) descending and (k, P) of norm 1 each; the largest
-    magnitude seen; the last basis (j, P) and the operator in it (j, j); how many of each end; between what
-    all other eigenvalues lie, and the products of second starts (:class:`Eigenpairs`)."""
+class SearchResult(NamedTuple):
+    """The result of a search, before it is verified.
+
+    Attributes:
+        values, vectors: the wanted Ritz pairs, (k,) descending and (k, P) of norm 1 each.
+        products, checks: all products, and those of second starts.
+        converged, verified, bounds: see :class:`Eigenpairs`.
+        radius: the largest magnitude of a Ritz value.
+        basis, t: the last basis (j, P), and the operator in it (j, j).
+        low, high: how many eigenvalues of each end were wanted.
+    """
 
     values: Array
     vectors: Tensor
@@ -92,32 +116,32 @@ class Found(NamedTuple):
 
 
 T = TypeVar("T")
-Search = Generator[Tensor, Tensor, Found]
+Search = Generator[Tensor, Tensor, SearchResult]
 
 
-def search(
+def search_eigenpairs(
     start: Tensor, *, low: int = 0, high: int = 1, tol: float = TOL, max_products: int = MAX_PRODUCTS
 ) -> Search:
     """The ``low`` smallest and ``high`` largest eigenvalues (algebraically) of a symmetric operator.
 
-    A generator: it yields the vectors like ``start`` (P,) that it needs the operator's products with, and is
+    A generator: it yields the vectors like ``start`` (P,) whose products with the operator it needs, and is
     sent these products, so that many searches can share one pass over the data. ``start`` is a random vector,
-    or holds at least as much of one (:func:`.warm_start`). It stops when each wanted
-    Ritz residual is at most tol·|λ|, or tol·max|λ|/1000 for a λ nearer to zero than that. (Power iteration,
-    by contrast, returns the largest *magnitude*.)
+    or contains at least as much of one (:func:`.warm_start`).
 
-    A Krylov space from one start has one copy of a repeated eigenvalue, and may hold one vector for two close
-    ones. Where several eigenvalues of an end are wanted, a second start
-    (:func:`.second_start`) therefore asks whether one lies beyond the last that was found, by
-    more than the tolerance (tol·|λ|, or max|λ|/1000); while one does, the search goes on in the complement of
-    what was found. Where one is wanted, the first start bounds it (:func:`.outermost`), at no
-    product's cost.
+    The search stops when each wanted Ritz residual is at most tol·|λ|, or tol·max|λ|/1000 for a λ nearer to
+    zero than that. (Power iteration, by contrast, returns the largest *magnitude*.)
 
-    A basis that turns out to span an invariant subspace holds exact eigenpairs; they are set aside and the
-    rest is searched from a new vector, until that adds nothing wanted. Where several eigenvalues of an end
-    are wanted and P is at most the basis, 128, it goes on until that is exhausted.
+    A Krylov space from one start has one copy of a repeated eigenvalue, and may have one vector for two close
+    ones. Where several eigenvalues of an end are wanted, a second start (:func:`.second_start`) therefore
+    tests whether one lies beyond the last by more than the tolerance (tol·|λ|, or max|λ|/1000); while one
+    does, the search continues in the orthogonal complement of its Ritz vectors. Where one eigenvalue is
+    wanted, the first start bounds it (:func:`.outermost`), which takes no product.
 
-    A product that is NaN or infinite ends it, not converged, with NaN.
+    A basis of an invariant subspace has exact eigenpairs; they are set aside and the rest is searched from a
+    new vector, until that adds nothing wanted. Where several eigenvalues of an end are wanted and P is at
+    most the basis, 128, the search continues until the basis is complete.
+
+    A product that is NaN or infinite ends the search, not converged, with NaN.
 
     Raises InputError for a tol that is not positive, or more eigenvalues than P.
     """
@@ -135,19 +159,19 @@ def search(
     sides = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
     good = complete = False
     while not complete:
-        run = yield from krylov(start, vectors, radius, low, high, tol, max_products - products)
+        space = yield from krylov(start, vectors, radius, low, high, tol, max_products - products)
         aside = vectors
-        values, vectors = np.concatenate((values, run.values)), torch.cat((vectors, run.vectors))
-        products, radius = products + run.products, run.radius
+        values, vectors = np.concatenate((values, space.values)), torch.cat((vectors, space.vectors))
+        products, radius = products + space.products, space.radius
         before, chosen = wanted, ends(values, low, high)
         wanted = values[chosen]
         near = max(tol * NEAR_ZERO, 100 * torch.finfo(start.dtype).eps) * radius
         same = len(before) == len(wanted) and bool(np.all(np.abs(before - wanted) <= near))
-        if not len(aside) and not run.restarted:
-            bounds = {sign: outermost(sign * run.t, float(run.rest.norm()), size) for sign in bounds}
+        if not len(aside) and not space.restarted:
+            bounds = {sign: outermost(sign * space.t, float(space.rest.norm()), size) for sign in bounds}
         floors = {sign: float(np.sort(sign * wanted)[-min(count, len(wanted))]) for sign, count in sides}
-        good = run.converged
-        if run.invariant:
+        good = space.converged
+        if space.invariant:
             # Where one eigenvalue an end is wanted, no other vector can add one further out.
             single = max(low, high) == 1 and len(wanted) == min(low + high, size)
             complete = good = single or same or len(values) == size
@@ -159,104 +183,106 @@ def search(
                 if count == 1 and np.isfinite(bounds[sign]):
                     continue
                 level = floors[sign] + _slack(floors[sign], tol, radius)
-                seen = yield from second_start(run, aside, floors[sign], level, sign, max_products - products)
-                products, checks = products + seen.products, checks + seen.products
-                bounds[sign] = seen.bound
-                if seen.start is not None and not same:  # else what it saw was not found: it is told
-                    complete, start = False, seen.start
+                second = yield from second_start(
+                    space, aside, floors[sign], level, sign, max_products - products
+                )
+                products, checks = products + second.products, checks + second.products
+                bounds[sign] = second.bound
+                if second.start is not None and not same:  # else it cannot be reached: the bound says so
+                    complete, start = False, second.start
                     break
-        if products >= max_products or not run.converged:
+        if products >= max_products or not space.converged:
             break
     pairs = vectors[torch.from_numpy(chosen).to(start.device)]
     pairs = pairs / pairs.norm(dim=1, keepdim=True)
     verified = good and all(bounds[sign] <= at + _slack(at, tol, radius) for sign, at in floors.items())
     beyond = -bounds[-1], bounds[1]
-    return Found(
-        wanted, pairs, products, good, radius, run.basis, run.t, low, high, beyond, verified, checks
+    return SearchResult(
+        wanted, pairs, products, good, radius, space.basis, space.t, low, high, beyond, verified, checks
     )  # fmt: skip
 
 
 def _slack(value: float, tol: float, radius: float) -> float:
-    """How far beyond ``value`` an eigenvalue may lie that is not missed."""
+    """How far beyond ``value`` an eigenvalue may lie without counting as missed."""
     return max(tol * abs(value), NEAR_ZERO * radius)
 
 
-def follow(
+def run_in_lockstep(
     searches: list[Generator[Tensor, Tensor, T]],
     products: Callable[[Tensor, list[int]], Tensor],
     done: Callable[[], None],
 ) -> list[T]:
-    """What ``searches`` end with; they run in step.
+    """The results of ``searches``, whose products are computed together.
 
-    ``products`` maps a vector each (k, P), for the searches whose numbers it is told, to the products.
-    ``done`` is called as each search ends.
+    ``products`` maps one vector for each search that still runs, (k, P), and the numbers of these searches,
+    to the products (k, P). ``done`` is called as each search ends.
     """
-    found: dict[int, T] = {}
+    results: dict[int, T] = {}
     running = list(range(len(searches)))
-    asked = [next(one) for one in searches]
+    vectors = [next(one) for one in searches]
     while running:
-        answers = products(torch.stack(asked), running)
-        still, asked = [], []
-        for number, answer in zip(running, answers, strict=True):
+        images = products(torch.stack(vectors), running)
+        still, vectors = [], []
+        for number, image in zip(running, images, strict=True):
             try:
-                asked.append(searches[number].send(answer))
+                vectors.append(searches[number].send(image))
                 still.append(number)
             except StopIteration as end:
-                found[number] = end.value
+                results[number] = end.value
                 done()
         running = still
-    return [found[number] for number in range(len(searches))]
+    return [results[number] for number in range(len(searches))]
 
 
-def certified(found: Found, products: Callable[[Tensor], Tensor], tol: float) -> Eigenpairs:
-    """The pairs ``found``, checked with ``products`` (k, P) -> (k, P) of the true operator.
+def verify_and_refine(result: SearchResult, products: Callable[[Tensor], Tensor], tol: float) -> Eigenpairs:
+    """The pairs of a search, verified and refined with ``products`` (k, P) -> (k, P) of the exact operator.
 
-    The values are the operator's own in the span of the vectors (Rayleigh–Ritz). Where a residual r misses
-    the tolerance because the search's operator was an approximation, the span is widened by (A − λ)⁻¹r
-    (Davidson 1975), A being what the search knows: its operator in its last basis and zero outside. Two or
-    three of these usually do. ``converged`` says whether the search ended well and each residual meets the
-    tolerance, up to rounding.
+    The values are those of the exact operator in the span of the vectors (Rayleigh–Ritz). Where a residual r
+    misses the tolerance because the search's operator was an approximation, the span is widened by (A − λ)⁻¹r
+    (Davidson 1975), A being the search's operator in its last basis and zero outside. Two or three of these
+    usually suffice. ``converged`` says whether the search converged and each residual meets the tolerance, up
+    to rounding.
     """
-    vectors, images = found.vectors, products(found.vectors)
-    rounding = torch.finfo(vectors.dtype).eps * found.radius
+    vectors, images = result.vectors, products(result.vectors)
+    rounding = torch.finfo(vectors.dtype).eps * result.radius
     for step in range(CORRECTIONS + 1):
         t = (vectors @ images.T).double().cpu().numpy()
         values, turn = small_eigh((t + t.T) / 2)
-        chosen = ends(values, found.low, found.high)
+        chosen = ends(values, result.low, result.high)
         at, rows = values[chosen], torch.from_numpy(turn[:, chosen].T.copy()).to(vectors)
         pairs = rows @ vectors
         gaps = rows @ images - torch.from_numpy(at).to(vectors)[:, None] * pairs
         residuals = gaps.norm(dim=1).double().cpu()
-        met = residuals.numpy() <= tol * np.maximum(np.abs(at), NEAR_ZERO * found.radius) + rounding
-        if met.all() or not found.converged or step == CORRECTIONS:
+        met = residuals.numpy() <= tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
+        if met.all() or not result.converged or step == CORRECTIONS:
             break
         new = torch.stack(
-            [_davidson(found, gaps[i], at[i], float(residuals[i])) for i in np.flatnonzero(~met)]
+            [_davidson(result, gaps[i], at[i], float(residuals[i])) for i in np.flatnonzero(~met)]
         )
         for _ in range(2):
             new = new - new @ vectors.T @ vectors
         new = torch.linalg.qr(new.T).Q.T
         vectors, images = torch.cat((vectors, new)), torch.cat((images, products(new)))
-    good = found.converged and bool(met.all())
-    off = np.abs(at - found.values)
-    below, above = found.bounds
-    bounds = below - float(off[-found.low or -1]), above + float(off[(found.high or 1) - 1])
-    verified = good and found.verified
+    good = result.converged and bool(met.all())
+    off = np.abs(at - result.values)
+    below, above = result.bounds
+    bounds = below - float(off[-result.low or -1]), above + float(off[(result.high or 1) - 1])
+    verified = good and result.verified
     return Eigenpairs(
-        torch.from_numpy(at), pairs, residuals, found.products + len(vectors), good, "", bounds, verified,
-        found.checks,
+        torch.from_numpy(at), pairs, residuals, result.products + len(vectors), good, "", bounds, verified,
+        result.checks,
     )  # fmt: skip
 
 
-def _davidson(found: Found, gap: Tensor, at: float, residual: float) -> Tensor:
+def _davidson(result: SearchResult, gap: Tensor, at: float, residual: float) -> Tensor:
     """(A − λ)⁻¹r with A the operator of the search in its last basis, zero outside of it."""
-    values, turn = small_eigh(found.t)
+    values, turn = small_eigh(result.t)
     away = values - at
     away = np.where(np.abs(away) < residual, residual, away)  # smaller differences are not resolved
-    inside = found.basis @ gap
+    inside = result.basis @ gap
     weights = torch.from_numpy(turn @ np.diag(1 / away) @ turn.T).to(gap) @ inside
-    outside = gap - found.basis.T @ inside
-    return found.basis.T @ weights - outside / (at if abs(at) > residual else residual)
+    outside = gap - result.basis.T @ inside
+    return result.basis.T @ weights - outside / (at if abs(at) > residual else residual)
 
 
 def lanczos(
@@ -268,14 +294,14 @@ def lanczos(
     tol: float = TOL,
     max_products: int = MAX_PRODUCTS,
 ) -> Eigenpairs:
-    """:func:`search` for one operator, ``product`` (P,) -> (P,), with the residuals of what it found."""
-    one = search(start, low=low, high=high, tol=tol, max_products=max_products)
-    found = follow([one], lambda v, _: product(v[0])[None], lambda: None)[0]
-    return certified(found, lambda vectors: torch.stack([product(v) for v in vectors]), tol)
+    """:func:`search_eigenpairs` for one operator, ``product`` (P,) -> (P,), with exact residuals."""
+    one = search_eigenpairs(start, low=low, high=high, tol=tol, max_products=max_products)
+    result = run_in_lockstep([one], lambda v, _: product(v[0])[None], lambda: None)[0]
+    return verify_and_refine(result, lambda vectors: torch.stack([product(v) for v in vectors]), tol)
 
 
 def ends_of(pairs: Eigenpairs) -> Ends:
-    """The last and the first of ``pairs``."""
+    """The smallest and the largest of ``pairs``."""
     order = [-1, 0]
     low, high = pairs.values[order].tolist()
     residual_low, residual_high = pairs.residuals[order].tolist()

@@ -1,4 +1,4 @@
-"""pyhessian (Yao et al. 2020) as an independent second opinion on the top eigenvalue and the trace.
+"""pyhessian (Yao et al. 2020) as an independent engine for the top eigenvalue and the trace.
 
 It shares no code with this package but the forward pass. Its power iteration returns the eigenvalue of
 largest *magnitude*, which is λ_max only where no negative one is larger; it knows no parts of a model and no
@@ -24,8 +24,8 @@ from landscape.problem.problem import Problem
 ENGINES = ("landscape", "pyhessian")
 
 
-class _Passes(list[tuple[Any, Any]]):
-    """Batches that count how often they are gone through: pyhessian does so once a product."""
+class _CountedBatches(list[tuple[Any, Any]]):
+    """Batches that count the passes over them: pyhessian makes one for each product."""
 
     passes = 0
 
@@ -35,8 +35,8 @@ class _Passes(list[tuple[Any, Any]]):
 
 
 @contextlib.contextmanager
-def _asked(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple[Any, _Passes]]:
-    """A pyhessian object for a copy of the model at ``theta``, its random numbers from ``seed``."""
+def _engine(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple[Any, _CountedBatches]]:
+    """A pyhessian object for a copy of the model at ``theta``, with random numbers from ``seed``."""
     from pyhessian import hessian
 
     model = copy.deepcopy(problem.model)
@@ -51,7 +51,7 @@ def _asked(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple[
             "engine: 'pyhessian' takes inputs and targets of one tensor each, whose samples weigh the same; "
             "use 'landscape'"
         )
-    batches = _Passes((x, y) for x, y, _ in chunks)
+    batches = _CountedBatches((x, y) for x, y, _ in chunks)
     cuda = problem.device.type == "cuda"
     # Its backward(create_graph=True) makes PyTorch warn of a reference cycle; the copy goes away with it.
     with (
@@ -73,7 +73,7 @@ def _asked(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple[
 
 
 def check(problem: Problem, kind: str, part: object) -> None:
-    """Raise InputError for what pyhessian cannot do."""
+    """Raise InputError for options that pyhessian does not have."""
     if problem.regularised:
         raise InputError("engine: 'pyhessian' knows no penalty and no weight decay; use 'landscape'")
     if kind != "hessian":
@@ -92,15 +92,15 @@ def largest_magnitude(
     Power iteration until the Rayleigh quotient changes by less than tol²/100 relative to itself: its error is
     of the order of the residual squared, and where convergence is slow one step removes little of it (ours).
     """
-    with _asked(problem, theta, seed) as (asked, batches):
-        values, vectors = asked.eigenvalues(maxIter=max_products, tol=tol**2 / 100)
+    with _engine(problem, theta, seed) as (engine, batches):
+        values, vectors = engine.eigenvalues(maxIter=max_products, tol=tol**2 / 100)
     flat = torch.cat([part.detach().flatten() for part in vectors[0]]).to(problem.theta)
     return float(values[0]), flat / flat.norm(), batches.passes
 
 
 def trace_samples(problem: Problem, theta: Tensor | None, *, products: int, seed: int) -> Tensor:
     """(products,) samples zᵀHz, z random signs, whose mean estimates the trace (Hutchinson 1990)."""
-    with _asked(problem, theta, seed) as (asked, _):
-        # Its stopping rule ends at once where the running mean is negative, hence one that is never met.
-        samples = asked.trace(maxIter=products, tol=-math.inf)
+    with _engine(problem, theta, seed) as (engine, _):
+        # Its stopping rule ends at once where the running mean is negative, hence a tolerance of −∞.
+        samples = engine.trace(maxIter=products, tol=-math.inf)
     return torch.tensor(samples, dtype=torch.float64)

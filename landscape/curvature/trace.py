@@ -7,8 +7,9 @@ from torch import Tensor
 
 from landscape.core.options import choose, positive
 from landscape.curvature import pyhessian_engine
-from landscape.curvature.eigenvalues import Products, exact_products, start_vector
-from landscape.curvature.hessian import Part
+from landscape.curvature.eigenvalues import Products, exact_products
+from landscape.curvature.hessian import HessianOptions, Part
+from landscape.curvature.start import start_vector
 from landscape.evaluation.paths import Progress
 from landscape.problem.problem import Problem
 from landscape.results.spectrum import Trace
@@ -36,9 +37,11 @@ def hutchpp(
     """tr A of a symmetric operator on vectors like ``like`` (P,): Hutch++ (Meyer et al. 2021, Algorithm 1).
 
     A third of the products finds an orthonormal basis Q of the range of AS, S random signs; a third gives
-    tr(QᵀAQ) exactly; the rest samples g ↦ gᵀ(I − QQᵀ)A(I − QQᵀ)g, whose mean is what is left of the trace.
-    The estimate is unbiased, and its standard error is that of the mean of these samples. InputError for
-    fewer than 6 products, which would leave less than 2 samples. ``operator`` takes (k, P), k at most 8.
+    tr(QᵀAQ) exactly; the rest samples g ↦ gᵀ(I − QQᵀ)A(I − QQᵀ)g, whose mean is the rest of the trace. The
+    estimate is unbiased, and its standard error is that of the mean of these samples.
+
+    ``operator`` takes (k, P), k at most 8. Raises InputError for fewer than 6 products, with which there
+    would be fewer than 2 samples.
     """
     positive("products", products, least=6)
     generator = torch.Generator().manual_seed(seed)
@@ -61,7 +64,7 @@ def hutchpp(
     if rank == size:  # Q spans everything
         return Trace(exact, 0.0, done)
     g = signs(size, products - 2 * rank, generator, like)
-    for _ in range(2):  # twice, as in Lanczos: once leaves rounding of the size of what was taken away
+    for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
         g -= (g @ q.T) @ q
     samples = (g.double() * each(g).double()).sum(1)
     error = float(samples.std()) / len(samples) ** 0.5
@@ -80,13 +83,31 @@ def trace(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Trace:
-    """tr ∇²L(θ), θ (P,) by default the centre, from at most ``products`` products; see :func:`hutchpp`.
+    """tr ∇²L(θ), with its standard error, by Hutch++ (Meyer et al. 2021).
 
-    ``kind``, ``part`` and ``randomness`` as in :class:`landscape.HessianOperator`. ``engine`` "pyhessian"
-    asks that package instead: plain Hutchinson samples, one a product.
+    Args:
+        problem: the loss.
+        products: Hessian-vector products, at most; at least 6. A third of them are random samples.
+        theta: θ (P,); default: the problem's centre.
+        kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
+        part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        randomness: "refuse" a model that is random in eval mode, or "seed" its random numbers.
+        engine: "landscape", or "pyhessian" to ask that package: plain Hutchinson samples, one a product.
+        seed: draws the random signs.
+        progress: called with the share of the work done.
+
+    Raises:
+        InputError: fewer than 6 products, an unknown option, or one that pyhessian does not have.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.eye(2), torch.zeros(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+        >>> round(landscape.trace(problem).value, 5)
+        2.0
     """
     positive("products", products, least=6)
-    h, size = exact_products(problem, theta, kind=kind, part=part, randomness=randomness)
+    h, size = exact_products(problem, theta, HessianOptions(kind, part, randomness))
     like = start_vector(problem, seed, size)
     if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
         pyhessian_engine.check(problem, kind, part)

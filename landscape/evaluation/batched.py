@@ -16,13 +16,13 @@ from torch import Tensor
 
 from landscape.core.errors import FailedError, PathWarning
 from landscape.core.memory import MemoryBudget
-from landscape.evaluation.paths import DISPLACED, SPARE, Progress, Totals
-from landscape.evaluation.stack import LinearStep, Step, stacked_losses
-from landscape.problem.checks import tolerance
+from landscape.evaluation.chain import LinearStep, Step, stacked_losses
+from landscape.evaluation.paths import ACTIVATION_COPIES, DISPLACEMENT, PlaneLoss, Progress, Totals
+from landscape.problem.function import tolerance
 from landscape.problem.problem import Problem
 
-# Measured on 2 cores, 784-50-50-10: 1,000 samples a chunk with about 50 points a block is the fastest;
-# what counts is that a block's activations stay in cache, hence the bound in bytes.
+# Measured on 2 cores, 784-50-50-10: 1,000 samples a chunk with about 50 points a block is the fastest. The
+# activations of a block must stay in cache, hence the bound in bytes.
 CHUNK = 1000
 BLOCK_BYTES = 16 * 2**20
 MAX_BLOCK = 64
@@ -37,9 +37,9 @@ Run = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 def block_size(
     problem: Problem, steps: list[Step], count: int, budget: MemoryBudget, forced: bool
 ) -> tuple[int, int] | None:
-    """(samples a chunk, points a block) of the batched path, or None if not even one of each fits.
+    """(samples a chunk, points a block) of the batched path; None if one of each exceeds the memory.
 
-    InputError in place of None if ``forced``.
+    With ``forced`` InputError in place of None.
     """
     shapes = {slot.name: slot.shape for slot in problem.layout.slots}
     linear = [step for step in steps if isinstance(step, LinearStep)]
@@ -47,28 +47,32 @@ def block_size(
     later = problem.layout.size - first * shapes[linear[0].weight][1]  # weights after the first layer
     item = problem.theta.itemsize
     # Center and directions in one tensor; for one sample the first products and one point's activations.
-    fixed, sample = 3 * problem.theta.nbytes + SPARE * later * item, (3 * first + SPARE * widest) * item
+    fixed, sample = (
+        3 * problem.theta.nbytes + ACTIVATION_COPIES * later * item,
+        (3 * first + ACTIVATION_COPIES * widest) * item,
+    )
     if fixed + sample > budget.remaining:
         if forced:
             budget.require(fixed + sample)
         return None
-    chunk = int(min(CHUNK, problem.samples, (budget.remaining - fixed) // sample))
+    chunk = int(min(CHUNK, problem.data.samples, (budget.remaining - fixed) // sample))
     point = max(chunk * widest, later) * item
-    spare = budget.remaining - fixed - 3 * first * chunk * item
-    return chunk, int(max(1, min(MAX_BLOCK, count, BLOCK_BYTES // point, spare // (SPARE * point))))
+    rest = budget.remaining - fixed - 3 * first * chunk * item
+    by_memory = rest // (ACTIVATION_COPIES * point)
+    return chunk, int(max(1, min(MAX_BLOCK, count, BLOCK_BYTES // point, by_memory)))
 
 
 def long_enough(problem: Problem, steps: list[Step], count: int) -> bool:
-    """Whether ``count`` points are so much work that compiling pays; on CUDA it has not been measured."""
+    """Whether compiling saves time for ``count`` points; on CUDA it has not been measured."""
     shapes = {slot.name: slot.shape for slot in problem.layout.slots}
     weights = [shapes[step.weight] for step in steps if isinstance(step, LinearStep)]
     numbers = sum(out for out, _ in weights) + sum(out * fan_in for out, fan_in in weights[1:])
-    return problem.device.type == "cpu" and count * problem.samples * numbers > COMPILE_WORK
+    return problem.device.type == "cpu" and count * problem.data.samples * numbers > COMPILE_WORK
 
 
 @dataclass
 class _Blocks:
-    """What the batched path is made of: the first layer's products, and a block of points for them."""
+    """The parts of the batched path: the first layer's products, and a block of points for them."""
 
     problem: Problem
     steps: list[Step]
@@ -76,10 +80,11 @@ class _Blocks:
     labels: Tensor | None  # (samples,) classes that count as right; None: accuracy has no meaning
 
     @classmethod
-    def of(cls, problem: Problem, steps: list[Step], center: Tensor, directions: Tensor) -> _Blocks:
-        views = problem.layout.views(torch.stack((center, directions[0], directions[1])))
-        assert problem.tensors is not None
-        y = problem.tensors[1]
+    def of(cls, loss: PlaneLoss, steps: list[Step]) -> _Blocks:
+        problem = loss.problem
+        views = problem.layout.views(torch.stack((loss.center, *loss.directions)))
+        assert problem.data.tensors is not None
+        y = problem.data.tensors[1]
         last = next(step for step in reversed(steps) if isinstance(step, LinearStep))
         outputs = views[last.weight].shape[1]
         classes = y.dim() == 1 and not y.is_floating_point() and outputs > 1
@@ -90,8 +95,8 @@ class _Blocks:
         """W·x, U·x, V·x (3, out, samples) of the chunk at ``i``, its targets and labels."""
         first = self.steps[0]
         assert isinstance(first, LinearStep)
-        assert self.problem.tensors is not None
-        x, y = (t[i : i + chunk] for t in self.problem.tensors)
+        assert self.problem.data.tensors is not None
+        x, y = (t[i : i + chunk] for t in self.problem.data.tensors)
         weights = self.views[first.weight].flatten(0, 1)  # (3·out, in)
         labels = None if self.labels is None else self.labels[i : i + chunk]
         return (weights @ x.flatten(1).T).view(3, -1, len(x)), y, labels
@@ -102,51 +107,43 @@ class _Blocks:
 
     def totals(self, size: tuple[int, int], run: Run) -> Totals:
         """The sums by ``run``, in chunks of samples and blocks of points of ``size``."""
-        problem, (chunk, block) = self.problem, size
+        problem, samples, (chunk, block) = self.problem, self.problem.data.samples, size
 
         def totals(points: Tensor, progress: Progress) -> Tensor:
             rest = -len(points) % block  # the last point again, so that all blocks have one shape
             padded = torch.cat((points, points[-1:].expand(rest, 2)))
             coords = torch.cat((torch.ones(len(padded), 1), padded), 1).to(problem.device, problem.dtype)
             total = torch.zeros(len(padded), 2, dtype=torch.float64, device=problem.device)
-            for i in range(0, problem.samples, chunk):
+            for i in range(0, samples, chunk):
                 shared, yc, labels = self.products(i, chunk)
                 for k in range(0, len(padded), block):
                     means, hits = run(coords[k : k + block], shared, yc, labels)
                     total[k : k + block, 0] += means.double() * len(yc)
                     total[k : k + block, 1] += hits
-                    progress((i + len(yc) * (k + block) / len(padded)) / problem.samples)
+                    progress((i + len(yc) * (k + block) / len(padded)) / samples)
             return total[: len(points)]
 
         return totals
 
 
 @torch.no_grad()
-def batched(
-    problem: Problem, steps: list[Step] | None, center: Tensor, directions: Tensor, size: tuple[int, int]
-) -> Totals:
+def batched(loss: PlaneLoss, steps: list[Step], size: tuple[int, int]) -> Totals:
     """The totals of a chain's ``steps``, in chunks of samples and blocks of points of ``size``."""
-    assert steps is not None
-    blocks = _Blocks.of(problem, steps, center, directions)
+    blocks = _Blocks.of(loss, steps)
     return blocks.totals(size, blocks.run)
 
 
 @torch.no_grad()
 def compiled_totals(
-    problem: Problem,
-    steps: list[Step],
-    center: Tensor,
-    directions: Tensor,
-    size: tuple[int, int],
-    forced: bool,
+    loss: PlaneLoss, steps: list[Step], size: tuple[int, int], *, forced: bool
 ) -> tuple[Totals, str]:
-    """The batched totals under torch.compile, and "compiled"; as they are, and "batched", where that fails.
+    """The batched totals under torch.compile, and "compiled"; without it, and "batched", where that fails.
 
-    FailedError in place of these if ``forced``.
+    With ``forced`` FailedError in place of these.
     """
-    blocks = _Blocks.of(problem, steps, center, directions)
+    problem, blocks = loss.problem, _Blocks.of(loss, steps)
     compiled = torch.compile(blocks.run, dynamic=False)
-    points = torch.linspace(-DISPLACED, DISPLACED, size[1], dtype=problem.dtype, device=problem.device)
+    points = torch.linspace(-DISPLACEMENT, DISPLACEMENT, size[1], dtype=problem.dtype, device=problem.device)
     trial = torch.stack((torch.ones_like(points), points, -points), 1), *blocks.products(0, size[0])
     try:
         means, expected = compiled(*trial)[0], blocks.run(*trial)[0]
@@ -158,7 +155,7 @@ def compiled_totals(
         reason = str(error).strip().split("\n")[0]
     if forced:
         raise FailedError(f"path: 'compiled' fails here ({reason}); use 'batched'")
-    warnings.warn(f"path: 'batched' in place of 'compiled' ({reason})", PathWarning, stacklevel=4)
+    warnings.warn(f"path: 'batched' in place of 'compiled' ({reason})", PathWarning, stacklevel=5)
     return blocks.totals(size, blocks.run), "batched"
 
 

@@ -1,8 +1,8 @@
 """Loss and accuracy at many points of a plane, θ = center + x·u + y·v, as fast as the model allows.
 
-Paths, each the other's check in the tests:
+Paths, which the tests compare with one another:
 
-- "batched": for chains of linear layers (see :mod:`.stack`). θ is linear in (x, y) up to the first
+- "batched": for chains of linear layers (see :mod:`.chain`). θ is linear in (x, y) up to the first
   nonlinearity, so the first layer costs three products a data chunk, shared by all points; later layers
   take a block of points as one batched product, with features before samples in memory. "compiled" is the
   same under torch.compile; "auto" turns to it for long grids, where it can.
@@ -10,8 +10,8 @@ Paths, each the other's check in the tests:
   into the convolutions and channels-last layout, for models that torch.fx can trace; "auto" takes it for
   models with convolutions.
 
-Each path but "pointwise" is first compared with it on the user's own model: on a few samples, at the centre
-and at two displaced points of the plane. Where they differ by more than rounding, "auto" goes back to
+Each path but "pointwise" is first compared with it on the user's model: on a few samples, at the centre and
+at two displaced points of the plane. Where they differ by more than rounding, "auto" goes back to
 "pointwise" with a PathWarning. No choice depends on the clock: the same call takes the same path.
 
 Memory is bounded whatever the number of points: a block of points for a chunk of data at a time, of
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -34,14 +34,15 @@ from landscape.core.hdf5 import Array
 from landscape.core.memory import MemoryBudget
 from landscape.core.options import choose
 from landscape.evaluation.batched import batched, block_size, compiled_totals, long_enough
+from landscape.evaluation.chain import LinearStep, Step, chain
 from landscape.evaluation.fold import fold
-from landscape.evaluation.paths import SPARE, Comparison, Totals, folded_totals, penalised, pointwise
+from landscape.evaluation.paths import ACTIVATION_COPIES, PlaneLoss, Totals, folded_totals
 from landscape.evaluation.paths import Progress as Progress
-from landscape.evaluation.stack import LinearStep, chain
+from landscape.evaluation.paths import no_progress as no_progress
 from landscape.problem.problem import Problem
 
 PATHS = ("auto", "batched", "compiled", "folded", "pointwise")
-# What the arithmetic is done in; "model" is the model's own dtype, as PyTorch is set up.
+# The dtype of the arithmetic; "model" and "tf32": that of the model.
 PRECISIONS = {"model": None, "tf32": None, "bfloat16": torch.bfloat16}
 
 
@@ -56,10 +57,10 @@ class Values:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """One way through one plane, chosen once: called with points (K, 2), gives the :class:`Values` there.
+    """The chosen path through one plane: called with points (K, 2), it gives the :class:`Values` there.
 
-    ``block`` points go through together; calls for a few blocks, or more, waste nothing. A point's values do
-    not depend on the points it is called with.
+    ``block`` points are evaluated together, so that calls for whole blocks are the fastest. A point's values
+    do not depend on the other points of the call.
     """
 
     path: str
@@ -71,7 +72,7 @@ class Evaluator:
     @torch.no_grad()
     def __call__(self, points: Tensor, progress: Progress | None = None) -> Values:
         with _arithmetic(self.precision):
-            totals = self.totals(points, progress or (lambda done: None)).cpu() / self.samples
+            totals = self.totals(points, progress or no_progress).cpu() / self.samples
         return Values(totals[:, 0], totals[:, 1], self.path)
 
 
@@ -87,7 +88,7 @@ def evaluate_plane(
 ) -> Values:
     """Loss and accuracy at center + points @ directions; points (K, 2), the rest as in :func:`evaluator`.
 
-    ``progress`` is told the share of the work done. Losses that are not finite are returned as they are.
+    ``progress`` receives the share of the work done. Losses that are not finite are returned as they are.
     """
     return evaluator(problem, center, directions, len(points), path=path, precision=precision)(
         points, progress
@@ -104,85 +105,116 @@ def evaluator(
     precision: str = "model",
     max_memory: int | None = None,
 ) -> Evaluator:
-    """The way to evaluate ``count`` points of the plane through center (P,) along directions (2, P).
+    """The path to evaluate ``count`` points of the plane through center (P,) along directions (2, P).
 
     Args:
-        path: one of PATHS; "auto" chooses, by what the model is and by a moment's trial.
-        precision: "model": the model's own dtype; "tf32": the same with TensorFloat-32 products, for float32
-            on CUDA; "bfloat16": weights and inputs rounded to it, outputs and losses in float32, by the
-            folded path.
-        max_memory: bytes; bounds what the process holds (on CUDA, what PyTorch holds on the device) while
-            points are evaluated, by smaller chunks of data and blocks of points. Data given as batches goes
-            through in those: their size is the caller's.
+        path: one of PATHS; "auto" chooses by the kind of the model and a comparison on a few samples.
+        precision: "model": the model's dtype; "tf32": the same with TensorFloat-32 products, for float32 on
+            CUDA; "bfloat16": weights and inputs rounded to it, outputs and losses in float32, by the folded
+            path.
+        max_memory: bytes; bounds the memory of the process (on CUDA, the memory that PyTorch has reserved on
+            the device) during the evaluation, by smaller chunks of data and blocks of points. Data given as
+            batches keeps its batches: their size is the caller's.
 
-    Raises InputError for a path that the model cannot take, or a bound that cannot be kept.
+    Raises:
+        InputError: a path that the model cannot take, or a bound that is too small.
     """
     choose("path", path, PATHS)
     choose("precision", precision, PRECISIONS)
     if precision == "tf32" and (problem.device.type != "cuda" or problem.dtype != torch.float32):
         raise InputError("precision: 'tf32' is not allowed here, it needs a float32 model on a CUDA device")
-    lower = PRECISIONS[precision] or problem.dtype
-    own = lower == problem.dtype
-    budget = MemoryBudget.on(problem.device, max_memory)
+    request = _Request(path, precision, PRECISIONS[precision] or problem.dtype, max_memory)
+    loss, budget = PlaneLoss(problem, center, directions), MemoryBudget.on(problem.device, max_memory)
     steps = chain(problem)
-    fits = steps is not None and isinstance(steps[0], LinearStep) and own
-    compared = Comparison(problem, center, directions, forced=path != "auto")
-    if path in ("batched", "compiled") and not fits:
+    if path in ("batched", "compiled") and not request.takes(problem, steps):
         raise InputError(
             f"path: '{path}' needs a chain of linear layers, tensor data and the model's own precision; "
             "use 'pointwise'"
         )
-    if path == "pointwise" and not own:
+    if path == "pointwise" and request.dtype != problem.dtype:
         raise InputError(f"path: 'pointwise' works in the model's own precision, not in {precision}")
+    if steps is not None and path not in ("pointwise", "folded") and request.takes(problem, steps):
+        by_blocks = _by_blocks(loss, steps, count, request, budget)
+        if by_blocks is not None:
+            return by_blocks
+        request = replace(request, path="pointwise")
+    return _by_points(loss, request, budget)
 
-    def made(path: str, totals: Totals, block: int = 1) -> Evaluator:
-        return Evaluator(path, block, problem.samples, precision, totals)
 
-    if fits and path not in ("pointwise", "folded"):
-        assert steps is not None
-        size = block_size(problem, steps, count, budget, forced=path != "auto")
-        agrees = size is not None and compared.agrees(
-            "batched", lambda few: batched(few, steps, center, directions, (few.samples, 3))
-        )
-        if size is not None and agrees:
-            totals, taken = batched(problem, steps, center, directions, size), "batched"
-            # A compiler's memory has no bound.
-            forced = path == "compiled"
-            if forced or (path == "auto" and not max_memory and long_enough(problem, steps, count)):
-                with _arithmetic(precision):
-                    totals, taken = compiled_totals(problem, steps, center, directions, size, forced)
-            return made(taken, penalised(problem, totals, center, directions), size[1])
-        path = "pointwise"
+@dataclass(frozen=True)
+class _Request:
+    """The options of :func:`evaluator`, and the dtype of its arithmetic."""
+
+    path: str
+    precision: str
+    dtype: torch.dtype
+    max_memory: int | None
+
+    def takes(self, problem: Problem, steps: list[Step] | None) -> bool:
+        """Whether the batched path is possible: for a chain that starts with a linear layer."""
+        return steps is not None and isinstance(steps[0], LinearStep) and self.dtype == problem.dtype
+
+
+def _by_blocks(
+    loss: PlaneLoss, steps: list[Step], count: int, request: _Request, budget: MemoryBudget
+) -> Evaluator | None:
+    """The batched path, or the compiled one; None if it has too little memory or is wrong for the model."""
+    problem, forced = loss.problem, request.path != "auto"
+    size = block_size(problem, steps, count, budget, forced=forced)
+    if size is None:
+        return None
+    if not loss.agrees(
+        "batched", lambda few: batched(few, steps, (few.problem.data.samples, 3)), forced=forced
+    ):
+        return None
+    totals, path = batched(loss, steps, size), "batched"
+    # The memory of a compiler has no bound.
+    compiled = request.path == "compiled"
+    if compiled or (not forced and not request.max_memory and long_enough(problem, steps, count)):
+        with _arithmetic(request.precision):
+            totals, path = compiled_totals(loss, steps, size, forced=compiled)
+    return Evaluator(path, size[1], problem.data.samples, request.precision, loss.with_penalty(totals))
+
+
+def _by_points(loss: PlaneLoss, request: _Request, budget: MemoryBudget) -> Evaluator:
+    """The folded path, or the pointwise one."""
+    problem, path, dtype = loss.problem, request.path, request.dtype
+    same = dtype == problem.dtype
     weights = problem.theta.nbytes  # the moved θ, one buffer for all points
-    low = problem.layout.size * lower.itemsize
+    low = problem.layout.size * dtype.itemsize
     # Statistics that are estimated at each point cannot be folded.
-    folded = fold(problem.model, lower) if path != "pointwise" and problem.buffers_at is None else None
+    foldable = path != "pointwise" and not problem.batchnorm.varies
+    folded = fold(problem.model, dtype) if foldable else None
     if (
         path == "auto"
-        and own
+        and same
         and (folded is None or not folded.convolves or weights + low > budget.remaining)
     ):
         folded = None
     elif folded is not None:
-        plain = folded if own else folded.converted(problem.dtype)
-        if not compared.agrees("folded", lambda few: folded_totals(few, plain, center, directions, False)):
+        exact = folded if same else folded.converted(problem.dtype)
+        if not loss.agrees(
+            "folded", lambda few: folded_totals(few, exact, keep=False), forced=path != "auto"
+        ):
             folded = None
-    if folded is None and (path == "folded" or not own):
+    if folded is None and (path == "folded" or not same):
         raise InputError(
-            f"path: '{path}' in precision '{precision}' needs a model that torch.fx can trace and the "
-            "BatchNorm statistics of the centre; use 'pointwise' and 'model'"
+            f"path: '{path}' in precision '{request.precision}' needs a model that torch.fx can trace and "
+            "the BatchNorm statistics of the centre; use 'pointwise' and 'model'"
         )
-    smaller = max(1, problem.dtype.itemsize // lower.itemsize)
-    bounded = _bounded(problem, budget, weights + (low if folded else 0), smaller)
+    smaller = max(1, problem.dtype.itemsize // dtype.itemsize)
+    bounded = loss.of(_bounded(problem, budget, weights + (low if folded else 0), smaller))
+    samples, precision = problem.data.samples, request.precision
     if folded is None:
-        return made("pointwise", pointwise(bounded, center, directions))
-    keep = problem.tensors is not None and weights + low + 2 * problem.tensors[0].nbytes < budget.remaining
-    totals = folded_totals(bounded, folded, center, directions, keep)
-    return made("folded", penalised(problem, totals, center, directions))
+        return Evaluator("pointwise", 1, samples, precision, bounded.pointwise)
+    tensors = problem.data.tensors
+    keep = tensors is not None and weights + low + 2 * tensors[0].nbytes < budget.remaining
+    totals = folded_totals(bounded, folded, keep=keep)
+    return Evaluator("folded", 1, samples, precision, loss.with_penalty(totals))
 
 
 def losses(problem: Problem, thetas: Tensor | None) -> Array:
-    """(M,) float64 losses at the weights ``thetas`` (M, P) themselves; (0,) for None."""
+    """(M,) float64 losses at the weights ``thetas`` (M, P); (0,) for None."""
     rows = () if thetas is None else thetas
     return np.array([problem.loss(theta.to(problem.theta)) for theta in rows], dtype=np.float64)
 
@@ -201,16 +233,18 @@ def _arithmetic(precision: str) -> Iterator[None]:
 
 
 def _bounded(problem: Problem, budget: MemoryBudget, weights: int, smaller: int) -> Problem:
-    """``problem`` in chunks of data that fit in the budget together with ``weights`` bytes.
+    """``problem`` in chunks of data whose activations fit into the memory left beside ``weights`` bytes.
 
-    Without a bound they hold the same bytes in numbers ``smaller`` times as small.
+    Without a bound a chunk takes the usual bytes, in numbers ``smaller`` times as small.
     """
-    if problem.resident is None:
+    data = problem.data
+    if data.resident is None:
         budget.require(weights)
         return problem
     if budget.limit is None:
-        return problem.in_chunks(problem.chunk * smaller)
-    sample = SPARE * problem.sample_bytes
-    least = problem.chunk if problem.bn_samples else 1  # statistics come from batches of their own size
+        return problem.on(data.in_chunks(problem.chunk * smaller))
+    sample = ACTIVATION_COPIES * problem.sample_bytes
+    least = problem.chunk if problem.batchnorm.samples else 1  # statistics need batches of their size
     budget.require(weights + least * sample)
-    return problem.in_chunks(min(problem.chunk, max(least, int((budget.remaining - weights) // sample))))
+    size = min(problem.chunk, max(least, int((budget.remaining - weights) // sample)))
+    return problem.on(data.in_chunks(size))

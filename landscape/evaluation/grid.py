@@ -1,15 +1,16 @@
-"""The work of a grid: its points, what is known of them already, and who computes the rest.
+"""The work of a grid: its points, the values known already, and the processes that compute the rest.
 
-A grid's values are filled in by portions. After each, the result so far can be saved, so that a run that was
-stopped goes on at the first missing point; points that an earlier grid shares are not computed again; and the
-points of a portion are split over the processes of a group.
+A grid's values are computed in portions. After each, the result so far can be saved, so that a stopped run
+continues at the first missing point; points in common with an earlier grid are not computed again; and the
+points of a portion are divided among the processes of a group.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,13 @@ from landscape.evaluation.paths import Progress
 from landscape.problem.layout import as_array
 from landscape.results.base import Result
 
-# A portion takes about so long, and at least SAVE_SHARE times as long as its saving (ours): little is lost
-# with a process that is killed, and no more than a tenth of the time goes into files.
+# A portion takes about so long, and at least SAVE_SHARE times as long as its saving (ours): a killed process
+# loses little, and files take no more than a tenth of the time.
 PORTION_SECONDS = 10.0
 SAVE_SHARE = 10.0
-COINCIDE = 1e-9  # coordinates nearer than this share of the largest are one: rounding of linspace is 1e-16
+COINCIDE = 1e-9  # coordinates nearer than this share of the largest are equal: linspace rounds to 1e-16
 
-KEPT = "what was saved is kept, and the same call goes on from there"
+RESUMABLE = "the points that were saved are kept, and the same call continues from there"
 
 Named = Mapping[str, Array | Tensor]
 Evaluate = Callable[[Tensor, Progress], Named]
@@ -37,11 +38,11 @@ _Part = tuple[dict[str, Array], list[Any]]  # values of a process by name; its f
 
 
 class MismatchError(InputError):
-    """An earlier result cannot be gone on with: it is of something else."""
+    """An earlier result belongs to a different model, plane or setting and cannot be resumed."""
 
 
 class LostError(FailedError):
-    """Another process of the group has ended, and did not say why."""
+    """Another process of the group has ended without a reason."""
 
     words = "another process of the group has ended"
 
@@ -56,11 +57,24 @@ def coincide(new: Array, old: Array) -> tuple[Array, Array]:
     return mine, theirs
 
 
-def difference(previous: Result, wanted: Mapping[str, Any]) -> str:
-    """In what ``previous`` is not of the same thing as the fields ``wanted``, in words; "" if in nothing.
+def copy_common(
+    new_axes: tuple[Array, Array], old_axes: tuple[Array, Array], columns: Iterable[tuple[Array, Array]]
+) -> None:
+    """Copy the values at the points that two grids have in common.
 
-    Arrays are the same up to a hundred roundings: another order of summation, as with another number of
-    threads, lies below.
+    ``new_axes`` and ``old_axes`` are (x, y) of the grids; ``columns`` pairs of arrays, (ny, nx) of the new
+    grid, which is written, and (ny, nx) of the old one.
+    """
+    (across, old_across), (up, old_up) = (coincide(a, b) for a, b in zip(new_axes, old_axes, strict=True))
+    for new, old in columns:
+        new[np.ix_(up, across)] = old[np.ix_(old_up, old_across)]
+
+
+def difference(previous: Result, wanted: Mapping[str, Any]) -> str:
+    """The first difference between ``previous`` and the fields ``wanted``, in words; "" if there is none.
+
+    Arrays are equal up to a hundred rounding errors, more than another order of summation makes, as with
+    another number of threads.
     """
     for name, value in wanted.items():
         old = getattr(previous, name)
@@ -92,35 +106,43 @@ def _short(value: Any) -> str:
     return f"{text[:12]}…" if len(text) > 40 else repr(value)
 
 
-def fill(
-    points: Tensor,
-    done: Array,
-    values: Mapping[str, Array],
-    evaluate: Evaluate,
-    *,
-    least: int = 1,
-    block: int = 1,
-    save: Callable[[], None] | None = None,
-    group: dist.ProcessGroup | None = None,
-    progress: Progress | None = None,
+@dataclass(frozen=True)
+class Portions:
+    """How the missing points are divided into calls, saved, and distributed.
+
+    Attributes:
+        least: how many points a process needs in a call for it to be fast.
+        block: so many points, from the first on, are always evaluated in one call, even if some of them are
+            known: the values depend neither on the clock nor on the points known before.
+        save: called, in one process, after each portion but the last. Without it, one call has all points.
+        group: processes that all make the call; each evaluates an equal part of each portion, and all have
+            all values in the end. The points known to the group's first process count as known.
+        progress: called with the share of the work done.
+    """
+
+    least: int = 1
+    block: int = 1
+    save: Callable[[], None] | None = None
+    group: dist.ProcessGroup | None = None
+    progress: Progress | None = None
+
+
+def compute_missing(
+    points: Tensor, done: Array, values: Mapping[str, Array], evaluate: Evaluate, portions: Portions
 ) -> None:
-    """Evaluate the points that are not done, in their order, and put what comes out in its place.
+    """Evaluate the points that are not done, in their order, and write the values to their places.
 
     Args:
         points: (K, 2).
-        done: (K,) bool, filled in.
-        values: name -> (K,) array, filled in.
-        evaluate: called with some points (k, 2) and what takes the share of them that is done; returns
-            values by name, (k,) each. All points in one call without ``save``.
-        least: how many points a process must have in a call for it to be fast.
-        block: so many points, from the first on, are always evaluated in one call, also where some of them
-            are done: what comes out depends neither on the clock nor on what was done before.
-        save: called, in one process, after each portion but the last.
-        group: processes that all make this call; each evaluates an equal part of each portion, and all have
-            all values in the end. What counts as done is what is done in the group's first process.
+        done: (K,) bool, which points are known; updated.
+        values: name -> (K,) array; updated.
+        evaluate: called with some points (k, 2) and a function that receives the share of them that is done;
+            returns values by name, (k,) each.
+        portions: how the points are divided.
 
-    Raises FailedError, with what was computed saved, where another process of the group fails.
+    Raises FailedError, after the computed points were saved, if another process of the group fails.
     """
+    group, block, save = portions.group, portions.block, portions.save
     rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
     if group:
         known, _ = _gather({"": done, **values}, [], group)[0]
@@ -128,53 +150,62 @@ def fill(
         for name, column in values.items():
             column[:] = known[name]
     missing = np.unique(np.flatnonzero(~done) // block)  # the numbers of the blocks
-    least = -(-least // block)
+    least, whole = -(-portions.least // block), -(-len(done) // block)
     portion, saving = (len(missing) if save is None else least * size), 0.0
     while len(missing):
         now, missing = missing[:portion], missing[portion:]
-        mine = _points(np.array_split(now, size)[rank], block, len(done))
-        whole = -(-len(done) // block)
         start, share = 1 - (len(now) + len(missing)) / whole, len(now) / whole
 
         def report(part: float, start: float = start, share: float = share) -> None:
-            if progress:
-                progress(start + share * min(part, 1.0))
+            if portions.progress:
+                portions.progress(start + share * min(part, 1.0))
 
-        clock, found, failure = time.perf_counter(), {}, None
-        try:
-            if len(mine):
-                found = {k: np.asarray(v) for k, v in evaluate(points[mine], report).items()}
-        except Exception as error:
-            if group is None:
-                raise
-            failure = error
-        said = f"{type(failure).__name__}: {failure}" if failure else ""
-        parts: list[_Part] = [(found, [said, time.perf_counter() - clock, saving])]
+        mine, clock = _points(np.array_split(now, size)[rank], block, len(done)), time.perf_counter()
+        columns, failure = _attempt(evaluate, points[mine], report, group)
+        reason = f"{type(failure).__name__}: {failure}" if failure else ""
+        parts: list[_Part] = [(columns, [reason, time.perf_counter() - clock, saving])]
         if group:
             parts = _gather(*parts[0], group)
         for blocks, (part, _) in zip(np.array_split(now, size), parts, strict=True):
-            where = _points(blocks, block, len(done))
-            fresh = ~done[where]
-            for name, column in part.items():
-                values[name][where[fresh]] = column[fresh]
-            done[where] |= bool(part)
-        failed = [(r, facts[0]) for r, (_, facts) in enumerate(parts) if facts[0]]
-        if save and rank == 0 and (len(missing) or failed):
+            _store(part, _points(blocks, block, len(done)), done, values)
+        failures = [(r, facts[0]) for r, (_, facts) in enumerate(parts) if facts[0]]
+        if save and rank == 0 and (len(missing) or failures):
             clock = time.perf_counter()
             save()
             saving = time.perf_counter() - clock
         if failure:
             raise failure
-        if failed:
-            raise FailedError(f"rank {failed[0][0]} failed ({failed[0][1]}); {KEPT}")
+        if failures:
+            raise FailedError(f"rank {failures[0][0]} failed ({failures[0][1]}); {RESUMABLE}")
         pace = max(facts[1] for _, facts in parts) / -(-len(now) // size)  # seconds a block of the slowest
         seconds = max(PORTION_SECONDS, SAVE_SHARE * parts[0][1][2])
         portion = size * max(least, int(min(seconds / max(pace, 1e-9), whole)))
         report(1.0)
 
 
+def _attempt(
+    evaluate: Evaluate, points: Tensor, report: Progress, group: dist.ProcessGroup | None
+) -> tuple[dict[str, Array], Exception | None]:
+    """The values at ``points``, and the failure; without a group, which has to know of it, it is raised."""
+    try:
+        columns = evaluate(points, report) if len(points) else {}
+        return {name: np.asarray(column) for name, column in columns.items()}, None
+    except Exception as error:
+        if group is None:
+            raise
+        return {}, error
+
+
+def _store(part: Mapping[str, Array], places: Array, done: Array, values: Mapping[str, Array]) -> None:
+    """Write the values of a process to the points ``places`` that are not done."""
+    new = ~done[places]
+    for name, column in part.items():
+        values[name][places[new]] = column[new]
+    done[places] |= bool(part)
+
+
 def _points(blocks: Array, block: int, count: int) -> Array:
-    """The numbers of the points in these blocks of ``block``, of ``count`` points."""
+    """The numbers of the points in these blocks of ``block`` points, of ``count``."""
     points = (blocks[:, None] * block + np.arange(block)).ravel()
     return points[points < count]
 
@@ -182,7 +213,7 @@ def _points(blocks: Array, block: int, count: int) -> Array:
 def _gather(arrays: Mapping[str, Array], facts: list[Any], group: dist.ProcessGroup) -> list[_Part]:
     """``arrays`` and ``facts`` of every process of the group, in the order of their ranks.
 
-    They travel as JSON and plain bytes in one tensor: what comes in is data, and never run, as a pickle is.
+    They are sent as JSON and plain bytes in one tensor, which are only read, never executed as a pickle is.
     """
     columns = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     kinds = {name: [column.dtype.str, len(column)] for name, column in columns.items()}
@@ -199,12 +230,12 @@ def _gather(arrays: Mapping[str, Array], facts: list[Any], group: dist.ProcessGr
         parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(size)]
         dist.all_gather(parts, padded, group=group)
     except RuntimeError as error:  # a connection closed, as when a process is killed
-        raise LostError(f"{LostError.words}; {KEPT}") from error
+        raise LostError(f"{LostError.words}; {RESUMABLE}") from error
     return [_part(part[: int(length)].numpy().tobytes()) for part, length in zip(parts, lengths, strict=True)]
 
 
 def _part(message: bytes) -> _Part:
-    """The columns of numbers and the facts in ``message``. FailedError where there is anything else."""
+    """The columns of numbers and the facts in ``message``. FailedError for anything else."""
     try:
         start = 8 + int.from_bytes(message[:8], "little")
         kinds, facts = json.loads(message[8:start])
@@ -216,5 +247,5 @@ def _part(message: bytes) -> _Part:
             arrays[name] = np.frombuffer(message, dtype, count, start).copy()
             start += arrays[name].nbytes
     except (ValueError, TypeError) as error:
-        raise FailedError(f"another process sent what is no part of a grid ({error}); {KEPT}") from error
+        raise FailedError(f"another process sent no part of a grid ({error}); {RESUMABLE}") from error
     return arrays, facts

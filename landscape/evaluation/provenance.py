@@ -1,4 +1,4 @@
-"""What a result was computed from, so that an earlier one is only gone on with where it is of the same."""
+"""What a result was computed from: an earlier result is resumed only if this is the same."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from landscape.problem.batches import fixed_randomness
-from landscape.problem.checks import describe_loss
 from landscape.problem.layout import as_array
+from landscape.problem.losses import describe_loss
 from landscape.problem.problem import Problem
 
 
 def provenance(problem: Problem) -> tuple[str, ...]:
-    """Lines such as "loss=…" on all that L(θ) is made of beside θ: model, loss, data, penalty, precision.
+    """Lines such as "loss=…" on everything that L(θ) depends on besides θ: model, loss, data, penalty.
 
-    What has no name of its own, such as a lambda or the code of a model, shows in "probe": the loss of a few
-    samples at the centre and away from it.
+    Parts without a name, such as a lambda or the code of a model, show in "probe": the loss of a few samples
+    at the centre and away from it.
     """
     model = problem.model
     trainable = {slot.name for slot in problem.layout.slots}
@@ -43,7 +43,7 @@ def provenance(problem: Problem) -> tuple[str, ...]:
 
 @torch.no_grad()
 def _probe_losses(problem: Problem) -> list[float]:
-    few = problem.probe()
+    few = problem.on(problem.data.few())
     generator = torch.Generator().manual_seed(0)
     theta = problem.theta
     moved = theta + 0.1 * theta.abs().mean() * torch.randn(len(theta), generator=generator).to(theta)
@@ -52,7 +52,7 @@ def _probe_losses(problem: Problem) -> list[float]:
 
 
 def changed(old: Sequence[str], new: Sequence[str], dtype: torch.dtype) -> str:
-    """What of the lines ``old`` is another in ``new``, in words; "" for nothing but rounding of probes."""
+    """The first difference between the lines ``old`` and ``new``, in words; "" for rounding of probes."""
     for before, now in zip(old, new, strict=True):
         name, _, value = before.partition("=")
         other = now.partition("=")[2]

@@ -1,4 +1,4 @@
-"""Many sets of weights through one network at once: the learners of a run, or the points of a plane.
+"""Minibatch gradients of many learners of one network at once.
 
 Networks that are a plain chain of linear layers and element-wise functions run as one batched matrix product
 a layer; any other network runs once for each set of weights, or once for all of them under torch.vmap.
@@ -16,113 +16,37 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape.core.errors import PathWarning
 from landscape.core.memory import SavedBytes
+from landscape.evaluation.chain import LinearStep, chain, stacked_losses
 from landscape.evaluation.stacked_linear import StackedLinear
 from landscape.problem.batches import call, fixed_randomness, named_tensors, take, tree_map
 from landscape.problem.layout import gradients
-from landscape.problem.problem import Loss, Problem
+from landscape.problem.problem import Problem
 
-# Modules that act on each number by itself, so that any leading or trailing dimensions may be added.
-ELEMENTWISE: tuple[type[nn.Module], ...] = (
-    nn.ReLU,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.GELU,
-    nn.SiLU,
-    nn.Softplus,
-    nn.ELU,
-    nn.LeakyReLU,
-    nn.Identity,
-)
-
-# Batching learners takes no more bytes of activations than MOST, and must save a tenth of the time (ours).
-MOST, PAYS = 2**30, 0.9
-# What may be rounding of a gradient, as a share of its norm: of a function that is another, it is of the
-# order of 1 (ours).
+# Learners are batched if their activations take at most so many bytes, and the time falls to at most this
+# share (ours).
+MAX_BATCHED_BYTES, MAX_TIME_SHARE = 2**30, 0.9
+# The largest rounding error of a gradient, as a share of its norm; the gradient of another function differs
+# by the order of 1 (ours).
 ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 Precision = Literal["full", "bfloat16"]
-# One network after the other, all at once under torch.vmap, or a batched product a layer.
-Way = Literal["plain", "channels last", "batched", "chain"]
-
-
-@dataclass(frozen=True)
-class LinearStep:
-    """A linear layer of a chain, by the names of its parameters in the layout."""
-
-    weight: str
-    bias: str | None
-
-
-Step = LinearStep | nn.Module
-
-
-def chain(problem: Problem) -> list[Step] | None:
-    """The steps of a model that is Flatten, then Linear layers and element-wise functions; None for others.
-
-    Only an exact ``nn.Sequential`` counts (a subclass may do anything in its forward), without hooks or
-    parametrisations, whose linear layers hold all of θ and are used once each, on data with one row of
-    features a sample; without Flatten it must have no other dimensions.
-    """
-    model, tensors = problem.model, problem.tensors
-    if tensors is None or type(model) is not nn.Sequential:
-        return None
-    steps: list[Step] = []
-    leaves = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if not list(m.children())]
-    for module in model.modules():
-        hooked = module._forward_hooks or module._forward_pre_hooks
-        if hooked or (list(module.children()) and type(module) is not nn.Sequential):
-            return None
-    for i, (name, module) in enumerate(leaves):
-        if type(module) is nn.Flatten and i == 0 and (module.start_dim, module.end_dim) == (1, -1):
-            continue
-        if type(module) is nn.Linear:
-            steps.append(LinearStep(f"{name}.weight", f"{name}.bias" if module.bias is not None else None))
-        elif type(module) in ELEMENTWISE and not getattr(module, "inplace", False):
-            steps.append(module)
-        else:
-            return None
-    linear = [step for step in steps if isinstance(step, LinearStep)]
-    names = [name for step in linear for name in (step.weight, step.bias) if name]
-    # Tied, frozen and other parameters: each must be in θ once, and nothing else.
-    if not linear or sorted(names) != sorted(slot.name for slot in problem.layout.slots):
-        return None
-    return steps if type(leaves[0][1]) is nn.Flatten or tensors[0].dim() == 2 else None
-
-
-def plain_cross_entropy(loss: Loss) -> bool:
-    """Whether ``loss`` is cross-entropy with no options, whose batched form is known."""
-    if loss is F.cross_entropy:
-        return True
-    return (
-        type(loss) is nn.CrossEntropyLoss
-        and loss.weight is None
-        and loss.ignore_index == -100
-        and loss.reduction == "mean"
-        and loss.label_smoothing == 0.0
-    )
-
-
-def stacked_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """(K,) mean losses of K sets of outputs (K, C, B), each with its own targets (K, B, ...).
-
-    A loss is given outputs as the network makes them, (B, C) and contiguous.
-    """
-    if plain_cross_entropy(loss) and targets.dim() == 2 and targets.dtype == torch.int64:
-        return F.cross_entropy(outputs, targets, reduction="none").mean(1)
-    return torch.stack([loss(o.T.contiguous(), t) for o, t in zip(outputs, targets, strict=True)])
+# One network after the other (in two memory layouts), all at once under torch.vmap, a batched product a
+# layer.
+GradientPath = Literal["loop", "channels last", "batched", "chain"]
 
 
 @dataclass(frozen=True)
 class Training:
-    """What the network is given in training mode: BatchNorm takes its minibatch's statistics, dropout is on.
+    """Options of training mode: BatchNorm takes its minibatch's statistics, dropout is on.
 
-    ``buffers`` name -> (n, ...): the running statistics of each learner's BatchNorm layers, updated in place
-    by its minibatch; empty: none are kept. ``seed(j, i)``: of the random numbers of learner j's microbatch i.
+    Attributes:
+        buffers: name -> (n, ...), the running statistics of each learner's BatchNorm layers, updated in place
+            by its minibatch; empty: no running statistics.
+        seed: ``seed(j, i)``, the seed of the random numbers of learner j's microbatch i.
     """
 
     buffers: Mapping[str, Tensor]
@@ -132,17 +56,23 @@ class Training:
 class Stack:
     """Minibatch gradients of n learners of one problem's model, written to one (n, P) buffer.
 
-    ``accumulate`` microbatches make a minibatch, one after the other: less memory, the same mean but for
-    rounding. ``precision`` "bfloat16" runs the network under PyTorch's autocast, the loss not; the gradients
-    come out in the weights' precision. ``seed``: a random model draws the same numbers for each learner's
-    gradient, from it; None: as they come.
+    Args:
+        problem: its model and loss.
+        accumulate: microbatches a minibatch, one after the other: less memory, the same mean up to rounding.
+        precision: "bfloat16" runs the network under PyTorch's autocast, but not the loss; the gradients are
+            in the weights' precision.
+        seed: a random model draws the same numbers for each learner's gradient, from this seed; None: it
+            draws new ones.
 
-    ``batched``: a network that is no chain runs once for all learners instead of once for each. Which is
-    faster depends on network, minibatch and machine (:meth:`batching_pays` tries): on 2 cores 16 ResNet-18
-    of 1/16 the width with 8 samples each took half as long batched, 16 LeNet-5 with 64 each 1.7 times.
+    Attributes:
+        batched: a network that is no chain runs once for all learners instead of once for each. Which is
+            faster depends on network, minibatch and machine (:meth:`batching_pays` measures it): on 2 cores
+            16 ResNet-18 of 1/16 the width with 8 samples each took half as long batched, 16 LeNet-5 with 64
+            each 1.7 times.
 
-    Before a way that is not the plain one is first used, two gradients by it are compared with plain ones.
-    Where they differ by more than rounding, a :class:`landscape.PathWarning` says so, and it is not used.
+    Before a faster path is first used, two of its gradients are compared with those of the loop over
+    learners. If they differ by more than rounding, a :class:`landscape.PathWarning` says so, and the path is
+    not used.
     """
 
     def __init__(
@@ -161,55 +91,61 @@ class Stack:
         # A few channels, 1 × 1 and a stride: PyTorch 2.13's backward pass writes past its memory on AMD CPUs.
         crash = any(1 < c.in_channels < 8 and {*c.kernel_size} == {1} < {1, *c.stride} for c in convolutions)
         self._channels_last = bool(convolutions) and not crash
-        self._checked: set[Way] = {"plain"}
+        self._verified: set[GradientPath] = {"loop"}
 
-    def _way(self, x: Any) -> Way:
-        """How gradients on minibatches like ``x`` are computed."""
+    def _path(self, x: Any) -> GradientPath:
+        """The path of gradients on minibatches like ``x``."""
         if self.steps is not None:
             return "chain"
         if self.batched:
             return "batched"
         images = self._channels_last and isinstance(x, Tensor) and x.dim() == 5
-        return "channels last" if images else "plain"
+        return "channels last" if images else "loop"
 
-    def _leave(self, way: Way) -> None:
-        """Use ``way`` no more."""
-        if way == "chain":
+    def _abandon(self, path: GradientPath) -> None:
+        """Use ``path`` no more."""
+        if path == "chain":
             self.steps = None
-        elif way == "batched":
+        elif path == "batched":
             self.batched = False
         else:
             self._channels_last = False
 
-    def _check(self, weights: Tensor, x: Any, y: Any, training: Training | None) -> None:
-        """See that the way of :meth:`gradients` for these arguments is right, or leave it for one that is."""
-        while (way := self._way(x)) not in self._checked:
+    def _verify(self, weights: Tensor, x: Any, y: Any, training: Training | None) -> None:
+        """Compare the path for these arguments with the loop, and abandon it if its gradients are wrong."""
+        while (path := self._path(x)) not in self._verified:
             try:
-                error = self._error(way, weights, x, y, training)
-            except Exception as problem:  # the model and the loss are the user's
-                error, why = float("inf"), " ".join(str(problem).split())[:120]
+                error = self._relative_error(path, weights, x, y, training)
+            except Exception as failure:  # the user's model and loss raise any kind of error
+                error, reason = float("inf"), " ".join(str(failure).split())[:120]
             else:
-                why = f"its gradients differ by {error:.1g} of their norm"
+                reason = f"its gradients differ by {error:.1g} of their norm"
             if error != error:
-                return  # the plain gradients are not finite: there is nothing to compare with yet
+                return  # the gradients of the loop are not finite yet, so that nothing can be compared
             if error <= self._rounding(weights):
-                self._checked.add(way)
+                self._verified.add(path)
                 continue
-            self._leave(way)
-            # Many networks take a view that channels which lie last do not allow: nothing to tell anybody.
-            if way != "channels last" or error < float("inf"):
-                text = f"one after the other, not by the path '{way}', which is faster but not right here"
-                warnings.warn(f"model: learners are computed {text} ({why})", PathWarning, stacklevel=4)
+            self._abandon(path)
+            # Many networks take a view that the layout "channels last" does not allow: no reason to warn.
+            if path != "channels last" or error < float("inf"):
+                warnings.warn(
+                    f"model: learners are computed one after the other, because the faster path '{path}' is "
+                    f"not right for this model ({reason})",
+                    PathWarning,
+                    stacklevel=4,
+                )
 
     def _rounding(self, weights: Tensor) -> float:
         return ROUNDING[weights.dtype if self.precision == "full" else torch.bfloat16]
 
-    def _error(self, way: Way, weights: Tensor, x: Any, y: Any, training: Training | None) -> float:
-        """‖by ``way`` − plain‖/‖plain‖ of two learners' gradients; NaN where the plain ones are not finite.
+    def _relative_error(
+        self, path: GradientPath, weights: Tensor, x: Any, y: Any, training: Training | None
+    ) -> float:
+        """‖path − loop‖/‖loop‖ of two learners' gradients; NaN where those of the loop are not finite.
 
-        On their first microbatch, at weights moved by a tenth: near a minimum a gradient is all rounding. In
-        eval mode but for "batched": what dropout draws depends on how channels lie. What a path does not
-        write is NaN, and counts as wrong.
+        They are of the first microbatch, at weights moved by a tenth: near a minimum a gradient is all
+        rounding. In eval mode except for "batched": dropout's draws depend on the memory layout. Numbers that
+        a path does not write are NaN, and count as wrong.
         """
         two, draws = weights[:2].clone(), torch.Generator().manual_seed(0)
         for part in self.problem.layout.views(two).values():
@@ -219,17 +155,17 @@ class Stack:
         def few(tree: Any) -> Any:
             return tree_map(lambda t: t[:2].chunk(self.accumulate, 1)[0], tree)
 
-        found = []
-        for each in ("plain", way):
-            own, out = None, torch.full_like(two, torch.nan)
-            if way == "batched" and training is not None:
-                own = Training({k: t[:2].clone() for k, t in training.buffers.items()}, training.seed)
-            self._by(each, two, few(x), few(y), out, own)
-            found.append(out)
-        plain, other = found
-        if not bool(plain.isfinite().all()):
+        results = []
+        for each in ("loop", path):
+            state, out = None, torch.full_like(two, torch.nan)
+            if path == "batched" and training is not None:
+                state = Training({k: t[:2].clone() for k, t in training.buffers.items()}, training.seed)
+            self._compute(each, two, few(x), few(y), out, state)
+            results.append(out)
+        loop, other = results
+        if not bool(loop.isfinite().all()):
             return float("nan")
-        return float(((other - plain).norm() / plain.norm().clamp(min=1e-30)).nan_to_num(torch.inf))
+        return float(((other - loop).norm() / loop.norm().clamp(min=1e-30)).nan_to_num(torch.inf))
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         if self.precision == "full":
@@ -238,7 +174,7 @@ class Stack:
 
     @functools.cached_property
     def training_model(self) -> nn.Module:
-        """The model in training mode; it shares the parameters, in whose place each call has others."""
+        """The model in training mode; the parameters are shared, because each call replaces them anyway."""
         model = self.problem.model
         return copy.deepcopy(model, {id(p): p for p in model.parameters()}).train()
 
@@ -247,14 +183,14 @@ class Stack:
     ) -> Tensor:
         """Learner j's gradient at ``weights[j]`` on its minibatch (x[j], y[j]), written to ``out[j]``.
 
-        Shapes: weights and out (n, P), x (n, B, ...), y (n, B, ...), or every tensor of what x and y are made
-        of, B a multiple of ``accumulate``. Without ``training`` the model is in eval mode. With it each
-        microbatch has BatchNorm statistics of its own. Returns the mean losses (n,).
+        Shapes: weights and out (n, P), x (n, B, ...), y (n, B, ...), or each tensor inside x and y, B a
+        multiple of ``accumulate``. Without ``training`` the model is in eval mode; with it each microbatch
+        has its BatchNorm statistics. Returns the mean losses (n,).
         """
-        self._check(weights, x, y, training)
-        way = self._way(x)
+        self._verify(weights, x, y, training)
+        path = self._path(x)
         if self.accumulate == 1:
-            return self._by(way, weights, x, y, out, training)
+            return self._compute(path, weights, x, y, out, training)
         losses, part = weights.new_zeros(len(weights)), torch.empty_like(out)
         out.zero_()
         for i in range(self.accumulate):
@@ -262,14 +198,14 @@ class Stack:
             def micro(tensor: Tensor, i: int = i) -> Tensor:
                 return tensor.chunk(self.accumulate, 1)[i]
 
-            found = self._by(way, weights, tree_map(micro, x), tree_map(micro, y), part, training, i)
-            losses += found / self.accumulate
+            means = self._compute(path, weights, tree_map(micro, x), tree_map(micro, y), part, training, i)
+            losses += means / self.accumulate
             out.add_(part, alpha=1 / self.accumulate)
         return losses
 
-    def _by(
+    def _compute(
         self,
-        way: Way,
+        path: GradientPath,
         weights: Tensor,
         x: Any,
         y: Any,
@@ -277,10 +213,10 @@ class Stack:
         training: Training | None,
         micro: int = 0,
     ) -> Tensor:
-        """:meth:`gradients` of a microbatch."""
-        if way == "chain":
+        """The gradients of one microbatch by ``path``, and its mean losses (n,)."""
+        if path == "chain":
             return self._chained(weights, x, y, out)
-        if way == "batched":
+        if path == "batched":
             return self._at_once(weights, x, y, out, training)
         rows = []
         for j, w in enumerate(weights):
@@ -289,7 +225,7 @@ class Stack:
                 model, seed = self.training_model, training.seed(j, micro)
                 state = {name: each[j] for name, each in training.buffers.items()}
             inputs = take(x, j)
-            if way == "channels last":
+            if path == "channels last":
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             rows.append(self._one(model, state, seed, w, inputs, take(y, j), out[j]))
         return torch.stack(rows)
@@ -332,7 +268,7 @@ class Stack:
         leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(weights).items()}
         model = self.problem.model if training is None else self.training_model
         state = {} if training is None else dict(training.buffers)
-        if training is not None and not state:  # statistics that nobody keeps, but each learner has
+        if training is not None and not state:  # no running statistics, but each learner needs its buffers
             state = {k: b.expand(len(weights), *b.shape).clone() for k, b in model.named_buffers()}
 
         def one(values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
@@ -358,28 +294,28 @@ class Stack:
     def batching_pays(self, weights: Tensor, x: Any, y: Any, training: Training | None) -> bool:
         """Whether :meth:`gradients` of these arguments is faster batched, and the same: a short trial.
 
-        Never where one pass for each learner is needed: with dropout, whose numbers are each learner's own,
-        or what torch.vmap does not know; nor where the activations of all learners would exceed MOST.
+        Never where each learner needs a pass: with dropout, whose numbers differ by learner, or operations
+        that torch.vmap does not know; nor where all learners' activations exceed MAX_BATCHED_BYTES.
         """
-        if self.steps is not None or len(weights) == 1 or self._bytes(weights, x, y) > MOST:
+        if self.steps is not None or len(weights) == 1 or self._bytes(weights, x, y) > MAX_BATCHED_BYTES:
             return False
-        out, own = torch.empty_like(weights), training
+        out = torch.empty_like(weights)
 
         def run(batched: bool) -> float:
-            nonlocal own
-            if training is not None:  # the statistics of the trial are nobody's
-                own = Training({k: t.clone() for k, t in training.buffers.items()}, training.seed)
+            state = training
+            if training is not None:  # the trial leaves the statistics as they are
+                state = Training({k: t.clone() for k, t in training.buffers.items()}, training.seed)
             self.batched = batched
             clock = time.perf_counter()
-            self.gradients(weights, x, y, out, own)
+            self.gradients(weights, x, y, out, state)
             if weights.is_cuda:
                 torch.cuda.synchronize(weights.device)
             return time.perf_counter() - clock
 
         try:
-            if not self._error("batched", weights, x, y, training) <= self._rounding(weights):
+            if not self._relative_error("batched", weights, x, y, training) <= self._rounding(weights):
                 return False
-            self._checked.add("batched")
+            self._verified.add("batched")
             for batched in (False, True):
                 run(batched)
             seconds = [(run(False), run(True)) for _ in range(2)]
@@ -387,10 +323,10 @@ class Stack:
             return False
         finally:
             self.batched = False
-        return min(b for _, b in seconds) < PAYS * min(a for a, _ in seconds)
+        return min(b for _, b in seconds) < MAX_TIME_SHARE * min(a for a, _ in seconds)
 
     def _bytes(self, weights: Tensor, x: Any, y: Any) -> int:
-        """What the activations of all learners' microbatches would take."""
+        """Bytes of the activations of all learners' microbatches."""
         leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(weights[0]).items()}
         saved = SavedBytes(excluding=leaves.values())
         batch = next(named_tensors(x))[1].shape[1]

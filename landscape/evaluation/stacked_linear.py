@@ -1,4 +1,4 @@
-"""A linear layer of many learners at once, whose gradients go to where they belong."""
+"""A linear layer of many learners at once, whose gradients are written in place."""
 
 from __future__ import annotations
 

@@ -37,13 +37,13 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
 
     Example:
         >>> import torch
-        >>> from landscape.checkpoint.checkpoint import HISTORY_UNITS
+        >>> from landscape.checkpoint.history import UNITS
         >>> from landscape.problem.layout import Layout, Slot
         >>> run = Checkpoint(
         ...     torch.zeros(2, 3), Layout((Slot("w", (3,), 0, 3, "weight"),)), step=4, epoch=1.0,
         ...     algorithm="ssgd", recipe="lr = 0.1", model={"name": "mlp", "options": {}},
         ...     data={"name": "digits", "options": {}}, lr=0.1, local_batch=8, seed=0,
-        ...     history={name: np.arange(1.0, 5.0) for name in HISTORY_UNITS})
+        ...     history={name: np.arange(1.0, 5.0) for name in UNITS})
         >>> draw_training([run]).get_suptitle()
         'digits, n = 2, nB = 16, seed 0'
     """

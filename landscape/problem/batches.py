@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from landscape.core.errors import InputError
 
-# What PyTorch and Hugging Face mark targets with that the loss leaves out.
-IGNORED = -100
 # Samples that a stream hands over at once: enough to hide that, few enough for a large network (ours).
 STREAM_BATCH = 64
 
@@ -59,13 +54,18 @@ def named_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from named_tensors(value, f"{name}[{key!r}]")
 
 
+def clone(tree: Any) -> Any:
+    """``tree`` with every tensor cloned."""
+    return tree_map(lambda tensor: tensor.clone(), tree)
+
+
 def take(tree: Any, index: Any) -> Any:
     """``tensor[index]`` for every tensor of ``tree``."""
     return tree_map(lambda tensor: tensor[index], tree)
 
 
 def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
-    """The model's outputs with ``weights`` in place of its own, differentiable in them.
+    """The model's outputs with ``weights`` in place of its parameters, differentiable in them.
 
     A dict x is passed as ``model(**x)``, a tuple or list as ``model(*x)``, anything else as ``model(x)``.
     """
@@ -101,15 +101,15 @@ def _alike(first: Any, second: Any) -> bool:
     return all((a.dtype, a.shape[1:]) == (b.dtype, b.shape[1:]) for a, b in zip(first, second, strict=True))
 
 
-def split(batch: Any, own_loss: bool) -> tuple[Any, Any]:
+def split(batch: Any, model_has_loss: bool) -> tuple[Any, Any]:
     """(inputs, targets) of a batch: a pair, or one dict as Hugging Face's collators make them.
 
-    Of a dict the targets are its "labels", or all of it where it has none. The labels are inputs, too, if the
-    model makes its ``own_loss`` from them; otherwise the model is not given them.
+    Of a dict the targets are its "labels", or all of it where it has none. With ``model_has_loss`` the model
+    computes its loss from the labels, which are then inputs, too; otherwise the model does not receive them.
     """
     if isinstance(batch, Mapping):
         labels = batch.get("labels")
-        if labels is None or own_loss:
+        if labels is None or model_has_loss:
             return dict(batch), dict(batch) if labels is None else labels
         return {key: value for key, value in batch.items() if key != "labels"}, labels
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
@@ -126,135 +126,22 @@ def count_samples(x: Any, y: Any, *, alike: bool) -> int:
 
     With ``alike``, InputError unless all tensors are of that length.
     """
-    found = [*named_tensors(y, "targets"), *named_tensors(x, "inputs")]
-    lone = isinstance(y, (bool, int, float)) or (found and found[0][1].dim() == 0)
-    if not found or lone:
-        what = f"a single number as {found[0][0] if found and found[0][1].dim() == 0 else 'targets'}"
+    tensors = [*named_tensors(y, "targets"), *named_tensors(x, "inputs")]
+    lone = isinstance(y, (bool, int, float)) or (tensors and tensors[0][1].dim() == 0)
+    if not tensors or lone:
+        what = f"a single number as {tensors[0][0] if tensors and tensors[0][1].dim() == 0 else 'targets'}"
         raise InputError(
-            f"data: a batch holds {what if found else 'no tensor'}, it must hold tensors with the samples "
+            f"data: a batch holds {what if tensors else 'no tensor'}, it must hold tensors with the samples "
             "first; single samples, or lists of numbers, go through a DataLoader(…, batch_size=…)"
         )
-    first, length = found[0][0], len(found[0][1])
-    for name, tensor in found if alike else ():
+    first, length = tensors[0][0], len(tensors[0][1])
+    for name, tensor in tensors if alike else ():
         if tensor.dim() == 0 or len(tensor) != length:
             size = len(tensor) if tensor.dim() else "no"
             raise InputError(
                 f"data: {name}: {size} samples, but {first}: {length}; all tensors must hold each sample once"
             )
     return length
-
-
-def output_loss(outputs: Any, targets: Any) -> Tensor:
-    """The loss that a model's output carries, ``outputs.loss`` or ``outputs["loss"]``."""
-    value = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
-    if not isinstance(value, Tensor) or value.dim() > 0:
-        raise InputError(
-            f"loss: None takes it from the model's output, but this {type(outputs).__name__} has no .loss "
-            "that is one number; give a loss, or batches with the labels that the model makes its loss from"
-        )
-    return value
-
-
-def class_loss(loss: Any) -> tuple[int, Tensor | None] | None:
-    """(ignore_index, class weights) of PyTorch's cross-entropy or negative log-likelihood; else None."""
-    if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
-        return loss.ignore_index, loss.weight
-    options: dict[str, Any] = {}
-    while isinstance(loss, partial) and not loss.args:
-        loss, options = loss.func, {**loss.keywords, **options}
-    if loss in (F.cross_entropy, F.nll_loss):
-        return options.get("ignore_index", IGNORED), options.get("weight")
-    return None
-
-
-def placed_loss(loss: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """``loss`` with its tensors, such as class weights, on ``device`` and in ``dtype``."""
-
-    def place(tensor: Tensor) -> Tensor:
-        return tensor.to(device, dtype if tensor.is_floating_point() else None)
-
-    if isinstance(loss, nn.Module):
-        if all(t is place(t) for t in (*loss.parameters(), *loss.buffers())):
-            return loss
-        return copy.deepcopy(loss).to(device, dtype)
-    if isinstance(loss, partial):
-        return partial(loss.func, *tree_map(place, loss.args), **tree_map(place, loss.keywords))
-    return loss
-
-
-def loss_terms(loss: Any, targets: Any) -> Tensor | None:
-    """(B,) how many terms of the mean each sample brings to cross-entropy or negative log-likelihood.
-
-    These leave out targets equal to ``ignore_index``, and weigh the others where there are class weights.
-    None for any other loss, or targets that are not class indices.
-    """
-    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.dim() == 0:
-        return None
-    known = class_loss(loss)
-    if known is None:
-        return None
-    ignored, weight = known
-    terms = (targets != ignored).double()
-    if weight is not None:
-        terms *= weight.to(targets.device)[targets.where(terms > 0, torch.zeros_like(targets))]
-    return terms.flatten(1).sum(1) if terms.dim() > 1 else terms
-
-
-def check_labels(loss: Any, outputs: Any, targets: Any) -> None:
-    """Raise InputError if cross-entropy or negative log-likelihood is given a label that is no class.
-
-    PyTorch would say so at the first minibatch that holds it, and on a GPU only that some check has failed.
-    """
-    terms = loss_terms(loss, targets)
-    if terms is None or not isinstance(outputs, Tensor) or outputs.dim() < 2:
-        return
-    known = class_loss(loss)
-    assert known is not None
-    ignored = known[0]
-    kept, classes = targets[targets != ignored], outputs.shape[1]
-    if len(kept) and not 0 <= int(kept.min()) <= int(kept.max()) < classes:
-        raise InputError(
-            f"data: its labels go from {int(kept.min())} to {int(kept.max())}, but the model has {classes} "
-            f"outputs, so that 0…{classes - 1} are allowed"
-        )
-
-
-def label_terms(labels: Any, shifted: bool) -> Tensor | None:
-    """(B,) how many labels of each sample count in a model's own loss: those that are not −100.
-
-    ``shifted``: all but each sequence's first, as in causal language models. None for labels that are not
-    class indices.
-    """
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dim() == 0:
-        return None
-    terms = (labels != IGNORED).double()
-    if terms.dim() == 1:
-        return terms
-    return (terms[:, 1:] if shifted else terms).flatten(1).sum(1)
-
-
-def correct(outputs: Any, targets: Any, loss: Any) -> Tensor:
-    """How many of (B, classes, ...) ``outputs`` have their largest entry at the target (B, ...).
-
-    Of an output that carries ``logits``, of these. A sample with several targets counts by the share that is
-    right, and only where the loss is PyTorch's cross-entropy or negative log-likelihood, which say that the
-    classes come second. NaN if it is not such a task, if there is one output alone, which no other can
-    exceed, or if some targets are no classes, as those that a negative number masks.
-    """
-    z = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
-    if not isinstance(z, Tensor) or not _classes(targets):
-        return torch.tensor(torch.nan, dtype=torch.float64)
-    if z.dim() < 2 or z.shape[1] < 2 or targets.shape != (len(z), *z.shape[2:]):
-        return torch.tensor(torch.nan, dtype=torch.float64)
-    if z.dim() > 2 and class_loss(loss) is None:
-        return torch.tensor(torch.nan, dtype=torch.float64)
-    right: Tensor = (z.argmax(1) == targets).double().sum() / max(1, targets[:1].numel())
-    return right.where(((targets >= 0) & (targets < z.shape[1])).all(), torch.nan)
-
-
-def _classes(targets: Any) -> bool:
-    """Whether ``targets`` can be numbers of classes."""
-    return isinstance(targets, Tensor) and not targets.is_floating_point() and not targets.is_complex()
 
 
 class Stream(ABC):

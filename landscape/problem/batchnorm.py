@@ -1,37 +1,39 @@
 """Whose statistics BatchNorm uses at weights other than those it was trained to.
 
 A BatchNorm layer in eval mode divides by the statistics in its buffers. They belong to the centre's weights:
-at displaced weights the activations have others, and part of what a surface shows is that mismatch.
+at displaced weights the activations have other statistics, and part of what a surface shows is that mismatch.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from landscape.core.options import choose, positive
-from landscape.problem.batches import count_samples
-from landscape.problem.problem import Problem
+from landscape.problem.batches import call, count_samples, tree_map
+from landscape.problem.data import Data
+from landscape.problem.layout import Layout
 
 POLICIES = ("center", "recalibrate", "train")
-# Samples that statistics come from, and how many go through the network at once while they are re-estimated:
-# ours; a statistic over 1,000 samples has a standard error of 3%, in batches of a common training size.
+# Samples for the statistics, and samples a batch while they are estimated: ours; a statistic over 1,000
+# samples has a standard error of 3%, in batches of a common training size.
 SAMPLES = 1000
 BATCH = 250
 
 
 def _layers(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    """The BatchNorm layers of ``model`` that keep running statistics."""
-    found = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-    return [m for m in found if m.running_mean is not None]
+    """The BatchNorm layers of ``model`` with running statistics."""
+    layers = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    return [m for m in layers if m.running_mean is not None]
 
 
 def buffer_names(model: nn.Module) -> list[str]:
-    """The names of what BatchNorm layers in ``model`` keep: running statistics, and counts of batches."""
+    """The names of BatchNorm's buffers in ``model``: running statistics, and counts of batches."""
     return [
         f"{name}.{key}" if name else key
         for name, layer in model.named_modules()
@@ -45,105 +47,131 @@ def has_batchnorm(model: nn.Module) -> bool:
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
 
-def with_policy(problem: Problem, bn: str, samples: int = SAMPLES) -> Problem:
-    """``problem`` with the BatchNorm statistics of policy ``bn``; its own model and buffers stay as they are.
+def has_running_statistics(model: nn.Module) -> bool:
+    """Whether ``model`` has a BatchNorm layer with running statistics."""
+    return bool(_layers(model))
 
-    Args:
-        bn: "center": the statistics in the model's buffers, at every point (the problem itself is returned);
-            "recalibrate": re-estimated at each point before it is evaluated, on a fixed random sample of the
-            problem's data, as the average over batches of 250 (what torch.optim.swa_utils.update_bn does);
-            derivatives at a point hold the statistics of that point fixed;
-            "train": the statistics of the batch itself, as in training, in batches of ``samples`` (for data
-            given as batches, in those), so that a sample's loss depends on its batch.
-        samples: how many samples "recalibrate" draws (at most all; of data given as batches, the first
-            until there are so many), or "train" has in a batch. Default 1,000.
 
-    Dropout and all other layers stay in eval mode. A model without BatchNorm is returned as it is.
+@dataclass(frozen=True, eq=False)
+class BatchNormPolicy:
+    """Fixed statistics: by default those in the model's buffers (policy "center").
+
+    Attributes:
+        name: one of POLICIES.
+        samples: how many samples the statistics come from; 0: the model's buffers, or the data's own batches.
+        buffers: name -> statistics in place of the model's buffers.
+    """
+
+    name: str = "center"
+    samples: int = 0
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    #: The statistics differ from point to point, so that they cannot be folded into a convolution.
+    varies: ClassVar[bool] = False
+
+    def network(self, model: nn.Module) -> nn.Module:
+        """The module to evaluate under this policy; ``model`` stays as it is."""
+        return model
+
+    def at(self, theta: Tensor) -> BatchNormPolicy:
+        """The policy with the statistics at ``theta`` (P,), fixed: derivatives at θ are taken with these."""
+        return self
+
+    def to(self, dtype: torch.dtype) -> BatchNormPolicy:
+        """The same in another precision."""
+        buffers = {k: t.to(dtype) if t.is_floating_point() else t for k, t in self.buffers.items()}
+        return replace(self, buffers=buffers)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchStatistics(BatchNormPolicy):
+    """Policy "train": a batch has its own statistics, as in training; a sample's loss depends on them."""
+
+    def network(self, model: nn.Module) -> nn.Module:
+        own = copy.deepcopy(model)
+        # Without buffers a layer takes the statistics of its batch, in eval mode, too.
+        for layer in _layers(own):
+            layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+        return own
+
+
+class Estimator:
+    """Estimates the statistics of BatchNorm layers, as torch.optim.swa_utils.update_bn does.
+
+    They are averages over batches. Layers other than BatchNorm stay in eval mode. ``model`` is copied.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        self._model, self._layout = copy.deepcopy(model), layout
+        self._names = buffer_names(model)
+        for layer in _layers(self._model):
+            layer.momentum = None  # a plain average over the batches, in place of an exponential one
+
+    def to(self, dtype: torch.dtype) -> Estimator:
+        """The same in another precision."""
+        return Estimator(copy.deepcopy(self._model).to(dtype), self._layout)
+
+    @torch.no_grad()
+    def __call__(self, theta: Tensor, inputs: Iterable[Any]) -> dict[str, Tensor]:
+        """Buffer name -> statistics of ``inputs``, batches of inputs, at ``theta`` (P,)."""
+        layers = _layers(self._model)
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.train()
+        for x in inputs:
+            call(self._model, self._layout.views(theta), x)
+        for layer in layers:
+            layer.eval()
+        buffers = dict(self._model.named_buffers())
+        return {name: buffers[name].clone() for name in self._names}
+
+
+@dataclass(frozen=True, eq=False)
+class Recalibration(BatchNormPolicy):
+    """Policy "recalibrate": statistics estimated at each θ, on a fixed sample of the inputs."""
+
+    estimate: Estimator = field(kw_only=True)
+    inputs: tuple[Any, ...] = field(kw_only=True)
+    varies: ClassVar[bool] = True
+
+    def at(self, theta: Tensor) -> BatchNormPolicy:
+        return BatchNormPolicy(self.name, self.samples, self.estimate(theta, self.inputs))
+
+    def to(self, dtype: torch.dtype) -> BatchNormPolicy:
+        inputs = tree_map(lambda t: t.to(dtype) if t.is_floating_point() else t, self.inputs)
+        return replace(self, estimate=self.estimate.to(dtype), inputs=inputs)
+
+
+def policy(bn: str, samples: int, model: nn.Module, layout: Layout, data: Data) -> BatchNormPolicy:
+    """The policy named ``bn`` for a model and its data; see :meth:`landscape.Problem.with_batchnorm`.
+
     Raises InputError for an unknown policy or samples < 2.
     """
     choose("bn", bn, POLICIES)
     positive("bn_samples", samples, least=2)
-    if bn == "center" or not _layers(problem.model):
-        return problem
-    if bn == "recalibrate":
-        return _recalibrated(problem, samples)
-    own = problem.in_chunks(samples)
-    own.model = copy.deepcopy(problem.model)
-    own.bn = bn
-    own.bn_samples = samples if problem.resident is not None else 0  # else the data's own batches
-    # Without buffers a layer takes its batch's statistics, in eval mode, too.
-    for layer in _layers(own.model):
-        layer.running_mean = layer.running_var = layer.num_batches_tracked = None
-    return own
+    if bn == "center" or not _layers(model):
+        return BatchNormPolicy()
+    if bn == "train":
+        return BatchStatistics(bn, samples if data.resident is not None else 0)
+    inputs = tuple(sample_inputs(data, samples))
+    count = sum(count_samples(x, None, alike=False) for x in inputs)
+    return Recalibration(bn, count, estimate=Estimator(model, layout), inputs=inputs)
 
 
-def _recalibrated(problem: Problem, samples: int) -> Problem:
-    """``problem`` with statistics estimated at the weights asked for, from one sample of its inputs."""
-    inputs = list(_sample(problem, samples))
-    estimator = copy.copy(problem)
-    estimator.model = copy.deepcopy(problem.model)
-    names = buffer_names(problem.model)
-
-    def statistics(theta: Tensor) -> dict[str, Tensor]:
-        _estimate(estimator, theta, inputs)
-        found = dict(estimator.model.named_buffers())
-        return {name: found[name].clone() for name in names}
-
-    own = copy.copy(problem)
-    own.bn = "recalibrate"
-    own.bn_samples = sum(count_samples(x, None, alike=False) for x in inputs)
-    own.buffers_at = statistics
-    return own
-
-
-@torch.no_grad()
-def _estimate(problem: Problem, theta: Tensor, inputs: Iterable[Any]) -> None:
-    """Set the statistics in the problem's own model to those of ``inputs``, batch by batch, at ``theta``."""
-    layers = _layers(problem.model)
-    for layer in layers:
-        layer.momentum = None  # a plain average over the batches, in place of an exponential one
-        layer.reset_running_stats()
-        layer.train()
-    for x in inputs:
-        problem.outputs(theta, x)
-    for layer in layers:
-        layer.eval()
-
-
-def reestimated(
-    problem: Problem, theta: Tensor | None = None, inputs: Iterable[Any] | None = None
-) -> dict[str, Tensor]:
-    """Buffer name -> statistics that BatchNorm has at ``theta``, default the centre; empty without BatchNorm.
-
-    They are those of ``inputs``, batches of inputs; default: of all data, in batches of 250 or as it comes.
-    As in torch.optim.swa_utils.update_bn they are an average over batches; but layers other than BatchNorm
-    stay in eval mode.
-    """
-    if not _layers(problem.model):
-        return {}
-    own = copy.copy(problem)
-    own.model = copy.deepcopy(problem.model)
-    theta = own.theta if theta is None else theta
-    _estimate(own, theta, _sample(own, own.samples) if inputs is None else inputs)
-    found = dict(own.model.named_buffers())
-    return {name: found[name] for name in buffer_names(own.model)}
-
-
-def sample_parts(problem: Problem, samples: int) -> tuple[Tensor, ...]:
-    """The numbers of ``samples`` samples (at most all), a fixed random choice, in even batches."""
-    order = torch.randperm(problem.samples, generator=torch.Generator().manual_seed(0))[:samples]
+def sample_parts(count: int, samples: int) -> tuple[Tensor, ...]:
+    """The numbers of ``samples`` of ``count`` samples (at most all), drawn at random, in even batches."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:samples]
     return order.tensor_split(-(-len(order) // BATCH))
 
 
-def _sample(problem: Problem, samples: int) -> Iterator[Any]:
-    """Inputs of :func:`sample_parts`, or, of data without numbered samples, of its own first batches."""
-    if not problem.indexed:
-        seen = 0
-        for x, y, _ in problem.chunks():
-            yield x
-            seen += count_samples(x, y, alike=False)
-            if seen >= samples:
-                return
+def sample_inputs(data: Data, samples: int) -> Iterator[Any]:
+    """Inputs of :func:`sample_parts`, or, of data without numbered samples, of its first batches."""
+    if data.indexed:
+        for part in sample_parts(data.samples, samples):
+            yield data.gather(part)[0]
         return
-    for part in sample_parts(problem, samples):
-        yield problem.gather(part)[0]
+    seen = 0
+    for x, y, _ in data.chunks():
+        yield x
+        seen += count_samples(x, y, alike=False)
+        if seen >= samples:
+            return

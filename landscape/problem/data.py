@@ -26,32 +26,40 @@ from landscape.problem.batches import (
     tree_map,
 )
 
-# Samples that checks of the user's model and loss work on (ours): few, so that they cost less than a
-# hundredth of a contour.
+# Samples for checks of the user's model and loss (ours): few, so that they cost less than a hundredth of a
+# contour.
 PROBE = 12
-# Two passes over batches are the same where their checksums differ by less, relatively: rounding of sums in
+# The largest relative difference between the checksums of two equal passes over batches: rounding of sums in
 # another order (ours; one changed pixel of 10,000 images is 1e-9).
-SAME_PASS = 1e-12
+CHECKSUM_TOLERANCE = 1e-12
 
-Terms = Callable[[Any, Any], Tensor]  # (x, y) -> (B,) float64 on the CPU: terms of the mean a sample brings
+Terms = Callable[[Any, Any], Tensor]  # (x, y) -> (B,) float64 on the CPU: terms of the mean by sample
 
 
 class Data:
-    """Samples on the device, or batches that go there in turn.
+    """The samples of a problem: on the device, or in batches that are moved there in turn.
 
     Args:
         data: as :class:`landscape.Problem` takes it.
-        own_loss: the model makes its loss from the labels, and is given them.
+        device, dtype: where the tensors go, and the precision of those of floating point.
+        model_has_loss: the model computes its loss from the labels, and receives them.
 
-    :meth:`weigh` is to be called once, before :meth:`chunks`. ``samples`` counts them; ``terms`` is how many
-    terms of the loss's mean they bring. ``resident`` is (x, y) on the device, or None.
+    Attributes:
+        samples: N, the number of samples.
+        terms: the number of terms of the loss's mean that they contribute together.
+        each: (N,) terms of each sample; None where all have the same number.
+        resident: (x, y) on the device; None where the data comes in batches.
+        chunk_size: samples a chunk of resident data; None until the problem knows what its model can take.
+
+    :meth:`weigh` is called once, before :meth:`chunks`.
     """
 
-    def __init__(self, data: Any, device: torch.device, dtype: torch.dtype, own_loss: bool) -> None:
-        self.device, self.dtype, self._own_loss = device, dtype, own_loss
+    def __init__(self, data: Any, device: torch.device, dtype: torch.dtype, model_has_loss: bool) -> None:
+        self.device, self.dtype, self._model_has_loss = device, dtype, model_has_loss
         self.resident: tuple[Any, Any] | None = None
         self.batches: Iterable[Any] = ()
-        self.each: Tensor | None = None  # (samples,) terms of each; None: the same number
+        self.each: Tensor | None = None
+        self.chunk_size: int | None = None
         self.samples, self.terms = 0, 0.0
         self.checksum: Tensor | None = None  # of a pass over batches
         self._fingerprint = ""
@@ -75,14 +83,14 @@ class Data:
             self.samples = data.samples if isinstance(data, Stream) else 0
 
     def weigh(self, terms_in: Terms, *, equal: bool) -> None:
-        """Count the samples, and how much each weighs by ``terms_in``.
+        """Count the samples, and the terms of each by ``terms_in``.
 
-        ``equal``: read batches twice. Raises InputError where the two passes differ, or nothing is there.
+        ``equal``: read batches twice. Raises InputError where the two passes differ, or there is no sample.
         """
         self._terms_in = terms_in
-        held = (self.batches.x, self.batches.y) if isinstance(self.batches, HostStream) else self.resident
-        if held is not None:
-            x, y = held
+        whole = (self.batches.x, self.batches.y) if isinstance(self.batches, HostStream) else self.resident
+        if whole is not None:
+            x, y = whole
             each = terms_in(x, y) if self.samples else torch.zeros(0)
             self.terms = float(each.sum())
             self.each = each if bool((each != each[:1]).any()) else None
@@ -112,7 +120,7 @@ class Data:
         assert self.checksum is not None
         second = torch.stack(again).sum(0) if again else torch.zeros_like(self.checksum)
         largest = torch.maximum(self.checksum[1], second[1])
-        if bool(((self.checksum - second).abs() > SAME_PASS * largest).any()):
+        if bool(((self.checksum - second).abs() > CHECKSUM_TOLERANCE * largest).any()):
             raise InputError(
                 "data: two passes over its batches differ (random augmentation, or shuffle=True with "
                 "drop_last=True?), so that the loss is not one function; give a list of batches, such as "
@@ -121,7 +129,7 @@ class Data:
 
     def split(self, batch: Any) -> tuple[Any, Any]:
         """(inputs, targets) of a batch, see :func:`landscape.problem.batches.split`."""
-        return split(batch, self._own_loss)
+        return split(batch, self._model_has_loss)
 
     def place(self, tree: Any) -> Any:
         """``tree`` on the device, its floating-point tensors in the problem's precision."""
@@ -158,8 +166,8 @@ class Data:
     def pick(self, x: Any, y: Any, count: int = PROBE) -> tuple[Any, Any]:
         """At most ``count`` samples for checks, on the device; ``x``, ``y``: what :meth:`first` gives.
 
-        They come from all the data where it can be indexed, else from the first batch, and hold targets as
-        different as there are, so that those which the loss treats in their own way are likely among them.
+        They come from all the data where it can be indexed, else from the first batch. Their targets are as
+        different as possible, so that those which the loss treats differently are likely among them.
         A batch whose tensors are not all as long as it has samples is returned whole.
         """
         if self.indexed:
@@ -175,8 +183,8 @@ class Data:
         return take(x, picked), take(y, picked)
 
     def few(self, count: int = PROBE) -> Data:
-        """The samples of :meth:`pick` as data of their own."""
-        part = copy.copy(self)
+        """The samples of :meth:`pick`, in one chunk."""
+        part = self.in_chunks(count)  # the bytes of a sample are not measured for so few
         part._fingerprint, part._picked = "", {}
         x, y = self.pick(*self.first(), count)
         part.samples = count_samples(x, y, alike=False)
@@ -190,14 +198,28 @@ class Data:
             part.batches = [(x, y)]
         return part
 
-    def chunks(self, size: int) -> Iterator[tuple[Any, Any, float]]:
-        """The data as (x, y, count), on the device; every sample once, ``size`` at a time where resident.
+    def in_chunks(self, size: int) -> Data:
+        """The same with ``size`` samples a chunk; data given as batches keeps its batches."""
+        part = copy.copy(self)
+        part.chunk_size = size
+        return part
 
-        The counts are what the chunks weigh in the mean, and add up to ``samples``: numbers of samples, but
-        where these bring unequal numbers of terms to the loss. A chunk with no term is left out.
+    def to(self, dtype: torch.dtype) -> Data:
+        """The same in another precision."""
+        other = copy.copy(self)
+        other.dtype = dtype
+        if self.resident is not None:
+            other.resident = other.place(self.resident[0]), other.place(self.resident[1])
+        return other
+
+    def chunks(self) -> Iterator[tuple[Any, Any, float]]:
+        """The data as (x, y, weight), on the device; every sample once, ``chunk_size`` at a time if resident.
+
+        The weights of the chunks in the mean add up to ``samples``: they are numbers of samples, except where
+        samples contribute unequal numbers of terms to the loss. A chunk without any term is left out.
         """
         done = 0
-        for x, y in self._parts(size):
+        for x, y in self._parts():
             if self.indexed:
                 part = slice(done, done + count_samples(x, y, alike=False))
                 done, count = part.stop, float(part.stop - part.start)
@@ -208,17 +230,19 @@ class Data:
             if count > 0:
                 yield self.place(x), self.place(y), count
 
-    def _parts(self, size: int) -> Iterator[tuple[Any, Any]]:
+    def _parts(self) -> Iterator[tuple[Any, Any]]:
         if self.resident is None:
             yield from (self.split(as_tensors(batch)) for batch in self.batches)
             return
+        size = self.chunk_size
+        assert size is not None  # Problem.chunks sets it
         for i in range(0, self.samples, size):
             part = slice(i, min(i + size, self.samples))
             yield take(self.resident[0], part), take(self.resident[1], part)
 
     @property
     def indexed(self) -> bool:
-        """Whether any sample can be had by its number, so that minibatches can be drawn."""
+        """Whether each sample has a number, so that minibatches can be drawn."""
         return self.resident is not None or isinstance(self.batches, Stream)
 
     def gather(self, indices: Tensor) -> tuple[Any, Any]:
@@ -256,9 +280,9 @@ class Data:
         return part
 
     def fingerprint(self) -> str:
-        """What tells this data from other data: a CRC-32 of its tensors, or the checksums of its batches.
+        """A CRC-32 of the tensors, or the checksums of the batches: other data has another fingerprint.
 
-        It finds accidents, as a file's check sum does: another split, order or precision, not a forgery.
+        As the checksum of a file, it detects accidents (another split, order or precision), not forgery.
         """
         if self.checksum is not None:
             return " ".join(f"{value:.17g}" for value in self.checksum.flatten().tolist())

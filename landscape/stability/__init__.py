@@ -1,4 +1,4 @@
-"""Linear stability near a minimum: how large a step it stands, under delay and momentum.
+"""Linear stability near a minimum: the largest stable step, under delay and momentum.
 
 Along an eigenvector of the Hessian with eigenvalue λ a learning rate η acts by h = ηλ alone. Plain steps with
 delay τ follow x_{t+1} = x_t − h x_{t−τ}; momentum and mixing add terms, and always the characteristic
@@ -19,7 +19,7 @@ from landscape.core.options import below_one, choose, positive
 
 #: v ← m v − ηg, x ← x + v; Nesterov's as torch.optim.SGD has it; and the shifted v_{t+1} = m v_{t−τ} − ηg.
 FORMS = ("ordinary", "nesterov", "shifted")
-# Points of the unit circle among which the first crossing is looked for, and more with each step of delay.
+# Points of the unit circle for the search of the first crossing, and additional ones for each step of delay.
 _POINTS, _POINTS_A_STEP = 8192, 512
 
 
@@ -32,12 +32,22 @@ def max_stable_step(
     m z^{τ−1} + h times z; nesterov the same with h ((1+m) z − m); shifted (z^{τ+1} − m)(z − 1) + h z.
     Without momentum the limit is 2 sin(π/(2(2τ+1))); without delay 2(1+m).
 
-    ``noise`` s²/(λ²B) > 0 asks for stability in mean square where the minibatch's curvature along the
-    eigenvector has mean λ and variance s²/B, independent from step to step (Wu, Ma, E 2018, for τ = m = 0:
-    (1−h)² + h² s²/(λ²B) < 1; here q‖G‖² < 1 with q = h² × noise and ‖G‖² the sum of squares of the impulse
-    response from the noise to the weights).
+    Args:
+        delay: τ ≥ 0, in steps.
+        momentum: m, 0 ≤ m < 1.
+        form: "ordinary", "nesterov" or "shifted".
+        noise: s²/(λ²B) > 0 asks for stability in mean square, if the minibatch's curvature along the
+            eigenvector has mean λ and variance s²/B, independent from step to step (Wu, Ma, E 2018, for
+            τ = m = 0: (1−h)² + h² s²/(λ²B) < 1; here q‖G‖² < 1 with q = h² × noise and ‖G‖² the sum of
+            squares of the impulse response from the noise to the weights).
 
-    Raises InputError for a negative delay, m outside [0, 1), an unknown form or negative noise.
+    Raises:
+        InputError: a negative delay, m outside [0, 1), an unknown form or negative noise.
+
+    Example:
+        >>> from landscape.stability import max_stable_step
+        >>> round(max_stable_step(), 4), round(max_stable_step(delay=1, momentum=0.9), 4)
+        (2.0, 0.1)
     """
     check(delay, momentum, form)
     positive("noise", noise, least=0)
@@ -58,7 +68,7 @@ def max_stable_step(
 
 @dataclass(frozen=True)
 class Setting:
-    """What decides which minima are accessible, but for the learning rate; ``batch`` samples a step."""
+    """The options that decide which minima are stable, except the learning rate; ``batch`` samples a step."""
 
     delay: int = 0
     momentum: float = 0.0
@@ -75,14 +85,28 @@ def lr_that_keeps_minima(lr: float, before: Setting, after: Setting, noise: floa
 
     Minima stay that are stable, λ < limit/η: so η' = η limit(after)/limit(before). For long delays and no
     momentum that is η ∝ 1/τ (Delay-2019). The batch matters through the curvature's ``noise`` s²/λ² of one
-    sample: where it is 0 not at all, where it dominates as η ∝ batch.
+    sample: where it is 0 not at all, where it dominates as η ∝ batch. Raises InputError for an lr that is not
+    positive, and settings that are not allowed.
+
+    Example:
+        >>> from landscape.stability import Setting, lr_that_keeps_minima
+        >>> round(lr_that_keeps_minima(0.1, Setting(), Setting(delay=1)), 4)
+        0.05
     """
     positive("lr", lr)
     return lr * after.limit(noise) / before.limit(noise)
 
 
 def limits(delays: Sequence[int], momentum: float) -> Array:
-    """(3, K): :func:`max_stable_step` for each delay without momentum, and in both forms with it."""
+    """(3, K), the largest stable ηλ for each delay: without momentum, and in two forms with it.
+
+    Raises InputError for a negative delay, or a momentum outside [0, 1).
+
+    Example:
+        >>> from landscape.stability import limits
+        >>> limits([0, 1], momentum=0.9).round(4).tolist()  # none, ordinary, shifted
+        [[2.0, 1.0], [3.8, 0.1], [3.8, 0.19]]
+    """
     settings = ((0.0, "ordinary"), (momentum, "ordinary"), (momentum, "shifted"))
     return np.array([[max_stable_step(tau, m, form) for tau in delays] for m, form in settings])
 
@@ -130,10 +154,10 @@ def first_crossing(p0: Array, p1: Array) -> float:
         middle = (low + high) / 2
         left = np.sign(ratio(middle).imag) == side
         low, high = np.where(left, middle, low), np.where(left, high, middle)
-    found = np.concatenate([ratio((low + high) / 2).real, ratio(np.array([0.0, np.pi])).real])
-    # At the angles 0 and π the ratio of real polynomials is real; of others, only where it really is.
+    ratios = np.concatenate([ratio((low + high) / 2).real, ratio(np.array([0.0, np.pi])).real])
+    # At the angles 0 and π the ratio is real for real polynomials, but not for all others.
     real = np.abs(np.concatenate([np.zeros(len(change)), ratio(np.array([0.0, np.pi])).imag])) < 1e-9
-    crossings = found[real & (found > 1e-9)]
+    crossings = ratios[real & (ratios > 1e-9)]
     limit = float(crossings.min()) if len(crossings) else np.inf
     inside = np.abs(np.roots(p0 + min(limit, 1.0) * 1e-3 * p1)).max() if limit else np.inf
     return limit if inside <= 1 + 1e-9 else 0.0

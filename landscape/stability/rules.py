@@ -23,16 +23,30 @@ def max_mixing_step(
     Each takes its own steps, with its own momentum, on one quadratic. A mode evolves by z^τ (z − ω)(z − m) +
     h p₁, p₁ that of ``form`` "ordinary" or "nesterov" in AWC order, and ω times that in ATC order; the mean
     is the mode ω = 1. Without momentum and delay: 1 + ω_min (AWC) for real ω, and |ω(1 − h)| < 1 (ATC).
+
+    Args:
+        omegas: the eigenvalues of the mixing matrix other than the simple 1.
+        momentum, form: "ordinary" or "nesterov" momentum, 0 ≤ m < 1.
+        order: "awc" (gradient at the learner's weights before mixing) or "atc" (step, then mix).
+        delay: of the gradients, in steps.
+
+    Raises:
+        InputError: a negative delay, a momentum outside [0, 1), or an unknown form or order.
+
+    Example:
+        >>> from landscape.stability.rules import max_mixing_step
+        >>> round(max_mixing_step([0.4, -0.2]), 4)  # a ring of six with two neighbours a side
+        0.8
     """
     check(delay, momentum, choose("form", form, FORMS[:2]))
     choose("order", order, ("awc", "atc"))
-    found = [max_stable_step(delay, momentum, form)]
+    limits = [max_stable_step(delay, momentum, form)]
     for omega in np.unique(np.round(np.asarray(omegas, dtype=complex), 12)):
         if order == "atc" and omega == 0:
             continue  # such a mode is gone after one step
         p0, p1 = polynomials(delay, momentum, form, omega)
-        found.append(first_crossing(p0, omega * p1 if order == "atc" else p1))
-    return min(found)
+        limits.append(first_crossing(p0, omega * p1 if order == "atc" else p1))
+    return min(limits)
 
 
 def max_random_delay_step(workers: int) -> float:
@@ -40,7 +54,12 @@ def max_random_delay_step(workers: int) -> float:
 
     Its gradient is of the weights it got when it last delivered, so that the delay is geometric with mean
     N − 1. With c the workers' copies, x' = x − h c_K and c_K' = x' for K uniform, the second moments
-    E x², E x c_k, E c_k² and E c_j c_k (j ≠ k) follow a linear map of their own. N = 1: 2.
+    E x², E x c_k, E c_k² and E c_j c_k (j ≠ k) follow a linear map. N = 1: 2.
+
+    Example:
+        >>> from landscape.stability.rules import max_random_delay_step
+        >>> max_random_delay_step(1)
+        2.0
     """
     n = workers
     if n == 1:
@@ -63,7 +82,12 @@ def max_matching_step(rho: float, delay: int = 0) -> float:
 
     x(t+1) = M_t x(t) − h x(t−τ) in the space orthogonal to the mean, M_t a projection drawn anew with
     E M_t = ``rho`` there, so that E⟨M x, M x⟩ = E⟨x, M x⟩ = ρ E⟨x, x⟩ and the second moments of
-    x(t), …, x(t−τ) follow a linear map. The mean, ω = 1, has the limit of :func:`max_stable_step`.
+    x(t), …, x(t−τ) follow a linear map. The mean, ω = 1, has the limit without mixing.
+
+    Example:
+        >>> from landscape.stability.rules import max_matching_step
+        >>> round(max_matching_step(0.5), 3)
+        1.366
     """
     d = delay + 1
     index = {(a, b): k for k, (a, b) in enumerate((a, b) for a in range(d) for b in range(a, d))}
@@ -138,10 +162,10 @@ def max_period_step(
     def radius(h: float) -> float:
         inner = np.eye(4, dtype=complex)
         inner[:2, :2] = np.linalg.matrix_power(step(h, 1.0), period)
-        found = float(np.abs(np.linalg.eigvals(averaged @ inner)).max())
+        largest = float(np.abs(np.linalg.eigvals(averaged @ inner)).max())
         if m and buffers == "keep":
             for omega in np.atleast_1d(omegas):
-                found = max(found, float(abs(np.linalg.matrix_power(step(h, omega), period)[1, 1])))
-        return found
+                largest = max(largest, float(abs(np.linalg.matrix_power(step(h, omega), period)[1, 1])))
+        return largest
 
     return first_unstable(radius, 1 + 2 * (1 + m) * max(1.0, (1 + b) / a))

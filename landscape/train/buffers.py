@@ -12,11 +12,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoint.checkpoint import fill
+from landscape.checkpoint.checkpoint import set_tensors
 from landscape.core.errors import FailedError, InputError
 from landscape.evaluation.stack import Training
 from landscape.problem.batches import call, fixed_randomness
-from landscape.problem.batchnorm import buffer_names, reestimated, sample_parts
+from landscape.problem.batchnorm import buffer_names, sample_parts
 from landscape.problem.problem import Problem
 from landscape.train.distributed.comm import Comm
 from landscape.train.randomness import generator
@@ -25,7 +25,7 @@ from landscape.train.randomness import generator
 class Buffers:
     """The BatchNorm statistics of this process's learners, and of the mean.
 
-    ``own`` name -> (n_own, ...); empty for a network without BatchNorm. ``samples`` of the training set are
+    ``own`` name -> (n_local, ...); empty for a network without BatchNorm. ``samples`` of the training set are
     what the mean's come from.
     """
 
@@ -37,7 +37,7 @@ class Buffers:
         saved = model.state_dict().keys() - trained
         kept = {name: t.detach() for name, t in state.items() if name in saved}
         learners = set(buffer_names(model))
-        self.own = {name: _rows(t, comm.held).clone() for name, t in kept.items() if name in learners}
+        self.own = {name: _rows(t, comm.n_local).clone() for name, t in kept.items() if name in learners}
         #: Frozen parameters and constants, the same for all learners.
         self._fixed = {name: t for name, t in kept.items() if name not in learners}
 
@@ -67,7 +67,7 @@ class Buffers:
         """How this process's learners run at ``step``."""
 
         def seed(learner: int, micro: int) -> int:
-            mine = self._comm.own.start + learner
+            mine = self._comm.local.start + learner
             return generator(self._seed, "dropout", step, mine, micro).initial_seed()
 
         return Training(self.own, seed)
@@ -79,9 +79,9 @@ class Buffers:
         """
         if not self.own:
             return {}
-        parts = sample_parts(self._train, self._samples)
+        parts = sample_parts(self._train.samples, self._samples)
         mine = parts[self._comm.share(len(parts))]
-        found = reestimated(self._train, theta, (self._train.gather(part)[0] for part in mine))
+        found = self._train.batchnorm_statistics(theta, (self._train.gather(part)[0] for part in mine))
         found = {name: value for name, value in found.items() if value.is_floating_point()}
         if self._comm.size > 1:
             flat = torch.cat([value.flatten().double() for value in found.values()])
@@ -89,13 +89,13 @@ class Buffers:
             split = torch.split(flat, [value.numel() for value in found.values()])
             found = {n: t.view_as(v).to(v.dtype) for (n, v), t in zip(found.items(), split, strict=True)}
         for model in self._models:
-            fill(model, found)
+            set_tensors(model, found)
         return found
 
     def rows(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps, name -> (n_own, ...)."""
+        """What a checkpoint keeps, name -> (n_local, ...)."""
         own = {name: t.clone() for name, t in self.own.items()}  # the next step changes them in place
-        return {**own, **{name: _rows(t.clone(), self._comm.held) for name, t in self._fixed.items()}}
+        return {**own, **{name: _rows(t.clone(), self._comm.n_local) for name, t in self._fixed.items()}}
 
     def restore(self, rows: Mapping[str, Tensor]) -> None:
         """Go on from what a checkpoint kept. FailedError if it lacks a learner's statistics."""
@@ -104,7 +104,7 @@ class Buffers:
                 raise FailedError(f"checkpoint: holds no buffer '{name}', it cannot be resumed")
             self.own[name] = rows[name].to(self.own[name], copy=True)
         for model in self._models:
-            fill(model, {name: rows[name][0] for name in self._fixed if name in rows})
+            set_tensors(model, {name: rows[name][0] for name in self._fixed if name in rows})
 
 
 def _rows(tensor: Tensor, count: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Whether a recipe's parts fit together, found out before the first step."""
+"""Checks before the first step that the parts of a recipe are compatible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from landscape.train.decomposition import GROUPS
 from landscape.train.recipe import Recipe
 
 
-def check_fit(
+def check_compatibility(
     recipe: Recipe,
     model: Spec,
     dataset: Dataset | UserData,
@@ -23,7 +23,7 @@ def check_fit(
     stack: Stack,
     buffers: Buffers,
 ) -> None:
-    """Raise InputError where model, data (``problems``: train, test) and device do not fit."""
+    """Raise InputError where model, data (``problems``: train, test) and device are not compatible."""
     train, samples = problems[0], recipe.decompose.samples
     if samples % GROUPS:
         raise InputError(f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}")

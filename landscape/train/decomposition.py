@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -169,71 +170,101 @@ def _over(problem: Problem, theta: Tensor, parts: Sequence[Tensor], samples: int
     return total, gradient
 
 
-class StepDecomposition:
-    """What is known before a step is finished: g, g_S and δ at w_a; :meth:`columns` adds the displacement.
+@dataclass(frozen=True)
+class Decomposer:
+    """Decomposes steps of one run.
 
-    ``weights`` (n, P) are those at the start of the step, ``own`` (n, P) the learners' minibatch gradients
-    where the rule took them; those at the mean, on the same minibatches (x, y), are computed here
-    (if the rule took them ``at_mean`` they are ``own``, and δ = 0). Without ``split`` the terms of Eq. 4 are
-    left out; so they must be where steps are not −α × gradient (with momentum, weight decay, LARS or LAMB).
-    α_e and Δ come from the displacement and hold for all.
-
-    With BatchNorm, ``training`` is what the learners' minibatch gradients were taken with: they are gradients
-    of the loss with the minibatch's own statistics, and so are those at the mean here. g is then the gradient
-    of the same loss over the training set, cut into fixed batches of ``batch`` samples, those that one
-    statistic comes from in training (of ``problem``, which takes each batch's statistics). Running statistics
-    would be constants to the gradient, of another function than the steps descend. Dropout and augmentation
-    are in the minibatch gradients and not in g: what they do counts as noise.
+    With BatchNorm, the learners' minibatch gradients are gradients of the loss with the minibatch's own
+    statistics, and so are those at the mean here. g is then the gradient of the same loss over the training
+    set, cut into fixed batches of ``batch`` samples, those that one statistic comes from in training (of
+    ``problem``, which takes each batch's statistics). Running statistics would be constants to the gradient,
+    of another function than the steps descend. Dropout and augmentation are in the minibatch gradients and
+    not in g: what they do counts as noise.
 
     Several processes have rows of their own each, and share the work: g by samples, sums by coordinates. For
     each process of N that costs 1/N of g and the traffic of two vectors of P numbers of the weights'
     precision; the split one vector more ``at_mean``, else a gradient, two vectors and an all-reduce.
+
+    Args:
+        stack: computes the learners' gradients.
+        problem: the training set, whose gradient at w_a is g.
+        comm: the learners of this process, and the exchange with others.
+        samples: how many g is estimated from; 0: all, exactly.
+        seed: of the samples.
+        batch: > 0 where a sample's loss depends on its batch; see :func:`estimate_gradient`.
     """
 
-    def __init__(
+    stack: Stack
+    problem: Problem
+    comm: Comm
+    samples: int = 0
+    seed: int = 0
+    batch: int = 0
+
+    def begin(
         self,
-        stack: Stack,
         weights: Tensor,
-        x: Tensor,
-        y: Tensor,
-        own: Tensor,
-        samples: int,
-        seed: int,
+        x: Any,
+        y: Any,
+        gradients: Tensor,
         step: int,
         split: bool = True,
-        comm: Comm | None = None,
         at_mean: bool = False,
         training: Training | None = None,
-        problem: Problem | None = None,
-        batch: int = 0,
-    ) -> None:
-        self._comm = comm = comm or Comm(len(weights))
-        self._weights, self._split, self._at_mean = weights, split, at_mean
-        theta = comm.mean(weights)
-        self._gradient = estimate_gradient(problem or stack.problem, theta, samples, seed, step, comm, batch)
-        self._parts: list[Tensor] = []  # g_S and, where it is not zero, δ
+    ) -> StepDecomposition:
+        """What is known before a step is finished: g, g_S and δ at w_a.
+
+        Args:
+            weights: those at the start of the step (n, P).
+            x: the learners' minibatches, with ``y``, of which the gradients at the mean are computed here.
+            gradients: the learners' minibatch gradients (n, P), where the rule took them.
+            step: counted from 1.
+            split: with the terms of Eq. 4. They must be left out where steps are not −α × gradient (with
+                momentum, weight decay, LARS, LAMB or an optimizer of torch's); α_e and Δ come from the
+                displacement and hold for all.
+            at_mean: whether the rule took all gradients at w_a, so that δ = 0.
+            training: what the learners' minibatch gradients were taken with.
+        """
+        comm, theta = self.comm, self.comm.mean(weights)
+        g = estimate_gradient(self.problem, theta, self.samples, self.seed, step, comm, self.batch)
+        parts: list[Tensor] = []
         if split and at_mean:
-            self._parts = [comm.part_mean(own, "g_S")]
+            parts = [comm.part_mean(gradients, "g_S")]
         elif split:
-            there = comm.buffer("there", own)
+            there = comm.buffer("there", gradients)
             if training is not None:  # the learners' statistics are those of their own weights
                 training = dataclasses.replace(training, buffers={})
-            stack.gradients(theta.expand_as(own), x, y, out=there, training=training)
-            self._parts = [comm.part_mean(there, "g_S"), comm.part_mean(own, "δ", minus=there)]
+            self.stack.gradients(theta.expand_as(gradients), x, y, out=there, training=training)
+            parts = [comm.part_mean(there, "g_S"), comm.part_mean(gradients, "δ", minus=there)]
+        return StepDecomposition(comm, weights, g, parts)
+
+
+@dataclass(frozen=True)
+class StepDecomposition:
+    """A step whose displacement is still to come.
+
+    ``weights`` (n, P) at its start, ``gradient`` g at w_a, and ``parts``: g_S and δ, g_S alone where δ = 0,
+    nothing without the terms of Eq. 4.
+    """
+
+    comm: Comm
+    weights: Tensor
+    gradient: Gradient
+    parts: list[Tensor]
 
     def columns(self, new: Tensor, lr: float) -> dict[str, float]:
         """The history's columns for the step that led to the weights ``new`` (n, P) with learning rate α."""
-        g = self._gradient
+        g = self.gradient
         # The mean of the differences: each is nearly free of rounding, which one of the means is not.
-        vectors = [self._comm.part_mean(new, "d", minus=self._weights), *self._parts]
-        found = g.project(vectors)
-        pairs, across, errors = found.pairs, found.across, found.across_se
-        columns = step_columns(g.loss, found)
-        if not self._split:
+        vectors = [self.comm.part_mean(new, "d", minus=self.weights), *self.parts]
+        projected = g.project(vectors)
+        pairs, across, errors = projected.pairs, projected.across, projected.across_se
+        columns = step_columns(g.loss, projected)
+        if not self.parts:
             return columns
         scale = lr**2
         columns |= {"delta_s": scale * float(across[1, 1]), "delta_s_se": scale * float(errors[1, 1])}
-        if self._at_mean:
+        if len(self.parts) == 1:
             return columns | dict.fromkeys(DELTA_2, 0.0)
         values = [
             scale * v for v in (across[2, 2], errors[2, 2], pairs[2, 2], 2 * across[1, 2], 2 * errors[1, 2])

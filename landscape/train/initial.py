@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from landscape.checkpoint import user_code
-from landscape.checkpoint.checkpoint import Checkpoint, fill
+from landscape.checkpoint.checkpoint import Checkpoint, set_tensors
 from landscape.core import hdf5
 from landscape.core.errors import FailedError
 from landscape.data.base import Dataset
@@ -43,5 +43,5 @@ def network(recipe: Recipe, data: Dataset | user_code.UserData, start: Checkpoin
     if start is None:
         return model
     problem = start.problem("train", model=model, data=data, dtype=getattr(torch, recipe.dtype))
-    fill(problem.model, problem.layout.views(problem.theta))
+    set_tensors(problem.model, problem.layout.views(problem.theta))
     return problem.model

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from landscape.data.base import fingerprint
 from landscape.train.distributed.comm import Comm
 from landscape.train.distributed.process_group import Group, Lost, log_to, number, where
 from landscape.train.distributed.server import kind
-from landscape.train.loop import Hooks, recipe_of, verdict
+from landscape.train.divergence import divergence_message
+from landscape.train.loop import Hooks, Trainer, recipe_of
 from landscape.train.recipe import Recipe, read
 
 
@@ -41,7 +43,7 @@ def launch(
     group: Group | None = None,
     allow_code: bool = False,
 ) -> Checkpoint:
-    """Train ``recipe`` in ``folder``: writes recipe.toml, step-NNNNNNN.h5 and last.h5; returns the end.
+    """Train ``recipe`` in ``folder``: writes recipe.toml, step-NNNNNNN.h5 and last.h5.
 
     With a ``group`` every one of its processes calls this, each returns the learners it holds, rank 0 writes
     the files, and all write logs/rank-R.log. Of asynchronous SGD with measured delays rank 0 is the server,
@@ -53,75 +55,123 @@ def launch(
             but for ``steps``, which may grow.
         force: delete the checkpoints of a run that is in the folder first; nothing else is deleted.
         device: "auto" (CUDA where there is a GPU), "cpu" or "cuda".
+        data_dir: where data sets are looked for.
+        hooks: what is told to the outside; its ``save`` is the launcher's own.
         allow_code: run what the folder's own recipe names as MODULE:NAME where ``recipe`` is None.
 
-    Raises InputError or FailedError for a folder that holds another run, that another process works in, or
-    that cannot be written or resumed.
+    Returns:
+        The end of the run.
+
+    Raises:
+        InputError: for options that exclude each other, or a recipe whose parts do not fit.
+        FailedError: for a folder that holds another run, that another process works in, or that cannot be
+            written or resumed.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     end = launch(read("saddle-dpsgd", ["steps=3"]), folder)
+        ...     end.step, sorted(path.name for path in Path(folder).glob("*.h5"))
+        (3, ['last.h5', 'step-0000000.h5', 'step-0000003.h5'])
     """
     with Lock(Path(folder)) as lock:
-        return _launch(recipe, Path(folder), lock, resume, force, device, data_dir, hooks, group, allow_code)
+        place = group.device if group else pick_device(device)
+        started = _Launch(Path(folder), lock, group, resume, force)
+        started.check()
+        checkpoint, recipe = started.recipe_and_checkpoint(recipe, allow_code)
+        hooks = dataclasses.replace(hooks or Hooks())
+        trainer = kind(recipe, group)(
+            recipe, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks, group=group
+        )
+        every = trainer.recipe.checkpoint.every
+        hooks.save = functools.partial(_save, folder=started.folder, comm=trainer.comm, every=every)
+        started.agree(trainer)
+        started.write_recipe(trainer.recipe)
+        hooks.message(_headline(trainer))
+        return trainer.run() if group is None else _run_in_group(trainer, started.folder, group)
 
 
-def _launch(
-    recipe: Recipe | None,
-    folder: Path,
-    lock: Lock,
-    resume: bool,
-    force: bool,
-    device: str,
-    data_dir: Any,
-    hooks: Hooks | None,
-    group: Group | None,
-    allow_code: bool,
-) -> Checkpoint:
-    """:func:`launch`, with the folder's ``lock``, which of several processes the first one takes."""
-    place, first = group.device if group else pick_device(device), group is None or group.rank == 0
-    if first and run_folder.named_like_a_run(folder):
-        lock.acquire()
-    held = check_folder(folder, resume=resume, force=force)
-    checkpoint = None
-    if resume:
-        given = recipe is not None
-        checkpoint, recipe = _resumed(folder, recipe, group)
-        if recipe and not given and recipe.names_code and not allow_code:
-            raise FailedError(
-                f"{folder}: its recipe names a user's own code, which a file there may only with "
-                "--allow-code; or give the RECIPE again with --resume"
+@dataclass
+class _Launch:
+    """A start of :func:`launch`, its folder's ``lock`` taken by the first of several processes."""
+
+    folder: Path
+    lock: Lock
+    group: Group | None
+    resume: bool
+    force: bool
+    #: What has the name of a run's file in the folder, before anything is written.
+    present: list[Path] = field(default_factory=list)
+
+    @property
+    def first(self) -> bool:
+        return self.group is None or self.group.rank == 0
+
+    def check(self) -> None:
+        """Refuse a folder that holds another run."""
+        if self.first and run_folder.named_like_a_run(self.folder):
+            self.lock.acquire()
+        self.present = check_folder(self.folder, resume=self.resume, force=self.force)
+
+    def recipe_and_checkpoint(
+        self, recipe: Recipe | None, allow_code: bool
+    ) -> tuple[Checkpoint | None, Recipe]:
+        """Where to resume, None at the start, and the recipe: ``recipe`` or the folder's own."""
+        checkpoint, given = None, recipe is not None
+        if self.resume:
+            checkpoint, recipe = _resumed(self.folder, recipe, self.group)
+            if recipe and not given and recipe.names_code and not allow_code:
+                raise FailedError(
+                    f"{self.folder}: its recipe names a user's own code, which a file there may only with "
+                    "--allow-code; or give the RECIPE again with --resume"
+                )
+        if recipe is None:
+            raise InputError(
+                "RECIPE: missing; give a name (see 'landscape recipes'), a .toml file, or --resume"
             )
-    if recipe is None:
-        raise InputError("RECIPE: missing; give a name (see 'landscape recipes'), a .toml file, or --resume")
-    hooks = dataclasses.replace(hooks or Hooks())
-    trainer = kind(recipe, group)(
-        recipe, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks, group=group
-    )
-    recipe = trainer.recipe  # which now says what it started from
-    hooks.save = functools.partial(_save, folder=folder, comm=trainer.comm, every=recipe.checkpoint.every)
-    if group:
+        return checkpoint, recipe
+
+    def agree(self, trainer: Trainer) -> None:
+        """See that all processes have the same recipe, data and first step."""
+        if self.group is None:
+            return
         start = {"data": str(trainer.data["fingerprint"]), "first step": str(trainer.step + 1)}
-        start["mixing matrix"] = fingerprint(recipe.matrices.values())
-        group.agree(_flat(recipe.values()) | start)
-    try:  # only now, when nothing else can be wrong: a mistake leaves no trace in the folder
-        folder.mkdir(parents=True, exist_ok=True)
-        if first:
-            lock.acquire()
-            if not held and run_folder.named_like_a_run(folder):
-                raise FailedError(f"{folder}: another process has started a run there meanwhile")
-            files.remove_stale(folder)
-            for path in held if force else []:
+        start["mixing matrix"] = fingerprint(trainer.recipe.matrices.values())
+        self.group.agree(_flat(trainer.recipe.values()) | start)
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        """Make the folder the run's; called last, so that no mistake leaves a trace there."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not self.first:
+                return
+            self.lock.acquire()
+            if not self.present and run_folder.named_like_a_run(self.folder):
+                raise FailedError(f"{self.folder}: another process has started a run there meanwhile")
+            files.remove_stale(self.folder)
+            for path in self.present if self.force else []:
                 path.unlink(missing_ok=True)
-            files.write_text(folder / "recipe.toml", recipe.to_toml())
-    except OSError as error:
-        raise FailedError(f"{folder}: cannot be written ({error.strerror})") from error
-    n, lr = recipe.learners, recipe.schedule.peak(recipe.lr, recipe.batch)
-    hooks.message(
+            files.write_text(self.folder / "recipe.toml", recipe.to_toml())
+        except OSError as error:
+            raise FailedError(f"{self.folder}: cannot be written ({error.strerror})") from error
+
+
+def _headline(trainer: Trainer) -> str:
+    """The line that a run begins with."""
+    recipe = trainer.recipe
+    n, lr = recipe.learners, recipe.schedule.peak_lr(recipe.lr, recipe.batch)
+    return (
         f"{recipe.name}: {trainer.algorithm}, {n} learner{'s' * (n > 1)} × {recipe.local_batch} samples, "
         f"{recipe.part('optimizer')[0]}, lr {lr:g}, step {trainer.step} to {recipe.steps}, seed {recipe.seed}"
     )
-    if group is None:
-        return trainer.run()
+
+
+def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
+    """Run ``trainer``, one of several processes, with a log of its own."""
+    hooks = trainer.hooks
     with log_to(folder / "logs" / f"rank-{group.rank}.log") as log:
-        who = f"rank {group.rank} of {group.size}, {trainer.part()}"
-        log(f"{who}, on {place}; {where()}; {group.backend}")
+        who = f"rank {group.rank} of {group.size}, {trainer.describe_part()}"
+        log(f"{who}, on {group.device}; {where()}; {group.backend}")
         tell, save = hooks.message, hooks.save
 
         def message(line: str) -> None:
@@ -130,7 +180,7 @@ def _launch(
 
         def save_and_log(checkpoint: Checkpoint) -> None:
             save(checkpoint)
-            log(f"step {checkpoint.step} is safe{trainer.pace()}")
+            log(f"step {checkpoint.step} is safe{trainer.history.pace(trainer.recipe.batch)}")
 
         hooks.message, hooks.save = message, save_and_log
         if group.attempt:
@@ -138,7 +188,7 @@ def _launch(
         try:
             end = trainer.run()
             if end.diverged:
-                log(verdict(end))
+                log(divergence_message(end))
             return end
         except Lost as error:
             line = f"{error}; --resume goes on from {folder / 'last.h5'}"
@@ -251,7 +301,7 @@ def _resumed(
 
     def held(learners: int) -> slice:
         """What this process holds; all, where there are too few, or a server and its workers share them."""
-        return Comm(learners, group if group and learners >= group.size else None).own
+        return Comm(learners, group if group and learners >= group.size else None).local
 
     checkpoint = last_sound(folder, held)
     return checkpoint, _same(recipe_of(checkpoint), recipe, folder)

@@ -8,76 +8,73 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from landscape.checkpoint import user_code
-from landscape.checkpoint.checkpoint import HISTORY_UNITS, IMPORTED, Checkpoint
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.core.errors import FailedError
 from landscape.evaluation.stack import Stack, Training
-from landscape.problem.batchnorm import has_batchnorm, with_policy
+from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.train import initial, optimizer
 from landscape.train.buffers import Buffers
-from landscape.train.compatibility import check_fit
-from landscape.train.decomposition import StepDecomposition
+from landscape.train.compatibility import check_compatibility
+from landscape.train.decomposition import Decomposer, StepDecomposition
 from landscape.train.distributed.comm import Comm
 from landscape.train.distributed.process_group import Group
-from landscape.train.randomness import generator
+from landscape.train.divergence import DivergenceTest
+from landscape.train.history import History, Row
+from landscape.train.mean_evaluation import MeanEvaluation
+from landscape.train.minibatches import Minibatches
+from landscape.train.pending_step import PendingStep, State
 from landscape.train.recipe import Recipe, from_values, parse
 from landscape.train.sharpness import Sharpness
 from landscape.train.trial import Trial
 
 MATRIX = "matrix"  # what a checkpoint calls the mixing matrix that a file held when the run began
 START = "start_norm2"  # what a checkpoint calls ‖w_a‖² at the start of a run from another one's weights
-# Steps in a row that the spread must exceed its bound by: a burst, such as one huge gradient, is over sooner,
-# and under SSGD the learners are together again after one step (ours).
-PERSISTENT = 10
 
 
 @dataclass
 class Hooks:
-    """What the loop tells the outside: checkpoints when due, messages, and (steps done, steps in all)."""
+    """What the loop tells the outside.
+
+    Attributes:
+        save: takes a checkpoint when one is due; it owns its tensors, and never changes afterwards.
+        message: takes a line for the user.
+        step: takes the steps done and the steps in all, after each step.
+    """
 
     save: Callable[[Checkpoint], None] = lambda checkpoint: None
     message: Callable[[str], None] = lambda line: None
     step: Callable[[int, int], None] = lambda done, total: None
 
 
-class Diverged(FailedError):
-    """A run that diverged: its files are whole, and end with the last finite state."""
-
-    exit_code = 3
-
-
-def verdict(end: Checkpoint) -> str:
-    """One line about a run that diverged."""
-    what = {
-        "mean": "the mean's loss left all bounds",
-        "learners": "the learners drifted apart without bound while the mean's loss stays within its own",
-    }
-    return f"diverged at step {end.diverged_at}: {what[end.diverged]}; the last finite state is kept"
-
-
-@dataclass
-class _Open:
-    """A step whose mean loss over all learners is on its way to every process, and what it began with."""
-
-    row: dict[str, float]
-    weights: Tensor
-    state: tuple[dict[str, Tensor], ...]
-    mean: Tensor | None
-    news: Callable[[], list[float]]
-
-
 class Trainer:
     """A run in memory: :meth:`run` takes it to its last step, from the start or from a checkpoint.
 
-    All learners of this process live in one (n_own, P) buffer: all n without a ``group`` of processes. Every
-    draw depends on the seed and the step alone, so that a run resumed from any of its checkpoints gives the
+    All learners of this process live in one (n_local, P) buffer: all n without a ``group`` of processes. All
+    draws depend on the seed and the step alone, so that a run resumed from any of its checkpoints gives the
     bits of one that never stopped; with another number of processes, only the rounding of sums differs.
-    ``checkpoint`` holds this process's learners.
+
+    Args:
+        recipe: the run's.
+        checkpoint: where to resume, with this process's learners; None: at the start.
+        device: where weights and data are.
+        data_dir: where data sets are looked for.
+        hooks: what is told to the outside; by default nothing is.
+        group: the processes that share the learners; None: there is only this one.
+
+    Raises:
+        InputError: where the parts of the recipe do not fit together.
+        FailedError: where the data is not there, or not what the checkpoint was trained on.
+
+    Example:
+        >>> from landscape.train.recipe import read
+        >>> end = Trainer(read("saddle-dpsgd", ["steps=3", "decompose.every=1"])).run()
+        >>> end.step, end.history["step"].tolist()
+        (3, [1.0, 2.0, 3.0])
     """
 
     def __init__(
@@ -93,6 +90,39 @@ class Trainer:
         self.comm = Comm(recipe.learners, group)
         recipe, start = (recipe, None) if checkpoint else initial.read(recipe)
         self.recipe, self.hooks = recipe, hooks or Hooks()
+        self._load_problems(start, checkpoint, device, data_dir)
+        self.algorithm, self.rule = recipe.part("algorithm")[0], recipe.rule()
+        self.rule.comm = self.comm
+        self.weights = self.train.theta.repeat(self.comm.n_local, 1)
+        self.rule.start(self.weights)
+        self._gradients = torch.empty_like(self.weights)
+        self.optimizer = optimizer.make(*recipe.part("optimizer"))
+        self.optimizer.start(self.train.layout, self.weights)
+        # With BatchNorm, what the steps are compared with depends on the batches, too.
+        batch, objective = 0, self.train
+        if has_batchnorm(self.train.model):
+            batch = recipe.local_batch // recipe.accumulate
+            objective = self.train.with_batchnorm("train", batch)
+        self.decomposer = Decomposer(
+            self.stack, objective, self.comm, recipe.decompose.samples, recipe.seed, batch
+        )
+        self.monitor = Sharpness(recipe.monitor, objective, self.comm, recipe.seed, recipe.stability_limit())
+        self.history = History(self.algorithm, self.rule.columns)
+        self.divergence = DivergenceTest(recipe.diverge, float(self.train.theta @ self.train.theta))
+        self.step, self.diverged, self.diverged_at = 0, "", -1
+        self._pending: PendingStep | None = None
+        if checkpoint:
+            self._restore(checkpoint)
+
+    def _load_problems(
+        self,
+        start: Checkpoint | None,
+        checkpoint: Checkpoint | None,
+        device: torch.device | str,
+        data_dir: Any,
+    ) -> None:
+        """Data, model and what computes with them; as a checkpoint left them, where there is one."""
+        recipe = self.recipe
         source, self.model = recipe.spec("data"), recipe.spec("model")
         dataset = user_code.load_data("data", source, data_dir)
         if checkpoint:
@@ -108,8 +138,9 @@ class Trainer:
         self.buffers = Buffers(self.train, self.test, self.comm, recipe.seed, recipe.evaluate.bn_samples)
         if checkpoint:
             self.buffers.restore(checkpoint.buffers)
-        check_fit(recipe, self.model, dataset, (self.train, self.test), self.stack, self.buffers)
-        self.augment = getattr(dataset, "augment", None)
+        self.mean_evaluation = MeanEvaluation(self.train, self.test, self.buffers, self.comm)
+        check_compatibility(recipe, self.model, dataset, (self.train, self.test), self.stack, self.buffers)
+        self.minibatches = Minibatches(recipe, self.train, getattr(dataset, "augment", None))
         self.data = {
             "name": source.name,
             "options": source.options,
@@ -117,25 +148,6 @@ class Trainer:
             "test": self.test.samples,
             "fingerprint": dataset.fingerprint,
         }
-        # With BatchNorm, what the steps are compared with depends on the batches, too.
-        self._batch, self._objective = 0, self.train
-        if has_batchnorm(model):
-            self._batch = recipe.local_batch // recipe.accumulate
-            self._objective = with_policy(self.train, "train", self._batch)
-        self.algorithm, self.rule = recipe.part("algorithm")[0], recipe.rule()
-        self.rule.comm = self.comm
-        self.weights = self.train.theta.repeat(self.comm.held, 1)
-        self._start_norm2 = float(self.train.theta @ self.train.theta)
-        self.rule.start(self.weights)
-        self._gradients = torch.empty_like(self.weights)
-        self.optimizer = optimizer.make(*recipe.part("optimizer"))
-        self.optimizer.start(self.train.layout, self.weights)
-        self.monitor = Sharpness(recipe.monitor, self._objective, self.comm, recipe.seed, recipe.limit())
-        self.step, self.rows, self.diverged, self.diverged_at = 0, list[dict[str, float]](), "", -1
-        self._open: _Open | None = None
-        self._settled: tuple[int, dict[str, Tensor]] = -1, {}
-        if checkpoint:
-            self._restore(checkpoint)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.weights = checkpoint.weights.to(self.weights)
@@ -144,22 +156,24 @@ class Trainer:
         self.monitor.restore(checkpoint.shared)
         self.trial.restore(checkpoint.shared)
         if START in checkpoint.shared:
-            self._start_norm2 = float(checkpoint.shared[START])
-        self.step, self.diverged, self.diverged_at = (
-            checkpoint.step,
-            checkpoint.diverged,
-            checkpoint.diverged_at,
-        )
-        columns = list(checkpoint.history)
-        table = zip(*(checkpoint.history[c].tolist() for c in columns), strict=True)
-        self.rows = [dict(zip(columns, row, strict=True)) for row in table]
-        every = self.recipe.evaluate.every
-        if self.rows and self.step < self.recipe.steps and not (every and self.step % every == 0):
+            self.divergence = DivergenceTest(self.recipe.diverge, float(checkpoint.shared[START]))
+        self.step, self.diverged = checkpoint.step, checkpoint.diverged
+        self.diverged_at = checkpoint.diverged_at
+        self.history.restore(checkpoint.history, checkpoint.units)
+        tested = _is_due(self.recipe.evaluate.every, self.step)
+        if self.history.rows and self.step < self.recipe.steps and not tested:
             # The last row of a run that ended here; one that goes on does not test at this step.
-            self.rows[-1] |= {"test_loss": math.nan, "test_accuracy": math.nan}
+            self.history.rows[-1] |= {"test_loss": math.nan, "test_accuracy": math.nan}
 
     def run(self) -> Checkpoint:
-        """Train to the last step, or until the run diverges, and return the final state."""
+        """Train to the last step, or until the run diverges.
+
+        Returns:
+            The final state; the hook ``save`` has been given it, too.
+
+        Raises:
+            Lost: where another process of the group is gone.
+        """
         every = self.recipe.checkpoint.every
         if about := self.recipe.about():
             self.hooks.message(about)
@@ -167,10 +181,10 @@ class Trainer:
             self.hooks.save(self.checkpoint())
         while self.step < self.recipe.steps and not self.diverged:
             self._step(self.step + 1)
-            if self.step < self.recipe.steps and every and self.step % every == 0 and not self.diverged:
+            if self.step < self.recipe.steps and _is_due(every, self.step) and not self.diverged:
                 self.hooks.save(self.checkpoint())
-        if self.rows and math.isnan(self.rows[-1]["test_loss"]):
-            self._evaluate(self.rows[-1])
+        if self.history.rows and math.isnan(self.history.rows[-1]["test_loss"]):
+            self._evaluate(self.history.rows[-1])
         final = self.checkpoint()
         if self.step > 0 or self.diverged:
             self.hooks.save(final)
@@ -179,183 +193,157 @@ class Trainer:
     def _step(self, t: int) -> None:
         """Step ``t``, counted from 1: w(t−1) -> w(t)."""
         clock, waited = time.perf_counter(), self.comm.waited
-        recipe, weights, comm, before = self.recipe, self.weights, self.comm, self._state()
-        if comm.group:
-            comm.group.step = t
-        lr = recipe.rate(t, self.train.samples)
+        if self.comm.group:
+            self.comm.group.step = t
+        recipe, weights, state = self.recipe, self.weights, self._state()
+        lr, decomposed = recipe.rate(t, self.train.samples), _is_due(recipe.decompose.every, t)
+        # What the rule must send, and the mean where it is needed, is on its way during the gradients.
         self.rule.begin(weights, t)
-        due = bool(recipe.decompose.every) and t % recipe.decompose.every == 0
-        if due:
-            comm.start_mean(weights)
-        points = self.rule.points(weights)
+        if decomposed:
+            self.comm.start_mean(weights)
+        points = self.rule.gradient_points(weights)
         x, y = self._minibatches(t)
-        gradients, training = self._gradients, self.buffers.training(t)
-        losses = self._compute(points, x, y, training)
-        if self._open is not None:
-            self._close()
-            if self.diverged:  # this step is none any more; only what it has sent must arrive
-                self.weights, after = self.weights.clone(), before if self.step == t - 1 else self._state()
-                self.rule.finish(weights, gradients, 0.0, t)
-                self._go_back(after)
-                return
-        row = dict.fromkeys(HISTORY_UNITS, math.nan)
-        row |= {"step": t, "lr": lr}
-        part = None
-        if due:
-            part = StepDecomposition(
-                self.stack, weights, x, y, gradients, recipe.decompose.samples, recipe.seed, t,
-                split=recipe.decompose.split and self.optimizer.plain and self.rule.plain(t), comm=comm,
-                at_mean=self.rule.at_mean, training=training, problem=self._objective, batch=self._batch,
-            )  # fmt: skip
-        if self.rule.synchronous and not self.optimizer.linear:
-            gradients = comm.fresh_mean(gradients).expand_as(gradients)
-        directions = self.optimizer.directions(gradients, points, t)
-        new = self.rule.finish(weights, directions, lr, t)
-        self.optimizer.state = self.rule.carry(self.optimizer.state, t)
-        tested = bool(recipe.evaluate.every) and t % recipe.evaluate.every == 0
-        measure = comm.size == 1 or due or tested or t == recipe.steps or self._suspicious()
-        if measure or self.rule.at_mean:  # the next step's gradients are taken there
-            comm.start_mean(new)
-        if part is not None:
-            row |= part.columns(new, lr)
-        # The spread, where w_a is known anyway or cheap to know; else only whether all weights are finite.
-        mean = comm.mean(new) if measure else None
-        # The gradients are used up: their memory serves the differences.
-        spread = (new if mean is None else torch.sub(new, mean, out=self._gradients)).flatten()
-        news = comm.start_learners_mean(float(losses.double().mean()), float(spread @ spread) / len(new))
-        self._open = _Open(row, weights, before, mean, news)
-        self.weights, self.step = new, t
-        self.rows.append(row)
-        # Over several processes nobody waits for the others' losses, but for those of the step before.
-        saved = recipe.checkpoint.every and t % recipe.checkpoint.every == 0
-        monitored = bool(self.monitor.every) and t % self.monitor.every == 0
-        if measure or saved or monitored:
-            self._close()
-        if self.step != t:
+        training = self.buffers.training(t)
+        losses = self._compute_gradients(points, x, y, training)
+        if not self._previous_step_holds(t, state):
             return
-        seconds = time.perf_counter() - clock
-        row["wall_s"] = (self.rows[-2]["wall_s"] if len(self.rows) > 1 else 0.0) + seconds
-        row["samples_per_s"], row["wait_s"] = recipe.batch / seconds, comm.waited - waited
-        vectors, row["comm_rounds"] = self.rule.traffic(t)
-        row["comm_bytes"] = vectors * weights[0].nbytes
-        row |= self.rule.columns(t)
-        if tested:
-            self._evaluate(row)
-        if monitored:
-            row |= self.monitor.columns(new, lr)
-            if warning := self.monitor.warning(row, self.rows[:-1]):
-                self.hooks.message(warning)
-        self.hooks.step(t, recipe.steps)
+        decomposition = self._decompose(t, x, y, training) if decomposed else None
+        directions = self.optimizer.directions(self._optimizer_gradients(), points, lr, t)
+        new = self.rule.finish(weights, directions, lr, t)
+        self.rule.update_optimizer_state(self.optimizer, t)
+        # The spread is measured where w_a is known anyway, or cheap to know, or may be beyond its bound.
+        measured = self.comm.size == 1 or decomposed or t == recipe.steps
+        measured |= _is_due(recipe.evaluate.every, t) or self.divergence.needs_spread(self.history.rows)
+        if measured or self.rule.at_mean:  # the next step's gradients are taken there
+            self.comm.start_mean(new)
+        row = self.history.new_row(t, lr)
+        if decomposition is not None:
+            self.history.record(row, decomposition.columns(new, lr))
+        self._pending = self._start_mean_loss(row, state, new, losses, measured)
+        self.weights, self.step = new, t
+        self.history.rows.append(row)
+        # Over several processes nobody waits for the others' losses, but for those of the step before.
+        if measured or _is_due(recipe.checkpoint.every, t) or _is_due(self.monitor.every, t):
+            self._complete_pending()
+        if self.step == t:
+            self._record(row, time.perf_counter() - clock, self.comm.waited - waited)
 
-    def _compute(self, points: Tensor, x: Any, y: Any, training: Training) -> Tensor:
-        """Write the learners' gradients at ``points`` to ``_gradients``; gives their losses (n_own,)."""
+    def _minibatches(self, t: int) -> tuple[Any, Any]:
+        """(x (n_local, B, ...), y (n_local, B, ...)) of step ``t``."""
+        return self.minibatches.draw(t, self.recipe.learners, self.comm.local)
+
+    def _compute_gradients(self, points: Tensor, x: Any, y: Any, training: Training) -> Tensor:
+        """Write the learners' gradients at ``points`` to ``_gradients``; gives their losses (n_local,)."""
         self.trial.decide(points, x, y, training, self.recipe.model)
         return self.stack.gradients(points, x, y, out=self._gradients, training=training)
 
-    def _state(self) -> tuple[dict[str, Tensor], ...]:
+    def _optimizer_gradients(self) -> Tensor:
+        """What the optimizer takes (n_local, P): the gradients, or their mean where only that matters."""
+        if not self.rule.synchronous or self.optimizer.linear:
+            return self._gradients
+        return self.comm.fresh_mean(self._gradients).expand_as(self._gradients)
+
+    def _decompose(self, t: int, x: Any, y: Any, training: Training) -> StepDecomposition:
+        """The decomposition of step ``t``, which waits for the new weights."""
+        split = self.recipe.decompose.split and self.optimizer.direction_is_gradient
+        split = split and self.rule.follows_mean_direction(t)
+        return self.decomposer.begin(
+            self.weights, x, y, self._gradients, t, split, self.rule.at_mean, training
+        )
+
+    def _start_mean_loss(
+        self, row: Row, state: State, new: Tensor, losses: Tensor, measured: bool
+    ) -> PendingStep:
+        """Start the exchange of the learners' losses and, if it is ``measured``, of their spread at ``new``.
+
+        Else only whether all weights are finite is told. The gradients are used up: their memory serves the
+        differences.
+        """
+        mean = self.comm.mean(new) if measured else None
+        spread = (new if mean is None else torch.sub(new, mean, out=self._gradients)).flatten()
+        loss, squares = float(losses.double().mean()), float(spread @ spread) / len(new)
+        return PendingStep(row, self.weights, state, mean, self.comm.start_learners_mean(loss, squares))
+
+    def _previous_step_holds(self, t: int, state: State) -> bool:
+        """Complete the step before ``t``, which has begun with ``state``; False if the run diverged in it.
+
+        Step ``t`` is none then: what it has sent must arrive, and nothing of it stays.
+        """
+        if self._pending is None:
+            return True
+        weights = self.weights
+        self._complete_pending()
+        if not self.diverged:
+            return True
+        self.weights = self.weights.clone()
+        after = state if self.step == t - 1 else self._state()
+        self.rule.finish(weights, self._gradients, 0.0, t)
+        self._go_back(after)
+        return False
+
+    def _complete_pending(self) -> None:
+        """Wait for the pending step's mean loss, and test the run for divergence."""
+        pending, self._pending = self._pending, None
+        assert pending is not None
+        loss, squares = pending.wait()
+        within = self.divergence.bounds_loss(loss) and math.isfinite(squares)
+        if within and not self.divergence.learners_apart(self.history.rows, pending.mean):
+            return
+        self.diverged_at, self.diverged = self.step, self._what_diverged(pending, loss)
+        if not math.isfinite(squares + loss):
+            # That step has no finite state to end in: the last one that has stays.
+            self.weights, self.step = pending.weights, self.step - 1
+            self.history.rows.pop()
+            self._go_back(pending.state)
+
+    def _what_diverged(self, pending: PendingStep, loss: float) -> str:
+        """ "mean" or "learners", by the training loss of w_a.
+
+        It is that where the trouble was seen: before the step, where the learners' ``loss`` was taken, or
+        after it if only the spread is bad.
+        """
+        mean = self.comm.mean(self.weights)
+        if not self.divergence.bounds_loss(loss) or not bool(torch.isfinite(mean).all()):
+            mean = self.comm.mean(pending.weights)
+        mean_loss = self.mean_evaluation.training_loss(mean)
+        return "learners" if self.divergence.bounds_loss(mean_loss) else "mean"
+
+    def _record(self, row: Row, seconds: float, waited: float) -> None:
+        """Write to ``row`` what is known of the last step once it is done, and tell the outside."""
+        t, rows = self.step, self.history.rows
+        row["wall_s"] = (rows[-2]["wall_s"] if len(rows) > 1 else 0.0) + seconds
+        row["samples_per_s"], row["wait_s"] = self.recipe.batch / seconds, waited
+        vectors, row["comm_rounds"] = self.rule.communication_cost(t)
+        row["comm_bytes"] = vectors * self.weights[0].nbytes
+        self.history.record(row, self.rule.record(t))
+        if _is_due(self.recipe.evaluate.every, t):
+            self._evaluate(row)
+        if _is_due(self.monitor.every, t):
+            self.history.record(row, self.monitor.columns(self.weights, row["lr"]))
+            if warning := self.monitor.warning(row, rows[:-1]):
+                self.hooks.message(warning)
+        self.hooks.step(t, self.recipe.steps)
+
+    def _state(self) -> State:
         """What a step changes beside the weights."""
         buffers = {name: rows.clone() for name, rows in self.buffers.own.items()}
         return self.optimizer.state, self.rule.state, self.rule.shared, buffers
 
-    def _go_back(self, state: tuple[dict[str, Tensor], ...]) -> None:
+    def _go_back(self, state: State) -> None:
         self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.own = state
 
-    def _close(self) -> None:
-        """Take the last step's mean loss and judge by it."""
-        last, self._open = self._open, None
-        assert last is not None
-        last.row["loss"], squares = last.news()
-        last.row["consensus"] = math.nan if last.mean is None else squares
-        self._judge(last, math.isfinite(squares))
-        if self.diverged and not math.isfinite(squares + last.row["loss"]):
-            # That step has no finite state to end in: the last one that has stays.
-            self.weights, self.step = last.weights, self.step - 1
-            self.rows.pop()
-            self._go_back(last.state)
+    def describe_part(self) -> str:
+        """For logs: which learners this process has."""
+        return f"learners {self.comm.local.start} to {self.comm.local.stop - 1}"
 
-    def part(self) -> str:
-        """For logs: what this process holds."""
-        return f"learners {self.comm.own.start} to {self.comm.own.stop - 1}"
-
-    def pace(self) -> str:
-        """For logs: the speed of the last steps and how much of it was waiting; "" before the first."""
-        last = self.rows[-100:]
-        if not last:
-            return ""
-        seconds = sum(self.recipe.batch / row["samples_per_s"] for row in last)
-        waited = sum(row["wait_s"] for row in last)
-        speed = len(last) * self.recipe.batch / seconds
-        return f"; {speed:.0f} samples/s, {100 * waited / seconds:.0f}% of the time waiting"
-
-    def _minibatches(self, t: int) -> tuple[Any, Any]:
-        """(x (n_own, B, ...), y (n_own, B, ...)) of step ``t``, as ``Recipe.sampling`` says."""
-        return self._draw(t, self.recipe.learners, self.comm.own)
-
-    def _draw(self, t: int, learners: int, own: slice) -> tuple[Any, Any]:
-        """Minibatches ``t`` of those of ``learners`` that are ``own``.
-
-        What a learner draws, and how its inputs are augmented, does not depend on the number of processes.
-        """
-        size, seed = self.recipe.local_batch, self.recipe.seed
-        if self.recipe.sampling == "all":
-            drawn = torch.arange(self.train.samples).view(-1, size).expand(learners, size)
-        else:
-            drawn = torch.randint(self.train.samples, (learners, size), generator=generator(seed, "batch", t))
-        x, y = self.train.gather(drawn[own])
-        if self.augment is not None:
-            draws = [generator(seed, "augment", t, j) for j in range(own.start, own.stop)]
-            x = torch.stack([self.augment(rows, draw) for rows, draw in zip(x, draws, strict=True)])
-        return x, y
-
-    def _statistics(self) -> dict[str, Tensor]:
-        """BatchNorm's statistics at w_a now, which both problems are given."""
-        if self.buffers.own and self._settled[0] != self.step:
-            self._settled = self.step, self.buffers.at_mean(self.comm.mean(self.weights))
-        return self._settled[1]
-
-    def _evaluate(self, row: dict[str, float]) -> None:
-        self._statistics()
-        mean, comm = self.comm.mean(self.weights), self.comm
-        if self.test.indexed or comm.size == 1:
-            found = comm.evaluate(self.test, mean)
-        else:  # batches cannot be shared: all go through them, so that none waits, and one is believed
-            found = self.test.evaluate(mean)
-            loss, accuracy = comm.total(*(found if comm.rank == 0 else (0.0, 0.0)))
-            found = loss, accuracy
-        row["test_loss"], row["test_accuracy"] = found
-
-    def _suspicious(self) -> bool:
-        """Whether the spread last measured may be beyond its bound, so that the next is worth measuring."""
-        bound = self.recipe.diverge.consensus * self._start_norm2
-        return bool(self.rows) and self.rows[-1]["consensus"] > bound
-
-    def _judge(self, last: _Open, finite: bool) -> None:
-        """Set ``diverged`` if the last step's losses or spread say so, telling the mean from the learners.
-
-        ``last.mean`` is that of the weights after the step, if it is known.
-        """
-        bounds, apart, row, new_mean = self.recipe.diverge, False, last.row, last.mean
-        recent = [r["consensus"] for r in self.rows[-PERSISTENT:]]
-        if new_mean is not None and len(recent) == PERSISTENT:
-            bound = bounds.consensus * max(float(new_mean @ new_mean), self._start_norm2)
-            apart = all(spread > bound for spread in recent)
-        if row["loss"] <= bounds.loss and finite and not apart:
-            return  # the first is false for NaN, too
-        new_mean = self.comm.mean(self.weights)
-        # Judge the mean where the trouble was seen: before the step, or after it if only the spread is bad.
-        before = not row["loss"] <= bounds.loss or not bool(torch.isfinite(new_mean).all())
-        judged, self._settled = self.comm.mean(last.weights) if before else new_mean, (-1, {})
-        self.buffers.at_mean(judged)
-        loss, _ = self.comm.evaluate(self.train, judged)
-        self.diverged = "learners" if loss <= bounds.loss else "mean"
-        self.diverged_at = self.step
+    def _evaluate(self, row: Row) -> None:
+        row["test_loss"], row["test_accuracy"] = self.mean_evaluation.test(self.weights, self.step)
 
     def checkpoint(self) -> Checkpoint:
         """The run's state now, in tensors of its own: later steps use the run's memory again."""
-        columns = {c: np.array([row[c] for row in self.rows], dtype=np.float64) for c in HISTORY_UNITS}
         recipe, shared = self.recipe, self.rule.shared | self.monitor.state | self.trial.state
         if recipe.init.checkpoint:  # the file may be gone when this one is resumed
-            shared = shared | {START: torch.tensor(self._start_norm2, dtype=torch.float64)}
+            shared = shared | {START: torch.tensor(self.divergence.start_norm2, dtype=torch.float64)}
         for matrix in recipe.matrices.values():
             shared = shared | {MATRIX: torch.from_numpy(matrix)}
         return Checkpoint(
@@ -370,15 +358,21 @@ class Trainer:
             lr=recipe.rate(min(self.step + 1, max(1, recipe.steps)), self.train.samples),
             local_batch=recipe.local_batch,
             seed=recipe.seed,
-            history=columns,
+            history=self.history.columns(),
+            units=dict(self.history.units),
             buffers=self.buffers.rows(),
-            mean_buffers=_copied(self._statistics()),
+            mean_buffers=_copied(self.mean_evaluation.statistics(self.weights, self.step)),
             optimizer=_copied(self.optimizer.state),
             rule=_copied(self.rule.state),
             shared=_copied(shared),
             diverged_at=self.diverged_at,
             diverged=self.diverged,
         )
+
+
+def _is_due(every: int, step: int) -> bool:
+    """Whether ``step`` is one of those that are ``every`` steps apart; 0: none is."""
+    return bool(every) and step % every == 0
 
 
 def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

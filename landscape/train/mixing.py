@@ -61,7 +61,21 @@ class Mixing:
     Ying et al. 2021); "random-matching" pairs the learners anew, each pair averages, and an odd learner sits
     out (DPSGD-2020, section 4: "a learner randomly picks a neighbor"), the same on every process.
 
-    Raises InputError, which names the option ``where``, for a spec or matrix not allowed with n learners.
+    Args:
+        spec: one of FORMS.
+        learners: n.
+        seed: of what is drawn.
+        where: the option that ``spec`` was given to, for messages.
+
+    Raises:
+        InputError: for a spec or matrix that is not allowed with n learners.
+        FailedError: for a file that cannot be read as a matrix.
+
+    Example:
+        >>> Mixing("ring(1)", learners=4, seed=0).matrix(step=1)[0].round(3).tolist()
+        [0.333, 0.333, 0.0, 0.333]
+        >>> Mixing("ring(2)", learners=6, seed=0).stability_limit
+        0.8
     """
 
     def __init__(self, spec: str, learners: int, seed: int, where: str = "algorithm.mixing") -> None:
@@ -118,7 +132,7 @@ class Mixing:
         return round(float(self.modes.real.min(initial=1)), 12) + 0.0
 
     @property
-    def limit(self) -> float:
+    def stability_limit(self) -> float:
         """The ηλ at which learners that take plain steps on one quadratic, in AWC order, drift apart.
 
         A mode evolves by ω − ηλ, so the limit is min Re ω + √(1 − (Im ω)²): 1 + ω_min for symmetric M
@@ -162,13 +176,13 @@ class Mixing:
         In ATC order a mode evolves by ω(1 − ηλ), so that none is less stable than the mean, ηλ < 2.
         ``stable`` replaces the limit, which is that of plain steps.
         """
-        limit, gap, omega = f"{self.limit:.4g}", "", ""
+        limit, gap, omega = f"{self.stability_limit:.4g}", "", ""
         if not self.cycle:
             gap, omega = " of the mean of M_t", " of each M_t"
             limit = f"1 + ω_min = {1 + self.omega_min:.4g} whatever is drawn, in mean square < {limit}"
         elif len(self.cycle) > 1:
             gap = f" a step over a cycle of {len(self.cycle)}"
-        elif math.isclose(self.limit, 1 + self.omega_min):
+        elif math.isclose(self.stability_limit, 1 + self.omega_min):
             limit = f"1 + ω_min = {limit}"
         if order == "atc":
             limit = "2"

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from landscape.core.errors import InputError
-from landscape.problem.batchnorm import has_batchnorm, with_policy
+from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Loss, Problem
 from landscape.train.decomposition import Gradient, estimate_gradient, step_columns
 from landscape.train.distributed.comm import Comm
-from landscape.train.recipe import Monitor
+from landscape.train.recipe_tables import Monitor
 from landscape.train.sharpness import Sharpness
 
 
@@ -70,7 +70,7 @@ class Observer:
             self._objective, self._batch = self.train, 0
             self._check_choices()
             if has_batchnorm(self.train.model):
-                self._objective = with_policy(self.train, "train", max(2, choices.batch))
+                self._objective = self.train.with_batchnorm("train", max(2, choices.batch))
                 self._batch = choices.batch if self.train.indexed else 0
             samples = Monitor.samples if self.train.indexed else 0
             monitor = Monitor(sharpness=choices.sharpness, samples=samples)

@@ -12,7 +12,12 @@ from torch import Tensor
 
 
 def mean(h: Tensor) -> Tensor:
-    """(...,): the mean of ``h`` over all pairs of different estimates."""
+    """(...,): the mean of ``h`` over all pairs of different estimates.
+
+    Example:
+        >>> mean(torch.tensor([[9.0, 1.0], [2.0, 9.0]])).item()
+        1.5
+    """
     k = h.shape[-1]
     return _off(h).sum((-1, -2)) / (k * (k - 1))
 

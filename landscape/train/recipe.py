@@ -21,6 +21,7 @@ from landscape.core.options import check_type, choose, positive
 from landscape.evaluation.stack import Precision
 from landscape.train import algorithms, optimizer
 from landscape.train.mixing import is_file, known_matrices
+from landscape.train.recipe_tables import Decompose, Diverge, Evaluate, Init, Monitor, Save
 from landscape.train.schedule import Schedule
 
 BUILT_IN = Path(__file__).parent / "recipes"
@@ -29,79 +30,6 @@ CODE = ("model", "data")
 # Bounds that no recipe comes near, and that no reader of TOML stumbles at (ours): characters, dots (in a key
 # of tens of thousands tomllib takes gigabytes), tables within tables.
 LENGTH, DOTS, DEPTH = 10**6, 5000, 20
-
-
-@dataclass(frozen=True)
-class Decompose:
-    """Decompose every ``every``-th step (0: none), with g from ``samples`` samples (0: all, exactly).
-
-    Every 10th costs about as much as the training itself at Figure 2's size, and resolves its curves (ours).
-    ``split``: with the terms of Eq. 4, which take one more gradient where learners have weights of their own.
-    """
-
-    every: int = 10
-    samples: int = 0
-    split: bool = True
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """Loss and accuracy of w_a on the test set every ``every`` steps (0: only at the end). Ours.
-
-    With BatchNorm its statistics are then re-estimated at w_a on ``bn_samples`` samples of the training set,
-    always the same ones: a statistic over 5,000 samples has a standard error of 1.4% (ours).
-    """
-
-    every: int = 100
-    bn_samples: int = 5000
-
-
-@dataclass(frozen=True)
-class Save:
-    """Write a checkpoint every ``every`` steps (0: only at the end) and at the end. Ours."""
-
-    every: int = 500
-
-
-@dataclass(frozen=True)
-class Monitor:
-    """λ_max of the loss at w_a every ``sharpness`` steps (0: never), on ``samples`` samples (0: all).
-
-    The samples are of the training set, always the same ones. With the ``top`` eigenvectors comes the share
-    of the learners' spread that lies along them. At Figure 2's settings λ_max on 2,000 samples is within
-    10% of that on 10,000, and every 50 steps cost about an eighth of the run (ours).
-    """
-
-    sharpness: int = 0
-    samples: int = 2000
-    top: int = 3
-
-
-@dataclass(frozen=True)
-class Diverge:
-    """When a run counts as diverged.
-
-    The mean: its loss is not finite or above ``loss`` nats (ours: runs at Figure 2(a)'s rate peaked at 1,272
-    in a burst and came back). The learners: for ten steps in a row the consensus distance exceeds
-    ``consensus`` times the larger of ‖w_a‖² now and at the start, while the mean's loss is still below (ours:
-    where one learner throws the mean along the ratio stays near n − 1; only disagreement that grows by
-    itself stays far beyond).
-    """
-
-    loss: float = 1e4
-    consensus: float = 100.0
-
-
-@dataclass(frozen=True)
-class Init:
-    """Where all learners start: at w_a of the file ``checkpoint``, with its BatchNorm statistics; "": anew.
-
-    ``sha256`` is that of the file's bytes. Left out, the run sets it; given, the file must have it. A run
-    that is resumed needs the file no more.
-    """
-
-    checkpoint: str = ""
-    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,7 +85,7 @@ class Recipe:
             raise InputError("precision: 'bfloat16' is not allowed with dtype 'float64', only with 'float32'")
         positive("lr", self.lr)
         most = torch.finfo(getattr(torch, self.dtype)).max
-        if self.schedule.peak(self.lr, self.batch) > most:
+        if self.schedule.peak_lr(self.lr, self.batch) > most:
             raise InputError(f"lr: {self.lr} is not allowed, {self.dtype} holds numbers up to {most:.4g}")
         for key in ("steps", "seed"):
             positive(key, getattr(self, key), least=0)
@@ -206,13 +134,13 @@ class Recipe:
         """A new update rule, as the table "algorithm" says."""
         with known_matrices(self.matrices):
             rule = algorithms.make(*self.part("algorithm"), learners=self.learners, seed=self.seed)
-        rule.peak = self.schedule.peak(self.lr, self.batch)
+        rule.peak_lr = self.schedule.peak_lr(self.lr, self.batch)
         return rule
 
-    def limit(self) -> float | None:
+    def stability_limit(self) -> float | None:
         """The largest ηλ at which the rule with its optimizer is stable on a quadratic; None: not known."""
         momentum = optimizer.make(*self.part("optimizer")).heavy_ball
-        return self.rule().limit(*momentum) if momentum else None
+        return self.rule().stability_limit(*momentum) if momentum else None
 
     def about(self) -> str:
         """What the rule says of itself with this optimizer, such as its mixing and limit; may be ""."""
@@ -244,19 +172,24 @@ class Recipe:
         for table in ("model", "data"):
             spec = self.spec(table)
             values[table] = {"name": spec.name, **spec.options}
-        lines = [f"{k} = {spell(v)}" for k, v in values.items() if not isinstance(v, dict)]
+        lines = [f"{k} = {toml_value(v)}" for k, v in values.items() if not isinstance(v, dict)]
         for table, entries in values.items():
             if isinstance(entries, dict):
                 # TOML has no null: what is not set is left out.
                 given = {k: v for k, v in entries.items() if v is not None}
-                lines += ["", f"[{table}]", *(f"{k} = {spell(v)}" for k, v in given.items())]
+                lines += ["", f"[{table}]", *(f"{k} = {toml_value(v)}" for k, v in given.items())]
         return "\n".join(lines) + "\n"
 
 
-def spell(value: Any) -> str:
-    """One TOML value; JSON spells strings, booleans, numbers and lists of them the same way."""
+def toml_value(value: Any) -> str:
+    """``value`` as TOML; JSON writes strings, booleans, numbers and lists of them the same way.
+
+    Example:
+        >>> toml_value({"name": "dpsgd", "delay": 2})
+        '{"name" = "dpsgd", "delay" = 2}'
+    """
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)} = {spell(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
     # JSON leaves one character as it is that TOML does not allow.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -267,10 +200,24 @@ def built_in() -> list[str]:
 
 
 def read(recipe: str, settings: Iterable[str] = (), *, allow_code: bool = False) -> Recipe:
-    """The recipe of that built-in name or TOML file, with "KEY=VALUE" ``settings`` (dotted keys) on top.
+    """The recipe of that built-in name or TOML file, with settings on top.
 
-    ``allow_code``: a file may name code, MODULE:NAME, that is to be run; without it only the settings may.
-    Raises InputError or FailedError that names the file, key or value and what is allowed.
+    Args:
+        recipe: a name (:func:`built_in`) or the path of a TOML file.
+        settings: "KEY=VALUE" with dotted keys.
+        allow_code: a file may name code, MODULE:NAME, that is to be run; without it only the settings may.
+
+    Returns:
+        The checked recipe.
+
+    Raises:
+        InputError: for a name, key or value that is not allowed.
+        FailedError: for a file that cannot be read.
+
+    Example:
+        >>> recipe = read("digits-dpsgd", ["lr=0.5", "algorithm.mixing=ring(1)"])
+        >>> recipe.lr, recipe.learners, recipe.rule().mixing.spec
+        (0.5, 5, 'ring(1)')
     """
     path = BUILT_IN / f"{recipe}.toml"
     if recipe not in built_in():
@@ -288,14 +235,22 @@ def read(recipe: str, settings: Iterable[str] = (), *, allow_code: bool = False)
         name, own = (v[table].get("name") if isinstance(v.get(table), dict) else "" for v in (values, typed))
         if isinstance(name, str) and is_own(name) and own != name:
             raise InputError(
-                f"{path}: {table}.name = {spell(name)} is code, which a file may name only with "
+                f"{path}: {table}.name = {toml_value(name)} is code, which a file may name only with "
                 f"--allow-code; or type it, --set {table}.name={name}"
             )
     return from_values(values)
 
 
 def parse(toml: str, where: str) -> dict[str, Any]:
-    """The values in a TOML text; InputError names ``where`` and the line if it is not TOML."""
+    """The values in a TOML text.
+
+    Raises:
+        InputError: with ``where`` and the line, if it is not TOML, or too large or too deep for a recipe.
+
+    Example:
+        >>> parse("lr = 0.5", "recipe.toml")
+        {'lr': 0.5}
+    """
     if len(toml) > LENGTH or toml.count(".") > DOTS:
         raise InputError(
             f"{where}: {len(toml)} characters with {toml.count('.')} dots are not allowed in a recipe, at "
@@ -345,7 +300,12 @@ def changed(values: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
 
 
 def key_and_value(setting: str) -> tuple[str, str]:
-    """("lr", "0.5") of "lr=0.5"; InputError where it is not of that form."""
+    """("lr", "0.5") of "lr=0.5"; InputError where it is not of that form.
+
+    Example:
+        >>> key_and_value("lr=0.5")
+        ('lr', '0.5')
+    """
     key, equals, written = setting.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--set: '{setting}' is not allowed, it must be KEY=VALUE, such as lr=0.5")
@@ -353,7 +313,12 @@ def key_and_value(setting: str) -> tuple[str, str]:
 
 
 def parse_value(written: str) -> Any:
-    """A TOML value; what is none is a string by itself, as in algorithm.name=dpsgd."""
+    """A TOML value; what is none is a string by itself, as in algorithm.name=dpsgd.
+
+    Example:
+        >>> parse_value("0.5"), parse_value("[1, 2]"), parse_value("dpsgd")
+        (0.5, [1, 2], 'dpsgd')
+    """
     try:
         return tomllib.loads(f"v = {written}")["v"]
     except tomllib.TOMLDecodeError:

@@ -101,9 +101,9 @@ class Recorder:
         batch: samples in a minibatch of one process. Needed where the model has BatchNorm: g is then that
             with the statistics of such batches, as in the loop; data in batches keeps its own.
         resume: go on with the run that is in ``folder``; begin one where there is none. True: from its last
-            file. A number: from that step, the one that the loop's own checkpoint is of; what was recorded
-            of later steps is deleted. The loop itself loads its weights.
-        scalars: "tensorboard", "wandb" or "trackio", or a list of them: where the numbers go beside the file.
+            file. A number: from that step, which the loop's own checkpoint is of; what was recorded of later
+            steps is deleted. The loop itself loads its weights.
+        scalars: "tensorboard", "wandb" or "trackio", or a list of them: where the numbers go, too.
         seed: draws the samples.
 
     Attributes:
@@ -293,8 +293,7 @@ class Recorder:
         """Record numbers of the user's own, of the step that was made last: ``recorder.log(loss=loss)``.
 
         Args:
-            unit: of all of them; default: "1", or that which the column has. Those of loss and test_loss are
-                "nat", of test_accuracy "1".
+            unit: of all of them; default: that which the column has (of loss "nat"), or "1".
             values: by name; one number each. A tensor is read at once, for which the host waits for a GPU.
 
         Raises:

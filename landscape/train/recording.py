@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from landscape import stability
 from landscape.checkpoint import run_folder
-from landscape.checkpoint.checkpoint import HISTORY_UNITS, RECORDED, Checkpoint, misfit
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, misfit
+from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.problem.layout import Layout
 from landscape.train.launch import last_sound
-from landscape.train.recipe import parse, spell
+from landscape.train.recipe import parse, toml_value
 
 # Columns of the history that a user may fill; the recorder, or nobody, fills the others.
 OPEN = ("loss", "consensus", "samples_per_s", "wait_s", "test_loss", "test_accuracy")
@@ -38,7 +39,7 @@ class Rows:
 
     def __init__(self, checkpoint: Checkpoint | None = None, last: int | None = None) -> None:
         """Empty, or the rows of ``checkpoint`` up to step ``last``."""
-        self.units = dict(HISTORY_UNITS) | (checkpoint.units if checkpoint else {})
+        self.units = dict(UNITS) | (checkpoint.units if checkpoint else {})
         self._rows: dict[int, dict[str, float]] = {}
         if checkpoint is None:
             return
@@ -69,9 +70,9 @@ class Rows:
             raise InputError(
                 f"log: '{name}' is not allowed, a name has letters, digits, _, . and -, a letter first"
             )
-        if name in HISTORY_UNITS and name not in OPEN:
+        if name in UNITS and name not in OPEN:
             raise InputError(f"log: '{name}' is a column of the recorder's own, choose another name")
-        known = self.units.setdefault(name, "1" if unit is None else unit)
+        known = self.units[name] = self.units.get(name) or unit or "1"  # "": a file did not say
         if unit is not None and unit != known:
             raise InputError(f"log: the unit of '{name}' is '{known}', '{unit}' is not allowed any more")
 
@@ -145,9 +146,9 @@ def settings(
     }
     if optimizer is not None:
         tables["optimizer"] = {"name": type(optimizer).__name__} | _plain(getattr(optimizer, "defaults", {}))
-    lines = [f"name = {spell(name)}", f"seed = {seed}"]
+    lines = [f"name = {toml_value(name)}", f"seed = {seed}"]
     for table, values in tables.items():
-        lines += ["", f"[{table}]", *(f"{key} = {spell(value)}" for key, value in values.items())]
+        lines += ["", f"[{table}]", *(f"{key} = {toml_value(value)}" for key, value in values.items())]
     return "\n".join(lines) + "\n"
 
 

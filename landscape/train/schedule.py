@@ -44,18 +44,35 @@ class Schedule:
                 f"schedule.milestones: {self.milestones} is not allowed, they must be finite numbers ≥ 0"
             )
 
-    def peak(self, lr: float, batch: int) -> float:
-        """The rate after the warm-up: ``lr`` scaled to the total ``batch`` nB."""
+    def peak_lr(self, lr: float, batch: int) -> float:
+        """The rate after the warm-up: ``lr`` scaled to the total ``batch`` nB.
+
+        Example:
+            >>> Schedule(base_batch=256).peak_lr(0.1, 2048)
+            0.8
+        """
         return lr * batch / self.base_batch if self.base_batch else lr
 
     def at(self, lr: float, step: int, batch: int, samples: int) -> float:
-        """The rate of step ``step``, counted from 1, with total ``batch`` nB and ``samples`` to train on."""
+        """The rate of one step.
+
+        Args:
+            lr: α of the recipe.
+            step: counted from 1.
+            batch: the total batch nB.
+            samples: those of the training set.
+
+        Example:
+            >>> halved = Schedule(milestones=[10], factor=0.5)
+            >>> halved.at(0.2, step=10, batch=100, samples=1000), halved.at(0.2, 11, 100, 1000)
+            (0.2, 0.1)
+        """
 
         def position(t: int) -> float:
             return t * batch / samples if self.unit == "epochs" else t
 
         p = position(step)
-        rate = self.peak(lr, batch)
+        rate = self.peak_lr(lr, batch)
         if p < self.warmup:
             rate *= p / self.warmup
         rate *= self.factor ** sum(p > m for m in self.milestones)

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from landscape.curvature.eigenvalues import exact_products, start_vector, warm_start
+from landscape.curvature.eigenvalues import exact_products
 from landscape.curvature.hessian import operator
 from landscape.curvature.lanczos import Eigenpairs, lanczos
+from landscape.curvature.start import start_vector, warm_start
 from landscape.problem.problem import Problem
 from landscape.train.distributed.comm import Comm
 from landscape.train.randomness import generator
-from landscape.train.recipe import Monitor
+from landscape.train.recipe_tables import Monitor
 
 STATE = "monitor_start"  # what a checkpoint calls the vector that the next search begins near
 
@@ -28,20 +29,20 @@ class Sharpness:
     products only: which cheaper ones pay is found by timing, and the history's bits must not depend on that.
     ``state`` is the sum, so that a run resumed gives the bits of one that never stopped.
 
-    Rank 0 searches; every process multiplies with its share of the sample. ``lr_limit`` is the largest
+    Rank 0 searches; every process multiplies with its share of the sample. ``stability_limit`` is the largest
     stable ηλ of the rule with its optimizer, None where it is not known.
     """
 
     def __init__(
-        self, monitor: Monitor, problem: Problem, comm: Comm, seed: int, lr_limit: float | None
+        self, monitor: Monitor, problem: Problem, comm: Comm, seed: int, stability_limit: float | None
     ) -> None:
-        self.every, self.limit, self._comm = monitor.sharpness, lr_limit, comm
+        self.every, self.stability_limit, self._comm = monitor.sharpness, stability_limit, comm
         self.top = min(monitor.top, problem.layout.size)
         self.state: dict[str, Tensor] = {}
         if not self.every:
             return
         operator(problem)  # refuses a model that is random in eval mode, before the first step
-        batch, samples = problem.bn_samples, min(monitor.samples or problem.samples, problem.samples)
+        batch, samples = problem.batchnorm.samples, min(monitor.samples or problem.samples, problem.samples)
         if batch:  # whole batches, as a sample's loss depends on its batch
             samples = max(1, samples // batch) * batch
         if samples < problem.samples:
@@ -60,7 +61,7 @@ class Sharpness:
             self.state = {STATE: shared[STATE].to(self._random)}
 
     def columns(self, weights: Tensor, lr: float) -> dict[str, float]:
-        """The history's columns for learners at ``weights`` (n_own, P); NaN where H is not finite."""
+        """The history's columns for learners at ``weights`` (n_local, P); NaN where H is not finite."""
         mean = self._comm.mean(weights)
         found = self._search(mean)
         if found is None:
@@ -68,17 +69,17 @@ class Sharpness:
             return {}
         self.state = {STATE: found.vectors.sum(0)}
         spread = weights - mean
-        news = self._comm.start_learners_mean(
+        totals = self._comm.start_learners_mean(
             float((spread @ found.vectors.T).double().square().sum()) / len(spread),
             float(spread.double().square().sum()) / len(spread),
         )
-        along, all_ = news()
+        along, all_ = totals()
         top = float(found.values[0])
         return {
             "lambda_max": top,
             "lambda_max_residual": float(found.residuals[0]),
             "lr_lambda_max": lr * top,
-            "lr_lambda_limit": math.nan if self.limit is None else self.limit,
+            "lr_lambda_limit": math.nan if self.stability_limit is None else self.stability_limit,
             "spread_share": along / all_ if all_ else math.nan,
         }
 
@@ -88,8 +89,9 @@ class Sharpness:
         if not over[0] or any(over[1:]):
             return ""
         return (
-            f"step {row['step']:.0f}: lr·λ_max = {row['lr_lambda_max']:.3g} is above {self.limit:.4g}, up to "
-            "which the steps are stable on a quadratic; told once, the history has the rest"
+            f"step {row['step']:.0f}: lr·λ_max = {row['lr_lambda_max']:.3g} is above "
+            f"{self.stability_limit:.4g}, up to which the steps are stable on a quadratic; told once, the "
+            "history has the rest"
         )
 
     def _search(self, theta: Tensor) -> Eigenpairs | None:

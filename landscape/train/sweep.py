@@ -27,7 +27,7 @@ from landscape.results.sweep import COLUMNS, Sweep, texts
 from landscape.train import launch
 from landscape.train.distributed import pool
 from landscape.train.loop import Hooks
-from landscape.train.recipe import Recipe, from_values, key_and_value, parse, parse_value, spell
+from landscape.train.recipe import Recipe, from_values, key_and_value, parse, parse_value, toml_value
 
 #: ("recipe", LABEL), then (KEY, VALUE) as --set takes them, by key.
 Setting = tuple[tuple[str, str], ...]
@@ -74,7 +74,12 @@ class Outcome:
 
 
 def split(written: str) -> list[str]:
-    """What commas separate that are in no brackets and no quotes: "1,2", "[64, 10],[64, 5]", "a='x,y',b"."""
+    """What commas separate that are in no brackets and no quotes.
+
+    Example:
+        >>> split("1,2"), split("[64, 10],[64, 5]"), split("a='x,y',b")
+        (['1', '2'], ['[64, 10]', '[64, 5]'], ["a='x,y'", 'b'])
+    """
     parts, depth, quote = [""], 0, ""
     for letter in written:
         if quote:
@@ -91,22 +96,36 @@ def split(written: str) -> list[str]:
 
 
 def canonical(written: str) -> str:
-    """The one spelling of a value among those that mean the same: 0.1 of 0.10 and 1e-1, 1 of 1.0."""
+    """One form of all values that mean the same.
+
+    Example:
+        >>> canonical("0.10"), canonical("1e-1"), canonical("1.0")
+        ('0.1', '0.1', '1')
+    """
     value = parse_value(written)
     if isinstance(value, bool):
-        return spell(value)
+        return toml_value(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     if isinstance(value, str):  # bare where that reads back as the same
-        return value if parse_value(value) is value else spell(value)
+        return value if parse_value(value) is value else toml_value(value)
     try:
-        return spell(value)
+        return toml_value(value)
     except TypeError as error:  # a date
         raise InputError(f"--set: '{written}' is not allowed as a value ({error})") from error
 
 
 def grid(labels: Iterable[str], settings: Iterable[str]) -> list[Setting]:
-    """All combinations of recipes and KEY=V1,V2,… ``settings``."""
+    """All combinations of recipes and KEY=V1,V2,… ``settings``.
+
+    Raises:
+        InputError: for a key that is given twice or is none of a sweep, and for a value that is missing or
+            given twice.
+
+    Example:
+        >>> grid(["mine"], ["lr=0.1,0.2"])
+        [(('recipe', 'mine'), ('lr', '0.1')), (('recipe', 'mine'), ('lr', '0.2'))]
+    """
     axes: dict[str, list[str]] = {"recipe": list(labels)}
     for setting in settings:
         key, written = key_and_value(setting)

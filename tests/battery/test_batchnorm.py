@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import Problem
-from landscape.problem.batchnorm import with_policy
 from tests.battery.case import Case, Parts
 from tests.battery.checks import Findings
 from tests.battery.reference import Reference
@@ -56,7 +55,7 @@ def test_a_policy_is_right(name: str, bn: str, kind: type[Reference]) -> None:
     r = kind(own, own_loss, *case.whole(own_data))
     theta, found = r.center, Findings()
     whole = Problem(model, loss, data, dtype=torch.float64)
-    problem = with_policy(whole, bn, 250)
+    problem = whole.with_batchnorm(bn, 250)
     away = theta + 0.1 * torch.linspace(-1, 1, len(theta), dtype=torch.float64)
     for at in (away, theta):  # what was estimated elsewhere must not stay
         found.compare("loss", problem.loss(at), r.loss(at), 1e-9)

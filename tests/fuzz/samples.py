@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 import landscape
-from landscape.checkpoint.checkpoint import HISTORY_UNITS, Checkpoint
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.history import UNITS
 from landscape.data.idx import FILES
 from landscape.problem.layout import Layout, Slot
 from landscape.results import base
@@ -129,7 +130,7 @@ def checkpoint() -> Checkpoint:
         lr=0.2,
         local_batch=10,
         seed=0,
-        history={name: steps if name == "step" else RNG.random(5) + 0.1 for name in HISTORY_UNITS},
+        history={name: steps if name == "step" else RNG.random(5) + 0.1 for name in UNITS},
         buffers={"bn.mean": torch.zeros(4, 3)},
         optimizer={"momentum": torch.zeros(4, 83)},
         shared={"start_norm2": torch.ones(())},

@@ -132,7 +132,7 @@ def _rates(work: Work) -> Drawing:
 def _peak(work: Work, task: str, rate: float) -> float:
     """The rate after scaling and warm-up."""
     run = work.runs[f"{_key(task, BOTH[0], rate)}/0"]
-    return run.schedule.peak(run.lr, run.batch)
+    return run.schedule.peak_lr(run.lr, run.batch)
 
 
 _OURS = (

@@ -7,13 +7,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from landscape.core import registry
 from landscape.core.options import positive
 from landscape.stability.rules import max_matching_step, max_mixing_step
+from landscape.train.algorithms.async_sgd import DELAY
 from landscape.train.algorithms.base import Rule
 from landscape.train.algorithms.dpsgd import DPSGD
-from landscape.train.randomness import generator
 
 
+@registry.algorithms.add("ad-psgd")
 class ADPSGD(DPSGD):
     """w_j(t+1) = Σ_k M_jk(t) w_k(t) − α ∇L^{μ_j}(w_j(t−d)): pairs average while gradients are under way.
 
@@ -24,6 +26,9 @@ class ADPSGD(DPSGD):
     "random": each learner draws d from 0…τ at each step (bounded staleness, their Assumption 1). τ = 0 is
     DPSGD in AWC order.
     """
+
+    columns = DELAY
+    purposes = ("delay",)
 
     def __init__(
         self,
@@ -48,22 +53,22 @@ class ADPSGD(DPSGD):
         most = min(self.delay, step - 1)
         delays = torch.full((self.learners,), most)
         if self.schedule == "random":
-            draw = generator(self.seed, "delay", step)
+            draw = self.generator("delay", step)
             delays = torch.randint(most + 1, (self.learners,), generator=draw)
         self._mean_delay = float(delays.double().mean())
-        self._slots = (step - 1 - delays[self.comm.own]) % size
+        self._slots = (step - 1 - delays[self.comm.local]) % size
 
-    def points(self, weights: Tensor) -> Tensor:
+    def gradient_points(self, weights: Tensor) -> Tensor:
         slots = self._slots.to(weights.device)
         return self.state["past"][torch.arange(len(weights), device=weights.device), slots]
 
-    def columns(self, step: int) -> dict[str, float]:
+    def record(self, step: int) -> dict[str, float]:
         return {"delay": self._mean_delay}
 
-    def limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
+    def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
         """Of random pairs in mean square, and with the fixed schedule only."""
         if not self.delay:
-            return super().limit(momentum, form)
+            return super().stability_limit(momentum, form)
         if self.schedule == "random" or len(self.mixing.cycle) > 1:
             return None
         if self.mixing.cycle or self.learners == 1:

@@ -8,14 +8,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.options import below_one, positive
 from landscape.stability import max_stable_step
 from landscape.stability.rules import max_random_delay_step
 from landscape.train.algorithms.base import Rule
-from landscape.train.randomness import generator
+
+#: How old the gradients are at a step: the mean over the learners.
+DELAY = {"delay": "steps"}
 
 
+@registry.algorithms.add("async-sgd")
 class AsyncSGD(Rule):
     """x ← x − α g(c_k), c_k ← x: of τ+1 workers one delivers at each step, its gradient at its copy c_k (P,).
 
@@ -31,6 +35,8 @@ class AsyncSGD(Rule):
     the rate of a gradient d steps old is α/max(1, d) (Zhang et al. 2016).
     """
 
+    columns = DELAY
+    purposes = ("delay",)
     synchronous = True
 
     def __init__(
@@ -72,7 +78,7 @@ class AsyncSGD(Rule):
             return int(self.shared["last"])
         if self.schedule == "round-robin":
             return (step - 1) % (self.delay + 1)
-        return int(torch.randint(self.delay + 1, (1,), generator=generator(self.seed, "delay", step)))
+        return int(torch.randint(self.delay + 1, (1,), generator=self.generator("delay", step)))
 
     def begin(self, weights: Tensor, step: int) -> None:
         if step > 1:  # who delivered last takes the weights of now
@@ -90,11 +96,11 @@ class AsyncSGD(Rule):
             self.shared = self.shared | {"last": torch.tensor(self.deliver())}
         self._worker = self.worker(step)
 
-    def points(self, weights: Tensor) -> Tensor:
+    def gradient_points(self, weights: Tensor) -> Tensor:
         return self.shared["copies"][self._worker].expand_as(weights)
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
-        x, new = self.comm.mean(weights), self._spare(weights)
+        x, new = self.comm.mean(weights), self._new_weights(weights)
         if self.staleness_aware:
             lr /= max(1, self._delay(step))
         if not self.shifted:
@@ -108,17 +114,17 @@ class AsyncSGD(Rule):
         """How old the gradient of ``step`` is."""
         return step - 1 - int(self.shared["fetched"][self._worker])
 
-    def columns(self, step: int) -> dict[str, float]:
+    def record(self, step: int) -> dict[str, float]:
         return {"delay": self._delay(step)}
 
-    def plain(self, step: int) -> bool:
+    def follows_mean_direction(self, step: int) -> bool:
         """Not of the measured schedule: its server has the gradient, but not the minibatch."""
         return not (self.shifted or self.staleness_aware or self.measured)
 
-    def traffic(self, step: int) -> tuple[float, int]:
+    def communication_cost(self, step: int) -> tuple[float, int]:
         return 2.0, 0  # its gradient to the server, weights back; nobody waits for others
 
-    def limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
+    def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
         """In mean square for the random schedule; not known for the measured one, where delays vary."""
         if self.measured and self.delay:
             return None

@@ -8,12 +8,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from landscape.core import registry
 from landscape.stability import max_stable_step
 from landscape.stability.rules import max_mixing_step
 from landscape.train.algorithms.base import Rule
 from landscape.train.mixing import Mixing
 
 
+@registry.algorithms.add("dpsgd")
 class DPSGD(Rule):
     """Each learner takes its gradient at its own weights and averages with its neighbours.
 
@@ -33,22 +35,22 @@ class DPSGD(Rule):
         if self.order == "awc":
             self._mixed = self.comm.mix(weights, self.mixing, step)
 
-    def points(self, weights: Tensor) -> Tensor:
+    def gradient_points(self, weights: Tensor) -> Tensor:
         return weights
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         if self.order == "awc":
-            return torch.sub(self._mixed(), directions, alpha=lr, out=self._spare(weights))
+            return torch.sub(self._mixed(), directions, alpha=lr, out=self._new_weights(weights))
         stepped = torch.sub(weights, directions, alpha=lr)
-        return self._spare(weights).copy_(self.comm.mix(stepped, self.mixing, step)())
+        return self._new_weights(weights).copy_(self.comm.mix(stepped, self.mixing, step)())
 
-    def traffic(self, step: int) -> tuple[float, int]:
+    def communication_cost(self, step: int) -> tuple[float, int]:
         return self.mixing.degree(step), 1
 
-    def limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """Without momentum :attr:`landscape.train.mixing.Mixing.limit`: of random matching in mean square."""
+    def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
+        """Without momentum that of the mixing in this order; of random matching in mean square."""
         if not momentum:
-            return self.mixing.limit if self.order == "awc" else max_stable_step()
+            return self.mixing.stability_limit if self.order == "awc" else max_stable_step()
         fixed = len(self.mixing.cycle) == 1
         return max_mixing_step(self.mixing.modes[0], momentum, form, self.order) if fixed else None
 

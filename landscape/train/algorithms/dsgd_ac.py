@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from landscape.core import registry
 from landscape.core.options import positive
 from landscape.train.algorithms.dpsgd import DPSGD
 
 
+@registry.algorithms.add("dsgd-ac")
 class DSGDAC(DPSGD):
     """w_j ← (1−γ_t) w_j + γ_t Σ_k M_jk w_k − α_t ∇L^{μ_j}(w_j), γ_t = (α_t/α_0)^p: less mixing as α falls.
 
@@ -22,6 +24,6 @@ class DSGDAC(DPSGD):
         self.power = power
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
-        gamma = (lr / self.peak) ** self.power
-        new = torch.lerp(weights, self._mixed(), gamma, out=self._spare(weights))
+        gamma = (lr / self.peak_lr) ** self.power
+        new = torch.lerp(weights, self._mixed(), gamma, out=self._new_weights(weights))
         return new.sub_(directions, alpha=lr)

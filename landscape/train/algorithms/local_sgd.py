@@ -8,16 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 from landscape.stability.rules import max_period_step
 from landscape.train.algorithms.base import Rule
 from landscape.train.algorithms.dpsgd import DPSGD
 from landscape.train.mixing import Mixing
+from landscape.train.optimizer.base import Optimizer
 
 Buffers = Literal["keep", "reset", "average"]
 
 
+@registry.algorithms.add("local-sgd")
 class LocalSGD(Rule):
     """w_j ← w_j − α u_j at every step, and w_j ← w_a after every ``period`` H of them (LocalSGD-2021).
 
@@ -74,14 +77,14 @@ class LocalSGD(Rule):
             if not self.synchronous:
                 self.base.begin(weights, step)
 
-    def points(self, weights: Tensor) -> Tensor:
+    def gradient_points(self, weights: Tensor) -> Tensor:
         return weights
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         if self.base and step > self.first:
             new = self.base.finish(weights, directions, lr, step)
         else:
-            new = torch.sub(weights, directions, alpha=lr, out=self._spare(weights))
+            new = torch.sub(weights, directions, alpha=lr, out=self._new_weights(weights))
         if self._whole(step) or step <= self.first:
             mean = self.comm.fresh_mean(new, "outer")
             return new.copy_(self._outer(mean, lr) if self._whole(step) else self._anchored(mean))
@@ -97,20 +100,22 @@ class LocalSGD(Rule):
         """``mean`` (P,) after a synchronous step, from which an outer step may have to start."""
         return mean
 
-    def carry(self, state: dict[str, Tensor], step: int) -> dict[str, Tensor]:
+    def update_optimizer_state(self, optimizer: Optimizer, step: int) -> None:
         # After synchronous steps all have the optimizer of the mean gradient.
         average = step == self.first or (self._whole(step) and self.buffers == "average")
-        self._averaged = len(state) * average
+        averaged = {k: t for k, t in optimizer.state.items() if average and k not in optimizer.counters}
+        self._averaged = len(averaged)
         if average:
-            return {k: self.comm.fresh_mean(t, "buffers").expand_as(t).clone() for k, t in state.items()}
-        if self._whole(step) and self.buffers == "reset":
-            return {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-        return state
+            optimizer.state = optimizer.state | {
+                k: self.comm.fresh_mean(t, "buffers").expand_as(t).clone() for k, t in averaged.items()
+            }
+        elif self._whole(step) and self.buffers == "reset":
+            optimizer.reset()
 
-    def traffic(self, step: int) -> tuple[float, int]:
+    def communication_cost(self, step: int) -> tuple[float, int]:
         if step <= self.first:
             return self.all_reduce, 1
-        vectors, rounds = self.base.traffic(step) if self.base else (0.0, 0)
+        vectors, rounds = self.base.communication_cost(step) if self.base else (0.0, 0)
         if self._whole(step):
             return vectors + self.all_reduce * (1 + self._averaged), rounds + 1
         if self.nodes and (step - self.first) % self.node_period == 0:
@@ -118,10 +123,10 @@ class LocalSGD(Rule):
             return 2 * (size - 1) / size, 1
         return vectors, rounds
 
-    def limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        return self._limit(momentum, form)
+    def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
+        return self._period_limit(momentum, form)
 
-    def _limit(
+    def _period_limit(
         self,
         momentum: float,
         form: str,

@@ -9,15 +9,16 @@ import torch
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.stability import max_stable_step
 from landscape.stability.rules import first_unstable, max_mixing_step
 from landscape.train.algorithms.base import Rule
 from landscape.train.mixing import Mixing, is_file, read_matrix
-from landscape.train.randomness import generator
 
 
+@registry.algorithms.add("sgp")
 class SGP(Rule):
     """x_i ← Σ_j P_ij (x_j − α ∇L^{μ_j}(z_j)), w_i ← Σ_j P_ij w_j, z_i = x_i/w_i (Assran et al. 2019, Alg. 1).
 
@@ -29,6 +30,8 @@ class SGP(Rule):
     The learners' weights are z, which the paper evaluates. They move by z_i ← Σ_j Q_ij (z_j − α u_j/w_j) with
     Q_ij = P_ij w_j/w_i', whose rows sum to 1; w (n,) is state.
     """
+
+    purposes = ("push",)
 
     def __init__(self, learners: int, seed: int, graph: str = "one-peer-exponential") -> None:
         super().__init__(learners, seed)
@@ -57,32 +60,32 @@ class SGP(Rule):
         n = self.learners
         p = np.eye(n)
         if n > 1:
-            hop = torch.randint(1, n, (n,), generator=generator(self.seed, "push", step)).numpy()
+            hop = torch.randint(1, n, (n,), generator=self.generator("push", step)).numpy()
             p *= 0.5
             p[(np.arange(n) + hop) % n, np.arange(n)] = 0.5
         return p
 
-    def points(self, weights: Tensor) -> Tensor:
+    def gradient_points(self, weights: Tensor) -> Tensor:
         return weights
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         w, p = self.shared["push_weights"], self.matrix(step)
-        mine = w[self.comm.own, None].to(weights)
+        mine = w[self.comm.local, None].to(weights)
         stepped = torch.addcdiv(weights, directions, mine.expand_as(directions), value=-lr)
         new = torch.from_numpy(p) @ w
         q = p * w.numpy() / new.numpy()[:, None]
-        result = self._spare(weights).copy_(self.comm.combine(stepped, q)())
+        result = self._new_weights(weights).copy_(self.comm.combine(stepped, q)())
         self.shared = {"push_weights": new}
         return result
 
-    def plain(self, step: int) -> bool:
+    def follows_mean_direction(self, step: int) -> bool:
         return self.mixing is not None  # otherwise w_a is not the mean of x, which moves by −α mean u
 
-    def traffic(self, step: int) -> tuple[float, int]:
+    def communication_cost(self, step: int) -> tuple[float, int]:
         p = self.matrix(step)
         return (np.count_nonzero(p) - np.count_nonzero(np.diag(p))) / self.learners, 1
 
-    def limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
+    def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
         """Where w stays 1, that of DPSGD in ATC order; of a fixed graph, with the w that it settles at.
 
         On one quadratic x ← P (x − ηλ x/w): learners of little weight w take the largest steps.

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from landscape.core import registry
 from landscape.core.options import below_one, positive
 from landscape.train.algorithms.local_sgd import Buffers, LocalSGD
 
@@ -25,10 +26,11 @@ class _Outer(LocalSGD):
         self.shared = {"anchor": anchor, "slow_momentum": slow}
         return anchor
 
-    def plain(self, step: int) -> bool:
+    def follows_mean_direction(self, step: int) -> bool:
         return not self._whole(step)
 
 
+@registry.algorithms.add("slowmo")
 class SlowMo(_Outer):
     """After every ``period`` steps average to x̄, then u ← βu + (x_old − x̄)/γ, x_old ← x_old − a γ u.
 
@@ -63,10 +65,11 @@ class SlowMo(_Outer):
             slow = slow + (anchor - mean) / lr
         return self._moved(anchor - self.slow_lr * lr * slow, slow)
 
-    def limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        return self._limit(momentum, form, "slowmo", self.slow_lr, self.slow_momentum)
+    def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
+        return self._period_limit(momentum, form, "slowmo", self.slow_lr, self.slow_momentum)
 
 
+@registry.algorithms.add("diloco")
 class DiLoCo(_Outer):
     """After every ``period`` steps Δ = x_old − x̄, v ← μv + Δ, x_old ← x_old − ν (Δ + μv): Nesterov's.
 
@@ -95,5 +98,5 @@ class DiLoCo(_Outer):
         v = self.outer_momentum * self.shared["slow_momentum"] + moved
         return self._moved(anchor - self.outer_lr * (moved + self.outer_momentum * v), v)
 
-    def limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        return self._limit(momentum, form, "nesterov", self.outer_lr, self.outer_momentum)
+    def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
+        return self._period_limit(momentum, form, "nesterov", self.outer_lr, self.outer_momentum)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from landscape.core import registry
 from landscape.stability import max_stable_step
 from landscape.train.algorithms.base import Rule
 
 
+@registry.algorithms.add("ssgd")
 class SSGD(Rule):
     """w_j ← w_a − α ∇L^{μ_j}(w_a) (DPSGD-2020, Eq. 1): every learner starts each step from the mean.
 
@@ -18,14 +20,14 @@ class SSGD(Rule):
     synchronous = True
     at_mean = True
 
-    def points(self, weights: Tensor) -> Tensor:
+    def gradient_points(self, weights: Tensor) -> Tensor:
         return self.comm.mean(weights).expand_as(weights)
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
-        return torch.sub(self.points(weights), directions, alpha=lr, out=self._spare(weights))
+        return torch.sub(self.gradient_points(weights), directions, alpha=lr, out=self._new_weights(weights))
 
-    def traffic(self, step: int) -> tuple[float, int]:
+    def communication_cost(self, step: int) -> tuple[float, int]:
         return self.all_reduce, 1
 
-    def limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
+    def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
         return max_stable_step(0, momentum, form)

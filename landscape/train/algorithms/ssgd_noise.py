@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from landscape.core import registry
 from landscape.core.options import positive
 from landscape.train.algorithms.ssgd import SSGD
-from landscape.train.randomness import generator
 
 
+@registry.algorithms.add("ssgd*")
 class SSGDNoise(SSGD):
     """w_j ← w_a − α ∇L^{μ_j}(w_a) + ξ, ξ ~ N(0, σ²I) drawn anew each step (DPSGD-2020, section 2.1).
 
@@ -17,11 +18,13 @@ class SSGDNoise(SSGD):
     that the mean, the synchronised model, has noise of standard deviation ``sigma`` whatever n is.
     """
 
+    purposes = ("noise",)
+
     def __init__(self, learners: int, seed: int, sigma: float) -> None:
         super().__init__(learners, seed)
         positive("algorithm.sigma", sigma, least=0)
         self.sigma = sigma
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
-        draw = torch.randn(weights.shape[1], generator=generator(self.seed, "noise", step))
+        draw = torch.randn(weights.shape[1], generator=self.generator("noise", step))
         return super().finish(weights, directions, lr, step) + self.sigma * draw.to(weights)

@@ -28,7 +28,7 @@ from landscape.train.mixing import Mixing, averages_all, combine
 
 
 class Comm:
-    """This process's part of ``learners`` learners: rows ``own`` of the (n, P) buffer.
+    """This process's part of ``learners`` learners: rows ``local`` of the (n, P) buffer.
 
     Without a ``group``, or in a group of one, that is all of them. Raises InputError for fewer learners than
     processes; an exchange that fails raises :class:`.Lost`, which names the rank.
@@ -42,9 +42,9 @@ class Comm:
                 f"learners: {learners} cannot be spread over {self.size} processes, each holds at least one"
             )
         self.bounds = _bounds(learners, self.size)
-        self.own = slice(self.bounds[self.rank], self.bounds[self.rank + 1])
-        #: How many learners this process holds.
-        self.held = self.own.stop - self.own.start
+        self.local = slice(self.bounds[self.rank], self.bounds[self.rank + 1])
+        #: The number of learners of this process.
+        self.n_local = self.local.stop - self.local.start
         #: Seconds that this process has waited for others.
         self.waited = 0.0
         self._mean: tuple[Tensor, int, Callable[[], Tensor]] | None = None
@@ -75,7 +75,7 @@ class Comm:
     # Means and sums over all processes.
 
     def mean(self, rows: Tensor) -> Tensor:
-        """The mean (P,) over all n learners, of which ``rows`` (n_own, P) are this process's.
+        """The mean (P,) over all n learners, of which ``rows`` (n_local, P) are this process's.
 
         That of the last tensor asked for is kept, and valid until the next is, or is started: a step ends and
         the next begins at the same weights.
@@ -159,7 +159,7 @@ class Comm:
         if self.size == 1:
             return lambda: list(values)
         assert self.group is not None
-        share = self.held / self.learners
+        share = self.n_local / self.learners
         total = torch.tensor(values, dtype=torch.float64, device=self.group.device).mul_(share)
         with self._naming():
             work = dist.all_reduce(total, async_op=True)
@@ -202,7 +202,7 @@ class Comm:
         return torch.sum(self._finished([work], received), 0, out=out)
 
     def part_mean(self, rows: Tensor, use: str, minus: Tensor | None = None) -> Tensor:
-        """The mean over all learners of ``rows``, or of rows − minus, (n_own, P) each, in their precision.
+        """The mean over all learners of ``rows``, or of rows − minus, (n_local, P) each, in their precision.
 
         Each process keeps its :meth:`share` of the columns, as in :meth:`part_sum`. Sums over its own
         learners are in float64.
@@ -246,9 +246,9 @@ class Comm:
     # Exchange with neighbours.
 
     def mix(self, weights: Tensor, mixing: Mixing, step: int) -> Callable[[], Tensor]:
-        """Start the exchange that Σ_k M_jk w_k needs; the call returned waits and gives it, (n_own, P).
+        """Start the exchange that Σ_k M_jk w_k needs; the call returned waits and gives it, (n_local, P).
 
-        ``weights`` (n_own, P) must stay as they are until then. Each row is sent once to each process that
+        ``weights`` (n_local, P) must stay as they are until then. Each row is sent once to each process that
         has a neighbour of it; a matrix that averages more than two is an all-reduce.
         """
         turn = (mixing.spec, (step - 1) % len(mixing.cycle)) if mixing.cycle else None
@@ -271,7 +271,7 @@ class Comm:
         received = self.buffer("received", weights[:1].expand(len(plan.receive), -1))
         rows = dict(zip(plan.receive, received, strict=True))
         transfers = [
-            dist.P2POp(dist.isend, weights[learner - self.own.start], peer, tag=learner)
+            dist.P2POp(dist.isend, weights[learner - self.local.start], peer, tag=learner)
             if learner not in rows
             else dist.P2POp(dist.irecv, rows[learner], peer, tag=learner)
             for learner, peer in plan.transfers
@@ -287,7 +287,7 @@ class Comm:
     # Learners one at a time, for checkpoints.
 
     def rows(self, own: Tensor) -> Iterator[Tensor]:
-        """On rank 0: one by one the n rows of a tensor of which ``own`` (n_own, …) is this process's part.
+        """On rank 0: one by one the n rows of a tensor of which ``own`` (n_local, …) is this process's part.
 
         Each is valid until the next, so that one at a time is here. The others call :meth:`send_rows`.
         """

@@ -82,7 +82,7 @@ class Server(_Part):
         self._under_way: dict[int, Future[Tensor]] = {}
         self._delivered = self._message()
 
-    def part(self) -> str:
+    def describe_part(self) -> str:
         return f"the server of {self.workers}"
 
     def run(self) -> Checkpoint:
@@ -124,7 +124,7 @@ class Server(_Part):
         """None: the worker has it."""
         return self.train.gather(torch.zeros(1, 0, dtype=torch.long))
 
-    def _compute(self, points: Tensor, x: Any, y: Any, training: Training) -> Tensor:
+    def _compute_gradients(self, points: Tensor, x: Any, y: Any, training: Training) -> Tensor:
         self._gradients.copy_(self._delivered[:-1])
         return self._delivered[-1:]
 
@@ -132,7 +132,7 @@ class Server(_Part):
 class Worker(_Part):
     """Rank k + 1: gradients at the weights that the server sends."""
 
-    def part(self) -> str:
+    def describe_part(self) -> str:
         return f"worker {self.group.rank - 1} of {self.workers}"
 
     def run(self) -> Checkpoint:
@@ -147,8 +147,8 @@ class Worker(_Part):
                 self.step = -1 - self.step
                 return self.checkpoint()
             t = self.group.step = self.step + 1
-            x, y = self._draw(t, self.workers, slice(k, k + 1))
-            losses = self._compute(self.weights, x, y, self.buffers.training(t))
+            x, y = self.minibatches.draw(t, self.workers, slice(k, k + 1))
+            losses = self._compute_gradients(self.weights, x, y, self.buffers.training(t))
             torch.cat((self._gradients[0], losses), out=message)
             with self.group.naming():
                 dist.send(message, dst=0)

@@ -15,7 +15,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError
 from landscape.problem.layout import average
 from landscape.train.loop import Hooks, Trainer, recipe_of
-from landscape.train.recipe import Decompose, Evaluate, Monitor, Save
+from landscape.train.recipe_tables import Decompose, Evaluate, Monitor, Save
 
 # Steps along which the gradient's Lipschitz constant is estimated, and decomposed steps whose median is
 # called the run's α_e (ours).

@@ -142,11 +142,11 @@ def run(
     optimizer.start(problem.layout, weights)
     for t in range(1, steps + 1):
         rule.begin(weights, t)
-        points = rule.points(weights)
+        points = rule.gradient_points(weights)
         loss, gradient = objective(problem, points[0], weight_decay)
         if not loss <= ceiling:  # NaN is above, too
             return None
-        directions = optimizer.directions(gradient[None], points, t)
+        directions = optimizer.directions(gradient[None], points, lr, t)
         weights = rule.finish(weights, directions, lr, t)
     return weights[0].clone()
 

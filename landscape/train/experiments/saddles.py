@@ -39,7 +39,7 @@ def escape_time(recipe: str, settings: Sequence[str]) -> float:
     level = SHARE * Saddle(**spec.options).depth
 
     def look(done: int, total: int) -> None:
-        if trainer.rows[-1]["test_loss"] <= level:
+        if trainer.history.rows[-1]["test_loss"] <= level:
             raise _Escaped
 
     trainer = Trainer(chosen, hooks=Hooks(step=look))

@@ -26,7 +26,8 @@ from landscape.train.distributed.comm import Comm, Plan
 from landscape.train.loop import Trainer
 from landscape.train.planning.run_time import Link
 from landscape.train.randomness import generator
-from landscape.train.recipe import Decompose, Evaluate, Recipe, from_values, parse
+from landscape.train.recipe import Recipe, from_values, parse
+from landscape.train.recipe_tables import Decompose, Evaluate
 
 # A measurement goes on for this long (s), and for this many times at least (ours: medians within percents).
 SECONDS, TIMES = 1.0, 5
@@ -55,14 +56,14 @@ class Costs:
 
 def calibrate(
     recipe: Recipe,
-    held: int,
+    learners_per_worker: int,
     local_batch: int,
     *,
     device: torch.device | str = "cpu",
     data_dir: Any = None,
     ready: Callable[[], object] = lambda: None,
 ) -> Costs:
-    """Measure what a process with ``held`` learners of ``recipe`` computes in a step, for some seconds.
+    """Measure for some seconds what a process with so many learners of ``recipe`` computes in a step.
 
     Medians, on ``device`` with as many threads as torch is set to; ``ready`` is called before the clock
     starts. The learning rate is so small that the weights stay where they are. Raises what reading the data
@@ -70,8 +71,8 @@ def calibrate(
     """
     still = dataclasses.replace(
         recipe,
-        learners=held,
-        batch=held * local_batch,
+        learners=learners_per_worker,
+        batch=learners_per_worker * local_batch,
         lr=1e-12,
         steps=10**9,
         algorithm={"name": "ssgd"},
@@ -79,11 +80,11 @@ def calibrate(
         evaluate=Evaluate(every=0),
     )
     trainer = Trainer(still, device=device, data_dir=data_dir)
-    trainer.rule = rule = _Clocked(held, recipe.seed, trainer.train.device)
-    trainer.comm = rule.comm = _Alone(held)
+    trainer.rule = rule = _Clocked(learners_per_worker, recipe.seed, trainer.train.device)
+    trainer.comm = rule.comm = _Alone(learners_per_worker)
     weights = trainer.weights
     width = weights.shape[1]
-    four = Plan([0, 1, 2, 3], [], torch.eye(held), torch.full((held, 4), 0.25))
+    four = Plan([0, 1, 2, 3], [], torch.eye(learners_per_worker), torch.full((learners_per_worker, 4), 0.25))
     received, out = weights[:1].repeat(4, 1), torch.empty_like(weights)
 
     def noise() -> None:
@@ -95,7 +96,7 @@ def calibrate(
 
     def step() -> None:
         trainer._step(trainer.step + 1)
-        trainer.rows.clear()
+        trainer.history.rows.clear()
 
     work: list[Callable[[], object]] = [step, lambda: four.apply(weights, received, out), noise, draw]
     rows: list[list[float]] = []
@@ -139,7 +140,7 @@ class _Alone(Comm):
 class _Clocked(SSGD):
     """SSGD that knows how long its last gradient took: ``gradient``, the seconds from points to finish."""
 
-    gradient = _asked = 0.0
+    gradient = _begun = 0.0
 
     def __init__(self, learners: int, seed: int, device: torch.device) -> None:
         super().__init__(learners, seed)
@@ -151,18 +152,18 @@ class _Clocked(SSGD):
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    def points(self, weights: Tensor) -> Tensor:
-        found = super().points(weights)
-        self._asked = self.now()
-        return found
+    def gradient_points(self, weights: Tensor) -> Tensor:
+        points = super().gradient_points(weights)
+        self._begun = self.now()
+        return points
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
-        self.gradient = self.now() - self._asked
+        self.gradient = self.now() - self._begun
         return super().finish(weights, directions, lr, step)
 
 
 def calibrate_at_once(
-    recipe: Recipe, held: int, local_batch: int, processes: int, *, data_dir: Any = None
+    recipe: Recipe, learners_per_worker: int, local_batch: int, processes: int, *, data_dir: Any = None
 ) -> Costs:
     """:func:`calibrate` in ``processes`` of this machine's CPU at the same time: the mean of what they find.
 
@@ -172,7 +173,7 @@ def calibrate_at_once(
     found = _at_once(
         processes,
         "calibrate",
-        [recipe.to_toml(), held, local_batch, data_dir and os.fspath(data_dir)],
+        [recipe.to_toml(), learners_per_worker, local_batch, data_dir and os.fspath(data_dir)],
         "--per-machine",
     )
     linear, size, parameters = (found.pop(name) for name in ("linear", "size", "parameters"))
@@ -180,10 +181,10 @@ def calibrate_at_once(
 
 
 def _calibrate(
-    rank: int, processes: int, toml: str, held: int, local_batch: int, data_dir: Any
+    rank: int, processes: int, toml: str, learners_per_worker: int, local_batch: int, data_dir: Any
 ) -> dict[str, float]:
     recipe = from_values(parse(toml, "recipe"))
-    costs = calibrate(recipe, held, local_batch, data_dir=data_dir, ready=dist.barrier)
+    costs = calibrate(recipe, learners_per_worker, local_batch, data_dir=data_dir, ready=dist.barrier)
     return dataclasses.asdict(costs)
 
 

@@ -1,0 +1,188 @@
+"""Whether a loss is the mean over its samples, and depends on the weights alone."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import types
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from landscape.core.errors import InputError
+from landscape.problem.batches import count_samples, fixed_randomness, named_tensors, take
+from landscape.problem.function import MOVE, Function, tolerance
+from landscape.problem.losses import check_labels, output_loss
+
+# How deep, and among how many objects, the model is searched for inside a loss: a partial of a function with
+# a list of layers has depth three (ours).
+DEPTH, MAX_OBJECTS = 3, 1000
+
+
+def mentions(function: Any, module: nn.Module) -> bool:
+    """Whether closure, globals or attributes of a loss contain ``module``, a part or a parameter of it."""
+    parts = {id(each) for each in (*module.modules(), *module.parameters())}
+
+    def within(value: Any, depth: int) -> bool:
+        return id(value) in parts or (depth > 0 and any(within(each, depth - 1) for each in _contents(value)))
+
+    return within(function, DEPTH)
+
+
+def _contents(value: Any) -> Iterable[Any]:
+    """The objects inside a function, a container or an object."""
+    if isinstance(value, types.FunctionType):
+        names = [value.__globals__.get(name) for name in value.__code__.co_names]
+        return [*inspect.getclosurevars(value).nonlocals.values(), *names, *(value.__defaults__ or ())]
+    if isinstance(value, types.MethodType):
+        return value.__self__, value.__func__
+    if isinstance(value, partial):
+        return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, (list, tuple, set, dict)):
+        return list(value.values() if isinstance(value, dict) else value)[:MAX_OBJECTS]
+    if isinstance(value, (types.ModuleType, type, Tensor)):
+        return ()
+    return list(getattr(value, "__dict__", {}).values())
+
+
+@torch.no_grad()
+def ignores_first_label(problem: Function, x: Any, y: Any) -> bool:
+    """Whether the model's own loss leaves out the first label of each sequence, as causal models do.
+
+    No attribute of a model says so: two passes show whether another first label changes the loss.
+    """
+    labels = x.get("labels") if isinstance(x, Mapping) else None
+    if problem.criterion is not output_loss or not isinstance(labels, Tensor):
+        return False
+    if labels.is_floating_point() or labels.dim() < 2:
+        return False
+    check_fit(problem, x, y)
+    other = labels.clone()
+    other[:, 0] = (labels[:, 0] == 0).to(labels)
+    views, losses = problem.layout.views(problem.theta), []
+    for given in (labels, other):
+        with fixed_randomness(problem, 0):
+            losses.append(problem.criterion(problem.call(views, {**x, "labels": given}), given))
+    return torch.allclose(losses[0], losses[1], rtol=0, atol=0, equal_nan=True)
+
+
+@torch.no_grad()
+def check_fit(problem: Function, x: Any, y: Any, labels: Any = None) -> None:
+    """Raise InputError, in one line, unless model, loss and some samples fit together.
+
+    ``labels``: where the loss takes classes, each of these must be a class of the model's outputs.
+    """
+    try:
+        outputs = problem.call(problem.layout.views(problem.theta), x)
+        check_labels(problem.criterion, outputs, labels)
+        value = problem.criterion(outputs, y)
+    except InputError:
+        raise
+    except Exception as error:  # the user's model and loss raise any kind of error
+        tensors = [*named_tensors(x, "inputs"), *named_tensors(y, "targets")]
+        shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors)
+        words = " ".join(str(error).split())[:200]
+        raise InputError(f"model and data do not fit: {type(error).__name__}: {words} ({shapes})") from error
+    if not isinstance(value, Tensor) or value.dim() > 0:
+        what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(type(value))
+        raise InputError(f"loss: it gives {what}, it must give one number, the mean over the samples")
+
+
+def check_original(problem: Function, original: nn.Module, x: Any, y: Any) -> None:
+    """Raise InputError if the loss at θ changes with the parameters of the user's module.
+
+    They are changed for two passes, and set back.
+    """
+
+    def loss() -> Tensor:
+        with torch.no_grad(), fixed_randomness(problem, 0):
+            return problem.criterion(problem.call(problem.layout.views(problem.theta), x), y)
+
+    before, saved = loss(), [p.detach().clone() for p in original.parameters()]
+    try:
+        with torch.no_grad():
+            for p in original.parameters():
+                p.mul_(1 + MOVE).add_(MOVE)
+        after = loss()
+    finally:
+        with torch.no_grad():
+            for p, value in zip(original.parameters(), saved, strict=True):
+                p.copy_(value)
+    if not torch.allclose(before, after, rtol=tolerance(problem.theta.dtype), atol=0, equal_nan=True):
+        raise InputError(
+            "loss: it changes with the values in the module that was given, beside those of the weights: it, "
+            "or the model, uses that module's parameters; give a regulariser as Problem(…, penalty=…)"
+        )
+
+
+@torch.no_grad()
+def check_mean(
+    problem: Function, terms: Callable[[Any, Any], Tensor], x: Any, y: Any, *, batches: bool, known: bool
+) -> None:
+    """Raise InputError unless the loss of samples is the mean of the losses of parts of them, by their terms.
+
+    Args:
+        terms: (B,) how many terms of the mean each sample brings.
+        batches: the data comes in batches that are never split: it is enough that the loss is no sum.
+        known: the user said how many terms there are.
+    """
+    try:
+        samples = count_samples(x, y, alike=True)
+    except InputError:
+        return  # a batch that cannot be split
+    if samples < 2:
+        return
+    views = problem.layout.views(problem.theta)
+
+    precisions = {problem.theta.dtype}  # Hugging Face's causal models take the loss in float32 always
+
+    def loss(part: slice) -> float:
+        with fixed_randomness(problem, 0):
+            value = problem.criterion(problem.call(views, take(x, part)), take(y, part))
+        precisions.add(value.dtype)
+        return float(value)
+
+    whole = loss(slice(None))
+    if not math.isfinite(whole):
+        return
+    ends = [0, 1, samples] if samples < 6 else [0, 2, 5, samples]
+    parts = [slice(a, b) for a, b in itertools.pairwise(ends)]
+    each = terms(x, y)
+    try:
+        losses = [(loss(part), float(each[part].sum())) for part in parts]
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return  # the model does not take batches of another size
+    total = sum(weight for _, weight in losses)
+    counted = [(value, weight) for value, weight in losses if weight > 0]
+    if total <= 0:
+        return
+    mean = sum(value * weight for value, weight in counted) / total
+    scale = abs(whole) + max(abs(value) for value, _ in counted)
+    eps = max(torch.finfo(dtype).eps for dtype in precisions)
+    allowed = min(1000 * eps, 3 * math.sqrt(eps)) * scale  # a batch of another size rounds otherwise
+    if abs(mean - whole) <= allowed or _is_random(problem, x, y, whole):
+        return
+    if abs(sum(value for value, _ in counted) - whole) <= allowed:
+        raise InputError(
+            "loss: it is the sum over the samples it is given, not the mean (reduction='sum'?); give one "
+            "that returns the mean"
+        )
+    if batches and known:
+        return
+    raise InputError(
+        f"loss: that of {samples} samples is {whole:.6g}, but the mean over parts of them is {mean:.6g}: it "
+        "leaves samples out or weighs them (give terms=, how many terms of the mean each brings, such as "
+        "terms=lambda y: (y != 0).sum(1)), or model or loss mix samples (give such data as a list of "
+        "batches, and terms=lambda y: torch.ones(len(y)))"
+    )
+
+
+def _is_random(problem: Function, x: Any, y: Any, loss: float) -> bool:
+    """Whether other random numbers give another loss."""
+    with fixed_randomness(problem, 1):
+        other = float(problem.criterion(problem.call(problem.layout.views(problem.theta), x), y))
+    return other != loss and not math.isnan(other)

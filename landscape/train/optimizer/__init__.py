@@ -1,0 +1,76 @@
+"""Optimizers by name: from each learner's gradient to its direction u_j; the rule steps by −α u_j.
+
+Each learner has a state of its own, (n, P), which is not averaged or exchanged unless the rule says so. Under
+SSGD that is the same as one optimizer on the mean gradient if u is linear in the gradients, as SGD's is.
+LARS's, LAMB's and most of torch's are not, so there every learner is given the mean gradient: all states and
+directions are equal.
+
+The learning rate stays outside the state, as in ``torch.optim.SGD``: a change does not rescale momentum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from landscape.core.options import check_keywords
+from landscape.core.registry import optimizers
+from landscape.train.optimizer import torch_optim
+from landscape.train.optimizer.base import Optimizer
+from landscape.train.optimizer.layerwise import LAMB, LARS
+from landscape.train.optimizer.sgd import SGD
+from landscape.train.optimizer.torch_optim import TorchOptimizer
+
+__all__ = ["LAMB", "LARS", "SGD", "Optimizer", "TorchOptimizer", "make", "names", "options"]
+
+
+def names() -> list[str]:
+    """The names that :func:`make` knows beside "torch:CLASS", those of plugins included.
+
+    Example:
+        >>> {"lamb", "lars", "sgd"} <= set(names())
+        True
+    """
+    return optimizers.names()
+
+
+def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """``given`` checked against the optimizer's options, with defaults for the rest.
+
+    Args:
+        name: one of :func:`names`, or "torch:CLASS" with a class of ``torch.optim``.
+        given: the recipe's table "optimizer" without its name.
+
+    Raises:
+        InputError: for an unknown name, or an option that the optimizer does not have; it names the key.
+
+    Example:
+        >>> options("sgd", {"momentum": 0.9})
+        {'momentum': 0.9, 'nesterov': False, 'weight_decay': 0.0}
+        >>> options("torch:AdamW", {"weight_decay": 0.1})["weight_decay"]
+        0.1
+    """
+    if torch_optim.is_torch(name):
+        return torch_optim.options(name, given)
+    return check_keywords("optimizer", given, optimizers[name])
+
+
+def make(name: str, given: dict[str, Any]) -> Optimizer:
+    """A new optimizer; :meth:`.Optimizer.start` gives it its learners.
+
+    Args:
+        name: one of :func:`names`, or "torch:CLASS" with a class of ``torch.optim``.
+        given: its options; the others have their defaults.
+
+    Raises:
+        InputError: for an unknown name, or an option or value that is not allowed; it names the key.
+
+    Example:
+        >>> make("sgd", {"momentum": 0.9}).heavy_ball
+        (0.9, 'ordinary')
+        >>> make("torch:AdamW", {"weight_decay": 0.1}).linear
+        False
+    """
+    if torch_optim.is_torch(name):
+        return TorchOptimizer(name, options(name, given))
+    optimizer: Optimizer = optimizers[name](**options(name, given))
+    return optimizer

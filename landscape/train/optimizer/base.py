@@ -1,0 +1,83 @@
+"""What an optimizer is: from each learner's gradient to its descent direction u_j; the rule steps −α u_j."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from landscape.core.errors import FailedError
+from landscape.problem.layout import Layout
+
+
+class Optimizer(ABC):
+    """Directions (n, P) from gradients (n, P); ``state`` name -> (n, …), saved as /optimizer/NAME.
+
+    A step's order: gradients at the rule's points p_j (n, P); weight decay at p_j; the optimizer's state;
+    u_j; the rule finishes (DPSGD in AWC order: w_j ← Σ_k M_jk w_k − α u_j). Each learner has a state of its
+    own, as when every worker runs its own ``torch.optim`` optimizer.
+
+    An optimizer is added to the registry under the name that recipes give, in this package or in a plugin;
+    the arguments of its ``__init__`` are the options of the recipe::
+
+        @registry.optimizers.add("my-optimizer")
+        class MyOptimizer(Optimizer): ...
+    """
+
+    #: Names of the state's tensors (n, P).
+    names: tuple[str, ...] = ()
+    #: Names of those that only count steps: equal for all learners, so that an average leaves them out.
+    counters: frozenset[str] = frozenset()
+    #: Whether the direction is linear in the gradients so far.
+    linear = True
+
+    def __init__(self) -> None:
+        self.layout = Layout(())
+        #: Replaced, never written to, by each step: who holds the old one can go back to it.
+        self.state: dict[str, Tensor] = {}
+
+    @property
+    def direction_is_gradient(self) -> bool:
+        """Whether the direction is the gradient itself, which Eq. 4's split of the noise assumes."""
+        return False
+
+    @property
+    def heavy_ball(self) -> tuple[float, str] | None:
+        """(m, form) as :func:`landscape.stability.max_stable_step` takes them; None if it is another kind."""
+        return None
+
+    def start(self, layout: Layout, weights: Tensor) -> None:
+        """Set a state of zeros for learners at ``weights`` (n, P) with ``layout``."""
+        self.layout = layout
+        self.state = {name: torch.zeros_like(weights) for name in self.names}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take the state of a checkpoint, after :meth:`start`.
+
+        Raises:
+            FailedError: where it is not this optimizer's, or not of so many learners.
+        """
+        for name, tensor in self.state.items():
+            shape = tuple(state[name].shape) if name in state else "nothing"
+            if shape != tuple(tensor.shape):
+                raise FailedError(
+                    f"checkpoint: /optimizer/{name} holds {shape}, its run needs {tuple(tensor.shape)}"
+                )
+        self.state = {name: state[name].to(tensor) for name, tensor in self.state.items()}
+
+    def reset(self) -> None:
+        """Forget all steps so far: the state is that of :meth:`start`."""
+        self.state = {name: torch.zeros_like(tensor) for name, tensor in self.state.items()}
+
+    @abstractmethod
+    def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
+        """The descent directions u (n, P).
+
+        Args:
+            gradients: (n, P), which stay as they are.
+            points: where they were taken (n, P).
+            lr: α of this step. The direction does not contain it: a change does not rescale momentum.
+            step: counted from 1.
+        """

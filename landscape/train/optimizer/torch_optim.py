@@ -1,0 +1,189 @@
+"""Any class of ``torch.optim`` as an optimizer: "torch:AdamW", with the class's own options."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from landscape.core.errors import InputError
+from landscape.core.options import check_keywords, choose
+from landscape.problem.layout import Layout
+from landscape.train.optimizer.base import Optimizer
+
+PREFIX = "torch:"
+#: What a checkpoint calls the number of steps since the state was new, (n, 1): while it is 0 the other
+#: tensors say nothing, and torch makes its state itself.
+UPDATES = "updates"
+
+
+def is_torch(name: str) -> bool:
+    """Whether ``name`` is that of a class of ``torch.optim``: "torch:CLASS"."""
+    return name.startswith(PREFIX)
+
+
+@functools.cache
+def _classes() -> dict[str, type[torch.optim.Optimizer]]:
+    found = {f"{PREFIX}{name}": value for name, value in vars(torch.optim).items() if inspect.isclass(value)}
+    base = torch.optim.Optimizer
+    return {name: kind for name, kind in found.items() if issubclass(kind, base) and kind is not base}
+
+
+def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """``given`` checked against the signature of the class, with the defaults that TOML can hold.
+
+    Raises:
+        InputError: for an unknown class or option; ``lr`` is not one, as the schedule gives it.
+
+    Example:
+        >>> options("torch:SGD", {"momentum": 0.9, "nesterov": True})["nesterov"]
+        True
+    """
+    kind = _classes()[choose("optimizer.name", name, _classes())]
+    if "lr" in given:
+        raise InputError(
+            "optimizer.lr: not allowed, the recipe's keys lr and schedule give the learning rate"
+        )
+    hints = typing.get_type_hints(kind.__init__)
+    checked = check_keywords("optimizer", given, kind, given=("params", "lr"))
+    values = {key: _as_float(value, hints.get(key)) for key, value in checked.items()}
+    return {k: v for k, v in values.items() if v is not None and not (isinstance(v, tuple) and None in v)}
+
+
+def _as_float(value: Any, annotation: Any) -> Any:
+    """``value``, a float where the class takes one, so that 0 and 0.0 are one recipe; a tuple for a list."""
+    if isinstance(value, (list, tuple)):
+        inner = typing.get_args(annotation) or (None,) * len(value)
+        return tuple(_as_float(v, a) for v, a in zip(value, inner, strict=False))
+    kinds = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    return float(value) if type(value) is int and float in kinds else value
+
+
+class TorchOptimizer(Optimizer):
+    """A class of ``torch.optim``, each learner with a state of its own.
+
+    The class steps copies of the points at which gradients were taken, p → p', with the step's learning rate
+    α; the direction is u = (p − p')/α. Its state is in checkpoints as torch names it: a row a learner, in it
+    the parameter tensors one after the other. What is one number a parameter tensor, such as ``step``, has a
+    number for each of them.
+
+    Args:
+        name: "torch:CLASS".
+        values: keyword arguments of the class.
+
+    Raises:
+        InputError: for values that the class refuses; for a class that needs a closure or sparse gradients,
+            or whose state is no tensor.
+    """
+
+    def __init__(self, name: str, values: dict[str, Any]) -> None:
+        super().__init__()
+        self.name, self.values = name, values
+        self.kind = _classes()[name]
+        self.linear = self.kind is torch.optim.SGD
+        if inspect.signature(self.kind.step).parameters["closure"].default is inspect.Parameter.empty:
+            raise InputError(
+                f"optimizer.name: '{name}' is not allowed, it needs a closure: the loss several times a step"
+            )
+        trial = self._build([nn.Parameter(torch.zeros(2, 2))])
+        state = next(iter(self._step_of(trial).values()), {})
+        self.counters = frozenset({UPDATES, *(key for key, value in state.items() if value.dim() == 0)})
+
+    @property
+    def heavy_ball(self) -> tuple[float, str] | None:
+        if self.kind is not torch.optim.SGD or self.values["dampening"] or self.values["maximize"]:
+            return None
+        return self.values["momentum"], "nesterov" if self.values["nesterov"] else "ordinary"
+
+    def _build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        try:
+            # The rate is set before each step; the first one is torch's own for AdamW.
+            return self.kind(parameters, lr=1e-3, **self.values)  # type: ignore[call-arg]
+        except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+            raise self._refusal(error) from error
+
+    def _step_of(self, optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Tensor]]:
+        """The state by parameter, after a step with gradients of zero; it is to be thrown away."""
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+        try:
+            optimizer.step()
+        except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+            raise self._refusal(error) from error
+        for state in optimizer.state.values():
+            for key, value in state.items():
+                if not isinstance(value, Tensor):
+                    raise InputError(
+                        f"optimizer.name: '{self.name}' is not allowed, its state '{key}' is a "
+                        f"{type(value).__name__}, not a tensor, and no checkpoint can hold it"
+                    )
+        return dict(optimizer.state)
+
+    def _refusal(self, error: Exception) -> InputError:
+        words = " ".join(str(error).split())[:160]
+        return InputError(
+            f"optimizer: '{self.name}' is not allowed with this model and these options ({words})"
+        )
+
+    def start(self, layout: Layout, weights: Tensor) -> None:
+        self.layout = layout
+        self._copies = torch.zeros_like(weights)
+        self._parameters = [
+            nn.Parameter(view, requires_grad=False)
+            for row in self._copies
+            for view in layout.views(row).values()
+        ]
+        self._optimizer = self._build(self._parameters)
+        self._new = [dict(self._optimizer.state.get(p, {})) for p in self._parameters]
+        self._new = [{key: value.clone() for key, value in state.items()} for state in self._new]
+        trial = self._build(
+            [nn.Parameter(torch.zeros_like(p)) for p in self._parameters[: len(layout.slots)]]
+        )
+        states = list(self._step_of(trial).values())
+        #: Of each name the tensor's part for each parameter tensor: (its number, offset, shape).
+        self._parts: dict[str, list[tuple[int, int, torch.Size]]] = {}
+        widths: dict[str, int] = {}
+        self.state = {UPDATES: weights.new_zeros(len(weights), 1, dtype=torch.float64)}
+        for slot, state in enumerate(states):
+            for key, value in state.items():
+                offset = widths.setdefault(key, 0)
+                self._parts.setdefault(key, []).append((slot, offset, value.shape))
+                widths[key] += value.numel()
+                self.state[key] = torch.zeros(
+                    len(weights), widths[key], dtype=value.dtype, device=weights.device
+                )
+
+    def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
+        state = {key: tensor.clone() for key, tensor in self.state.items()}
+        started = bool(state[UPDATES].any())
+        optimizer, slots = self._optimizer, len(self.layout.slots)
+        self._copies.copy_(points)
+        optimizer.state.clear()
+        optimizer.param_groups[0]["lr"] = lr
+        views: list[dict[str, Tensor]] = [{} for _ in self._parameters]
+        for key, parts in self._parts.items():
+            for j, row in enumerate(state[key]):
+                for slot, offset, shape in parts:
+                    views[j * slots + slot][key] = row[offset : offset + shape.numel()].view(shape)
+        own = [g for row in gradients for g in self.layout.views(row).values()]
+        for parameter, gradient, view, new in zip(self._parameters, own, views, self._new, strict=True):
+            parameter.grad = gradient
+            optimizer.state[parameter] = (
+                dict(view) if started else {key: value.clone() for key, value in new.items()}
+            )
+        optimizer.step()
+        for parameter, view in zip(self._parameters, views, strict=True):
+            parameter.grad = None
+            for key, tensor in view.items():
+                if optimizer.state[parameter][key] is not tensor:
+                    tensor.copy_(optimizer.state[parameter][key])
+        state[UPDATES] += 1
+        self.state = state
+        if not lr:  # the step is none, whatever its direction
+            return torch.zeros_like(points)
+        return torch.sub(points, self._copies).div_(lr)
