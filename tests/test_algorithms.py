@@ -446,15 +446,15 @@ def test_limits_that_are_not_known_are_none() -> None:
     assert limit("async-sgd", {"delay": 3, "shifted": 0.5}, 0.9) is None
     assert limit("async-sgd", {"delay": 31}) == max_stable_step(31)
     chosen = recipe.from_values(SMALL | {"algorithm": {"name": "ssgd"}, "optimizer": {"name": "lamb"}})
-    assert (chosen.stability_limit(), chosen.about()) == (None, "")
+    assert (chosen.stability_limit(), chosen.describe()) == (None, "")
     mixed = recipe.from_values(
         SMALL | {"algorithm": {"name": "dpsgd", "mixing": "ring(1)"}, "optimizer": {"name": "lamb"}}
     )
-    assert mixed.about().endswith("ω_min -0.3333; the limit with this optimizer is not known")
+    assert mixed.describe().endswith("ω_min -0.3333; the limit with this optimizer is not known")
     heavy = recipe.from_values(
         SMALL | {"algorithm": {"name": "ssgd"}, "optimizer": {"name": "sgd", "momentum": 0.9}}
     )
-    assert heavy.about() == "steps with momentum 0.9 are stable while lr·λ_max < 3.8"
+    assert heavy.describe() == "steps with momentum 0.9 are stable while lr·λ_max < 3.8"
 
 
 def against_post_local(group: Group) -> list[float]:

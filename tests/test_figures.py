@@ -28,7 +28,7 @@ from landscape.results.stability import Stability
 from landscape.train import recipe
 from landscape.train.planning import plan
 from landscape.train.planning.calibration import Costs
-from landscape.train.planning.run_time import Link, Stragglers
+from landscape.train.planning.run_time import Cluster, Link, Stragglers
 from landscape.train.recipe import Recipe
 from landscape.train.recipe_tables import Decompose, Evaluate
 from tests.conftest import Command
@@ -213,7 +213,7 @@ def test_a_figure_that_was_stopped_repeats_no_run(tmp_path: Path, command: Comma
 
 def test_missing_data_skips_a_figure_and_says_what_to_fetch(tmp_path: Path, command: Command) -> None:
     options = ("--data-dir", tmp_path / "none", "-o", tmp_path / "g", "--runs", tmp_path / "r")
-    one_line(command("figures", "fig2a", *options), 1, "mnist", "fetch")
+    one_line(command("figures", "fig2a", *options), 1, "mnist", "LANDSCAPE_DATA")
     code, out, err = command("figures", "fig2a", "delay-boundary", *options)
     assert code == 1
     assert "fig2a: skipped: " in err
@@ -337,7 +337,7 @@ def test_points_that_did_not_converge_do_not_count(
     assert drawing.claim_holds is held
     assert f"median ratio {middle:.3g}" in drawing.pictures[""].axes[2].get_title()
     if not all(converged):
-        assert f"{4 - sum(converged)} of VGG-19 with DPSGD" in drawing.verdict
+        assert f"{4 - sum(converged)} of VGG-19 with DPSGD" in drawing.conclusion
         assert f"({sum(converged)} of 4 points)" in drawing.compared[1].ours
 
 
@@ -345,9 +345,9 @@ def test_predicted_times_that_fall_with_more_workers_are_noticed() -> None:
     costs = Costs(0.1, 0.01, 0.001, 0.01, 1e-8, 1000, 4000, True)
     recipe_ = recipe.read("digits-dpsgd")
     link = Link(50e-6, 1.25e9)
-    times = plan.plan(recipe_, [2, 4, 8], lambda local: costs, link, stragglers=Stragglers(0.2, 1.0))
+    times = plan.plan(recipe_, [2, 4, 8], lambda local: costs, Cluster(link, Stragglers(0.2, 1.0)))
     assert systems.falls(times) == []
     busy = [costs, dataclasses.replace(costs, gradient=0.15), costs]
-    worse = plan.plan(recipe_, [2, 4, 8], lambda local: busy.pop(), link)
+    worse = plan.plan(recipe_, [2, 4, 8], lambda local: busy.pop(), Cluster(link))
     assert "ssgd" in systems.falls(worse)
     assert "1,000 parameters" in times.label

@@ -377,16 +377,16 @@ def test_augmented_runs_resume_to_the_bit_and_learners_draw_their_own(tmp_path: 
     raw, same = plain._minibatches(3)
     assert torch.equal(y, same)
     assert not torch.equal(x, raw)
-    assert augmented.augment is not None
-    one = augmented.augment(raw[0], torch.Generator().manual_seed(0))
-    assert not torch.equal(one, augmented.augment(raw[0], torch.Generator().manual_seed(1)))
+    assert augmented.minibatches.augment is not None
+    one = augmented.minibatches.augment(raw[0], torch.Generator().manual_seed(0))
+    assert not torch.equal(one, augmented.minibatches.augment(raw[0], torch.Generator().manual_seed(1)))
     whole = augmented.run()
     half = trainer(tmp_path, 2, augment=True).run()
     rest = Trainer(augmented.recipe, checkpoint=half).run()
     assert torch.equal(whole.weights, rest.weights)
     assert not torch.equal(whole.weights, plain.run().weights)
     # What is padded is black: the darkest there is, also where pixels are normalised.
-    black = augmented.augment(torch.full_like(raw[0], 9.0), torch.Generator().manual_seed(0))
+    black = augmented.minibatches.augment(torch.full_like(raw[0], 9.0), torch.Generator().manual_seed(0))
     expected = landscape.data.load("image-folder", folder=str(tmp_path))
     assert float(black.min()) == pytest.approx(float(expected.train[0].min()), abs=0.02)
 
@@ -415,8 +415,8 @@ def test_processes_share_one_decoded_copy_and_augment_as_one_does(tmp_path: Path
     # A learner's draw depends on nothing but its number: not on how many others there are.
     more = trainer(tmp_path, 3, augment=True, learners=3, batch=12)
     raw, augmented = trainer(tmp_path, 3, learners=3, batch=12)._minibatches(3)[0], more._minibatches(3)[0]
-    assert more.augment is not None
-    assert torch.equal(augmented[1], more.augment(raw[1], generator(0, "augment", 3, 1)))
+    assert more.minibatches.augment is not None
+    assert torch.equal(augmented[1], more.minibatches.augment(raw[1], generator(0, "augment", 3, 1)))
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="needs limits on the size of files")
@@ -502,7 +502,7 @@ decompose = { every = 10 }
     assert command("contour", "run/last.h5", *own, "--grid", "2", "-q")[0] == 0
     # Labels that the model has no output for.
     for table in ("model", "data"):
-        assert recipe.read("text.toml", allow_code=True).spec(table).own
+        assert recipe.read("text.toml", allow_code=True).spec(table).user_defined
     code, _, err = command("train", "text.toml", "--set", "model.letters=20", "-o", "other", "--allow-code")
     assert code == 2
     assert err.count("\n") == 1

@@ -190,7 +190,7 @@ def test_every_analysis_takes_an_import(folder: Path, command: Command) -> None:
     assert code == 0
     for words in ("model: mine:net {}", "30 train, 12 test", "norm.running_var", 'file = "net.pt"', "sha256"):
         assert words in out
-    one_line(command("plot", "net.h5"), 2, "net.h5", "no training to draw")
+    one_line(command("plot", "net.h5"), 2, "net.h5", "imported weights")
     one_line(command("noise", "net.h5", *own), 2, "--lr, --local-batch", "give both")
     one_line(command("noise", "net.h5", *own, "--lr", "1", "--local-batch", "4"), 2, "learners: 1", "≥ 2")
 
@@ -425,10 +425,10 @@ def test_what_data_may_be() -> None:
 
 def test_specs_and_losses() -> None:
     spec = parse("--model", "my.nets:Net.small(depth=2, widths=[1, 2])")
-    assert (spec.name, spec.options, spec.called, spec.own) == (
+    assert (spec.name, spec.options, spec.called, spec.user_defined) == (
         "my.nets:Net.small", {"depth": 2, "widths": [1, 2]}, True, True,
     )  # fmt: skip
-    assert parse("--model", "digits").called is parse("--model", "digits").own is False
+    assert parse("--model", "digits").called is parse("--model", "digits").user_defined is False
     for text in ("", "a:", ":b", "a:b:c", "a(", "a(b", "a b", "a(b=1)c"):
         with pytest.raises(InputError, match="--model"):
             parse("--model", text)

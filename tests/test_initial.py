@@ -57,7 +57,7 @@ def test_such_a_run_is_resumed_to_the_bit_without_the_file(tiny: Path, first: Pa
             same_bits(end, launch.launch(None, folder, resume=True))
     # A RECIPE that says nothing of the SHA-256 is the same; another file is not.
     same_bits(other, launch.launch(calm, tmp_path / "calm", resume=True))
-    with pytest.raises(FailedError, match=r"going on with checkpoint = \"\" is not allowed"):
+    with pytest.raises(FailedError, match=r"resuming it with checkpoint = \"\" is not allowed"):
         launch.launch(recipe.read(str(tiny)), tmp_path / "calm", resume=True)
     trainer = Trainer(chosen, checkpoint=landscape.load(tmp_path / "whole" / "step-0000000.h5"))
     assert trainer.divergence.start_norm2 == pytest.approx(float(trainer.weights[0] @ trainer.weights[0]))
@@ -69,7 +69,7 @@ def test_batchnorms_statistics_come_along(tmp_path: Path) -> None:
     trainer = Trainer(recipe.from_values(NORMS | init | {"seed": 3}))
     assert end.mean_buffers
     for name, value in end.mean_buffers.items():
-        torch.testing.assert_close(trainer.buffers.own[name], value.expand(3, *value.shape))
+        torch.testing.assert_close(trainer.buffers.local[name], value.expand(3, *value.shape))
     torch.testing.assert_close(trainer.weights, end.mean.expand(3, -1))
 
 

@@ -26,6 +26,7 @@ import torch, landscape
 from torch import nn
 from landscape.core.memory import memory_in_use
 torch.set_num_threads(1)
+landscape.contour  # its modules are loaded now, and not after the measurement of the memory in use
 torch.manual_seed(0)
 
 def peak():

@@ -12,7 +12,7 @@ import landscape
 from landscape import FailedError, InputError, Minima
 from landscape.stability import limits
 from landscape.train import launch, recipe
-from landscape.train.experiments.minima import FACTOR, length, minima, run, search
+from landscape.train.experiments.minima import FACTOR, Start, length, minima, run, search
 from tests import problems
 from tests.conftest import Command
 
@@ -44,10 +44,10 @@ def test_a_run_is_the_recursion_of_delayed_steps() -> None:
     xs = [start] * 3
     for _ in range(25):
         xs.append(xs[-1] - 0.05 * problem.gradient(xs[-3]))
-    end = run(problem, start, 25, 2, 0.0, 0.0, 0.0, 1e9, 0.05)
+    end = run(Start(problem, start, 0.0, 1e9), 25, 2, 0.0, 0.0, 0.05)
     assert end is not None
     torch.testing.assert_close(end, xs[-1])
-    assert run(problem, start, 25, 2, 0.0, 0.0, 0.0, problem.loss(start) - 1e-9, 0.05) is None
+    assert run(Start(problem, start, 0.0, problem.loss(start) - 1e-9), 25, 2, 0.0, 0.0, 0.05) is None
 
 
 def test_longer_delays_take_longer_runs() -> None:

@@ -167,8 +167,8 @@ def test_random_matching_is_stable_in_mean_square_up_to_its_limit(n: int) -> Non
         ("ring", 6, r"'ring' is not known \(allowed: full, ring\(k\)"),
         ("torus(4)", 4, "is not known"),
         ("star(2)", 4, "is not known"),
-        ("full", 1 << 40, "'full' is not allowed with 1099511627776 learners, 4,096 are the most"),
-        ("random-matching", 1 << 16, "65536 learners, 4,096 are the most"),
+        ("full", 1 << 40, "'full' is not allowed with 1099511627776 learners, at most 4,096"),
+        ("random-matching", 1 << 16, "65536 learners, at most 4,096"),
     ],
 )
 def test_what_is_not_allowed_says_why(spec: str, n: int, words: str) -> None:

@@ -42,7 +42,7 @@ def test_it_is_that_of_the_dense_hessian_on_a_fixed_sample(tiny: Path) -> None:
     history = trainer.run().history
     seen = np.flatnonzero(np.isfinite(history["lambda_max"]))
     np.testing.assert_array_equal(history["step"][seen], np.arange(5, 31, 5))
-    problem = trainer.monitor._own
+    problem = trainer.monitor._local
     assert problem.samples == 90
     for i, state in zip(seen, saved[1:], strict=True):
         mean = average(state.weights)
@@ -123,7 +123,7 @@ def test_with_batchnorm_it_is_that_of_the_loss_that_training_descends() -> None:
     chosen = recipe.from_values(BASE | {"monitor": {"sharpness": 6, "samples": 100, "top": 1}})
     trainer = Trainer(chosen)
     end = trainer.run()
-    problem = trainer.monitor._own
+    problem = trainer.monitor._local
     assert (problem.samples, problem.chunk) == (96, 12)  # whole batches
     values = np.linalg.eigvalsh(dense_hessian(problem, average(end.weights)).numpy())
     residual = end.history["lambda_max_residual"][-1]

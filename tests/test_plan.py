@@ -24,9 +24,11 @@ from landscape.train.planning.calibration import Costs, calibrate, calibrate_at_
 from landscape.train.planning.plan import TOPOLOGIES, messages, plan
 from landscape.train.planning.run_time import (
     AllReduce,
+    Cluster,
     Link,
     Order,
     PointToPoint,
+    Step,
     Stragglers,
     all_reduce,
     step_time,
@@ -96,17 +98,17 @@ def test_without_stragglers_a_step_is_the_formula(
 ) -> None:
     each = neighbours(spec, 8, 0.0, Link(latency, 1.0))
     cost = float(each.busy[0])
-    whole = {
+    whole: dict[Order, float] = {
         "before": cost + gradient + update,
         "during": max(gradient, cost) + update,
         "after": gradient + cost + update,
     }
     for order, expected in whole.items():
         for exchange in (each, AllReduce(cost)):
-            mean, error = step_time(order, [exchange], gradient, update, 8, Stragglers(), steps=20)  # type: ignore[arg-type]
+            mean, error = step_time(Step(order, [exchange], gradient, update), 8, Stragglers(), steps=20)
             assert mean == pytest.approx(expected)
             assert error == 0
-        mean, _ = step_time(order, [each], gradient, update, 8, Stragglers(), loss_exchange_s=0.5, steps=20)  # type: ignore[arg-type]
+        mean, _ = step_time(Step(order, [each], gradient, update, 0.5), 8, Stragglers(), steps=20)
         late = {
             "before": max(cost + gradient, 0.5) + update,
             "during": max(gradient, cost, 0.5) + update,
@@ -119,7 +121,7 @@ def test_without_stragglers_a_step_is_the_formula(
 def test_all_wait_for_the_slowest_whose_mean_is_a_harmonic_number(workers: int) -> None:
     late = Stragglers(0.7)
     assert late.slowest(4) == pytest.approx(1 + 0.7 * (1 + 1 / 2 + 1 / 3 + 1 / 4))
-    mean, error = step_time("before", [AllReduce(0.1)], 1.0, 0.5, workers, late)
+    mean, error = step_time(Step("before", [AllReduce(0.1)], 1.0, 0.5), workers, late)
     expected = 0.1 + 1.5 * late.slowest(workers)
     assert 0 < error < 0.02 * expected
     assert abs(mean - expected) < 4 * error
@@ -130,7 +132,7 @@ def test_all_wait_for_the_slowest_whose_mean_is_a_harmonic_number(workers: int) 
 def test_the_recurrence_is_that_of_a_plain_loop(order: Order, spec: str) -> None:
     workers, steps, g, u, late, link = 8, 40, 1.0, 0.25, Stragglers(0.5, slow=1.5), Link(0.3, 50.0)
     turns = [neighbours(spec, workers, 5.0, link, step) for step in (1, 2, 3)]
-    found, _ = step_time(order, turns, g, u, workers, late, loss_exchange_s=1.4, seed=5, steps=steps)
+    found, _ = step_time(Step(order, turns, g, u, 1.4), workers, late, seed=5, steps=steps)
 
     rng = np.random.default_rng(5)
     draws = [rng.standard_exponential((8, workers)) for _ in range(steps)]
@@ -165,12 +167,12 @@ def test_the_recurrence_is_that_of_a_plain_loop(order: Order, spec: str) -> None
 
 def test_neighbours_hide_stragglers_but_not_one_slow_worker() -> None:
     ring, link = [neighbours("ring(1)", 64, 0.0, Link(1e-3, 1.0))], Stragglers(0.5)
-    alone, error = step_time("during", ring, 1.0, 0.0, 64, link)
-    told, _ = step_time("during", ring, 1.0, 0.0, 64, link, loss_exchange_s=0.0)
+    alone, error = step_time(Step("during", ring, 1.0, 0.0), 64, link)
+    told, _ = step_time(Step("during", ring, 1.0, 0.0, 0.0), 64, link)
     # The news of the loss hold everyone back to within a gradient of the slowest, but not to its pace.
     assert 1.5 < alone < told - 10 * error
     assert told < link.slowest(64) - 10 * error
-    slow, _ = step_time("during", ring, 1.0, 0.0, 64, Stragglers(slow=3.0))
+    slow, _ = step_time(Step("during", ring, 1.0, 0.0), 64, Stragglers(slow=3.0))
     assert slow == pytest.approx(3.0)
 
 
@@ -184,7 +186,7 @@ def fake(local_batch: int) -> Costs:
 def test_rows_add_up(tiny: Path) -> None:
     told: list[str] = []
     found = plan(
-        recipe.read(str(tiny)), [1, 6, 16], fake, Link(1e-4, 1e6), stragglers=Stragglers(0.1),
+        recipe.read(str(tiny)), [1, 6, 16], fake, Cluster(Link(1e-4, 1e6), Stragglers(0.1)),
         message=told.append,
     )  # fmt: skip
     assert [line.partition(",")[0] for line in told if "hypercube" in line] == ["6 workers: left out"]
@@ -210,12 +212,17 @@ def test_learners_a_worker_and_scaling(tiny: Path) -> None:
         return fake(local_batch)
 
     found = plan(
-        chosen, [2, 5], costs, Link(0.0, 1e6), learners_per_worker=2, scaling="total", mixings=["full"]
+        chosen,
+        [2, 5],
+        costs,
+        Cluster(Link(0.0, 1e6), learners_per_worker=2),
+        scaling="total",
+        mixings=["full"],
     )
     assert seen == [10, 4]
     np.testing.assert_array_equal(found.steps, 30)
     with pytest.raises(InputError, match="3 learners do not divide the batch of 40"):
-        plan(chosen, [3], fake, Link(0.0, 1e6), scaling="total")
+        plan(chosen, [3], fake, Cluster(Link(0.0, 1e6)), scaling="total")
 
 
 def test_what_is_not_linear_needs_the_mean_gradient_too(tiny: Path) -> None:
@@ -223,7 +230,13 @@ def test_what_is_not_linear_needs_the_mean_gradient_too(tiny: Path) -> None:
         return Costs(1e-3, 0.0, 0.0, 0.0, 0.0, 1000, 4000, linear)
 
     found = [
-        plan(recipe.read(str(tiny)), [8], lambda b, x=x: costs(b, x), Link(1e-4, 1e6), mixings=["ring(1)"])  # type: ignore[misc]
+        plan(
+            recipe.read(str(tiny)),
+            [8],
+            lambda b, x=x: costs(b, x),
+            Cluster(Link(1e-4, 1e6)),
+            mixings=["ring(1)"],
+        )  # type: ignore[misc]
         for x in (True, False)
     ]
     more = (found[1].step_s - found[0].step_s)[:2]  # of DPSGD's, the time to know neighbours is measured
@@ -296,7 +309,7 @@ def test_the_command_prints_keeps_and_draws(tiny: Path, tmp_path: Path, command:
     assert picture.stat().st_size > 10_000
     assert "measured here (cpu, 1 at once on" in err
     assert "bandwidth 1 Gbit/s (given); latency 50 µs (given)" in err
-    assert "before each update, the loss of the step before" in err
+    assert "before each update" in err
     found = landscape.load(kept)
     assert isinstance(found, RunTimes)
     assert found.algorithm == ("ssgd", "ssgd*", "dpsgd awc", "dpsgd atc") * 2

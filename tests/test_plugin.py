@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -47,7 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_train_with_the_algorithm_and_the_data_of_a_plugin(run: Run, tmp_path: Path, tiny: Path) -> None:
     done = run(
         "-m", "landscape", "train", tiny, "-o", tmp_path / "run", "-q",
-        "--set", "algorithm={name='clipped-ssgd', max_norm=0.01}", "--set", "data={name='two-moons', samples=200}",
+        "--set", "algorithm={name='clipped-ssgd', max_norm=0.3}", "--set", "data={name='two-moons', samples=200}",
         "--set", "model.widths=[2, 8, 2]",
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
@@ -56,7 +57,14 @@ def test_train_with_the_algorithm_and_the_data_of_a_plugin(run: Run, tmp_path: P
     assert (end.algorithm, end.data["name"], end.data["train"]) == ("clipped-ssgd", "two-moons", 200)
     # One step moves the mean by at most α times the bound.
     moved = end.history["displacement2"] ** 0.5
-    assert 0 < np.nanmax(moved) <= 0.2 * 0.01 * (1 + 1e-5)
+    assert 0 < np.nanmax(moved) <= 0.2 * 0.3 * (1 + 1e-5)
+    # The column that the algorithm adds to the history: the share of its four learners that are clipped.
+    with h5py.File(tmp_path / "run" / "last.h5") as file:
+        column = file["history/clipped_share"]
+        assert (column.attrs["unit"], column.shape, column.dtype) == ("1", (30,), np.float64)
+        share = column[:]
+    assert set(np.unique(4 * share)) <= {0, 1, 2, 3, 4}
+    assert 0 < share.mean() < 1
 
 
 @pytest.mark.slow

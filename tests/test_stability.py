@@ -207,7 +207,7 @@ def test_the_command(command: Command, tiny: Path, tmp_path: Path) -> None:
     assert picture.stat().st_size > 10_000
     for arguments, match in (
         (("--delay", "1,x"), "--delay: '1,x' is not allowed"),
-        (("--plot", picture), "--plot, -o: need a CKPT"),
+        (("--plot", picture), "--plot, -o: not allowed without a CKPT"),
         ((checkpoint, "--lr", 1), "--lr, --noise: not allowed with a CKPT"),
     ):
         code, _, err = command("stability", *arguments)

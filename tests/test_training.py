@@ -93,9 +93,9 @@ def test_a_finished_run_may_go_on_to_more_steps_with_the_same_bits(tiny: Path, t
     long = recipe.read(str(tiny), ["steps=30"])
     launch.launch(short, tmp_path / "a")
     same_bits(launch.launch(long, tmp_path / "a", resume=True), launch.launch(long, tmp_path / "b"))
-    with pytest.raises(FailedError, match="steps = 30, going on with 17"):
+    with pytest.raises(FailedError, match="steps = 30, resuming it with 17"):
         launch.launch(short, tmp_path / "a", resume=True)
-    with pytest.raises(FailedError, match=r"its run has lr = 0.2, going on with lr = 0.1"):
+    with pytest.raises(FailedError, match=r"its run has lr = 0.2, resuming it with lr = 0.1"):
         launch.launch(recipe.read(str(tiny), ["lr=0.1"]), tmp_path / "a", resume=True)
 
 

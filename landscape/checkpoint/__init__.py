@@ -1,1 +1,1 @@
-"""Checkpoints of runs, weights of others, and the code that a user names."""
+"""Checkpoints of runs, weights from other programs, and the code that a user names."""

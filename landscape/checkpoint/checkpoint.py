@@ -1,4 +1,4 @@
-"""The checkpoint of a training run: every learner's weights, the history, and how it came about."""
+"""The checkpoint of a training run: every learner's weights, the history, and the run's settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from landscape import data as datasets
 from landscape import models
 from landscape.checkpoint import history
 from landscape.checkpoint import parts as parts
-from landscape.checkpoint.user_code import UserData, as_data, command_text, is_own
+from landscape.checkpoint.user_code import UserData, as_data, command_text, is_user_defined
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import SPLIT
@@ -29,7 +29,7 @@ from landscape.problem.problem import Loss, Problem
 from landscape.results import base
 
 SCHEMA = "landscape.checkpoint"
-IMPORTED = "import"  # the algorithm of weights that others trained (landscape.checkpoint.foreign_weights)
+IMPORTED = "import"  # the algorithm of imported weights (landscape.checkpoint.foreign_weights)
 RECORDED = "recorded"  # that of a loop of the user's own (landscape.train.recorder)
 
 DIVERGED = ("", "mean", "learners")
@@ -45,10 +45,10 @@ class Checkpoint:
     """State of a run after ``step`` steps; in a run over several processes, one process's part of it.
 
     ``weights`` (n, P), one row a learner (that this process holds); ``buffers`` name -> (n, …), BatchNorm's
-    statistics as each learner's own minibatches left them; ``mean_buffers`` name -> (…), those of w_a,
-    re-estimated on a sample of the training set (empty where nobody did); ``optimizer`` name -> (n, …): the
-    optimizer's state; ``rule`` name -> (n, …) and ``shared`` name -> (…): the update rule's own, a row for
-    each learner or the same for all; ``seed`` fixes all randomness together with the step (see
+    statistics of each learner, from its own minibatches; ``mean_buffers`` name -> (…), those of w_a,
+    re-estimated on a sample of the training set (empty if they were not re-estimated); ``optimizer`` name ->
+    (n, …): the optimizer's state; ``rule`` name -> (n, …) and ``shared`` name -> (…): the state of the update
+    rule, a row for each learner or the same for all; ``seed`` fixes all randomness with the step (see
     :mod:`landscape.train.randomness`); ``history`` column -> (T,) float64 and ``units`` column -> unit, of
     the columns that every run has and of those that its update rule adds; ``recipe`` the TOML text;
     ``model`` {"name", "options"}; ``data`` {"name", "options", "train", "test", "fingerprint"};
@@ -105,7 +105,7 @@ class Checkpoint:
 
     @property
     def label(self) -> str:
-        """What to call this run: algorithm, seed and step; of imported weights the file and the model."""
+        """The name of this run: algorithm, seed and step; of imported weights, the file and the model."""
         if self.algorithm == IMPORTED:
             return f"{self.path.stem if self.path else IMPORTED} ({self.model['name']})"
         if self.algorithm == RECORDED and self.path:
@@ -127,18 +127,18 @@ class Checkpoint:
         """The run's model and data as a :class:`landscape.Problem`, centred on w_a or on one learner.
 
         Args:
-            model: in place of the built-in one; needed where the checkpoint's is the user's own code. Its
+            model: replaces the built-in model; needed if the checkpoint's model is the user's code. Its
                 weights and buffers are replaced by the checkpoint's.
-            data: in place of the built-in set; see :func:`.as_data` for what it may be.
-            loss: in place of the data's own ("data"); as in :class:`landscape.Problem`.
+            data: replaces the built-in data set; :func:`.as_data` lists its allowed forms.
+            loss: replaces the loss of the data ("data"); as in :class:`landscape.Problem`.
 
-        One learner is evaluated with its own buffers. The mean of several has the mean of theirs (those of
-        integers: learner 0's), and BatchNorm statistics re-estimated at its weights: those of any learner, or
-        their mean, belong to other weights. They are those that the run recorded, or else come from all of
-        the training set.
+        One learner is evaluated with its own buffers. The mean of several learners has the mean of their
+        buffers (of integers: those of learner 0), and BatchNorm statistics re-estimated at its weights, since
+        those of the learners belong to other weights. The re-estimated statistics are those that the run
+        recorded; without any, they are computed on the whole training set.
 
-        Raises FailedError where the data is not there or is not what the run was trained on, where the
-        weights are not finite or do not fit the model; InputError for a split or learner that does not exist.
+        Raises FailedError if the data is missing or differs from the run's data, if the weights are not
+        finite or do not fit the model; InputError for a split or learner that does not exist.
         """
         if learner != "mean" and (not isinstance(learner, int) or not 0 <= learner < self.learners):
             raise InputError(
@@ -149,7 +149,7 @@ class Checkpoint:
         if not bool(torch.isfinite(theta).all()):
             raise FailedError(f"{where}: its weights are NaN or infinite, all must be finite")
         name = self.data["name"]
-        if data is None and (is_own(name) or not name):
+        if data is None and (is_user_defined(name) or not name):
             of = f"data is '{name}', which a file cannot bring along" if name else "data is not known"
             hint = command_text(name, self.data["options"]) if name else "MODULE:NAME"
             raise FailedError(f"{where}: its {of}; give --data {hint} (from Python, data=…)")
@@ -167,18 +167,20 @@ class Checkpoint:
             set_tensors(network, on("train").batchnorm_statistics())
         return on(split)
 
-    def _network(self, own: nn.Module | Callable[[], nn.Module] | None, learner: int | None) -> nn.Module:
-        """The built-in model, or a copy of the user's ``own``, with one learner's buffers or their mean."""
+    def _network(
+        self, user_model: nn.Module | Callable[[], nn.Module] | None, learner: int | None
+    ) -> nn.Module:
+        """The built-in model, or a copy of ``user_model``, with the buffers of one learner or their mean."""
         where, name = self.path or "checkpoint", self.model["name"]
-        if own is None and is_own(name):
+        if user_model is None and is_user_defined(name):
             raise FailedError(
                 f"{where}: its model is '{name}', code that a file cannot bring along; give --model "
                 f"{command_text(name, self.model['options'])} (from Python, model=…)"
             )
-        if own is None:
+        if user_model is None:
             network = models.build(name, **self.model["options"])
         else:
-            network = copy.deepcopy(own) if isinstance(own, nn.Module) else own()
+            network = copy.deepcopy(user_model) if isinstance(user_model, nn.Module) else user_model()
         if Layout.of(network) != self.layout:
             why = misfit(self.layout, Layout.of(network))
             raise FailedError(f"{where}: its weights do not fit the model: {why}")
@@ -207,11 +209,11 @@ class Checkpoint:
         if dataset.fingerprint != self.data["fingerprint"]:
             raise FailedError(
                 f"{self.path or 'checkpoint'}: trained on data '{self.data['name']}' with fingerprint "
-                f"{self.data['fingerprint'][:12]}…, but the data found has {dataset.fingerprint[:12]}…"
+                f"{self.data['fingerprint'][:12]}…, but this data has {dataset.fingerprint[:12]}…"
             )
 
     def stacked(self) -> dict[str, Tensor]:
-        """What has a row for each learner, by its name in the file."""
+        """The tensors with a row for each learner, by their names in the file."""
         parts = {"buffers": self.buffers, "optimizer": self.optimizer, "rule": self.rule}
         named = {f"{group}/{name}": t for group, tensors in parts.items() for name, t in tensors.items()}
         return {"weights": self.weights, **named}
@@ -251,23 +253,27 @@ class Checkpoint:
 
     @classmethod
     def load(
-        cls, path: str | Path, held: Callable[[int], slice] | None = None, *, whole_history: bool = True
+        cls, path: str | Path, learners: Callable[[int], slice] | None = None, *, whole_history: bool = True
     ) -> Checkpoint:
         """Read and validate ``path``. Raises FailedError for anything that is not a whole checkpoint.
 
-        With ``held``, only the learners ``held(n)`` are read: those of one process of several. The rows of
-        the history that a step file lacks come from the files beside it, if ``whole_history`` asks for them.
+        Args:
+            path: the file.
+            learners: gives, for n learners, the slice of those to be read, such as the part of one process;
+                None: all of them.
+            whole_history: read the rows of the history that a step file lacks from the other files of its
+                folder.
         """
         with hdf5.reading(path, SCHEMA) as file:
             weights = hdf5.dataset(file, "weights", "f", 2)
             attributes: dict[str, Any] = {
                 key: hdf5.attribute(file, key, kind) for key, kind in _ATTRIBUTES.items()
             }
-            own = held(len(weights)) if held else slice(None)
+            rows = learners(len(weights)) if learners else slice(None)
             seed = hdf5.dataset(hdf5.group(file, "rng"), "seed", "ui", 0)
             columns, units = history.read(hdf5.group(file, "history"))
             checkpoint = cls(
-                weights=torch.from_numpy(weights[own]),
+                weights=torch.from_numpy(weights[rows]),
                 layout=parts.layout(hdf5.dataset(file, "layout", "V", 1)),
                 **attributes,
                 model=parts.facts(file, "model", {"name": str, "options": dict}),
@@ -275,10 +281,10 @@ class Checkpoint:
                 seed=int(seed[()]),
                 history=columns,
                 units=units,
-                buffers=parts.tensors(hdf5.group(file, "buffers"), own, len(weights)),
+                buffers=parts.tensors(hdf5.group(file, "buffers"), rows, len(weights)),
                 mean_buffers=parts.tensors(parts.later(file, "mean_buffers"), ...),
-                optimizer=parts.tensors(hdf5.group(file, "optimizer"), own, len(weights)),
-                rule=parts.tensors(parts.later(file, "rule"), own, len(weights)),
+                optimizer=parts.tensors(hdf5.group(file, "optimizer"), rows, len(weights)),
+                rule=parts.tensors(parts.later(file, "rule"), rows, len(weights)),
                 shared=parts.tensors(parts.later(file, "shared"), ...),
                 path=Path(path),
             )

@@ -1,4 +1,4 @@
-"""Weights that others trained: a state file and the model it belongs to become a checkpoint.
+"""Weights from other programs: a state file and its model become a checkpoint.
 
 Only weights are read, by torch.load(weights_only=True) or safetensors: no code that a file might hold is run.
 """
@@ -28,15 +28,16 @@ from landscape.core.options import near
 from landscape.problem.layout import Layout
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
-# Keys under which training scripts save the state beside optimiser and epoch, and prefixes that wrappers give
-# to every name: DataParallel and its kin; Lightning. torch.compile's stands wherever a module was compiled.
+# Keys under which training scripts save the state, next to optimizer and epoch, and prefixes that wrappers
+# add to every name: DataParallel and DistributedDataParallel; Lightning. torch.compile adds its prefix to
+# each compiled module.
 KEYS = ("state_dict", "model_state_dict", "model")
 PREFIXES = ("module.", "model.")
 COMPILED = "_orig_mod."
 
 
 def read_state(path: str | Path) -> tuple[dict[str, Any], list[str]]:
-    """(name -> tensor, what was unwrapped to get there) of a .pt, .pth, .bin, .ckpt or .safetensors file.
+    """(name -> tensor, notes about what was unwrapped) of a .pt, .pth, .bin, .ckpt or .safetensors file.
 
     Raises FailedError for a file that is missing, damaged, holds no state, or could only be read by running
     code from it; InputError for another suffix.
@@ -63,15 +64,15 @@ def read_state(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     except Exception as error:  # what zip, pickle and safetensors raise for a damaged file is not documented
         words = " ".join(str(error).split())[:120]
         raise FailedError(f"{path}: not a readable state file ({type(error).__name__}: {words})") from error
-    said = []
+    notes = []
     for key in KEYS:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
-            said.append(f"took the state under '{key}'")
+            notes.append(f"took the state under '{key}'")
             loaded = loaded[key]
     state = loaded if isinstance(loaded, Mapping) else {}
     if not any(isinstance(value, Tensor) for value in state.values()):
         raise FailedError(f"{path}: holds no tensors by name, a model's state_dict() is needed")
-    return {str(name): value for name, value in state.items()}, said
+    return {str(name): value for name, value in state.items()}, notes
 
 
 def _check_archive(path: Path, file: IO[bytes]) -> None:
@@ -91,19 +92,19 @@ def _check_archive(path: Path, file: IO[bytes]) -> None:
         raise FailedError(f"{path}: not as torch.save writes a file of {length:,} bytes, {what}")
 
 
-# What a parameter or buffer can be taken from, by what it is itself.
+# The types of numbers that a parameter or buffer of floats, or of integers, can be read from.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 
 
-def _unfit(value: Tensor, own: Tensor) -> str:
-    """Why the numbers of ``value`` cannot become those of ``own``; "" if they can."""
+def _unfit(value: Tensor, target: Tensor) -> str:
+    """Why the numbers of ``value`` cannot become those of ``target``; "" if they can."""
     if value.is_meta:
         return "is on the device 'meta' and holds no numbers"
     if value.layout != torch.strided or value.is_quantized or value.is_nested:
         kind = "quantised" if value.is_quantized else str(value.layout).removeprefix("torch.")
         return f"is {kind}, a plain tensor is needed (.dequantize() or .to_dense() makes one)"
-    allowed = FLOATS if own.is_floating_point() else (own.dtype,) if own.is_complex() else INTEGERS
+    allowed = FLOATS if target.is_floating_point() else (target.dtype,) if target.is_complex() else INTEGERS
     if value.dtype not in allowed:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
         return f"holds {str(value.dtype).removeprefix('torch.')}, the model needs one of {names}"
@@ -111,24 +112,23 @@ def _unfit(value: Tensor, own: Tensor) -> str:
 
 
 def unwrap(state: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], list[str]]:
-    """``state`` without the prefixes that wrappers gave to names that the model has as ``names``, and a word
-    for each."""
-    said = []
+    """``state`` without the prefixes that wrappers added to the model's ``names``, and a note for each."""
+    notes = []
     if any(COMPILED in name for name in state) and not any(COMPILED in name for name in names):
         state = {name.replace(COMPILED, ""): value for name, value in state.items()}
-        said.append(f"dropped '{COMPILED}'")
+        notes.append(f"dropped '{COMPILED}'")
     for prefix in PREFIXES:
         if all(name.startswith(prefix) for name in state) and not any(n.startswith(prefix) for n in names):
             state = {name.removeprefix(prefix): value for name, value in state.items()}
-            said.append(f"dropped '{prefix}'")
-    return state, said
+            notes.append(f"dropped '{prefix}'")
+    return state, notes
 
 
 def attribute(state: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], list[str]]:
-    """The part of ``state`` that belongs to the model, where that is an attribute of the module saved.
+    """The part of ``state`` that belongs to the model, if the model is an attribute of the saved module.
 
-    As in Lightning's checkpoints, whose module has the model as self.net, beside metrics and the like. It is
-    taken where one prefix gives all ``names`` that the model has.
+    Lightning's checkpoints are an example: their module has the model as self.net, next to metrics. The part
+    is used if exactly one prefix gives all ``names`` of the model.
     """
     first = min(names, default="")
     if first in state:
@@ -138,46 +138,46 @@ def attribute(state: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], l
     if len(whole) != 1:
         return state, []
     rest = [name for name in state if not name.startswith(whole[0])]
-    left = f", left out {len(rest)} more ({', '.join(rest[:3])}{', …' * (len(rest) > 3)})" if rest else ""
-    own = {name.removeprefix(whole[0]): v for name, v in state.items() if name.startswith(whole[0])}
-    return own, [f"took '{whole[0]}'{left}"]
+    omitted = f", left out {len(rest)} more ({', '.join(rest[:3])}{', …' * (len(rest) > 3)})" if rest else ""
+    part = {name.removeprefix(whole[0]): v for name, v in state.items() if name.startswith(whole[0])}
+    return part, [f"took '{whole[0]}'{omitted}"]
 
 
 def _fitted(path: Path, state: dict[str, Any], model: nn.Module, name: str) -> dict[str, Tensor]:
-    """The model's own names -> the state's tensors; FailedError that names the first one that does not fit.
+    """The model's names -> the tensors of the state; FailedError names the first tensor that does not fit.
 
-    One of several tied names is enough, and BatchNorm's counts may be missing (files older than PyTorch 0.4.1
-    have none).
+    One of several tied names is sufficient, and BatchNorm's counts may be missing (files older than PyTorch
+    0.4.1 have none).
     """
     known = model.state_dict(keep_vars=True)
-    own = {key: value for key, value in known.items() if isinstance(value, Tensor)}
+    tensors = {key: value for key, value in known.items() if isinstance(value, Tensor)}
     for key in state:
         if key not in known:
             raise FailedError(f"{path}: '{key}' is not in the model {name}{near(key, known)}")
     groups: dict[int, list[str]] = {}
-    for key, value in own.items():
+    for key, value in tensors.items():
         groups.setdefault(id(value), []).append(key)
     fitted = {}
     for keys in groups.values():
-        found = [key for key in keys if key in state]
-        if not found and keys[0].endswith("num_batches_tracked"):
+        names = [key for key in keys if key in state]
+        if not names and keys[0].endswith("num_batches_tracked"):
             continue
-        if not found:
+        if not names:
             raise FailedError(f"{path}: it lacks '{keys[0]}' of the model {name}{near(keys[0], state)}")
-        for key in found:
-            value, shape = state[key], tuple(own[key].shape)
+        for key in names:
+            value, shape = state[key], tuple(tensors[key].shape)
             if not isinstance(value, Tensor) or tuple(value.shape) != shape:
                 what = f"has shape {tuple(value.shape)}" if isinstance(value, Tensor) else "is no tensor"
                 raise FailedError(f"{path}: '{key}' {what}, the model {name} needs shape {shape}")
-            if why := _unfit(value, own[key]):
+            if why := _unfit(value, tensors[key]):
                 raise FailedError(f"{path}: '{key}' {why}")
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 raise FailedError(f"{path}: '{key}' holds NaN or infinite numbers, all must be finite")
-            if key != found[0] and not torch.equal(value, state[found[0]]):
+            if key != names[0] and not torch.equal(value, state[names[0]]):
                 raise FailedError(
-                    f"{path}: '{found[0]}' and '{key}' differ, but are one tensor in the model {name}"
+                    f"{path}: '{names[0]}' and '{key}' differ, but are one tensor in the model {name}"
                 )
-        fitted[keys[0]] = state[found[0]]
+        fitted[keys[0]] = state[names[0]]
     return fitted
 
 
@@ -195,10 +195,10 @@ def import_state(
     Args:
         paths: .pt, .pth, .bin, .ckpt or .safetensors files, all of one model.
         model: that model, of any weights; left as it is.
-        name, options: what the checkpoint calls it: a built-in name and its options, or "module:factory".
+        name, options: the model in the checkpoint: a built-in name and its options, or "module:factory".
             Default: where the model's class was defined, in the form of the latter.
-        data: what the checkpoint says about its data (see :class:`landscape.Checkpoint`); default: nothing.
-        message: told what was unwrapped to find the weights, a line each.
+        data: the data in the checkpoint (see :class:`landscape.Checkpoint`); default: unknown.
+        message: receives a line for each container that was unwrapped.
 
     θ holds the trainable parameters; frozen ones go with the buffers. Numbers narrower than float32 become
     float32. Raises FailedError for a file that cannot be read or does not fit, naming the parameter.
@@ -209,16 +209,16 @@ def import_state(
     if layout.size == 0:
         raise InputError(f"model: {name} has no trainable parameters, at least one is needed")
     trained = {slot.name for slot in layout.slots}
-    rows, kept = [], []
+    rows, fixed = [], []
     for path in files:
-        state, taken = read_state(path)
+        state, notes = read_state(path)
         state, dropped = unwrap(state, set(model.state_dict()))
         state, part = attribute(state, set(model.state_dict()))
-        for said in taken + dropped + part:
-            message(f"{path}: {said}")
+        for note in notes + dropped + part:
+            message(f"{path}: {note}")
         fitted = _fitted(path, state, model, name)
         rows.append(layout.flatten({key: _wide(value) for key, value in fitted.items() if key in trained}))
-        kept.append({key: _wide(value) for key, value in fitted.items() if key not in trained})
+        fixed.append({key: _wide(value) for key, value in fitted.items() if key not in trained})
     origin = "".join(
         f'[[import]]\nfile = {json.dumps(path.name)}\nsha256 = "{hdf5.sha256(path)}"\n' for path in files
     )
@@ -236,7 +236,9 @@ def import_state(
         seed=0,
         history={column: np.zeros(0) for column in UNITS},
         buffers={
-            key: torch.stack([row[key] for row in kept]) for key in kept[0] if all(key in row for row in kept)
+            key: torch.stack([row[key] for row in fixed])
+            for key in fixed[0]
+            if all(key in row for row in fixed)
         },
     )
 

@@ -1,4 +1,4 @@
-"""The history of a run, which its folder holds once: whole in last.h5, in parts in the step files.
+"""The history of a run. Its folder holds it once: complete in last.h5, in parts in the step files.
 
 A run of 10⁶ steps that is saved every 500 would otherwise write each row a thousand times.
 """
@@ -48,8 +48,8 @@ UNITS = {
     "wall_s": "s",
     "samples_per_s": "1/s",  # of this step, all learners together, without evaluation and checkpoints
     "wait_s": "s",  # of this step, what rank 0 spent waiting for other processes; 0 in one process
-    # What the algorithm exchanges, were each learner a machine of its own: sent by a learner (their mean),
-    # and how often it waits for others. An all-reduce counts as 2(n−1)/n vectors, a neighbour as one.
+    # Communication, if each learner had its own machine: sent by a learner (mean over learners), and how
+    # often it waits for other learners. An all-reduce counts as 2(n−1)/n vectors, a neighbour as one.
     "comm_bytes": "byte",
     "comm_rounds": "1",
     # Of the Hessian at the step's end, on a fixed sample of the training set (the recipe's table "monitor").
@@ -67,8 +67,8 @@ _ERRORS = ("delta_se", "delta_s_se", "delta_2_se", "delta_cross_se")
 _LATER = (*_ERRORS, "samples_per_s", "wait_s", "comm_bytes", "comm_rounds", *MONITORED)
 
 History = dict[str, Array]
-# Rows that a step file holds at least: a run resumed from it alone needs the last ten (the test for
-# divergence), and those of a short run are then whole by themselves (ours).
+# The least number of rows in a step file: a run that is resumed from it alone needs the last ten (for the
+# test for divergence), and the files of a short run are then complete (ours).
 LEAST = 100
 
 
@@ -99,7 +99,7 @@ def read(group: h5py.Group) -> tuple[History, dict[str, str]]:
     Columns that files of earlier versions lack are NaN.
 
     Raises:
-        ValueError: for what is no column.
+        ValueError: for a data set that is not a column.
     """
     columns = {name: np.asarray(hdf5.dataset(group, name, "f", 1)) for name in group}
     units = {
@@ -127,9 +127,9 @@ def recent(history: History, step: int, every: int) -> History:
 
 
 def completed(history: History, path: Path) -> History:
-    """``history``, as ``path`` holds it, with its earlier rows from last.h5 or the step files beside it.
+    """``history`` of the file ``path``, with its earlier rows from last.h5 or the step files in its folder.
 
-    Warns where these are not there, are damaged, or are another run's.
+    Warns if these are missing, damaged, or from another run.
     """
     names = sorted((p for p in path.parent.glob("step-*.h5") if p.stem[5:].isdecimal()), reverse=True)
     end = history["step"][-1] if len(history["step"]) else 0
@@ -144,7 +144,7 @@ def completed(history: History, path: Path) -> History:
     if len(history["step"]) and history["step"][0] > 1:
         warnings.warn(
             f"{printable(path)}: its history begins at step {history['step'][0]:.0f}; the rows before are in "
-            "the last.h5 and step files of its run, which are not beside it",
+            "the last.h5 and step files of its run, which are not in its folder",
             HistoryWarning,
             stacklevel=3,
         )
@@ -154,7 +154,7 @@ def completed(history: History, path: Path) -> History:
 def _joined(earlier: History, history: History) -> History:
     """``history`` with the rows of ``earlier`` before it, if both have its first row.
 
-    That row is known by its step and its clock, which no other run has.
+    That row is identified by its step and its time, which no other run has.
     """
     first = int(np.searchsorted(earlier["step"], history["step"][0])) if "step" in earlier else 0
     same = all(

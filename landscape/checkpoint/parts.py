@@ -53,18 +53,18 @@ def facts(file: h5py.File, name: str, kinds: dict[str, type]) -> dict[str, Any]:
 
 
 def later(file: h5py.File, name: str) -> Any:
-    """A group that files written before rules had a state, or means buffers of their own, lack."""
+    """A group that is missing in older files, which had no state of rules and no buffers of the mean."""
     return hdf5.group(file, name) if name in file else {}
 
 
 def tensors(group: Any, rows: slice | EllipsisType, learners: int | None = None) -> dict[str, Tensor]:
     """Tensors by name; with ``learners``, each has so many rows."""
-    found = {}
+    by_name = {}
     for name in group:
         dataset = hdf5.dataset(group, name, "fiubc")
         if learners is not None and (not dataset.ndim or len(dataset) != learners):
             raise ValueError(
                 f"{dataset.name} has shape {dataset.shape}, a row for each of {learners} learners is needed"
             )
-        found[name] = torch.from_numpy(np.asarray(dataset[rows]))
-    return found
+        by_name[name] = torch.from_numpy(np.asarray(dataset[rows]))
+    return by_name

@@ -1,4 +1,4 @@
-"""What lies in the folder of a run: its checkpoints, told from results and others by what they hold."""
+"""The files in the folder of a run: its contents, not its name, shows that a file is a checkpoint."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def checkpoint_in(path: Path) -> Path:
 
 
 def steps(folder: Path) -> list[Path]:
-    """The checkpoints step-*.h5 in ``folder``, by name; not results and others' files that are called so.
+    """The checkpoints step-*.h5 in ``folder``, sorted by name, without other files with such names.
 
-    FailedError for a step-NNNNNNN.h5 that cannot be read: it can only be a damaged one.
+    FailedError for a step-NNNNNNN.h5 that cannot be read: it must be a damaged checkpoint.
     """
     return [path for path in sorted(folder.glob("step-*.h5")) if _holds_weights(path)]
 
 
 def named_like_a_run(folder: Path) -> list[Path]:
-    """What in ``folder`` has the name of a file that a run writes: it would be overwritten."""
+    """The files in ``folder`` with a name that a run writes: they would be overwritten."""
     known = [folder / name for name in _NAMES]
     return sorted([p for p in known if p.exists()] + [p for p in folder.glob("*") if _STEP.fullmatch(p.name)])
 

@@ -41,12 +41,12 @@ class Spec:
     called: bool
 
     @property
-    def own(self) -> bool:
+    def user_defined(self) -> bool:
         """Whether it names the user's code."""
-        return is_own(self.name)
+        return is_user_defined(self.name)
 
 
-def is_own(name: str) -> bool:
+def is_user_defined(name: str) -> bool:
     """Whether the name of a model or data set is MODULE:NAME, and not a built-in one."""
     return ":" in name
 
@@ -73,8 +73,8 @@ def parse(where: str, text: str) -> Spec:
 
 def command_text(name: str, options: Mapping[str, Any]) -> str:
     """NAME, or NAME(KEY=VALUE, …) in quotes for a shell: the text of a command's option."""
-    given = ", ".join(f"{key}={_toml(value)}" for key, value in options.items())
-    return shlex.quote(f"{name}({given})") if given else name
+    text = ", ".join(f"{key}={_toml(value)}" for key, value in options.items())
+    return shlex.quote(f"{name}({text})") if text else name
 
 
 def _toml(value: Any) -> str:
@@ -88,7 +88,7 @@ def _toml(value: Any) -> str:
 def model_spec(where: str, text: str) -> Spec:
     """:func:`parse` of a model; the options of a built-in one are checked, and its defaults filled in."""
     spec = parse(where, text)
-    if spec.own:
+    if spec.user_defined:
         return spec
     choose(where, spec.name, [*models.names(), "MODULE:NAME"])
     return replace(spec, options=models.options(spec.name, spec.options))
@@ -97,7 +97,7 @@ def model_spec(where: str, text: str) -> Spec:
 def data_spec(where: str, text: str) -> Spec:
     """As :func:`model_spec`, of a data set."""
     spec = parse(where, text)
-    if spec.own:
+    if spec.user_defined:
         return spec
     choose(where, spec.name, [*datasets.names(), "MODULE:NAME"])
     return replace(spec, options=datasets.options(spec.name, spec.options))
@@ -109,7 +109,7 @@ def find(where: str, name: str) -> Any:
     if os.getcwd() not in sys.path:  # last: it must not hide an installed module
         sys.path.append(os.getcwd())
     try:
-        found: Any = importlib.import_module(module_name)
+        value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise InputError(
@@ -119,20 +119,20 @@ def find(where: str, name: str) -> Any:
     except Exception as error:  # any error of the user's module
         raise _failed(where, f"importing {module_name}", error) from error
     for part in path.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             at = getattr(sys.modules[module_name], "__file__", None) or "built in"
-            raise InputError(f"{where}: {module_name} ({at}) has no '{part}'{near(part, dir(found))}")
-        found = getattr(found, part)
-    return found
+            raise InputError(f"{where}: {module_name} ({at}) has no '{part}'{near(part, dir(value))}")
+        value = getattr(value, part)
+    return value
 
 
 def _make(where: str, spec: Spec) -> Any:
     """The result of a call of MODULE:NAME with its options, or the object itself if it is not callable."""
-    found = find(where, spec.name)
-    if isinstance(found, nn.Module) or not callable(found):
-        return found
+    value = find(where, spec.name)
+    if isinstance(value, nn.Module) or not callable(value):
+        return value
     try:
-        return found(**spec.options)
+        return value(**spec.options)
     except InputError:
         raise
     except Exception as error:  # any error of the user's function
@@ -152,14 +152,14 @@ def build_model(where: str, spec: Spec) -> nn.Module:
 
     A model wrapped for several GPUs is unwrapped: here the learners are distributed.
     """
-    if not spec.own:
+    if not spec.user_defined:
         return models.build(spec.name, **spec.options)
-    made = _make(where, spec)
-    while isinstance(made, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        made = made.module
-    if not isinstance(made, nn.Module):
-        raise InputError(f"{where}: {spec.name} gives a {type(made).__name__}, it must give an nn.Module")
-    return made
+    model = _make(where, spec)
+    while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        model = model.module
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{where}: {spec.name} gives a {type(model).__name__}, it must give an nn.Module")
+    return model
 
 
 def load_loss(where: str, text: str) -> Loss | None:
@@ -171,14 +171,13 @@ def load_loss(where: str, text: str) -> Loss | None:
     if text == "output":
         return None
     spec = parse(where, text)
-    if not spec.own:
+    if not spec.user_defined:
         raise InputError(f"{where}: '{text}' is not allowed, it must be MODULE:NAME or output")
-    found = find(where, spec.name)
-    made = _make(where, spec) if spec.called or inspect.isclass(found) else found
-    if not callable(made):
-        kind = type(made).__name__
+    value = find(where, spec.name)
+    loss: Loss = _make(where, spec) if spec.called or inspect.isclass(value) else value
+    if not callable(loss):
+        kind = type(loss).__name__
         raise InputError(f"{where}: {spec.name} gives a {kind}, it must be loss(outputs, targets)")
-    loss: Loss = made
     return loss
 
 
@@ -203,27 +202,27 @@ class UserData:
         return fingerprint(part.flatten().view(torch.uint8).numpy() for part in both)
 
 
-def as_data(made: Any) -> UserData | Dataset:
+def as_data(data: Any) -> UserData | Dataset:
     """A user's data from any of the allowed forms.
 
     - a :class:`landscape.data.Dataset`, or any object with ``train`` and ``test`` (and perhaps ``loss``);
     - a dict of splits, with "train" or "test" among its keys, and perhaps "loss";
-    - anything else is the data itself, the same for both splits.
+    - anything else is one split, used as both.
 
-    A split is what :class:`landscape.Problem` takes as data. Where no loss is given it is cross-entropy, or,
-    if the batches are single dicts, the one that the model's output carries.
+    A split is what :class:`landscape.Problem` takes as data. Without a loss it is cross-entropy, or,
+    if the batches are single dicts, the loss in the model's output.
     """
-    if isinstance(made, (Dataset, UserData)):
-        return made
-    if isinstance(made, Mapping) and {"train", "test"} & set(made):
-        splits = {str(name): split for name, split in made.items() if name != "loss"}
-        given = {"loss": made["loss"]} if "loss" in made else {}
-    elif hasattr(made, "train") and hasattr(made, "test"):
-        splits = {"train": made.train, "test": made.test}
-        given = {"loss": made.loss} if hasattr(made, "loss") else {}
+    if isinstance(data, (Dataset, UserData)):
+        return data
+    if isinstance(data, Mapping) and {"train", "test"} & set(data):
+        splits = {str(name): split for name, split in data.items() if name != "loss"}
+        losses = {"loss": data["loss"]} if "loss" in data else {}
+    elif hasattr(data, "train") and hasattr(data, "test"):
+        splits = {"train": data.train, "test": data.test}
+        losses = {"loss": data.loss} if hasattr(data, "loss") else {}
     else:
-        splits, given = {"train": made, "test": made}, {}
-    return UserData(splits, given["loss"] if given else _usual_loss(next(iter(splits.values()))))
+        splits, losses = {"train": data, "test": data}, {}
+    return UserData(splits, losses["loss"] if losses else _usual_loss(next(iter(splits.values()))))
 
 
 def _usual_loss(split: Any) -> Loss | None:
@@ -236,6 +235,6 @@ def _usual_loss(split: Any) -> Loss | None:
 
 def load_data(where: str, spec: Spec, data_dir: str | Path | None) -> UserData | Dataset:
     """A built-in data set, or what a user's factory returns; see :func:`as_data`."""
-    if not spec.own:
+    if not spec.user_defined:
         return datasets.load(spec.name, data_dir=data_dir, **spec.options)
     return as_data(_make(where, spec))

@@ -31,7 +31,7 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         names = self.list_commands(ctx)
-        limit = formatter.width - 6 - max(map(len, names))  # as click has it
+        limit = formatter.width - 6 - max(map(len, names))  # as in click
         rows = []
         for name in names:
             summary = registry.commands.summary(name)

@@ -1,4 +1,4 @@
-"""What all analysis commands share: checkpoints, opened as problems, and the result files."""
+"""Common parts of all analysis commands: checkpoints, opened as problems, and the result files."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Analysis:
         return about(run, self.split, self.source.other_data(run))
 
     def target(self, run: Checkpoint, kind: str, *variant: str, resumes: bool = False) -> Path:
-        """The path of the result; found out, and its folder made, before the work starts.
+        """The path of the result. The path is checked and its folder is made before the work starts.
 
         By default next to the checkpoint, under a name with those values of ``variant`` and of --split that
         are no defaults, such as last-contour-pca.h5. ``resumes``: the command itself checks what the file
@@ -119,9 +119,9 @@ def analysis_options(
     """The options that all analysis commands share; the command gets them as one Analysis, ``analysis``.
 
     Args:
-        seed: help of --seed: what it draws.
+        seed: the help of --seed.
         split: whether there is --split; without, the analysis is of the training set.
-        metavar: how the help calls the checkpoints.
+        metavar: the name of the checkpoints in the help.
         required: whether there must be a checkpoint.
     """
 

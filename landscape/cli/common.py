@@ -1,4 +1,4 @@
-"""What several commands share: checks of the output files, locks, messages and pictures."""
+"""Common parts of the commands: checks of the output files, locks, messages and pictures."""
 
 from __future__ import annotations
 

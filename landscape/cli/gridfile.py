@@ -41,11 +41,11 @@ class GridFile(Generic[R]):
         self._path, self._quiet, self._force = path, quiet, force
         self._reasons: list[str] = []  # printed when work starts: the command may still end with an error
         self._results: list[R] = []
-        self._found = self._read(kind)
+        self._stored = self._read(kind)
         self._past: list[R | None] = [None] * len(origins)
         places = {origin["source_sha256"]: i for i, origin in enumerate(origins)}
         every = {sha for key in places for sha in key.split(", ")}
-        for result in self._found:
+        for result in self._stored:
             of: str = getattr(result, "source_sha256", "")
             i = places.get(of)
             label = {} if i is None else {"label": origins[i]["label"]}  # the label names other data
@@ -62,10 +62,10 @@ class GridFile(Generic[R]):
     def _read(self, kind: type[R]) -> list[R]:
         if not self._path.exists():
             return []
-        found = base.load_results(self._path)
-        same = [result for result in found if isinstance(result, kind)]
+        results = base.load_results(self._path)
+        same = [result for result in results if isinstance(result, kind)]
         if not same:
-            self._replace(f"it holds a {found[0].schema}")
+            self._replace(f"it holds a {results[0].schema}")
         return same
 
     def _replace(self, reason: str) -> None:
@@ -111,13 +111,13 @@ class GridFile(Generic[R]):
 
     def _keep_points(self, previous: Any, x: hdf5.Array, y: hdf5.Array) -> None:
         across, up = coincide(x, previous.x)[1], coincide(y, previous.y)[1]
-        had, kept = int(previous.done.sum()), int(previous.done[np.ix_(up, across)].sum())
-        if kept < had and not self._force:
+        before, after = int(previous.done.sum()), int(previous.done[np.ix_(up, across)].sum())
+        if after < before and not self._force:
             nx, ny = len(previous.x), len(previous.y)
             raise FailedError(
-                f"{self._path}: holds {had:,} points of a grid of {nx} × {ny} over [−{previous.span:g}, "
-                f"{previous.span:g}], of which {had - kept:,} would be lost; give --force to replace them, "
-                f"another -o, or a grid that has them all, such as --grid {2 * nx - 1}x{2 * ny - 1}"
+                f"{self._path}: holds {before:,} points of a grid of {nx} × {ny} over [−{previous.span:g}, "
+                f"{previous.span:g}], of which {before - after:,} would be lost; give --force to replace "
+                f"them, another -o, or a grid that has them all, such as --grid {2 * nx - 1}x{2 * ny - 1}"
             )
 
     def _save(self, result: R) -> None:
@@ -127,7 +127,7 @@ class GridFile(Generic[R]):
 
     def finish(self, picture: str | None) -> None:
         """Write the file unless it has these results already; draw them, print the files' names on stdout."""
-        if len(self._found) == len(self._results) and all(map(_is, self._found, self._results)):
+        if len(self._stored) == len(self._results) and all(map(_is, self._stored, self._results)):
             common.message(f"{self._path}: complete already, nothing is computed", self._quiet)
         else:
             base.save(self._results, self._path)

@@ -61,7 +61,7 @@ def _short(value: object) -> str:
 def _rule(c: Checkpoint) -> str:
     """What the update rule says of itself, such as its mixing; a matrix file may be gone by now."""
     try:
-        return recipe_of(c).about()
+        return recipe_of(c).describe()
     except FailedError as error:
         return str(error)
 
@@ -103,11 +103,8 @@ def _checkpoint(c: Checkpoint) -> None:
     if c.has_recipe:
         _say(train.closing(c))
     for name, column in c.history.items():
-        seen = column[np.isfinite(column)]
-        last = f"last {seen[-1]:.6g}" if len(seen) else "never recorded"
-        _say(f"  {name}: {len(seen)} of {len(column)} rows, {last}")
-    _say(
-        "\n".join(
-            ["recipe:" if c.has_recipe else "recorded:", *(f"  {line}" for line in c.recipe.splitlines())]
-        )
-    )
+        recorded = column[np.isfinite(column)]
+        last = f"last {recorded[-1]:.6g}" if len(recorded) else "never recorded"
+        _say(f"  {name}: {len(recorded)} of {len(column)} rows, {last}")
+    title = "recipe:" if c.has_recipe else "recorded:"
+    _say("\n".join([title, *(f"  {line}" for line in c.recipe.splitlines())]))

@@ -32,10 +32,10 @@ def line(
 
     With one CKPT, along a random direction through its w_a: the first that contour draws from the same seed.
     """
-    given = len(analysis.checkpoints)
-    if given > 2:
-        raise InputError(f"CKPT: {given} checkpoints are not allowed, it must be one or two")
-    if given == 2 and (span is not None or norm != "none" or ignore is not None):
+    count = len(analysis.checkpoints)
+    if count > 2:
+        raise InputError(f"CKPT: {count} checkpoints are not allowed, it must be one or two")
+    if count == 2 and (span is not None or norm != "none" or ignore is not None):
         raise InputError(
             "--span, --norm, --ignore: they are for one CKPT; a line between two has none to set"
         )

@@ -78,6 +78,8 @@ def table(result: Minima) -> str:
     lines.append(f"{'τ':>5}" + "".join(f"{head:>28}" for head in heads))
     for k, tau in enumerate(result.delay):
         pairs = zip(result.boundary[:, k], result.predicted[:, k], strict=True)
-        cells = [f"{found:.4g} {predicted:.4g} {found / predicted:5.3f}" for found, predicted in pairs]
+        cells = [
+            f"{measured:.4g} {predicted:.4g} {measured / predicted:5.3f}" for measured, predicted in pairs
+        ]
         lines.append(f"{tau:>5}" + "".join(f"{cell:>28}" for cell in cells))
     return "\n".join(lines)

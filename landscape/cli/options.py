@@ -110,7 +110,7 @@ batchnorm = grouped(
 
 @dataclass(frozen=True)
 class Grid:
-    """Points on a plane: ``shape`` (nx, ny) over [−span, span] in x and y; how directions are scaled."""
+    """Points on a plane: ``shape`` (nx, ny) over [−span, span] in x and y; ``norm`` scales the directions."""
 
     shape: tuple[int, int]
     span: float | None

@@ -6,9 +6,10 @@ import dataclasses
 import functools
 import os
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal
 
 import click
+import torch
 
 from landscape import paper, plots
 from landscape.cli import common, options
@@ -17,8 +18,10 @@ from landscape.core.options import choose, positive, quantity
 from landscape.results.run_times import RunTimes
 from landscape.train.launch import pick_device
 from landscape.train.planning import calibration
-from landscape.train.planning import plan as planning
-from landscape.train.planning.run_time import ALL_REDUCE, Link, Stragglers
+from landscape.train.planning.plan import local_batch
+from landscape.train.planning.plan import plan as compute_plan
+from landscape.train.planning.run_time import ALL_REDUCE, Cluster, Link, Stragglers
+from landscape.train.recipe import Recipe
 
 _BYTES = {"B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "KiB/s": 2**10, "MiB/s": 2**20, "GiB/s": 2**30}
 _BITS = {"bit/s": 1 / 8, "kbit/s": 1e3 / 8, "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "Tbit/s": 1e12 / 8}
@@ -26,104 +29,194 @@ _BITS = {"bit/s": 1 / 8, "kbit/s": 1e3 / 8, "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8
 BANDWIDTHS: dict[str, float] = _BITS | _BYTES
 TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 # Largest number of workers, since mixing matrices are dense (ours).
-MOST = 4096
+MAX_WORKERS = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Planning:
+    """The options of ``landscape plan``, checked; ``bandwidth`` in bytes/s, ``latency`` in s."""
+
+    recipe_name: str
+    settings: tuple[str, ...]
+    workers: list[int]
+    learners_per_worker: int
+    scaling: Literal["local", "total"]
+    bandwidth: float | None
+    latency: float | None
+    stragglers: Stragglers
+    mixings: tuple[str, ...]
+    kind: str
+    alone: bool
+    per_machine: int
+    output: str | None
+    force: bool
+    picture: str | None
+    allow_code: bool
+    device: str
+    data_dir: str | None
+    quiet: bool
+
+    @classmethod
+    def of_options(
+        cls, workers: str, learners_per_worker: int, former_option: int | None, **values: Any
+    ) -> Planning:
+        """From the values of the options; InputError for one that is not allowed."""
+        learners_per_worker = learners_per_worker if former_option is None else former_option
+        straggler, slow = values.pop("straggler"), values.pop("slow")
+        for name, number, least in (
+            ("--learners-per-worker", learners_per_worker, 1),
+            ("--per-machine", values["per_machine"], 1),
+            ("--straggler", straggler, 0),
+            ("--slow", slow, 1),
+        ):
+            positive(name, number, least=least)
+        choose("--scaling", values["scaling"], ("local", "total"))
+        choose("--all-reduce", values["kind"], ALL_REDUCE)
+        bandwidth, latency = values.pop("bandwidth"), values.pop("latency")
+        return cls(
+            workers=parse_workers(workers),
+            learners_per_worker=learners_per_worker,
+            bandwidth=quantity("--bandwidth", bandwidth, BANDWIDTHS) if bandwidth else None,
+            latency=quantity("--latency", latency, TIMES, zero=True) if latency else None,
+            stragglers=Stragglers(straggler, slow),
+            **values,
+        )
+
+    def message(self, text: str) -> None:
+        """A line for the user, on stderr; none with -q."""
+        common.message(text, self.quiet)
+
+    def recipe(self) -> Recipe:
+        """The recipe; changed keys are part of its name, which would otherwise stand for other settings."""
+        chosen = paper.read(self.recipe_name, self.settings, allow_code=self.allow_code)
+        if not self.settings:
+            return chosen
+        return dataclasses.replace(chosen, name=f"{chosen.name}, {', '.join(self.settings)}")
+
+    def measure(self, recipe: Recipe, place: torch.device, local_batch: int) -> calibration.Costs:
+        """What a worker computes in a step, measured on this machine; a message has the times."""
+        k = self.learners_per_worker
+        together = self.per_machine if place.type == "cpu" else 1  # with a GPU each, workers do not compete
+        if together > 1:
+            costs = calibration.calibrate_at_once(recipe, k, local_batch, together, data_dir=self.data_dir)
+        else:
+            costs = calibration.calibrate(recipe, k, local_batch, device=place, data_dir=self.data_dir)
+        self.message(
+            f"measured here ({place}, {together} at once on {os.cpu_count()} cores), "
+            f"{k} learner{'s' * (k > 1)} × {local_batch} samples: gradient {_time(costs.gradient)}, "
+            f"{_time(costs.gradient / k / local_batch)} a sample, update {_time(costs.update)}"
+        )
+        return costs
+
+    def link(self, size: int) -> Link:
+        """The link between workers. What the options do not set is measured over loopback.
+
+        A message says which is which. ``size``: bytes of the vector that is sent in a measurement.
+        """
+        bandwidth, latency = self.bandwidth, self.latency
+        processes = max(2, self.per_machine)
+        if bandwidth is None or latency is None:
+            measured = calibration.measure_link(size, processes)
+            bandwidth = measured.bandwidth if bandwidth is None else bandwidth
+            latency = measured.latency if latency is None else latency
+        origins = (
+            f"measured over loopback, {processes} processes" if value is None else "given"
+            for value in (self.bandwidth, self.latency)
+        )
+        values = (f"bandwidth {8e-9 * bandwidth:.3g} Gbit/s", f"latency {_time(latency)}")
+        self.message("; ".join(f"{v} ({origin})" for v, origin in zip(values, origins, strict=True)))
+        return Link(latency, bandwidth)
+
+    def cluster(self, link: Link) -> Cluster:
+        """The workers, joined by ``link``."""
+        return Cluster(
+            link, self.stragglers, self.learners_per_worker, self.kind, exchange_loss=not self.alone
+        )
+
+
+planning_options = options.grouped(
+    "planning",
+    Planning.of_options,
+    click.argument("recipe_name", metavar="RECIPE"),
+    click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a key of the recipe."),
+    click.option("--workers", default="8,64,512", show_default=True, help="Numbers of processes."),
+    click.option(
+        "--learners-per-worker",
+        metavar="K",
+        default=1,
+        show_default=True,
+        help="Learners that each worker computes; the paper's GPUs have one.",
+    ),
+    click.option("--held", "former_option", type=int, hidden=True),  # its name until version 0.8
+    click.option(
+        "--scaling",
+        default="local",
+        show_default=True,
+        help="local: each learner keeps the recipe's local batch; total: all share its total batch. In both, "
+        "a run goes through the recipe's samples.",
+    ),
+    click.option(
+        "--bandwidth", metavar="B", help="Of a worker's link, such as 10Gbit/s. [default: loopback's]"
+    ),
+    click.option("--latency", metavar="T", help="Of a message, such as 50us. [default: loopback's]"),
+    click.option(
+        "--straggler",
+        metavar="S",
+        default=0.0,
+        show_default=True,
+        help="Computing takes 1 + S·Exp(1) times as long, drawn for each worker and step.",
+    ),
+    click.option(
+        "--slow",
+        metavar="F",
+        default=1.0,
+        show_default=True,
+        help="One worker computes F times as long throughout.",
+    ),
+    click.option(
+        "--mixing",
+        "mixings",
+        metavar="SPEC",
+        multiple=True,
+        help="Only this topology or matrix file; may be repeated. [default: all that the workers allow]",
+    ),
+    click.option(
+        "--all-reduce",
+        "kind",
+        default="ring",
+        show_default=True,
+        help="ring (gloo's), recursive-doubling or recursive-halving.",
+    ),
+    click.option(
+        "--alone",
+        is_flag=True,
+        help="The algorithm alone: workers do not wait for the loss of the previous step. landscape train "
+        "exchanges it.",
+    ),
+    click.option(
+        "--per-machine",
+        metavar="K",
+        default=1,
+        show_default=True,
+        help="Workers that share a machine's cores and memory: so many are measured at once. Each has its "
+        "own link.",
+    ),
+    click.option("-o", "--output", metavar="OUT.h5", help="Keep the table, too. [default: only printed]"),
+    options.force,
+    options.picture,
+    options.allow_code,
+    options.device,
+    options.data_dir,
+    options.quiet,
+)
 
 
 @click.command(
     epilog="Example: landscape plan mnist-fig2b-dpsgd --workers 8,64,512 --bandwidth 10Gbit/s --latency 50us "
     "--straggler 0.2 --plot plan.png"
 )
-@click.argument("recipe_name", metavar="RECIPE")
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a key of the recipe.")
-@click.option("--workers", default="8,64,512", show_default=True, help="Numbers of processes.")
-@click.option(
-    "--learners-per-worker",
-    metavar="K",
-    default=1,
-    show_default=True,
-    help="Learners that each worker computes; the paper's GPUs have one.",
-)
-@click.option("--held", type=int, hidden=True)  # its name until version 0.8
-@click.option(
-    "--scaling",
-    default="local",
-    show_default=True,
-    help="local: each learner keeps the recipe's local batch; total: all share its total batch. A run goes "
-    "through the recipe's samples in both.",
-)
-@click.option("--bandwidth", metavar="B", help="Of a worker's link, such as 10Gbit/s. [default: loopback's]")
-@click.option("--latency", metavar="T", help="Of a message, such as 50us. [default: loopback's]")
-@click.option(
-    "--straggler",
-    metavar="S",
-    default=0.0,
-    show_default=True,
-    help="Computing takes 1 + S·Exp(1) times as long, drawn for each worker and step.",
-)
-@click.option(
-    "--slow",
-    metavar="F",
-    default=1.0,
-    show_default=True,
-    help="One worker computes F times as long throughout.",
-)
-@click.option(
-    "--mixing",
-    "mixings",
-    metavar="SPEC",
-    multiple=True,
-    help="Only this topology or matrix file; may be repeated. [default: all that the workers allow]",
-)
-@click.option(
-    "--all-reduce",
-    "kind",
-    default="ring",
-    show_default=True,
-    help="ring (gloo's), recursive-doubling or recursive-halving.",
-)
-@click.option(
-    "--alone",
-    is_flag=True,
-    help="The algorithm by itself: nobody waits for the loss of the step before, as in landscape train.",
-)
-@click.option(
-    "--per-machine",
-    metavar="K",
-    default=1,
-    show_default=True,
-    help="Workers that share a machine's cores and memory: so many are measured at once. Each has a link of "
-    "its own.",
-)
-@click.option("-o", "--output", metavar="OUT.h5", help="Keep the table, too. [default: only printed]")
-@options.force
-@options.picture
-@options.allow_code
-@options.device
-@options.data_dir
-@options.quiet
-def plan(
-    recipe_name: str,
-    settings: tuple[str, ...],
-    workers: str,
-    learners_per_worker: int,
-    held: int | None,
-    scaling: str,
-    bandwidth: str | None,
-    latency: str | None,
-    straggler: float,
-    slow: float,
-    mixings: tuple[str, ...],
-    kind: str,
-    alone: bool,
-    per_machine: int,
-    output: str | None,
-    force: bool,
-    picture: str | None,
-    allow_code: bool,
-    device: str,
-    data_dir: str | None,
-    quiet: bool,
-) -> None:
+@planning_options
+def plan(planning: Planning) -> None:
     """Predict the time of a step and of a run of RECIPE on more workers than this machine has.
 
     The table has SSGD, SSGD*, and DPSGD in both orders over each topology. The computing time of a worker is
@@ -131,104 +224,52 @@ def plan(
     the share of a step in which a worker does not compute; "× SSGD" is samples/s relative to SSGD on as many
     workers; "efficiency" is samples/s relative to as many workers without communication and stragglers.
     """
-    learners_per_worker = learners_per_worker if held is None else held
-    for name, number in (("--learners-per-worker", learners_per_worker), ("--per-machine", per_machine)):
-        positive(name, number, least=1)
-    positive("--straggler", straggler, least=0)
-    positive("--slow", slow, least=1)
-    choose("--scaling", scaling, ("local", "total"))
-    choose("--all-reduce", kind, ALL_REDUCE)
-    counts = parse_workers(workers)
-    given = (
-        quantity("--bandwidth", bandwidth, BANDWIDTHS) if bandwidth else None,
-        quantity("--latency", latency, TIMES, zero=True) if latency else None,
-    )
-    chosen = paper.read(recipe_name, settings, allow_code=allow_code)
-    if settings:  # the name alone would stand for what is not measured
-        chosen = dataclasses.replace(chosen, name=f"{chosen.name}, {', '.join(settings)}")
-    path = Path(output) if output else None
-    common.check_targets(path, picture, force)
-    place = pick_device(device)
-    together = per_machine if place.type == "cpu" else 1  # with a GPU each, workers do not compete
-
-    @functools.cache
-    def costs(local_batch: int) -> calibration.Costs:
-        if together > 1:
-            found = calibration.calibrate_at_once(
-                chosen, learners_per_worker, local_batch, together, data_dir=data_dir
-            )
-        else:
-            found = calibration.calibrate(
-                chosen, learners_per_worker, local_batch, device=place, data_dir=data_dir
-            )
-        k = learners_per_worker
-        many = f"{k} learner{'s' * (k > 1)} × {local_batch} samples"
-        where = f"{place}, {together} at once on {os.cpu_count()} cores"
-        common.message(
-            f"measured here ({where}), {many}: gradient {_time(found.gradient)}, "
-            f"{_time(found.gradient / k / local_batch)} a sample, update {_time(found.update)}",
-            quiet,
-        )
-        return found
-
-    size = costs(
-        planning.local_batch(
-            chosen, counts[0] * learners_per_worker, cast(Literal["local", "total"], scaling)
-        )
-    ).size
-    link = _link(given, size, max(2, per_machine), quiet)
-    with common.progress_bar("plan", quiet) as bar:
-        result = planning.plan(
-            chosen,
-            counts,
+    recipe = planning.recipe()
+    path = Path(planning.output) if planning.output else None
+    common.check_targets(path, planning.picture, planning.force)
+    costs = functools.cache(functools.partial(planning.measure, recipe, pick_device(planning.device)))
+    learners = planning.workers[0] * planning.learners_per_worker
+    link = planning.link(costs(local_batch(recipe, learners, planning.scaling)).size)
+    with common.progress_bar("plan", planning.quiet) as bar:
+        result = compute_plan(
+            recipe,
+            planning.workers,
             costs,
-            link,
-            stragglers=Stragglers(straggler, slow),
-            mixings=mixings,
-            learners_per_worker=learners_per_worker,
-            scaling=cast(Literal["local", "total"], scaling),
-            kind=kind,
-            exchange_loss=not alone,
-            message=lambda line: common.message(line, quiet),
+            planning.cluster(link),
+            mixings=planning.mixings,
+            scaling=planning.scaling,
+            message=planning.message,
             progress=bar,
         )
-    common.message(assumptions(result), quiet)
+    planning.message(assumptions(result))
     click.echo(table(result))
     if path:
         result.save(path)
         click.echo(str(path))
-    if picture:
-        plots.save_figure(plots.draw([result]), picture)
-        click.echo(picture)
+    if planning.picture:
+        plots.save_figure(plots.draw([result]), planning.picture)
+        click.echo(planning.picture)
 
 
 def parse_workers(text: str) -> list[int]:
     """[8, 64] from "8,64", in order and without doubles."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() and 1 <= int(word) <= MOST for word in words):
+    if not all(word.isascii() and word.isdigit() and 1 <= int(word) <= MAX_WORKERS for word in words):
         raise InputError(
-            f"--workers: '{text}' is not allowed, it must be whole numbers from 1 to {MOST}, such as 8,64,512"
+            f"--workers: '{text}' is not allowed, it must be whole numbers from 1 to {MAX_WORKERS}, such as "
+            "8,64,512"
         )
     return sorted({int(word) for word in words})
-
-
-def _link(given: tuple[float | None, float | None], size: int, processes: int, quiet: bool) -> Link:
-    """The link as given; what is not is measured over loopback, and a message says which is which."""
-    bandwidth, latency = given
-    if bandwidth is None or latency is None:
-        found = calibration.measure_link(size, processes)
-        bandwidth = found.bandwidth if bandwidth is None else bandwidth
-        latency = found.latency if latency is None else latency
-    how = ("given" if g is not None else f"measured over loopback, {processes} processes" for g in given)
-    rates = (f"bandwidth {8e-9 * bandwidth:.3g} Gbit/s", f"latency {_time(latency)}")
-    common.message("; ".join(f"{r} ({h})" for r, h in zip(rates, how, strict=True)), quiet)
-    return Link(latency, bandwidth)
 
 
 def assumptions(r: RunTimes) -> str:
     """What the numbers rest on, a line each."""
     slow = f", one worker {r.slow:g}× slower" if r.slow != 1 else ""
-    wait = "before each update, the loss of the step before" if r.news else "no news of the loss (--alone)"
+    wait = (
+        "before each update, an exchange of the previous loss"
+        if r.news
+        else "no exchange of the loss (--alone)"
+    )
     return (
         f"assumed: {r.all_reduce} all-reduce; {wait}; straggler coefficient {r.straggler:g}{slow}\n"
         "not counted: decomposition, evaluation, checkpoints"

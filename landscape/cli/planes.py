@@ -95,11 +95,11 @@ def same_network(runs: list[Checkpoint]) -> None:
 def trajectory(run: Checkpoint) -> list[Checkpoint]:
     """The checkpoints step-*.h5 before ``run`` in its folder, in order of their steps."""
     assert run.path is not None
-    found: dict[int, Checkpoint] = {}
+    by_step: dict[int, Checkpoint] = {}
     for path in run_folder.steps(run.path.parent):
         saved = Checkpoint.load(path, whole_history=False)
-        found.setdefault(saved.step, saved)  # a copy under another name is not taken twice
-    earlier = [found[step] for step in sorted(found) if step < run.step]
+        by_step.setdefault(saved.step, saved)  # a copy under another name is not taken twice
+    earlier = [by_step[step] for step in sorted(by_step) if step < run.step]
     if len(earlier) < 2:
         raise FailedError(
             f"{run.path}: {len(earlier)} earlier step-*.h5 in its folder, '--plane pca' needs at least 2 "
@@ -135,8 +135,9 @@ def summary(surface: Surface) -> str:
     if surface.kind == "pca":
         return f"; {len(surface.labels)} checkpoints, components explain {shares} of their variance"
     if surface.kind == "learners":
-        *own, mean = surface.marker_loss
-        return f"; plane holds {shares} of the spread; L(w_a) = {mean:.4g}, mean L(w_j) = {np.mean(own):.4g}"
+        *learner_losses, mean = surface.marker_loss
+        losses = f"L(w_a) = {mean:.4g}, mean L(w_j) = {np.mean(learner_losses):.4g}"
+        return f"; plane holds {shares} of the spread; {losses}"
     if surface.kind == "between":
         pairs = zip(surface.labels, surface.marker_loss, strict=True)
         return "; " + "; ".join(f"{label}: {loss:.4g}" for label, loss in pairs)

@@ -16,7 +16,7 @@ import click
 import torch
 import torch.distributed as dist
 
-from landscape.cli.options import grouped
+from landscape.cli.options import data_dir, device, grouped
 from landscape.cli.system import Stopped
 from landscape.core.errors import InputError
 from landscape.core.failures import explain
@@ -70,7 +70,7 @@ class Processes:
             self.nproc,
             timeout=self.timeout,
             threads=torch.get_num_threads(),
-            kept=lambda: RESUMABLE,
+            hint=lambda: RESUMABLE,
         )
         raise click.exceptions.Exit(code)
 
@@ -85,6 +85,35 @@ option = grouped(
         help="Processes (and GPUs) that share the points; under torchrun, which starts them, leave it out.",
     ),
     timeout,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Jobs:
+    """The runs of a command: ``nproc`` at a time, each in its own process, on ``device``."""
+
+    nproc: int
+    timeout: float
+    device: str
+    data_dir: str | None
+
+    @classmethod
+    def of_options(cls, nproc: int, timeout: float, device: str, data_dir: str | None) -> Jobs:
+        """From the values of --nproc, --timeout, --device and --data-dir; InputError for a bad one."""
+        positive("--nproc", nproc, least=1)
+        positive("--timeout", timeout)
+        return cls(nproc, timeout, device, data_dir)
+
+
+jobs = grouped(
+    "jobs",
+    Jobs.of_options,
+    click.option(
+        "--nproc", default=1, show_default=True, help="Number of runs at a time, each in its own process."
+    ),
+    timeout,
+    device,
+    data_dir,
 )
 
 
@@ -130,7 +159,7 @@ def joined(device: torch.device, timeout: float, wait: datetime.timedelta | None
             yield group
         except LostError as error:
             raise Lost(f"{group.diagnose(error)}; {RESUMABLE}") from error
-        except (SystemExit, click.exceptions.Exit):  # done, with an exit code that says how
+        except (SystemExit, click.exceptions.Exit):  # done, with an exit code
             group.close()
             raise
         group.close()

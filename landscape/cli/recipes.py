@@ -23,8 +23,8 @@ def recipes(name: str | None) -> None:
     if name and (name in known or not known):
         chosen = paper.read(name, allow_code=True)  # which is only printed
         click.echo(chosen.to_toml(), nl=False)
-        if about := chosen.about():
-            click.echo(about, err=True)
+        if description := chosen.describe():
+            click.echo(description, err=True)
         return
     width = max(map(len, known))
     for one in known:

@@ -72,14 +72,14 @@ def saddles(
         raise InputError(f"--{', --'.join(VARY)}: at least one of them must have a value")
     path = Path(output)
     common.check_targets(path, picture, force)
-    runs, made = seeds * len(algorithms) * sum(map(len, chosen.values())), 0
+    runs, finished = seeds * len(algorithms) * sum(map(len, chosen.values())), 0
     results = []
     with common.progress_bar("saddles", quiet) as bar:
 
         def done() -> None:
-            nonlocal made
-            made += 1
-            bar(made / runs)
+            nonlocal finished
+            finished += 1
+            bar(finished / runs)
 
         for name, values in chosen.items():
             results.append(
@@ -91,7 +91,7 @@ def saddles(
 
 
 def parse(where: str, text: str, *, whole: bool) -> list[float]:
-    """[0.1, 0.2] from "0.1,0.2"; positive, and whole numbers if asked for."""
+    """[0.1, 0.2] from "0.1,0.2"; positive, and whole numbers if ``whole``."""
     try:
         values: list[float] = sorted({int(word) if whole else float(word) for word in text.split(",")})
     except ValueError:

@@ -49,11 +49,11 @@ def smoothing(analysis: Analysis, pairs: int, top: int, steps: int, tol: float) 
     for run, progress in analysis.each("smoothing", runs):
         problem = analysis.problem(run)
         # A recipe in a file may name a user's code, which a file must never run.
-        own = not run.has_recipe or source.model or source.data or source.loss
-        if steps and own:
+        not_built_in = not run.has_recipe or source.model or source.data or source.loss
+        if steps and not_built_in:
             analysis.message(f"{run.label}: no further steps, --steps needs built-in model and data")
         device = pick_device(analysis.device)
-        route = None if own or not steps else mean_path(run, steps, device, source.data_dir)
+        route = None if not_built_in or not steps else mean_path(run, steps, device, source.data_dir)
         result = compute_smoothing(
             problem,
             run.weights,

@@ -65,18 +65,18 @@ class Source:
         if self.data is None or not known["name"]:
             return ""
         assert self.user_data is not None
-        found = self.user_data.fingerprint
-        if found and found == known["fingerprint"]:
+        fingerprint = self.user_data.fingerprint
+        if fingerprint and fingerprint == known["fingerprint"]:
             return ""
         left_out = self._left_out("data", self.data, known)
         if not left_out and (self.data.name != known["name"] or self.data.options != known["options"]):
             return user_code.command_text(self.data.name, self.typed["data"])
-        if left_out or (found and known["fingerprint"]):
+        if left_out or (fingerprint and known["fingerprint"]):
             whole = user_code.command_text(known["name"], known["options"])
             cause = f"options are missing, give --data {whole}" if left_out else "random without a seed?"
             raise FailedError(
                 f"--data: {self.data.name} is not the data of {checkpoint.path}: "
-                f"fingerprint {found[:12]}…, not {known['fingerprint'][:12]}… ({cause})"
+                f"fingerprint {fingerprint[:12]}…, not {known['fingerprint'][:12]}… ({cause})"
             )
         return ""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import click
 import numpy as np
 
@@ -14,13 +16,38 @@ from landscape.curvature.trace import TRACE_PRODUCTS
 from landscape.results.spectrum import Spectrum
 
 
-@click.command(epilog="Example: landscape spectrum runs/dp/last.h5 --top-k 5 --trace --density --plot f.png")
-@click.option("--top-k", default=0, metavar="K", help="The K largest eigenvalues.")
-@click.option("--ends", is_flag=True, help="λ_max and λ_min. [default without another choice]")
-@click.option("--trace", "with_trace", is_flag=True, help="The trace, by Hutch++, with its standard error.")
-@click.option(
-    "--density", "with_density", is_flag=True, help="The density, by stochastic Lanczos quadrature."
+@dataclass(frozen=True)
+class Quantities:
+    """What is computed, and the products, random vectors and Lanczos steps for trace and density."""
+
+    top_k: int
+    ends: bool
+    with_trace: bool
+    with_density: bool
+    products: int
+    probes: int
+    steps: int
+
+
+quantities_options = options.grouped(
+    "quantities",
+    Quantities,
+    click.option("--top-k", default=0, metavar="K", help="The K largest eigenvalues."),
+    click.option("--ends", is_flag=True, help="λ_max and λ_min. [default without another choice]"),
+    click.option(
+        "--trace", "with_trace", is_flag=True, help="The trace, by Hutch++, with its standard error."
+    ),
+    click.option(
+        "--density", "with_density", is_flag=True, help="The density, by stochastic Lanczos quadrature."
+    ),
+    click.option("--products", default=TRACE_PRODUCTS, show_default=True, help="Products for the trace."),
+    click.option("--probes", default=PROBES, show_default=True, help="Random vectors for the density."),
+    click.option("--steps", default=STEPS, show_default=True, help="Lanczos steps for each random vector."),
 )
+
+
+@click.command(epilog="Example: landscape spectrum runs/dp/last.h5 --top-k 5 --trace --density --plot f.png")
+@quantities_options
 @click.option("--kind", default="hessian", show_default=True, help="hessian or gauss-newton.")
 @click.option(
     "--part",
@@ -36,30 +63,21 @@ from landscape.results.spectrum import Spectrum
     help="landscape, or pyhessian: the eigenvalue of largest magnitude, and the trace.",
 )
 @options.eigenvalues("Products for the eigenvalues, at most.")
-@click.option("--products", default=TRACE_PRODUCTS, show_default=True, help="Products for the trace.")
-@click.option("--probes", default=PROBES, show_default=True, help="Random vectors for the density.")
-@click.option("--steps", default=STEPS, show_default=True, help="Lanczos steps a random vector.")
 @analysis_options("Draws the random vectors.")
 def spectrum(
     analysis: Analysis,
+    quantities: Quantities,
     eigenvalues: options.Eigenvalues,
-    top_k: int,
-    ends: bool,
-    with_trace: bool,
-    with_density: bool,
     kind: str,
     parts: tuple[str, ...],
     engine: str,
-    products: int,
-    probes: int,
-    steps: int,
 ) -> None:
     """Eigenvalues, trace and density of the Hessian at w_a of each CKPT, over the whole split.
 
     Prints each eigenvalue with its relative residual, the bounds outside which there is no other eigenvalue
     (with 99% probability), and the trace with its standard error.
     """
-    if analysis.output.picture and with_trace and not (top_k or ends or with_density):
+    if analysis.output.picture and _only_trace(quantities):
         raise InputError("--plot: a trace alone is not drawn, add --ends, --top-k or --density")
     runs = analysis.open()
     path = analysis.target(runs[0], "spectrum", kind)
@@ -67,17 +85,11 @@ def spectrum(
     for run, progress in analysis.each("spectrum", runs):
         result = compute_spectrum(
             analysis.problem(run),
-            top_k,
-            ends=ends,
-            with_trace=with_trace,
-            with_density=with_density,
+            **vars(quantities),
             kind=kind,
             part=list(parts) or None,
             engine=engine,
             **vars(eigenvalues),
-            products=products,
-            probes=probes,
-            steps=steps,
             seed=analysis.seed,
             progress=progress,
             **analysis.about(run),
@@ -85,6 +97,10 @@ def spectrum(
         results.append(result)
         analysis.message(table(result))
     analysis.write(results, path)
+
+
+def _only_trace(chosen: Quantities) -> bool:
+    return chosen.with_trace and not (chosen.top_k or chosen.ends or chosen.with_density)
 
 
 def table(result: Spectrum) -> str:

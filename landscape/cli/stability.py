@@ -77,14 +77,14 @@ def stability(
     path = analysis.target(runs[0], "stability")
     results = []
     for run, _ in analysis.each("stability", runs):
-        rate, own, tau = known(run)
+        rate, rule_limit, delay = known(run)
         result = compute_stability(
             analysis.problem(run),
             chosen,
             momentum,
             lr=rate,
-            own_limit=own,
-            own_delay=tau,
+            own_limit=rule_limit,
+            own_delay=delay,
             tol=tol,
             seed=analysis.seed,
             **analysis.about(run),
@@ -103,7 +103,7 @@ def parse_delays(text: str) -> list[int]:
 
 
 def known(run: Checkpoint) -> tuple[float, float | None, int]:
-    """A run's learning rate, the limit of its own rule if that is known, and its delay."""
+    """A run's learning rate, the limit of its update rule if it is known, and its delay."""
     if run.algorithm == IMPORTED:
         return math.nan, None, 0
     if run.algorithm == RECORDED:
@@ -117,8 +117,8 @@ def table(delays: list[int], momentum: float, noise: float) -> str:
     lines = [_row("τ", [HEADS[0], *(f"{h}, m = {momentum:g}" for h in HEADS[1:])])]
     settings = ((0.0, "ordinary"), (momentum, "ordinary"), (momentum, "shifted"))
     for tau in delays:
-        found = [limits.max_stable_step(tau, m, form, noise) for m, form in settings]
-        lines.append(_row(str(tau), [f"{value:.4f}" for value in found]))
+        stable_steps = [limits.max_stable_step(tau, m, form, noise) for m, form in settings]
+        lines.append(_row(str(tau), [f"{value:.4f}" for value in stable_steps]))
     return f"largest stable lr·λ_max{' in mean square' if noise else ''}\n" + "\n".join(lines)
 
 
@@ -131,11 +131,11 @@ def rates(
     lines = [f"learning rates with the minima of {base}"]
     settings = ((0.0, "ordinary"), (momentum, "ordinary"), (momentum, "shifted"))
     for tau in delays:
-        found = [
+        rates_of_delay = [
             limits.lr_that_keeps_minima(lr, before, limits.Setting(tau, m, form, batch), noise)
             for m, form in settings
         ]
-        lines.append(_row(str(tau), [f"{value:.4g}" for value in found]))
+        lines.append(_row(str(tau), [f"{value:.4g}" for value in rates_of_delay]))
     return "\n".join(lines)
 
 
@@ -150,8 +150,8 @@ def summary(result: Stability) -> str:
     head = f"{result.label}: {result.split} loss, λ_max {sharp:.5g}"
     lines = [f"{head}, {common.residual(result.residual, sharp)}{missed}"]
     if math.isfinite(result.lr):
-        own = f", limit {result.own_limit:.4g}" if math.isfinite(result.own_limit) else ", limit not known"
-        lines.append(f"  lr {result.lr:g}: lr·λ_max = {result.lr * sharp:.4g}{own}")
+        limit = f", limit {result.own_limit:.4g}" if math.isfinite(result.own_limit) else ", limit not known"
+        lines.append(f"  lr {result.lr:g}: lr·λ_max = {result.lr * sharp:.4g}{limit}")
     if sharp <= 0:
         return "\n".join([*lines, "  no direction curves upwards: no rate is too large for it"])
     leaves = "; * : the run's lr leaves" if math.isfinite(result.lr) else ""

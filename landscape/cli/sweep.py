@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import re
@@ -13,17 +14,49 @@ import click
 import numpy as np
 
 from landscape import paper
-from landscape.cli import common, options
-from landscape.cli.processes import timeout as timeout_option
+from landscape.cli import common, options, processes
 from landscape.core.errors import InputError
-from landscape.core.options import positive
 from landscape.results.sweep import Sweep
 from landscape.train import sweep as sweeping
 from landscape.train.distributed.process_group import started_by_launcher
 from landscape.train.launch import pick_device
 
 # More rounds would need values that six digits cannot distinguish.
-MOST_ROUNDS = 16
+MAX_ROUNDS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """The search for the best value of ``key`` between ``low`` and ``high``, in ``rounds`` halvings."""
+
+    key: str
+    low: float
+    high: float
+    rounds: int
+
+    @classmethod
+    def of_options(cls, search: str | None, rounds: int) -> Search | None:
+        """From the values of --search and --rounds; None without a search, InputError for a bad value."""
+        if not 1 <= rounds <= MAX_ROUNDS:
+            raise InputError(f"--rounds: {rounds} is not allowed, it must be 1 to {MAX_ROUNDS}")
+        return cls(*parse_search(search), rounds) if search else None
+
+
+search_options = options.grouped(
+    "search",
+    Search.of_options,
+    click.option(
+        "--search",
+        metavar="KEY=LO..HI",
+        help="Find the value of KEY with the lowest final test loss, such as algorithm.sigma=1e-5..10.",
+    ),
+    click.option(
+        "--rounds",
+        default=8,
+        show_default=True,
+        help="Halvings of --search: at most 3 + 2·ROUNDS values. DPSGD-2020 evaluates about 20.",
+    ),
+)
 
 
 @click.command(
@@ -38,38 +71,19 @@ MOST_ROUNDS = 16
     help="Values of a key of the recipes; one value changes it in all runs.",
 )
 @click.option("--seeds", default="0", show_default=True, help="Seeds of each setting: 0-4, or 0,1,5.")
-@click.option(
-    "--search",
-    metavar="KEY=LO..HI",
-    help="Find the value of KEY with the lowest final test loss, such as algorithm.sigma=1e-5..10.",
-)
-@click.option(
-    "--rounds",
-    default=8,
-    show_default=True,
-    help="Halvings of --search: at most 3 + 2·ROUNDS values. DPSGD-2020 evaluates about 20.",
-)
+@search_options
 @click.option("-o", "--output", metavar="DIR", required=True, help="Folder of the runs and the table.")
-@click.option(
-    "--nproc", default=1, show_default=True, help="Number of runs at a time, each in its own process."
-)
-@timeout_option
+@processes.jobs
 @options.allow_code
-@options.device
-@options.data_dir
 @options.quiet
 def sweep(
+    search: Search | None,
+    jobs: processes.Jobs,
     recipes: tuple[str, ...],
     settings: tuple[str, ...],
     seeds: str,
-    search: str | None,
-    rounds: int,
     output: str,
-    nproc: int,
-    timeout: float,
     allow_code: bool,
-    device: str,
-    data_dir: str | None,
     quiet: bool,
 ) -> None:
     """Train all combinations of RECIPEs, values and seeds; a table has mean and deviation.
@@ -83,74 +97,77 @@ def sweep(
     best value so far, at half the previous distance on a log scale. The best value has the fewest diverged
     seeds, and among those the lowest mean final loss.
     """
-    positive("--nproc", nproc, least=1)
-    positive("--timeout", timeout)
-    if not 1 <= rounds <= MOST_ROUNDS:
-        raise InputError(f"--rounds: {rounds} is not allowed, it must be 1 to {MOST_ROUNDS}")
     if started_by_launcher():
         raise InputError("sweep: not allowed under torchrun; --nproc makes several runs at once")
-    pick_device(device)
+    pick_device(jobs.device)
     read = functools.partial(paper.read, allow_code=allow_code)
     sources = label(recipes)
-    wanted = parse_seeds(seeds)
+    seed_list = parse_seeds(seeds)
     bases = sweeping.grid(sources, settings)
     keys = [s.partition("=")[0].strip() for s in settings]
-    total = len(bases) * len(wanted)
-    tried: list[str] = []
+    total, first_value = len(bases) * len(seed_list), list[str]()
     if search:
-        key, low, high = parse_search(search)
-        if key in (*keys, "seed"):
-            raise InputError(f"--search: {key} is not allowed, --set or --seeds give it")
-        keys, total, tried = [key, *keys], total * (3 + 2 * rounds), [f"{key}={low:g}"]
-    for setting in bases:  # a bad value is found before the folder is made
-        read(sources[setting[0][1]], [*(f"{k}={v}" for k, v in setting[1:]), *tried])
-    execute = sweeping.one_by_one(device, data_dir)
-    if nproc > 1:
-        execute = sweeping.at_once(nproc, device, data_dir, timeout)
+        if search.key in (*keys, "seed"):
+            raise InputError(f"--search: {search.key} is not allowed, --set or --seeds give it")
+        keys, total = [search.key, *keys], total * (3 + 2 * search.rounds)
+        first_value = [f"{search.key}={search.low:g}"]
+    for setting in bases:  # bad values are reported before the folder is made
+        read(sources[setting[0][1]], [*(f"{k}={v}" for k, v in setting[1:]), *first_value])
     folder = Path(output)
     common.make_folder(folder)
     common.lock(folder)
     with common.progress_bar("sweep", quiet) as bar:
         runner = sweeping.Runner(
             folder,
-            sources,
-            wanted,
+            seed_list,
             keys,
-            read=read,
-            execute=execute,
-            total=total,
+            read=lambda label, changes: read(sources[label], changes),
+            execute=_execute(jobs),
             message=lambda line: common.message(line, quiet),
-            progress=bar,
+            progress=lambda runs: bar(runs / total),
         )
         if search:
-            best = sweeping.search(runner, bases, key, low, high, rounds)
+            best = sweeping.search(runner, bases, search.key, search.low, search.high, search.rounds)
         else:
             runner.run(bases)
     common.message(table(runner.result()), quiet)
-    for base, value in best.items() if search else ():
-        told = [
-            v if k == "recipe" else f"{k}={v}"
-            for k, v in base
-            if k in ("recipe", *_varying(map(dict, bases)))
-        ]
-        common.message(f"{', '.join(told)}: best {key} of the values evaluated: {value}", quiet)
+    if search:
+        for line in best_values(search.key, best):
+            common.message(line, quiet)
     for name in ("sweep.csv", "sweep.h5"):
         click.echo(str(folder / name))
 
 
+def _execute(jobs: processes.Jobs) -> sweeping.Execute:
+    """The function that makes runs: in this process, or in several."""
+    if jobs.nproc > 1:
+        return sweeping.at_once(jobs.nproc, jobs.device, jobs.data_dir, jobs.timeout)
+    return sweeping.one_by_one(jobs.device, jobs.data_dir)
+
+
+def best_values(key: str, best: Mapping[sweeping.Setting, str]) -> list[str]:
+    """The best value of ``key`` of each setting, a line each: the recipe, the keys that vary, the value."""
+    shown = {"recipe", *_varying(map(dict, best))}
+    lines = []
+    for setting, value in best.items():
+        words = [v if k == "recipe" else f"{k}={v}" for k, v in setting if k in shown]
+        lines.append(f"{', '.join(words)}: best {key} of the values evaluated: {value}")
+    return lines
+
+
 def label(recipes: tuple[str, ...]) -> dict[str, str]:
     """Label -> recipe: names and patterns as they are, files by their stem."""
-    found: dict[str, str] = {}
-    for given in recipes:
-        known = [name for name in paper.names() if fnmatchcase(name, given)]
-        for source in known or [given]:
+    sources: dict[str, str] = {}
+    for pattern in recipes:
+        known = [name for name in paper.names() if fnmatchcase(name, pattern)]
+        for source in known or [pattern]:
             name = Path(source).stem if source.endswith(".toml") else source
-            if name in found:
+            if name in sources:
                 raise InputError(
                     f"RECIPE: '{name}' is given twice; a sweep distinguishes recipes by their names"
                 )
-            found[name] = source
-    return found
+            sources[name] = source
+    return sources
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -26,7 +26,7 @@ class Stopped(KeyboardInterrupt):
 
     @property
     def exit_code(self) -> int:
-        """128 plus the signal's number, as shells have it."""
+        """128 plus the signal's number, as in shells."""
         return 128 + self.number
 
     def __str__(self) -> str:

@@ -74,7 +74,7 @@ class Training:
         # A restart has to resume; where there is no run yet, --resume starts it.
         flags = {"--resume": self.resume or self.max_restarts, "--force": self.force, "--quiet": self.quiet}
         flags |= {"--allow-code": self.allow_code}
-        return [*arguments, *(flag for flag, given in flags.items() if given)]
+        return [*arguments, *(flag for flag, is_set in flags.items() if is_set)]
 
 
 training_options = options.grouped(
@@ -156,12 +156,12 @@ def _start_processes(training: Training, folder: str) -> None:
         timeout=training.timeout,
         threads=None if "OMP_NUM_THREADS" in os.environ else os.cpu_count(),
         restarts=training.max_restarts,
-        kept=lambda: f"--resume goes on from {last}" if last.exists() else "there is no checkpoint yet",
+        hint=lambda: f"--resume goes on from {last}" if last.exists() else "there is no checkpoint yet",
         log=Path(folder) / "logs" / "launcher.log",
     )
     if code:
         raise click.exceptions.Exit(code)
-    _check_divergence(Checkpoint.load(last, held=lambda learners: slice(0)), folder)
+    _check_divergence(Checkpoint.load(last, learners=lambda n: slice(0)), folder)
 
 
 def _train(training: Training, chosen: Recipe | None, folder: str) -> None:
@@ -215,7 +215,7 @@ def _joined(device: str, timeout: float) -> Iterator[Group | None]:
 
 
 def closing(end: Checkpoint) -> str:
-    """One line about how a run ended."""
+    """One line about the end of a run."""
     if not len(end.history["step"]):
         return "no step that could be made" if end.diverged else "no step to make"
     last = {name: float(column[-1]) for name, column in end.history.items()}

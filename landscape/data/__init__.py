@@ -37,7 +37,7 @@ def load(name: str, *, data_dir: str | Path | None = None, **kwargs: Any) -> Dat
 
     Raises InputError for an unknown name or option, FailedError for files that are missing or damaged.
     """
-    found = registry.data_sets[name](data_dir=data_dir, **options(name, kwargs))
-    if not isinstance(found, Dataset):  # as a plugin may have it
-        raise InputError(f"data.name: '{name}' gives a {type(found).__name__}, it must give a Dataset")
-    return found
+    dataset = registry.data_sets[name](data_dir=data_dir, **options(name, kwargs))
+    if not isinstance(dataset, Dataset):  # as a plugin may have it
+        raise InputError(f"data.name: '{name}' gives a {type(dataset).__name__}, it must give a Dataset")
+    return dataset

@@ -33,8 +33,8 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
     """The arrays of ``make()``, from the cache if it has them for the same files and settings.
 
     ``files`` are paths below ``root``; files are the same if paths, sizes and modification times are. If
-    several processes start together, one computes the arrays and the others wait for it. A damaged cache file
-    is computed again. If the cache cannot be written, there is a warning and nothing is cached.
+    several processes start together, one computes the arrays and the other processes wait for it. A damaged
+    cache file is computed again. If the cache cannot be written, there is a warning and nothing is cached.
     """
     digest = hashlib.sha256(settings.encode())
     for path in files:
@@ -46,11 +46,11 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
             alone.enter_context(_alone(folder))
         except FailedError as error:
             warnings.warn(f"{error}; nothing is cached", stacklevel=2)
-            return _made(make)
+            return _contiguous(make)
         stored = folder / f"{name}-{digest.hexdigest()[:24]}.h5"
         arrays = _read(stored)
         if arrays is None:
-            arrays = _made(make)
+            arrays = _contiguous(make)
             try:
                 with hdf5.writing(stored, SCHEMA) as file:
                     file.attrs["fingerprint"] = _fingerprint(arrays)
@@ -61,15 +61,15 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
     return arrays
 
 
-def _made(make: Callable[[], Arrays]) -> Arrays:
+def _contiguous(make: Callable[[], Arrays]) -> Arrays:
     """Contiguous, as after reading: the rounding of a network depends on the order in memory."""
     return {key: np.ascontiguousarray(array) for key, array in make().items()}
 
 
 def _folder() -> Path:
-    given = os.environ.get("LANDSCAPE_CACHE")
-    if given:
-        return Path(given)
+    folder = os.environ.get("LANDSCAPE_CACHE")
+    if folder:
+        return Path(folder)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "landscape")
     except RuntimeError as error:  # neither HOME nor an entry in the list of users, as in some containers
@@ -126,13 +126,13 @@ def each(title: str, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     on 2 cores take 1.2 times as long as one, 2 processes half as long (20,000 images: 2.5, 2.0 and 1.1 s).
     Processes would need a guard in every script that loads data for the first time.
     """
-    found: list[R] = []
+    results: list[R] = []
     with progress_bar(title) as bar, ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
             for result in pool.map(work, items):
-                found.append(result)
-                bar(len(found) / len(items))
+                results.append(result)
+                bar(len(results) / len(items))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return found
+    return results

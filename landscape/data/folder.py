@@ -32,7 +32,7 @@ def listing(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
     classes. Raises FailedError for a split without classes, a class without images, or classes that
     differ.
     """
-    found: dict[str, list[tuple[str, int]]] = {}
+    files_of_split: dict[str, list[tuple[str, int]]] = {}
     classes: list[str] = []
     for split in ("train", "test"):
         try:
@@ -45,24 +45,24 @@ def listing(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
             raise FailedError(f"{root}: train and test have different classes ({', '.join(odd[:5])})")
         if len(names) < 2:
             raise FailedError(f"{root / split}: holds {len(names)} folders of images, one a class is needed")
-        classes, found[split] = names, []
+        classes, files_of_split[split] = names, []
         for label, name in enumerate(names):
             files = [file for file in listed[name] if file.lower().endswith(SUFFIXES)]
             if not files:
                 kinds = ", ".join(SUFFIXES)
                 raise FailedError(f"{root / split / name}: holds no image, a class needs one ({kinds})")
-            found[split] += [(f"{split}/{name}/{file}", label) for file in files]
-        order = np.random.default_rng(0).permutation(len(found[split]))
-        found[split] = [found[split][i] for i in order]
-    return classes, found
+            files_of_split[split] += [(f"{split}/{name}/{file}", label) for file in files]
+        order = np.random.default_rng(0).permutation(len(files_of_split[split]))
+        files_of_split[split] = [files_of_split[split][i] for i in order]
+    return classes, files_of_split
 
 
 def folder_arrays(
     name: str, root: Path, size: int, border: float = 0.0
 ) -> tuple[list[str], dict[str, Array]]:
     """(classes, arrays x_train, y_train, x_test, y_test) of folders of images, decoded once and cached."""
-    classes, found = listing(root)
-    paths = [path for split in found.values() for path, _ in split]
+    classes, listed = listing(root)
+    paths = [path for split in listed.values() for path, _ in split]
 
     def make() -> dict[str, Array]:
         shape = decode(root / paths[0], size, border).shape
@@ -79,8 +79,8 @@ def folder_arrays(
 
         groups = [paths[i : i + TASK] for i in range(0, len(paths), TASK)]
         images = np.concatenate(each(f"decoding {name}", some, groups))
-        cut = len(found["train"])
-        labels = {f"y_{split}": np.array([y for _, y in pairs]) for split, pairs in found.items()}
+        cut = len(listed["train"])
+        labels = {f"y_{split}": np.array([y for _, y in pairs]) for split, pairs in listed.items()}
         return {"x_train": images[:cut], "x_test": images[cut:], **labels}
 
     return classes, cached(name, root, paths, f"images 1 {size} {border}", make)
@@ -122,11 +122,11 @@ def image_folder(
         raise InputError(
             "data.size: 0 is not allowed with data.stream, it must be the images' height in pixels"
         )
-    classes, found = listing(root)
+    classes, listed = listing(root)
     mean, std = (
         torch.tensor(v).view(-1, 1, 1) for v in (IMAGENET if normalize else ((0.0,) * 3, (1.0,) * 3))
     )
-    files = {split: ImageFiles(root, pairs, size, border, mean, std) for split, pairs in found.items()}
+    files = {split: ImageFiles(root, pairs, size, border, mean, std) for split, pairs in listed.items()}
     mark = hashlib.sha256("".join(f.fingerprint() for f in files.values()).encode()).hexdigest()
     return Dataset(
         ImageStream(files["train"], len(files["train"]), workers),

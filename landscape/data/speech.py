@@ -21,7 +21,7 @@ from landscape.core.options import positive
 from landscape.data.base import Dataset, data_root, fingerprint
 from landscape.data.cache import cached, each
 
-# A window of 25 ms every 10 ms, as nearly all speech recognisers have it (Young et al., The HTK Book).
+# A window of 25 ms every 10 ms, as in nearly all speech recognisers (Young et al., The HTK Book).
 WINDOW, SHIFT = 0.025, 0.010
 # What is added to a filter's energy before the logarithm, for samples in [−1, 1]: below the last bit (ours).
 FLOOR = 1e-10
@@ -43,16 +43,16 @@ def read_wav(path: Path, rate: int) -> Array:
     """(samples,) float32 in [−1, 1) of a mono 16-bit PCM file; FailedError for any other."""
     try:
         with open_regular(path, LONGEST) as bytes_, wave.open(bytes_) as file:
-            found = file.getframerate(), file.getnchannels(), 8 * file.getsampwidth()
+            form = file.getframerate(), file.getnchannels(), 8 * file.getsampwidth()
             raw = file.readframes(file.getnframes())
             promised = file.getnframes() * file.getnchannels() * file.getsampwidth()
     except InputError:
         raise
     except Exception as error:  # wave lets through whatever it stumbles over in a damaged chunk
         raise FailedError(f"{path}: cannot be read as a wav file ({error or 'it ends too soon'})") from error
-    if found != (rate, 1, 16):
+    if form != (rate, 1, 16):
         raise FailedError(
-            f"{path}: has {found[0]} Hz, {found[1]} channels, {found[2]} bits; "
+            f"{path}: has {form[0]} Hz, {form[1]} channels, {form[2]} bits; "
             f"{rate} Hz, 1 channel, 16 bits are needed (the rate is data.rate)"
         )
     if not raw or len(raw) != promised:
@@ -120,54 +120,66 @@ def frame_set(
     return np.concatenate(xs), np.concatenate(ys)
 
 
+@dataclass(frozen=True)
+class Features:
+    """How recordings become inputs and labels: the options of :func:`spoken_digits` with the same names."""
+
+    rate: int
+    mels: int
+    context: int
+    positions: int
+    frames: int
+    imbalance: float
+
+    def __post_init__(self) -> None:
+        for key in ("mels", "positions", "frames"):
+            positive(f"data.{key}", getattr(self, key), least=1)
+        positive("data.rate", self.rate, least=1000)  # below, a window holds next to nothing
+        positive("data.context", self.context, least=0)
+        positive("data.imbalance", self.imbalance, least=1)
+
+
 def _speech(
-    name: str,
-    root: Path,
-    train: list[Utterance],
-    test: list[Utterance],
-    classes: int,
-    *,
-    rate: int,
-    mels: int,
-    context: int,
-    positions: int,
-    frames: int,
-    imbalance: float,
+    name: str, root: Path, train: list[Utterance], test: list[Utterance], classes: int, features: Features
 ) -> Dataset:
-    for key, value in (("mels", mels), ("positions", positions), ("frames", frames)):
-        positive(f"data.{key}", value, least=1)
-    positive("data.rate", rate, least=1000)  # below, a window holds next to nothing
-    positive("data.context", context, least=0)
-    positive("data.imbalance", imbalance, least=1)
+    """The data set of the recordings; every mel band is normalised over the frames of ``train``."""
     for split, utterances in (("train", train), ("test", test)):
         if not utterances:
             raise FailedError(f"data {name}: no recording is left for {split}, each split needs one")
-    files = [u.file for u in (*train, *test)]
-
-    def make() -> dict[str, Array]:
-        def some(group: list[str]) -> list[Array]:
-            return [log_mel(read_wav(root / file, rate), rate, mels) for file in group]
-
-        groups = [files[i : i + TASK] for i in range(0, len(files), TASK)]
-        found = [features for part in each(f"reading {name}", some, groups) for features in part]
-        return {"frames": np.concatenate(found), "lengths": np.array([len(f) for f in found])}
-
-    stored = cached(name, root, files, f"log-mel 1 {rate} {mels}", make)
-    per_file = dict(zip(files, np.split(stored["frames"], np.cumsum(stored["lengths"])[:-1]), strict=True))
-    chosen = [thinned(utterances, classes, imbalance) for utterances in (train, test)]
+    per_file = _log_mels(name, root, [u.file for u in (*train, *test)], features)
+    chosen = [thinned(utterances, classes, features.imbalance) for utterances in (train, test)]
     every = np.concatenate([per_file[u.file] for u in chosen[0]]).astype(np.float64)
     mean, std = every.mean(0), np.maximum(every.std(0), 1e-6)
 
     def arrays_of(utterances: list[Utterance]) -> tuple[Array, Array]:
-        features = [((per_file[u.file] - mean) / std).astype(np.float32) for u in utterances]
-        x, y = frame_set(features, [u.label for u in utterances], frames, context, positions)
+        normalised = [((per_file[u.file] - mean) / std).astype(np.float32) for u in utterances]
+        labels = [u.label for u in utterances]
+        x, y = frame_set(normalised, labels, features.frames, features.context, features.positions)
         order = np.random.default_rng(0).permutation(len(y))  # so that each batch contains all classes
         return x[order], y[order]
 
     arrays = [arrays_of(utterances) for utterances in chosen]
     train_set, test_set = ((torch.from_numpy(x), torch.from_numpy(y)) for x, y in arrays)
     mark = fingerprint(array for pair in arrays for array in pair)
-    return Dataset(train_set, test_set, torch.nn.functional.cross_entropy, mark, classes * positions)
+    states = classes * features.positions
+    return Dataset(train_set, test_set, torch.nn.functional.cross_entropy, mark, states)
+
+
+def _log_mels(name: str, root: Path, files: list[str], features: Features) -> dict[str, Array]:
+    """File -> (frames, mels), read once and cached."""
+    rate, mels = features.rate, features.mels
+
+    def make() -> dict[str, Array]:
+        def read(group: list[str]) -> list[Array]:
+            return [log_mel(read_wav(root / file, rate), rate, mels) for file in group]
+
+        groups = [files[i : i + TASK] for i in range(0, len(files), TASK)]
+        arrays = [array for part in each(f"reading {name}", read, groups) for array in part]
+        return {"frames": np.concatenate(arrays), "lengths": np.array([len(array) for array in arrays])}
+
+    stored = cached(name, root, files, f"log-mel 1 {rate} {mels}", make)
+    ends = np.cumsum(stored["lengths"])[:-1]
+    return dict(zip(files, np.split(stored["frames"], ends), strict=True))
 
 
 def thinned(utterances: list[Utterance], classes: int, imbalance: float) -> list[Utterance]:
@@ -204,8 +216,10 @@ def spoken_digits(
             recordings of each, in both splits; on top of the lengths of the words.
     """
     root = data_root(data_dir) / "fsdd"
-    found = [(re.fullmatch(r"(\d)_(\w+)_(\d+)\.wav", path.name), path) for path in sorted(root.glob("*.wav"))]
-    parts = [(int(m[1]), m[2], int(m[3]), path.name) for m, path in found if m]
+    matches = [
+        (re.fullmatch(r"(\d)_(\w+)_(\d+)\.wav", path.name), path) for path in sorted(root.glob("*.wav"))
+    ]
+    parts = [(int(m[1]), m[2], int(m[3]), path.name) for m, path in matches if m]
     if not parts:
         raise FailedError(
             f"data spoken-digits: {root} holds no DIGIT_SPEAKER_INDEX.wav; put the recordings there and give "
@@ -220,9 +234,8 @@ def spoken_digits(
         held_out = speaker in test_speakers if test_speakers else index < 5
         (test if held_out else train).append(Utterance(file, digit))
     return _speech(
-        "spoken-digits", root, train, test, 10,
-        rate=rate, mels=mels, context=context, positions=positions, frames=frames, imbalance=imbalance,
-    )  # fmt: skip
+        "spoken-digits", root, train, test, 10, Features(rate, mels, context, positions, frames, imbalance)
+    )
 
 
 @registry.data_sets.add("speech-list")
@@ -250,9 +263,8 @@ def speech_list(
             raise FailedError(f"{root / 'test.csv'}: {file} has the label '{label}', which train.csv has not")
     train, test = ([Utterance(f, order.index(label)) for f, label in rows[s]] for s in ("train", "test"))
     return _speech(
-        root.name, root, train, test, len(order),
-        rate=rate, mels=mels, context=context, positions=positions, frames=frames, imbalance=imbalance,
-    )  # fmt: skip
+        root.name, root, train, test, len(order), Features(rate, mels, context, positions, frames, imbalance)
+    )
 
 
 def _read_list(path: Path) -> list[tuple[str, str]]:

@@ -58,8 +58,8 @@ class ImageStream(Stream):
         return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
 
     def part(self, rows: slice) -> ImageStream:
-        kept = range(self.samples)[rows]
-        return ImageStream(Subset(self.files, kept), len(kept), self.workers)
+        indices = range(self.samples)[rows]
+        return ImageStream(Subset(self.files, indices), len(indices), self.workers)
 
     def _read(self, files: Dataset[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, Tensor]]:
         # A separate generator: otherwise the workers' seeds would be drawn from PyTorch's global state.

@@ -35,10 +35,10 @@ def shufflenet_v2(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     layers: list[nn.Module] = [conv_bn(3, channels, 3)]
     for base, count in ((116, 4), (232, 8), (464, 4)):
         half = scaled(base // 2, width)
-        left = nn.Sequential(
+        first_half = nn.Sequential(
             conv_bn(channels, channels, 3, 2, groups=channels, relu=False), conv_bn(channels, half)
         )
-        layers += [Branches(left, nn.Sequential(*_body(channels, half, 2))), nn.ChannelShuffle(2)]
+        layers += [Branches(first_half, nn.Sequential(*_body(channels, half, 2))), nn.ChannelShuffle(2)]
         for _ in range(count - 1):
             layers += [
                 Branches(_Half(0), nn.Sequential(_Half(1), *_body(half, half, 1))),

@@ -52,7 +52,7 @@ class Drawing:
     pictures: dict[str, Picture]
     rows: list[dict[str, Any]]
     compared: list[Compared]
-    verdict: str
+    conclusion: str
     claim_holds: bool | None
 
 
@@ -105,8 +105,8 @@ class Work:
 
     def checkpoints(self, key: str) -> list[Checkpoint]:
         """The checkpoints of the run ``key`` in order, without that of its start."""
-        found = [Checkpoint.load(path, whole_history=False) for path in steps(self.folder(key))]
-        return [point for point in found if point.step]
+        saved = [Checkpoint.load(path, whole_history=False) for path in steps(self.folder(key))]
+        return [point for point in saved if point.step]
 
     def group(self, prefix: str) -> list[Checkpoint]:
         """The ends of the runs ``prefix``/SEED, by seed."""
@@ -206,10 +206,10 @@ def names() -> list[str]:
     papers = ("DPSGD-2020", "DPSGD-2021", "LocalSGD-2021", "Delay-2019")
 
     def place(name: str) -> tuple[int, bool, str, str]:
-        found = get(name)
-        paper, _, part = found.where.partition(", ")
+        entry = get(name)
+        paper, _, part = entry.where.partition(", ")
         rank = (*papers, paper).index(paper)
-        module = getattr(found.draw, "__module__", "")  # independent of the order of imports
+        module = getattr(entry.draw, "__module__", "")  # independent of the order of imports
         return rank, not part.startswith(("Figure", "Table")), part, module
 
     return sorted(registry.figures, key=place)
@@ -217,25 +217,25 @@ def names() -> list[str]:
 
 def get(name: str) -> Figure:
     """The figure called ``name``. InputError names the nearest one."""
-    found: Figure = registry.figures[name]
-    return found
+    entry: Figure = registry.figures[name]
+    return entry
 
 
 def test_error(run: Checkpoint) -> float:
     """Test error of w_a where it was last evaluated, in %."""
     accuracy = run.history["test_accuracy"]
-    seen = accuracy[np.isfinite(accuracy)]
-    return float(100 * (1 - seen[-1])) if len(seen) else float("nan")
+    finite = accuracy[np.isfinite(accuracy)]
+    return float(100 * (1 - finite[-1])) if len(finite) else float("nan")
 
 
 def summary(values: Sequence[float], form: str = ".2f") -> str:
     """ "3.09 (2.69 to 4.53)": median and range, or the one value there is."""
-    seen = np.array([v for v in values if np.isfinite(v)])
-    if not len(seen):
+    finite = np.array([v for v in values if np.isfinite(v)])
+    if not len(finite):
         return "–"
-    if len(seen) == 1:
-        return f"{seen[0]:{form}}"
-    return f"{np.median(seen):{form}} ({seen.min():{form}} to {seen.max():{form}})"
+    if len(finite) == 1:
+        return f"{finite[0]:{form}}"
+    return f"{np.median(finite):{form}} ({finite.min():{form}} to {finite.max():{form}})"
 
 
 def mean_and_spread(values: Sequence[float], form: str = ".2f") -> str:

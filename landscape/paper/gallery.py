@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COLORS = 256
 # Characters of a title in an inch of a picture, at the size that style.mplstyle gives it.
 TITLE = 11
-NO_VERDICT = "Smoke scale shows that the figure can be made; its numbers say nothing about the claim."
+NO_CONCLUSION = "Smoke scale shows that the figure can be made; its numbers say nothing about the claim."
 # Of the JSON file of a figure: the largest size that is read, in bytes, and the keys that the page needs.
 MAX_BYTES = 1 << 24
 KEYS = (
@@ -61,7 +61,7 @@ def write(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]
         "version": __version__,
         "pictures": [path.name for path in pictures],
         "compared": [dataclasses.asdict(entry) for entry in drawing.compared],
-        "verdict": drawing.verdict,
+        "verdict": drawing.conclusion,
         "held": drawing.claim_holds,
     }
     write_text(folder / f"{name}.json", json.dumps(entry, ensure_ascii=False, indent=1) + "\n")
@@ -120,16 +120,16 @@ def page(folder: Path) -> Path:
         "Setting?*, DPSGD-2021 *Loss Landscape Dependent Self-Adjusting Learning Rates in Decentralized "
         "SGD*, LocalSGD-2021 *Trade-offs of Local SGD at Scale*, Delay-2019 *At Stability's Edge*. The time "
         "is the sum over runs and analyses as each was measured, those that figures share counted in each; "
-        "on two cores, `--nproc 2` takes about half. A verdict is on what was run, which at laptop scale is "
-        "often less than what the paper's claim is about.",
+        "on two cores, `--nproc 2` takes about half. A conclusion applies to the runs made here, which at "
+        "laptop scale are often smaller than those of the paper's claim.",
         "",
         "| figure | what | scale | claim |",
         "|---|---|---|---|",
     ]
     for name, entry in entries.items():
         what = f"{entry['where']}: {entry['title']}"
-        held = "–" if entry["scale"] == "smoke" else _claim_text(entry["held"])
-        lines.append(f"| [{name}](#{name}) | {what} | {entry['scale']} | {held} |")
+        claim = "–" if entry["scale"] == "smoke" else _claim_text(entry["held"])
+        lines.append(f"| [{name}](#{name}) | {what} | {entry['scale']} | {claim} |")
     for name, entry in entries.items():
         lines += ["", f"## {name}", "", f"**{entry['where']}: {entry['title']}.** {entry['claims']}", ""]
         lines += [f"![{entry['title']}]({picture})" for picture in entry["pictures"]]
@@ -174,7 +174,7 @@ def make(work: Work, folder: Path) -> tuple[Drawing, list[Path]]:
     """Draw ``work``, whose runs have ended, and write its files to ``folder``."""
     drawing = get(work.figure.name).draw(work)
     if work.scale == "smoke":
-        drawing.verdict, drawing.claim_holds = NO_VERDICT, None
+        drawing.conclusion, drawing.claim_holds = NO_CONCLUSION, None
     trained = sum(float(_last(work.end(key).history["wall_s"])) for key in work.runs)
     return drawing, write(work, drawing, folder, trained + work.seconds)
 

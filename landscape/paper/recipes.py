@@ -161,14 +161,14 @@ def read(name: str, settings: Iterable[str] = (), *, allow_code: bool = False) -
             )
         return recipe.read(name, settings, allow_code=allow_code)
     cell = _cells()[name]
-    given = recipe.changed({}, settings)
-    epochs, batch = given.get("epochs", EPOCHS[cell.task]), given.get("batch", cell.batch)
+    changes = recipe.changed({}, settings)
+    epochs, batch = changes.get("epochs", EPOCHS[cell.task]), changes.get("batch", cell.batch)
     for key, value, kind in (("epochs", epochs, (int, float)), ("batch", batch, int)):
         if isinstance(value, bool) or not isinstance(value, kind):
             raise InputError(f"{key}: {value!r} is not allowed, it must be a number > 0")
         positive(key, value)
-    changes = given.get("data", {})
-    samples = changes.get("subset") if isinstance(changes, dict) else 0
+    data_changes = changes.get("data", {})
+    samples = data_changes.get("subset") if isinstance(data_changes, dict) else 0
     samples = samples if isinstance(samples, int) and samples > 0 else SAMPLES[cell.task]
     rest = [s for s in settings if recipe.key_and_value(s)[0] != "epochs"]
     return recipe.from_values(recipe.changed({"name": name} | cell.values(epochs, batch, samples), rest))

@@ -37,7 +37,7 @@ TIMED_SAMPLES = 16
 
 
 def digest(*parts: Any) -> str:
-    """24 hex digits that tell what is made from ``parts`` (strings, numbers, lists and dicts)."""
+    """24 hex digits that identify the result of ``parts`` (strings, numbers, lists and dicts)."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -138,8 +138,8 @@ class RunCache:
         key = digest(name, dict(options))
         if key not in self._problems:
             self._problems[key] = data.load(name, data_dir=self.data_dir, **options)
-        found: data.Dataset = self._problems[key]
-        return found
+        dataset: data.Dataset = self._problems[key]
+        return dataset
 
     def problem(self, end: Checkpoint, split: str = "test", learner: str | int = "mean") -> Problem:
         """The problem of a run with the data of its recipe, which is read only once."""
@@ -152,13 +152,13 @@ class RunCache:
         path = self.folder / "results" / f"{digest(kind.__name__, dict(what))}.h5"
         if path.exists():
             try:
-                return [found for found in base.load_results(path) if isinstance(found, kind)]
+                return [result for result in base.load_results(path) if isinstance(result, kind)]
             except FailedError as error:
                 self.message(f"{error}; it is computed again")
         path.parent.mkdir(parents=True, exist_ok=True)
         clock = time.perf_counter()
-        made = make()
-        results = [made] if isinstance(made, base.Result) else list(made)
+        computed = make()
+        results = [computed] if isinstance(computed, base.Result) else list(computed)
         base.save(results, path)
         write_text(path.with_suffix(".seconds"), f"{time.perf_counter() - clock:.1f}\n")
         return results

@@ -46,18 +46,18 @@ def seeds(scale: Scale, laptop: int) -> range:
 
 def mnist(scale: Scale, name: str, seed: int, *settings: str, steps: int = 0) -> Recipe:
     """The built-in recipe mnist-NAME, with ``steps`` steps if given; smoke scale takes a fiftieth."""
-    found = recipe.read(f"mnist-{name}", [*settings, f"seed={seed}"])
-    steps = steps or found.steps
+    full = recipe.read(f"mnist-{name}", [*settings, f"seed={seed}"])
+    steps = steps or full.steps
     changes = [f"steps={steps}", f"checkpoint.every={min(500, steps // 10)}"]
     if scale == "smoke":
         steps = max(20, steps // 50)
         changes = [
-            f"steps={steps}", "evaluate.every=10", "checkpoint.every=10", f"batch={60 * found.learners}",
+            f"steps={steps}", "evaluate.every=10", "checkpoint.every=10", f"batch={60 * full.learners}",
             "model={name='mlp', widths=[64, 50, 50, 10]}", "data={name='digits'}", "monitor.samples=200",
         ]  # fmt: skip
-        if found.decompose.every:
+        if full.decompose.every:
             changes.append("decompose.every=5")
-        if found.monitor.sharpness:
+        if full.monitor.sharpness:
             changes.append("monitor.sharpness=10")
     # The settings of a run apply, except for its size.
     rest = [s for s in settings if scale != "smoke" or not s.startswith(("decompose.e", "monitor.sh"))]

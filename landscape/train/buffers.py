@@ -1,8 +1,7 @@
-"""What a network keeps beside its weights: the running statistics of BatchNorm, each learner its own.
+"""The buffers of the learners' networks: running statistics of BatchNorm, of each learner separately.
 
-A learner's statistics are updated by its own minibatches, and never mixed with others'. Those of w_a are
-none of these, nor their mean: they are re-estimated at w_a, on a fixed sample of the training set, whenever
-it is evaluated.
+A learner's statistics are updated by its minibatches and are not averaged over learners. The statistics of
+w_a are estimated separately, at w_a, on a fixed sample of the training set, whenever w_a is evaluated.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from landscape.train.randomness import generator
 class Buffers:
     """The BatchNorm statistics of this process's learners, and of the mean.
 
-    ``own`` name -> (n_local, ...); empty for a network without BatchNorm. ``samples`` of the training set are
-    what the mean's come from.
+    ``local`` name -> (n_local, ...); empty for a network without BatchNorm. The statistics of the mean are
+    estimated from ``samples`` samples of the training set.
     """
 
     def __init__(self, train: Problem, test: Problem, comm: Comm, seed: int, samples: int) -> None:
@@ -35,11 +34,13 @@ class Buffers:
         model, trained = train.model, {slot.name for slot in train.layout.slots}
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         saved = model.state_dict().keys() - trained
-        kept = {name: t.detach() for name, t in state.items() if name in saved}
+        saved_tensors = {name: t.detach() for name, t in state.items() if name in saved}
         learners = set(buffer_names(model))
-        self.own = {name: _rows(t, comm.n_local).clone() for name, t in kept.items() if name in learners}
+        self.local = {
+            name: _rows(t, comm.n_local).clone() for name, t in saved_tensors.items() if name in learners
+        }
         #: Frozen parameters and constants, the same for all learners.
-        self._fixed = {name: t for name, t in kept.items() if name not in learners}
+        self._fixed = {name: t for name, t in saved_tensors.items() if name not in learners}
 
     def check(self, model: nn.Module, samples: int) -> None:
         """Raise InputError if ``model``, in training mode, does not train by ``samples`` samples at a time.
@@ -64,45 +65,47 @@ class Buffers:
                 )
 
     def training(self, step: int) -> Training:
-        """How this process's learners run at ``step``."""
+        """The options of a training pass of this process's learners at ``step``: buffers and seeds."""
 
         def seed(learner: int, micro: int) -> int:
-            mine = self._comm.local.start + learner
-            return generator(self._seed, "dropout", step, mine, micro).initial_seed()
+            index = self._comm.local.start + learner
+            return generator(self._seed, "dropout", step, index, micro).initial_seed()
 
-        return Training(self.own, seed)
+        return Training(self.local, seed)
 
     def at_mean(self, theta: Tensor) -> dict[str, Tensor]:
         """Name -> statistics at ``theta`` = w_a, which the problems for training and test are given, too.
 
         An average over batches of 250 samples, which the processes share.
         """
-        if not self.own:
+        if not self.local:
             return {}
         parts = sample_parts(self._train.samples, self._samples)
-        mine = parts[self._comm.share(len(parts))]
-        found = self._train.batchnorm_statistics(theta, (self._train.gather(part)[0] for part in mine))
-        found = {name: value for name, value in found.items() if value.is_floating_point()}
+        share = parts[self._comm.share(len(parts))]
+        statistics = self._train.batchnorm_statistics(theta, (self._train.gather(part)[0] for part in share))
+        statistics = {name: value for name, value in statistics.items() if value.is_floating_point()}
         if self._comm.size > 1:
-            flat = torch.cat([value.flatten().double() for value in found.values()])
-            flat = self._comm.totals(flat.mul_(len(mine) / len(parts)))
-            split = torch.split(flat, [value.numel() for value in found.values()])
-            found = {n: t.view_as(v).to(v.dtype) for (n, v), t in zip(found.items(), split, strict=True)}
+            flat = torch.cat([value.flatten().double() for value in statistics.values()])
+            flat = self._comm.totals(flat.mul_(len(share) / len(parts)))
+            split = torch.split(flat, [value.numel() for value in statistics.values()])
+            statistics = {
+                n: t.view_as(v).to(v.dtype) for (n, v), t in zip(statistics.items(), split, strict=True)
+            }
         for model in self._models:
-            set_tensors(model, found)
-        return found
+            set_tensors(model, statistics)
+        return statistics
 
     def rows(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps, name -> (n_local, ...)."""
-        own = {name: t.clone() for name, t in self.own.items()}  # the next step changes them in place
-        return {**own, **{name: _rows(t.clone(), self._comm.n_local) for name, t in self._fixed.items()}}
+        """The buffers for a checkpoint, name -> (n_local, ...)."""
+        local = {name: t.clone() for name, t in self.local.items()}  # the next step changes them in place
+        return {**local, **{name: _rows(t.clone(), self._comm.n_local) for name, t in self._fixed.items()}}
 
     def restore(self, rows: Mapping[str, Tensor]) -> None:
-        """Go on from what a checkpoint kept. FailedError if it lacks a learner's statistics."""
-        for name in self.own:
+        """Take the buffers of a checkpoint. FailedError if it lacks a learner's statistics."""
+        for name in self.local:
             if name not in rows:
                 raise FailedError(f"checkpoint: holds no buffer '{name}', it cannot be resumed")
-            self.own[name] = rows[name].to(self.own[name], copy=True)
+            self.local[name] = rows[name].to(self.local[name], copy=True)
         for model in self._models:
             set_tensors(model, {name: rows[name][0] for name in self._fixed if name in rows})
 

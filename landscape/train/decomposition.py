@@ -20,13 +20,13 @@ from landscape.train.distributed.comm import Comm
 from landscape.train.pairs import mean, quotient, standard_error
 from landscape.train.randomness import generator
 
-# Independent estimates of g that a sample is cut into (ours; a standard error is then within about 20%).
+# Number of independent estimates of g from a sample (ours; a standard error is then within about 20%).
 GROUPS = 16
-# 0 where all gradients are taken at the mean.
+# The columns that are 0 if all gradients are taken at the mean.
 DELTA_2 = ("delta_2", "delta_2_se", "delta_2_full", "delta_cross", "delta_cross_se")
 
 
-# Coordinates taken to float64 at a time: what they become stays in cache (ours).
+# Coordinates converted to float64 at a time, so that they stay in cache (ours).
 BLOCK = 2**16
 
 
@@ -34,8 +34,7 @@ BLOCK = 2**16
 class Gradient:
     """∇L(w_a) as rows of independent estimates (k, P); one row if it is exact.
 
-    Of several processes each has its share of the P coordinates, of g and of the vectors it is asked about.
-    All sums are in float64.
+    Each process has its share of the P coordinates, of g and of the projected vectors. Sums are in float64.
     """
 
     loss: float
@@ -47,10 +46,10 @@ class Gradient:
         return len(self.rows) == 1
 
     def project(self, vectors: Sequence[Tensor]) -> Projection:
-        """⟨v, g⟩ and what belongs to it, of m vectors (P_share,) that do not depend on the estimates."""
+        """The projections on g of m vectors (P_share,) that do not depend on the estimates."""
         k, m = len(self.rows), len(vectors)
-        found = self.comm.totals(_products([*self.rows, *vectors]))
-        gg, dots, pairs = found[:k, :k], found[:k, k:].T, found[k:, k:]
+        products = self.comm.totals(_products([*self.rows, *vectors]))
+        gg, dots, pairs = products[:k, :k], products[:k, k:].T, products[k:, k:]
         if not self.exact:
             each = (dots[:, :, None] + dots[:, None, :]) / 2  # (m, k, k)
             both = (dots[:, None, :, None] * dots[None, :, None, :]).expand(m, m, k, k)
@@ -72,8 +71,8 @@ class Projection:
     ``pairs`` (m, m): ⟨a, b⟩ of any two; ``across``: ⟨P⊥a, P⊥b⟩, P⊥ being the projector orthogonal to g.
     Where g is estimated, each product of two means comes from independent samples, and numerator and
     denominator of ⟨a, g⟩⟨b, g⟩/‖g‖² from the same: their errors are nearly the same and cancel, so that the
-    error of Δ goes with the noise η, not with the whole displacement. What is divided by ‖g‖² is NaN where
-    the estimate of that is not positive. ‖g‖² is NaN where g is exactly zero: nothing can be projected on it.
+    error of Δ goes with the noise η, not with the whole displacement. Quotients by ‖g‖² are NaN where
+    its estimate is not positive. ‖g‖² is NaN where g is exactly zero: nothing can be projected on it.
     """
 
     norm2: float
@@ -100,7 +99,7 @@ def step_columns(loss: float, found: Projection) -> dict[str, float]:
 
 
 def _products(vectors: Sequence[Tensor], along: Tensor | None = None) -> Tensor:
-    """⟨a, b⟩ (m, m) of any two, in float64; ``along`` (m − 1,): so much of the first the others lose."""
+    """⟨a, b⟩ (m, m) of any two, in float64; with ``along`` (m − 1,) of v_0 and v_i − along_i v_0."""
     m, where = len(vectors), vectors[0].device
     total = torch.zeros(m, m, dtype=torch.float64, device=where)
     block = torch.empty(m, BLOCK, dtype=torch.float64, device=where)
@@ -127,9 +126,9 @@ def estimate_gradient(
 
     ``batch`` > 0 says that the loss of a sample depends on the batch it is in: the training set is then cut,
     once and at random, into batches of at most ``batch`` samples (equal ±1), and L is the mean over these.
-    Estimates draw batches of their own, and are of the mean over all that can be drawn. Each process works on
-    its share of the training set, of its batches, or of the GROUPS independent estimates. What one ``comm``
-    was used for is valid until the next.
+    Estimates draw batches anew; their expectation is the mean over all batches that can be drawn. Each
+    process works on its share of the training set, of its batches, or of the GROUPS independent estimates.
+    The result is in memory of ``comm``, and valid until the next call.
     """
     comm = comm or Comm(1)
     if samples == 0 and batch:
@@ -148,9 +147,9 @@ def estimate_gradient(
         raise InputError(f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}")
     draw = generator(seed, "decompose", step)
     indices = torch.randint(problem.samples, (GROUPS, samples // GROUPS), generator=draw)
-    own = indices[comm.share(GROUPS)].to(problem.device)
-    rows, losses = theta.new_empty(len(own), len(theta)), 0.0
-    for row, group in zip(rows, own, strict=True):
+    groups = indices[comm.share(GROUPS)].to(problem.device)
+    rows, losses = theta.new_empty(len(groups), len(theta)), 0.0
+    for row, group in zip(rows, groups, strict=True):
         loss, row[:] = _over(problem, theta, _cut(group, batch or len(group)), len(group))
         losses += loss
     return Gradient(comm.total(losses)[0] / GROUPS, comm.parts(rows, GROUPS), comm)
@@ -179,7 +178,7 @@ class Decomposer:
     set, cut into fixed batches of ``batch`` samples, those that one statistic comes from in training (of
     ``problem``, which takes each batch's statistics). Running statistics would be constants to the gradient,
     of another function than the steps descend. Dropout and augmentation are in the minibatch gradients and
-    not in g: what they do counts as noise.
+    not in g: their effect counts as noise.
 
     Several processes have rows of their own each, and share the work: g by samples, sums by coordinates. For
     each process of N that costs 1/N of g and the traffic of two vectors of P numbers of the weights'
@@ -188,8 +187,8 @@ class Decomposer:
     Args:
         stack: computes the learners' gradients.
         problem: the training set, whose gradient at w_a is g.
-        comm: the learners of this process, and the exchange with others.
-        samples: how many g is estimated from; 0: all, exactly.
+        comm: the learners of this process, and the exchange with other processes.
+        samples: number of samples from which g is estimated; 0: all, exactly.
         seed: of the samples.
         batch: > 0 where a sample's loss depends on its batch; see :func:`estimate_gradient`.
     """
@@ -212,7 +211,7 @@ class Decomposer:
         at_mean: bool = False,
         training: Training | None = None,
     ) -> StepDecomposition:
-        """What is known before a step is finished: g, g_S and δ at w_a.
+        """The quantities that need no new weights: g, g_S and δ at w_a.
 
         Args:
             weights: those at the start of the step (n, P).
@@ -223,7 +222,7 @@ class Decomposer:
                 momentum, weight decay, LARS, LAMB or an optimizer of torch's); α_e and Δ come from the
                 displacement and hold for all.
             at_mean: whether the rule took all gradients at w_a, so that δ = 0.
-            training: what the learners' minibatch gradients were taken with.
+            training: the options with which the learners' minibatch gradients were taken.
         """
         comm, theta = self.comm, self.comm.mean(weights)
         g = estimate_gradient(self.problem, theta, self.samples, self.seed, step, comm, self.batch)
@@ -231,17 +230,18 @@ class Decomposer:
         if split and at_mean:
             parts = [comm.part_mean(gradients, "g_S")]
         elif split:
-            there = comm.buffer("there", gradients)
+            gradients_at_mean = comm.buffer("gradients at w_a", gradients)
             if training is not None:  # the learners' statistics are those of their own weights
                 training = dataclasses.replace(training, buffers={})
-            self.stack.gradients(theta.expand_as(gradients), x, y, out=there, training=training)
-            parts = [comm.part_mean(there, "g_S"), comm.part_mean(gradients, "δ", minus=there)]
+            self.stack.gradients(theta.expand_as(gradients), x, y, out=gradients_at_mean, training=training)
+            delta = comm.part_mean(gradients, "δ", minus=gradients_at_mean)
+            parts = [comm.part_mean(gradients_at_mean, "g_S"), delta]
         return StepDecomposition(comm, weights, g, parts)
 
 
 @dataclass(frozen=True)
 class StepDecomposition:
-    """A step whose displacement is still to come.
+    """The decomposition of a step before its displacement is known.
 
     ``weights`` (n, P) at its start, ``gradient`` g at w_a, and ``parts``: g_S and δ, g_S alone where δ = 0,
     nothing without the terms of Eq. 4.

@@ -1,4 +1,4 @@
-"""When a run counts as diverged, and what is said about it."""
+"""The test for divergence of a run, and its message."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from landscape.core.errors import FailedError
 from landscape.train.history import Row
 from landscape.train.recipe_tables import Diverge
 
-# Steps in a row that the spread must exceed its bound by: a burst, such as one huge gradient, is over sooner,
-# and under SSGD the learners are together again after one step (ours).
+# Consecutive steps in which the spread must exceed its bound (ours): a burst, such as one huge gradient, is
+# shorter, and under SSGD the learners are equal again after one step.
 PERSISTENT = 10
 
 
@@ -34,7 +34,7 @@ class DivergenceTest:
     start_norm2: float
 
     def needs_spread(self, rows: Sequence[Row]) -> bool:
-        """Whether the spread last measured may be beyond its bound, so that the next has to be measured."""
+        """Whether the last measured spread may exceed its bound, so that the next one must be measured."""
         return bool(rows) and rows[-1]["consensus"] > self.bounds.consensus * self.start_norm2
 
     def bounds_loss(self, loss: float) -> bool:
@@ -42,7 +42,7 @@ class DivergenceTest:
         return loss <= self.bounds.loss
 
     def learners_apart(self, rows: Sequence[Row], mean: Tensor | None) -> bool:
-        """Whether the spread of the last steps was beyond its bound throughout.
+        """Whether the spread exceeded its bound in all of the last steps.
 
         Args:
             rows: the history, the newest step included.

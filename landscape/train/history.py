@@ -12,7 +12,7 @@ from landscape.core.errors import FailedError
 from landscape.core.hdf5 import Array
 
 Row = dict[str, float]
-# Rows whose mean speed a log tells (ours).
+# Number of last rows for the mean speed in logs (ours).
 RECENT = 100
 
 
@@ -46,7 +46,7 @@ class History:
         """Write ``values`` to ``row``.
 
         Raises:
-            FailedError: for a column that nobody declared.
+            FailedError: for a column that is not declared.
         """
         for name in values:
             if name not in self.units:
@@ -57,18 +57,18 @@ class History:
         row |= values
 
     def restore(self, columns: Mapping[str, Array], units: Mapping[str, str]) -> None:
-        """Take the rows of a checkpoint; columns that only it has are kept, NaN from there on."""
+        """Take the rows of a checkpoint; columns that this run does not record are NaN in later rows."""
         self.units |= units
         table = zip(*(columns[name].tolist() for name in columns), strict=True)
         unknown = dict.fromkeys(self.units, math.nan)
         self.rows = [unknown | dict(zip(columns, row, strict=True)) for row in table]
 
     def columns(self) -> dict[str, Array]:
-        """Column -> (T,) float64, in arrays of their own."""
+        """Column -> (T,) float64, copies."""
         return {name: np.array([row[name] for row in self.rows], dtype=np.float64) for name in self.units}
 
     def pace(self, batch: int) -> str:
-        """For logs: the speed of the last steps and how much of it was waiting; "" before the first.
+        """For logs: the speed of the last steps and the share of waiting; "" before the first step.
 
         Args:
             batch: samples a step.

@@ -1,4 +1,4 @@
-"""The weights that all learners start from: new ones, or those of another run's checkpoint."""
+"""The initial weights of all learners: new ones, or those of another run's checkpoint."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ def read(recipe: Recipe) -> tuple[Recipe, Checkpoint | None]:
 
     Raises FailedError where the file cannot be read, or is not the one whose SHA-256 the recipe has.
     """
-    path, known = recipe.init.checkpoint, recipe.init.sha256
+    path, expected = recipe.init.checkpoint, recipe.init.sha256
     if not path:
         return recipe, None
-    start, found = Checkpoint.load(path), hdf5.sha256(path)
-    if known and found != known:
+    start, digest = Checkpoint.load(path), hdf5.sha256(path)
+    if expected and digest != expected:
         raise FailedError(
-            f"init.checkpoint: {path} has SHA-256 {found[:12]}…, the recipe's init.sha256 is {known[:12]}…"
+            f"init.checkpoint: {path} has SHA-256 {digest[:12]}…, the recipe's init.sha256 is "
+            f"{expected[:12]}…"
         )
-    return dataclasses.replace(recipe, init=dataclasses.replace(recipe.init, sha256=found)), start
+    return dataclasses.replace(recipe, init=dataclasses.replace(recipe.init, sha256=digest)), start
 
 
 def network(recipe: Recipe, data: Dataset | user_code.UserData, start: Checkpoint | None) -> nn.Module:

@@ -45,26 +45,27 @@ def launch(
 ) -> Checkpoint:
     """Train ``recipe`` in ``folder``: writes recipe.toml, step-NNNNNNN.h5 and last.h5.
 
-    With a ``group`` every one of its processes calls this, each returns the learners it holds, rank 0 writes
-    the files, and all write logs/rank-R.log. Of asynchronous SGD with measured delays rank 0 is the server,
-    the others are its workers, which return the last weights without a history.
+    With a ``group`` each of its processes calls this and returns its learners; rank 0 writes the files, and
+    each writes logs/rank-R.log. In asynchronous SGD with measured delays rank 0 is the server, and the other
+    ranks are its workers, which return the last weights without a history.
 
     Args:
         recipe: may be None with ``resume``: then that of the folder's run.
-        resume: go on from last.h5 (or start, where there is none yet). The recipe must be the folder's own,
-            but for ``steps``, which may grow.
+        resume: continue from last.h5 (or start, if there is none yet). The recipe must equal the folder's,
+            except for ``steps``, which may be larger.
         force: delete the checkpoints of a run that is in the folder first; nothing else is deleted.
         device: "auto" (CUDA where there is a GPU), "cpu" or "cuda".
-        data_dir: where data sets are looked for.
-        hooks: what is told to the outside; its ``save`` is the launcher's own.
-        allow_code: run what the folder's own recipe names as MODULE:NAME where ``recipe`` is None.
+        data_dir: the folder of data sets.
+        hooks: functions to call during the run; ``save`` is replaced.
+        group: the processes that share the run; None: there is only this one.
+        allow_code: run the code that the folder's recipe names as MODULE:NAME if ``recipe`` is None.
 
     Returns:
         The end of the run.
 
     Raises:
         InputError: for options that exclude each other, or a recipe whose parts do not fit.
-        FailedError: for a folder that holds another run, that another process works in, or that cannot be
+        FailedError: for a folder that holds another run, that another process uses, or that cannot be
             written or resumed.
 
     Example:
@@ -93,14 +94,14 @@ def launch(
 
 @dataclass
 class _Launch:
-    """A start of :func:`launch`, its folder's ``lock`` taken by the first of several processes."""
+    """The checks and the files at the start of a run; the first of several processes takes the ``lock``."""
 
     folder: Path
     lock: Lock
     group: Group | None
     resume: bool
     force: bool
-    #: What has the name of a run's file in the folder, before anything is written.
+    #: Files in the folder with the name of a run's file, before anything is written.
     present: list[Path] = field(default_factory=list)
 
     @property
@@ -116,13 +117,13 @@ class _Launch:
     def recipe_and_checkpoint(
         self, recipe: Recipe | None, allow_code: bool
     ) -> tuple[Checkpoint | None, Recipe]:
-        """Where to resume, None at the start, and the recipe: ``recipe`` or the folder's own."""
+        """The checkpoint to resume from (None at the start), and the recipe: ``recipe`` or the folder's."""
         checkpoint, given = None, recipe is not None
         if self.resume:
-            checkpoint, recipe = _resumed(self.folder, recipe, self.group)
+            checkpoint, recipe = _checkpoint_and_recipe(self.folder, recipe, self.group)
             if recipe and not given and recipe.names_code and not allow_code:
                 raise FailedError(
-                    f"{self.folder}: its recipe names a user's own code, which a file there may only with "
+                    f"{self.folder}: its recipe names code (MODULE:NAME), which is run only with "
                     "--allow-code; or give the RECIPE again with --resume"
                 )
         if recipe is None:
@@ -132,7 +133,7 @@ class _Launch:
         return checkpoint, recipe
 
     def agree(self, trainer: Trainer) -> None:
-        """See that all processes have the same recipe, data and first step."""
+        """Check that all processes have the same recipe, data and first step."""
         if self.group is None:
             return
         start = {"data": str(trainer.data["fingerprint"]), "first step": str(trainer.step + 1)}
@@ -140,7 +141,7 @@ class _Launch:
         self.group.agree(_flat(trainer.recipe.values()) | start)
 
     def write_recipe(self, recipe: Recipe) -> None:
-        """Make the folder the run's; called last, so that no mistake leaves a trace there."""
+        """Write the recipe to the folder, after all checks, so that a mistake leaves no file there."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if not self.first:
@@ -167,7 +168,7 @@ def _headline(trainer: Trainer) -> str:
 
 
 def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
-    """Run ``trainer``, one of several processes, with a log of its own."""
+    """Run ``trainer``, that of one of several processes, with a log."""
     hooks = trainer.hooks
     with log_to(folder / "logs" / f"rank-{group.rank}.log") as log:
         who = f"rank {group.rank} of {group.size}, {trainer.describe_part()}"
@@ -200,23 +201,23 @@ def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
 
 
 def check_folder(folder: Path, *, resume: bool, force: bool) -> list[Path]:
-    """The files of a run in ``folder``; FailedError where there are some, and neither option is given.
+    """The files of a run in ``folder``; FailedError if there are any, and neither option is given.
 
-    With ``force`` also where something else has the name of one: it would be lost.
+    With ``force`` also if another file has the name of one, as it would be deleted.
     """
     if resume and force:
         raise InputError("--resume and --force: only one of the two is allowed")
-    held = run_folder.named_like_a_run(folder)
-    if held and not (resume or force):
+    present = run_folder.named_like_a_run(folder)
+    if present and not (resume or force):
         raise FailedError(
-            f"{folder}: holds a run already ({held[0].name}); give --resume, --force or another -o"
+            f"{folder}: holds a run already ({present[0].name}); give --resume, --force or another -o"
         )
-    for path in held if force else []:
+    for path in present if force else []:
         if not run_folder.of_a_run(path):
             raise FailedError(
                 f"--force: {path} is no checkpoint of a run, it is not deleted; move it or give another -o"
             )
-    return held
+    return present
 
 
 def pick_device(name: str) -> torch.device:
@@ -235,12 +236,12 @@ def worker_device(name: str) -> torch.device:
     device = pick_device(name)
     if device.type == "cpu":
         return device
-    here, gpus = number("LOCAL_WORLD_SIZE", 1, 1), torch.cuda.device_count()
+    processes, gpus = number("LOCAL_WORLD_SIZE", 1, 1), torch.cuda.device_count()
     local = number("LOCAL_RANK", 0, 0)
-    if max(here, local + 1) > gpus:
+    if max(processes, local + 1) > gpus:
         raise InputError(
-            f"--device: '{name}' is not allowed, {here} processes here need a GPU each and there are {gpus}; "
-            "start fewer, or use cpu"
+            f"--device: '{name}' is not allowed, {processes} processes here need a GPU each and there are "
+            f"{gpus}; start fewer, or use cpu"
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
@@ -252,25 +253,27 @@ def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
     Raises FailedError where ``folder`` holds a run of another recipe.
     """
     if not (folder / "last.h5").exists():
-        _resumed(folder, recipe, None)
+        _checkpoint_and_recipe(folder, recipe, None)
         return None
-    checkpoint = last_sound(folder, held=lambda learners: slice(0))
-    _same(recipe_of(checkpoint), recipe, folder)
+    checkpoint = last_sound(folder, learners=lambda n: slice(0))
+    _checked_recipe(recipe_of(checkpoint), recipe, folder)
     return checkpoint if checkpoint.diverged or checkpoint.step == recipe.steps else None
 
 
-def last_sound(folder: Path, held: Callable[[int], slice]) -> Checkpoint:
-    """last.h5, or where it is damaged the newest step file that is not, with a warning.
+def last_sound(folder: Path, learners: Callable[[int], slice]) -> Checkpoint:
+    """The checkpoint last.h5 or, if that is damaged, the newest step file that is sound, with a warning.
+
+    ``learners`` as of :meth:`.Checkpoint.load`.
 
     Raises FailedError, about last.h5, where no file of the run is sound.
     """
     try:
-        return Checkpoint.load(folder / "last.h5", held)
+        return Checkpoint.load(folder / "last.h5", learners)
     except FailedError as error:
         steps = [p for p in run_folder.named_like_a_run(folder) if p.name.startswith("step-")]
         for path in reversed(steps):
             with contextlib.suppress(FailedError):
-                checkpoint = Checkpoint.load(path, held)
+                checkpoint = Checkpoint.load(path, learners)
                 warnings.warn(
                     f"{printable(error)}; {printable(path.name)} takes its place", DamageWarning, stacklevel=3
                 )
@@ -280,57 +283,59 @@ def last_sound(folder: Path, held: Callable[[int], slice]) -> Checkpoint:
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested values by dotted key, as text."""
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for key, value in values.items():
         inner = _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": str(value)}
-        found |= inner
-    return found
+        flat |= inner
+    return flat
 
 
-def _resumed(
+def _checkpoint_and_recipe(
     folder: Path, recipe: Recipe | None, group: Group | None
 ) -> tuple[Checkpoint | None, Recipe | None]:
     last = folder / "last.h5"
     if not last.exists():  # stopped before its first checkpoint: the same steps from the start
         if (folder / "recipe.toml").exists():
-            stored = read(str(folder / "recipe.toml"), allow_code=True)  # our caller asks what it names
-            return None, _same(stored, recipe, folder)
+            stored = read(
+                str(folder / "recipe.toml"), allow_code=True
+            )  # the caller checks the code that it names
+            return None, _checked_recipe(stored, recipe, folder)
         if recipe is None:
             raise FailedError(f"{folder}: holds no run to resume (no last.h5); give a RECIPE to start one")
         return None, recipe
 
-    def held(learners: int) -> slice:
-        """What this process holds; all, where there are too few, or a server and its workers share them."""
+    def local(learners: int) -> slice:
+        """This process's learners: all of them where they are fewer than processes, as with a server."""
         return Comm(learners, group if group and learners >= group.size else None).local
 
-    checkpoint = last_sound(folder, held)
-    return checkpoint, _same(recipe_of(checkpoint), recipe, folder)
+    checkpoint = last_sound(folder, local)
+    return checkpoint, _checked_recipe(recipe_of(checkpoint), recipe, folder)
 
 
-def _same(stored: Recipe, wanted: Recipe | None, folder: Path) -> Recipe:
-    """``stored``, or ``wanted`` if it differs in nothing but more steps; else FailedError names the key."""
-    if wanted is None:
+def _checked_recipe(stored: Recipe, given: Recipe | None, folder: Path) -> Recipe:
+    """``given``, or ``stored`` if it is None; FailedError with the key if more than ``steps`` differs."""
+    if given is None:
         return stored
-    if wanted.init.checkpoint == stored.init.checkpoint and not wanted.init.sha256:
-        wanted = dataclasses.replace(wanted, init=stored.init)
-    if wanted.steps < stored.steps:
+    if given.init.checkpoint == stored.init.checkpoint and not given.init.sha256:
+        given = dataclasses.replace(given, init=stored.init)
+    if given.steps < stored.steps:
         raise FailedError(
-            f"{folder}: its run has steps = {stored.steps}, going on with {wanted.steps} is not allowed"
+            f"{folder}: its run has steps = {stored.steps}, resuming it with {given.steps} is not allowed"
         )
-    before = dataclasses.replace(stored, steps=wanted.steps).to_toml().splitlines()
-    after = wanted.to_toml().splitlines()
+    before = dataclasses.replace(stored, steps=given.steps).to_toml().splitlines()
+    after = given.to_toml().splitlines()
     for a, b in zip(before, after, strict=False):
         if a != b:
             raise FailedError(
-                f"{folder}: its run has {a}, going on with {b} is not allowed; only steps may grow"
+                f"{folder}: its run has {a}, resuming it with {b} is not allowed; only steps may grow"
             )
-    for path, matrix in wanted.matrices.items():
+    for path, matrix in given.matrices.items():
         if not np.array_equal(stored.matrices[path], matrix):
             raise FailedError(
                 f"{folder}: {path} holds another matrix than its run began with; leave RECIPE out to go on "
                 "with the run's own"
             )
-    return wanted
+    return given
 
 
 def _save(checkpoint: Checkpoint, folder: Path, comm: Comm, every: int) -> None:

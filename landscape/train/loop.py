@@ -32,18 +32,18 @@ from landscape.train.recipe import Recipe, from_values, parse
 from landscape.train.sharpness import Sharpness
 from landscape.train.trial import Trial
 
-MATRIX = "matrix"  # what a checkpoint calls the mixing matrix that a file held when the run began
-START = "start_norm2"  # what a checkpoint calls ‖w_a‖² at the start of a run from another one's weights
+MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file
+START = "start_norm2"  # the name in a checkpoint of ‖w_a‖² at the start, if that was another run's end
 
 
 @dataclass
 class Hooks:
-    """What the loop tells the outside.
+    """The functions that the loop calls during a run.
 
     Attributes:
-        save: takes a checkpoint when one is due; it owns its tensors, and never changes afterwards.
+        save: takes a checkpoint when one is due; the checkpoint owns its tensors and does not change later.
         message: takes a line for the user.
-        step: takes the steps done and the steps in all, after each step.
+        step: takes the number of steps done and the total, after each step.
     """
 
     save: Callable[[Checkpoint], None] = lambda checkpoint: None
@@ -54,21 +54,22 @@ class Hooks:
 class Trainer:
     """A run in memory: :meth:`run` takes it to its last step, from the start or from a checkpoint.
 
-    All learners of this process live in one (n_local, P) buffer: all n without a ``group`` of processes. All
-    draws depend on the seed and the step alone, so that a run resumed from any of its checkpoints gives the
-    bits of one that never stopped; with another number of processes, only the rounding of sums differs.
+    The weights of this process's learners are one (n_local, P) tensor; without a ``group`` of processes they
+    are all n. Random draws depend on the seed and the step alone, so that a run resumed from any of its
+    checkpoints gives the bits of one that never stopped; with another number of processes, only the rounding
+    of sums differs.
 
     Args:
         recipe: the run's.
-        checkpoint: where to resume, with this process's learners; None: at the start.
-        device: where weights and data are.
-        data_dir: where data sets are looked for.
-        hooks: what is told to the outside; by default nothing is.
-        group: the processes that share the learners; None: there is only this one.
+        checkpoint: the state to resume from, with this process's learners; None: the start of the run.
+        device: that of weights and data.
+        data_dir: the folder of data sets.
+        hooks: the functions to call; by default there are none.
+        group: the processes that share the learners; None: this process has all of them.
 
     Raises:
         InputError: where the parts of the recipe do not fit together.
-        FailedError: where the data is not there, or not what the checkpoint was trained on.
+        FailedError: where the data is missing, or differs from the data that the checkpoint was trained on.
 
     Example:
         >>> from landscape.train.recipe import read
@@ -98,7 +99,7 @@ class Trainer:
         self._gradients = torch.empty_like(self.weights)
         self.optimizer = optimizer.make(*recipe.part("optimizer"))
         self.optimizer.start(self.train.layout, self.weights)
-        # With BatchNorm, what the steps are compared with depends on the batches, too.
+        # With BatchNorm, the loss whose gradient steps are compared with depends on the batches, too.
         batch, objective = 0, self.train
         if has_batchnorm(self.train.model):
             batch = recipe.local_batch // recipe.accumulate
@@ -121,7 +122,7 @@ class Trainer:
         device: torch.device | str,
         data_dir: Any,
     ) -> None:
-        """Data, model and what computes with them; as a checkpoint left them, where there is one."""
+        """Load data and model and make the objects that use them; from ``checkpoint``, if there is one."""
         recipe = self.recipe
         source, self.model = recipe.spec("data"), recipe.spec("model")
         dataset = user_code.load_data("data", source, data_dir)
@@ -162,21 +163,21 @@ class Trainer:
         self.history.restore(checkpoint.history, checkpoint.units)
         tested = _is_due(self.recipe.evaluate.every, self.step)
         if self.history.rows and self.step < self.recipe.steps and not tested:
-            # The last row of a run that ended here; one that goes on does not test at this step.
+            # The run ended here and was evaluated; a longer run is not evaluated at this step.
             self.history.rows[-1] |= {"test_loss": math.nan, "test_accuracy": math.nan}
 
     def run(self) -> Checkpoint:
         """Train to the last step, or until the run diverges.
 
         Returns:
-            The final state; the hook ``save`` has been given it, too.
+            The final state, which the hook ``save`` has taken, too.
 
         Raises:
-            Lost: where another process of the group is gone.
+            Lost: where another process of the group is lost.
         """
         every = self.recipe.checkpoint.every
-        if about := self.recipe.about():
-            self.hooks.message(about)
+        if description := self.recipe.describe():
+            self.hooks.message(description)
         if self.step == 0:
             self.hooks.save(self.checkpoint())
         while self.step < self.recipe.steps and not self.diverged:
@@ -197,7 +198,7 @@ class Trainer:
             self.comm.group.step = t
         recipe, weights, state = self.recipe, self.weights, self._state()
         lr, decomposed = recipe.rate(t, self.train.samples), _is_due(recipe.decompose.every, t)
-        # What the rule must send, and the mean where it is needed, is on its way during the gradients.
+        # The exchanges of the rule, and of the mean where it is needed, overlap with the gradients.
         self.rule.begin(weights, t)
         if decomposed:
             self.comm.start_mean(weights)
@@ -211,7 +212,7 @@ class Trainer:
         directions = self.optimizer.directions(self._optimizer_gradients(), points, lr, t)
         new = self.rule.finish(weights, directions, lr, t)
         self.rule.update_optimizer_state(self.optimizer, t)
-        # The spread is measured where w_a is known anyway, or cheap to know, or may be beyond its bound.
+        # The spread is measured where w_a is computed anyway or cheaply, or where it may exceed its bound.
         measured = self.comm.size == 1 or decomposed or t == recipe.steps
         measured |= _is_due(recipe.evaluate.every, t) or self.divergence.needs_spread(self.history.rows)
         if measured or self.rule.at_mean:  # the next step's gradients are taken there
@@ -222,7 +223,7 @@ class Trainer:
         self._pending = self._start_mean_loss(row, state, new, losses, measured)
         self.weights, self.step = new, t
         self.history.rows.append(row)
-        # Over several processes nobody waits for the others' losses, but for those of the step before.
+        # With several processes a step waits for the other processes' losses of the step before only.
         if measured or _is_due(recipe.checkpoint.every, t) or _is_due(self.monitor.every, t):
             self._complete_pending()
         if self.step == t:
@@ -233,18 +234,18 @@ class Trainer:
         return self.minibatches.draw(t, self.recipe.learners, self.comm.local)
 
     def _compute_gradients(self, points: Tensor, x: Any, y: Any, training: Training) -> Tensor:
-        """Write the learners' gradients at ``points`` to ``_gradients``; gives their losses (n_local,)."""
+        """Write the learners' gradients at ``points`` to ``_gradients``; their losses (n_local,)."""
         self.trial.decide(points, x, y, training, self.recipe.model)
         return self.stack.gradients(points, x, y, out=self._gradients, training=training)
 
     def _optimizer_gradients(self) -> Tensor:
-        """What the optimizer takes (n_local, P): the gradients, or their mean where only that matters."""
+        """The optimizer's input (n_local, P): the gradients, or their mean for a synchronous rule."""
         if not self.rule.synchronous or self.optimizer.linear:
             return self._gradients
         return self.comm.fresh_mean(self._gradients).expand_as(self._gradients)
 
     def _decompose(self, t: int, x: Any, y: Any, training: Training) -> StepDecomposition:
-        """The decomposition of step ``t``, which waits for the new weights."""
+        """The decomposition of step ``t``, to be completed with the new weights."""
         split = self.recipe.decompose.split and self.optimizer.direction_is_gradient
         split = split and self.rule.follows_mean_direction(t)
         return self.decomposer.begin(
@@ -256,8 +257,8 @@ class Trainer:
     ) -> PendingStep:
         """Start the exchange of the learners' losses and, if it is ``measured``, of their spread at ``new``.
 
-        Else only whether all weights are finite is told. The gradients are used up: their memory serves the
-        differences.
+        If it is not, the exchange only shows whether all weights are finite. The memory of the gradients is
+        overwritten with the differences.
         """
         mean = self.comm.mean(new) if measured else None
         spread = (new if mean is None else torch.sub(new, mean, out=self._gradients)).flatten()
@@ -265,9 +266,9 @@ class Trainer:
         return PendingStep(row, self.weights, state, mean, self.comm.start_learners_mean(loss, squares))
 
     def _previous_step_holds(self, t: int, state: State) -> bool:
-        """Complete the step before ``t``, which has begun with ``state``; False if the run diverged in it.
+        """Complete the step before ``t``; False if the run diverged in it.
 
-        Step ``t`` is none then: what it has sent must arrive, and nothing of it stays.
+        Step ``t``, which has begun with ``state``, is then undone, once its exchanges are finished.
         """
         if self._pending is None:
             return True
@@ -291,7 +292,7 @@ class Trainer:
             return
         self.diverged_at, self.diverged = self.step, self._what_diverged(pending, loss)
         if not math.isfinite(squares + loss):
-            # That step has no finite state to end in: the last one that has stays.
+            # The step ended in weights that are not finite: the last finite state stays.
             self.weights, self.step = pending.weights, self.step - 1
             self.history.rows.pop()
             self._go_back(pending.state)
@@ -299,8 +300,8 @@ class Trainer:
     def _what_diverged(self, pending: PendingStep, loss: float) -> str:
         """ "mean" or "learners", by the training loss of w_a.
 
-        It is that where the trouble was seen: before the step, where the learners' ``loss`` was taken, or
-        after it if only the spread is bad.
+        The loss is taken before the step, where the learners' ``loss`` was, or after it if only the spread
+        exceeds its bound.
         """
         mean = self.comm.mean(self.weights)
         if not self.divergence.bounds_loss(loss) or not bool(torch.isfinite(mean).all()):
@@ -309,7 +310,7 @@ class Trainer:
         return "learners" if self.divergence.bounds_loss(mean_loss) else "mean"
 
     def _record(self, row: Row, seconds: float, waited: float) -> None:
-        """Write to ``row`` what is known of the last step once it is done, and tell the outside."""
+        """Complete the ``row`` of the last step, evaluate where that is due, and call the hooks."""
         t, rows = self.step, self.history.rows
         row["wall_s"] = (rows[-2]["wall_s"] if len(rows) > 1 else 0.0) + seconds
         row["samples_per_s"], row["wait_s"] = self.recipe.batch / seconds, waited
@@ -325,24 +326,24 @@ class Trainer:
         self.hooks.step(t, self.recipe.steps)
 
     def _state(self) -> State:
-        """What a step changes beside the weights."""
-        buffers = {name: rows.clone() for name, rows in self.buffers.own.items()}
+        """The state that a step changes in addition to the weights."""
+        buffers = {name: rows.clone() for name, rows in self.buffers.local.items()}
         return self.optimizer.state, self.rule.state, self.rule.shared, buffers
 
     def _go_back(self, state: State) -> None:
-        self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.own = state
+        self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.local = state
 
     def describe_part(self) -> str:
-        """For logs: which learners this process has."""
+        """For logs: the learners of this process."""
         return f"learners {self.comm.local.start} to {self.comm.local.stop - 1}"
 
     def _evaluate(self, row: Row) -> None:
         row["test_loss"], row["test_accuracy"] = self.mean_evaluation.test(self.weights, self.step)
 
     def checkpoint(self) -> Checkpoint:
-        """The run's state now, in tensors of its own: later steps use the run's memory again."""
+        """The present state of the run, in copies: later steps overwrite the run's memory."""
         recipe, shared = self.recipe, self.rule.shared | self.monitor.state | self.trial.state
-        if recipe.init.checkpoint:  # the file may be gone when this one is resumed
+        if recipe.init.checkpoint:  # the file may be missing when the run is resumed
             shared = shared | {START: torch.tensor(self.divergence.start_norm2, dtype=torch.float64)}
         for matrix in recipe.matrices.values():
             shared = shared | {MATRIX: torch.from_numpy(matrix)}
@@ -371,7 +372,7 @@ class Trainer:
 
 
 def _is_due(every: int, step: int) -> bool:
-    """Whether ``step`` is one of those that are ``every`` steps apart; 0: none is."""
+    """Whether ``step`` is a multiple of ``every``; never if that is 0."""
     return bool(every) and step % every == 0
 
 

@@ -23,7 +23,7 @@ class MeanEvaluation:
         Args:
             weights: those of this process's learners (n_local, P) after ``step``.
         """
-        if self._buffers.own and self._step != step:
+        if self._buffers.local and self._step != step:
             self._step, self._statistics = step, self._buffers.at_mean(self._comm.mean(weights))
         return self._statistics
 

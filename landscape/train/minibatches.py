@@ -23,12 +23,12 @@ class Minibatches:
     """
 
     def __init__(self, recipe: Recipe, train: Problem, augment: Callable[..., Tensor] | None) -> None:
-        self._recipe, self._train, self._augment = recipe, train, augment
+        self._recipe, self._train, self.augment = recipe, train, augment
 
     def draw(self, step: int, learners: int, local: slice) -> tuple[Any, Any]:
-        """(x (n_local, B, …), y (n_local, B, …)) of ``step``, of those of ``learners`` that are ``local``.
+        """(x (n_local, B, …), y (n_local, B, …)) of ``step``, of the ``local`` ones of ``learners``.
 
-        What a learner draws, and how its inputs are augmented, does not depend on the number of processes.
+        The draws and the augmentation of a learner do not depend on the number of processes.
         """
         size, seed, samples = self._recipe.local_batch, self._recipe.seed, self._train.samples
         if self._recipe.sampling == "all":
@@ -36,7 +36,7 @@ class Minibatches:
         else:
             drawn = torch.randint(samples, (learners, size), generator=generator(seed, "batch", step))
         x, y = self._train.gather(drawn[local])
-        if self._augment is not None:
+        if self.augment is not None:
             draws = [generator(seed, "augment", step, j) for j in range(local.start, local.stop)]
-            x = torch.stack([self._augment(rows, draw) for rows, draw in zip(x, draws, strict=True)])
+            x = torch.stack([self.augment(rows, draw) for rows, draw in zip(x, draws, strict=True)])
         return x, y

@@ -1,4 +1,4 @@
-"""Mixing matrices: who averages with whom. M is doubly stochastic; row j says what learner j takes."""
+"""Mixing matrices: who averages with whom. M is doubly stochastic; row j: the weights that learner j uses."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ FORMS = (
 )
 # Row and column sums may miss 1 by this much: a matrix typed with four decimals passes (ours).
 SUM_TOLERANCE = 1e-4
-# Learners that a matrix is made for, and bytes of the file of one: 128 MiB in memory (ours).
-LEARNERS, MOST = 4096, 1 << 27
-_KNOWN: ContextVar[dict[str, Array] | None] = ContextVar("known", default=None)
+# Most learners a matrix is made for, and largest file of a matrix: 128 MiB in memory (ours).
+MAX_LEARNERS, MAX_FILE_BYTES = 4096, 1 << 27
+_MATRICES: ContextVar[dict[str, Array] | None] = ContextVar("matrices", default=None)
 
 
 @contextlib.contextmanager
-def known_matrices(known: dict[str, Array]) -> Iterator[None]:
-    """Matrices of files that ``known`` has by their names are not read inside; others are added to it.
+def known_matrices(matrices: dict[str, Array]) -> Iterator[None]:
+    """Inside, a file whose name is in ``matrices`` is not read; the matrix of any other file is added to it.
 
     So a run keeps the matrix that it began with, whatever becomes of the file.
     """
-    token = _KNOWN.set(known)
+    token = _MATRICES.set(matrices)
     try:
         yield
     finally:
-        _KNOWN.reset(token)
+        _MATRICES.reset(token)
 
 
 class Mixing:
@@ -64,7 +64,7 @@ class Mixing:
     Args:
         spec: one of FORMS.
         learners: n.
-        seed: of what is drawn.
+        seed: of random matchings.
         where: the option that ``spec`` was given to, for messages.
 
     Raises:
@@ -79,8 +79,10 @@ class Mixing:
     """
 
     def __init__(self, spec: str, learners: int, seed: int, where: str = "algorithm.mixing") -> None:
-        if learners > LEARNERS:
-            raise _refused(where, spec, learners, f"{LEARNERS:,} are the most: their matrix has n² numbers")
+        if learners > MAX_LEARNERS:
+            raise _refusal(
+                where, spec, learners, f"at most {MAX_LEARNERS:,} are allowed: their matrix has n² numbers"
+            )
         self.spec, self.learners, self.seed = spec, learners, seed
         #: The matrices (n, n) float64 that the steps go through in turn; none if each step draws its own.
         self.cycle: list[Array] = [] if spec == "random-matching" else _cycle(spec, learners, where)
@@ -111,8 +113,8 @@ class Mixing:
         if len(self.cycle) > 1:
             return np.array([np.fft.fft(m[:, 0])[1:] for m in self.cycle])
         m = self.cycle[0] if self.cycle else expected_matching(self.learners)
-        found = np.linalg.eigvalsh(m) if np.array_equal(m, m.T) else np.linalg.eigvals(m)
-        return np.delete(found, np.argmin(np.abs(found - 1))).astype(complex)[None]
+        eigenvalues = np.linalg.eigvalsh(m) if np.array_equal(m, m.T) else np.linalg.eigvals(m)
+        return np.delete(eigenvalues, np.argmin(np.abs(eigenvalues - 1))).astype(complex)[None]
 
     @property
     def gap(self) -> float:
@@ -121,8 +123,8 @@ class Mixing:
         Of a cycle, from the product over one, per step; of random matching, of the mean of M_t.
         """
         tau = len(self.modes)
-        left = round(float(np.abs(self.modes).prod(0).max(initial=0)), 12)  # before the root: 0 is to stay 0
-        return round(1 - math.pow(left, 1 / tau), 12)
+        slowest = round(float(np.abs(self.modes).prod(0).max(initial=0)), 12)  # before the root: 0 stays 0
+        return round(1 - math.pow(slowest, 1 / tau), 12)
 
     @property
     def omega_min(self) -> float:
@@ -146,8 +148,8 @@ class Mixing:
             rho = float(self.modes.real[0, 0])
             return rho + math.sqrt(rho**2 - rho + 1)
         if len(self.cycle) == 1:
-            each = self.modes.real + np.sqrt(np.maximum(0, 1 - self.modes.imag**2))
-            return round(float(each.min()), 12)
+            limits = self.modes.real + np.sqrt(np.maximum(0, 1 - self.modes.imag**2))
+            return round(float(limits.min()), 12)
 
         def growth(x: float) -> float:
             return float(np.abs(self.modes - x).prod(0).max())
@@ -163,7 +165,7 @@ class Mixing:
 
         One to each neighbour; an average of all is an all-reduce, 2(n−1)/n.
         """
-        if not self.cycle:  # all in pairs but an odd one; the matrix is large, and this is asked every step
+        if not self.cycle:  # every learner but an odd one has a partner; no need to draw the large matrix
             return self.learners // 2 * 2 / self.learners
         m = self.matrix(step)
         if averages_all(m):
@@ -199,9 +201,9 @@ def is_file(spec: object) -> bool:
 
 
 def averages_all(matrix: Array) -> bool:
-    """Whether what ``matrix`` (n, n) needs is an all-reduce: all entries are equal.
+    """Whether ``matrix`` (n, n) needs an all-reduce: all entries are equal.
 
-    Two learners send each other as much, and without the work of one.
+    Two learners rather exchange their vectors: the traffic is the same, and the work is less.
     """
     return len(matrix) > 2 and np.ptp(matrix) == 0
 
@@ -239,14 +241,14 @@ def _cycle(spec: str, n: int, where: str) -> list[Array]:
         k = int(a)
         if k < 1 or 2 * k + 1 > n:
             least = f"k must be 1…{(n - 1) // 2}" if n > 2 else "a ring needs at least 3"
-            raise _refused(where, spec, n, least)
+            raise _refusal(where, spec, n, least)
         return [_equal([learners, *((learners + s * i) % n for i in range(1, k + 1) for s in (1, -1))])]
     if name == "torus" and (not a or b):
         rows = int(a) if a else max(r for r in range(1, math.isqrt(n) + 1) if n % r == 0)
         columns = int(b) if b else n // rows
         if min(rows, columns) < 2 or rows * columns != n:
             needs = f"{a} × {b} is not {n}" if a else f"{n} is not R × C"
-            raise _refused(where, spec, n, f"{needs} with both at least 2")
+            raise _refusal(where, spec, n, f"{needs} with both at least 2")
         i, j = np.divmod(learners, columns)
         steps = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
         return [_equal([(i + u) % rows * columns + (j + v) % columns for u, v in steps])]
@@ -256,7 +258,7 @@ def _cycle(spec: str, n: int, where: str) -> list[Array]:
         return [_equal([learners, (learners + p) % n]) for p in powers] or [np.ones((1, 1))]
     if spec == "hypercube":
         if n != 2 ** len(powers):
-            raise _refused(
+            raise _refusal(
                 where,
                 spec,
                 n,
@@ -266,7 +268,7 @@ def _cycle(spec: str, n: int, where: str) -> list[Array]:
     if name == "nodes" and a and not b:
         k = int(a)
         if k < 1 or n % k:
-            raise _refused(where, spec, n, "k must divide their number")
+            raise _refusal(where, spec, n, "k must divide their number")
         return [np.kron(np.eye(k), np.full((n // k, n // k), k / n))]
     if spec == "star":  # the hub has n − 1 neighbours, so that every edge's weight is 1/n
         m = np.eye(n) * (1 - 1 / n)
@@ -284,12 +286,12 @@ def _equal(sources: list[Array]) -> Array:
     return m
 
 
-def _refused(where: str, spec: str, n: int, why: str) -> InputError:
-    return InputError(f"{where}: '{spec}' is not allowed with {n} learners, {why}")
+def _refusal(where: str, spec: str, n: int, reason: str) -> InputError:
+    return InputError(f"{where}: '{spec}' is not allowed with {n} learners, {reason}")
 
 
-def _mapped(path: Path) -> Array:
-    """The array in a .npy file, for which no memory is taken before its shape is known."""
+def _memory_map(path: Path) -> Array:
+    """The array in a .npy file, memory-mapped, so that its shape is known before memory is used."""
     with open(path, "rb") as file:
         if file.read(6) != b"\x93NUMPY":
             raise ValueError("it does not begin as a .npy file")
@@ -303,37 +305,37 @@ def read_matrix(
 
     ``where`` is the option that named it. Raises FailedError or InputError for any other.
     """
-    known = _KNOWN.get()
-    m = _numbers(where, path) if known is None or str(path) not in known else known[str(path)]
+    matrices = _MATRICES.get()
+    m = matrices[str(path)] if matrices and str(path) in matrices else _numbers(where, path)
     if m.shape != (n, n):
         raise InputError(f"{where}: {path} holds a {m.shape} matrix, {n} learners need ({n}, {n})")
     m = np.asarray(m, dtype=float)
     if not np.isfinite(m).all() or m.min() < 0:
         raise InputError(f"{where}: {path} holds {m.min()}, every entry must be finite and ≥ 0")
     for name in sums:
-        found = m.sum(1 if name == "row" else 0)
-        worst = int(np.argmax(np.abs(found - 1)))
-        if abs(found[worst] - 1) > SUM_TOLERANCE:
+        totals = m.sum(1 if name == "row" else 0)
+        worst = int(np.argmax(np.abs(totals - 1)))
+        if abs(totals[worst] - 1) > SUM_TOLERANCE:
             raise InputError(
-                f"{where}: {path}: {name} {worst + 1} sums to {found[worst]:.6g}; every "
+                f"{where}: {path}: {name} {worst + 1} sums to {totals[worst]:.6g}; every "
                 f"{' and '.join(sums)} must sum to 1 ({'doubly' if len(sums) > 1 else sums[0]} stochastic)"
             )
     axes = [1 if name == "row" else 0 for name in sums]
     if max(np.abs(m.sum(axis) - 1).max() for axis in axes) > 1e-12:
-        for _ in range(100):  # what few decimals leave is scaled away (Sinkhorn)
+        for _ in range(100):  # the rounding to few decimals is scaled away (Sinkhorn)
             for axis in axes:
                 m = m / m.sum(axis, keepdims=True)
-    if known is not None:
-        known[str(path)] = m
+    if matrices is not None:
+        matrices[str(path)] = m
     return m
 
 
 def _numbers(where: str, path: Path) -> Array:
     try:
-        with open_regular(path, MOST) as file, warnings.catch_warnings():
+        with open_regular(path, MAX_FILE_BYTES) as file, warnings.catch_warnings():
             warnings.simplefilter("error")
             if path.suffix == ".npy":
-                m = _mapped(path)
+                m = _memory_map(path)
                 if m.dtype.kind not in "fiub":
                     raise ValueError("it holds no array of numbers")
                 return m

@@ -1,4 +1,4 @@
-"""A step whose mean loss over all learners is on its way to every process."""
+"""A step whose all-reduce of the learners' mean loss is not finished."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from landscape.train.history import Row
 
-#: What a step changes beside the weights: the optimizer's state, the rule's two, the learners' buffers.
+#: The state that a step changes in addition to the weights: of the optimizer, the rule (two) and the buffers.
 State = tuple[dict[str, Tensor], ...]
 
 
 @dataclass(frozen=True)
 class PendingStep:
-    """A step that is done but for the all-reduce of its loss, and what it began with, to go back to.
+    """A step that is done except for the all-reduce of its loss, and the state before it, to undo it.
 
     ``row`` of the history; ``weights`` (n_local, P) and ``state`` before the step; ``mean`` w_a (P,) after
     it, where it is known; ``results`` waits for the all-reduce and gives the mean over all learners of their
@@ -30,7 +30,7 @@ class PendingStep:
     results: Callable[[], list[float]]
 
     def wait(self) -> tuple[float, float]:
-        """(loss, squares), when all processes have sent theirs; loss and consensus are in ``row`` then."""
+        """Wait for the all-reduce, write loss and consensus to ``row``; (mean loss, mean squares)."""
         loss, squares = self.results()
         self.row["loss"] = loss
         self.row["consensus"] = math.nan if self.mean is None else squares

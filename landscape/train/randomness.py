@@ -1,8 +1,8 @@
 """All randomness of a run, from its seed and the step alone.
 
-Each draw has a generator of its own, made from (seed, purpose, step) and, for some, the learner. Nothing has
-to be saved to resume at any step, and every process of a distributed run can draw what it needs without
-asking another.
+Each draw has a generator of its own, made from (seed, purpose, step) and, for some, the learner. No state
+has to be saved to resume at a step, and every process of a distributed run can make the draws that it needs
+without an exchange.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 # Purposes whose streams follow from a number: those of version 0.8 and before, whose bits must stay. The
-# streams of all others follow from their names; nothing is added here.
+# streams of all other purposes follow from their names; nothing is added here.
 _NUMBERED = {
     "init": 0,
     "batch": 1,
@@ -26,7 +26,7 @@ _NUMBERED = {
     "dropout": 8,
     "monitor": 9,
 }
-#: Purposes of the training loop and of mixing, which no update rule may take for draws of its own.
+#: Purposes of the training loop and of mixing, which an update rule may not declare.
 RESERVED = frozenset(_NUMBERED) - {"noise", "delay", "push"}
 
 
@@ -37,8 +37,8 @@ def generator(seed: int, purpose: str, step: int = 0, *learner: int) -> torch.Ge
 
     Args:
         seed: that of the recipe.
-        purpose: what is drawn. An update rule declares its own (:attr:`.Rule.purposes`).
-        step: counted from 1; 0 for what is drawn once.
+        purpose: of the draw. An update rule declares its purposes (:attr:`.Rule.purposes`).
+        step: counted from 1; 0 for a draw once in a run.
         learner: the learner's index and, where it draws several times in a step, which draw it is.
 
     Example:
@@ -52,7 +52,7 @@ def generator(seed: int, purpose: str, step: int = 0, *learner: int) -> torch.Ge
 
 
 def _stream(purpose: str) -> list[int]:
-    """The words that tell ``purpose`` from all others.
+    """The words of the seed that identify ``purpose``.
 
     Of a name they are 124 bits of its SHA-256, in four words of 32 with the highest bit set. Seeds are below
     2⁶³, so that their upper word is below 2³¹, as are all numbers of purposes: a stream by name equals no

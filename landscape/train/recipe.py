@@ -1,4 +1,4 @@
-"""Recipes: everything that decides a run, as TOML; a built-in name or a file, and KEY=VALUE on top."""
+"""Recipes: all settings of a run, as TOML; a built-in name or a file, changed by KEY=VALUE."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from landscape import data, models
-from landscape.checkpoint.user_code import Spec, is_own
+from landscape.checkpoint.user_code import Spec, is_user_defined
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import check_type, choose, positive
@@ -27,17 +27,17 @@ from landscape.train.schedule import Schedule
 BUILT_IN = Path(__file__).parent / "recipes"
 # The tables whose name may be MODULE:NAME.
 CODE = ("model", "data")
-# Bounds that no recipe comes near, and that no reader of TOML stumbles at (ours): characters, dots (in a key
-# of tens of thousands tomllib takes gigabytes), tables within tables.
-LENGTH, DOTS, DEPTH = 10**6, 5000, 20
+# Bounds far above any recipe, within which any reader of TOML works (ours): characters, dots (a key with tens
+# of thousands takes tomllib gigabytes), tables within tables.
+MAX_LENGTH, MAX_DOTS, MAX_DEPTH = 10**6, 5000, 20
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A run: ``learners`` n, total ``batch`` nB, ``lr`` α, ``steps``, ``seed``, and the parts by name.
 
-    ``algorithm``, ``model``, ``data`` and ``optimizer`` are tables with a ``name`` and that thing's own
-    options. Each local minibatch is computed as ``accumulate`` microbatches; ``precision`` "bfloat16" runs
+    ``algorithm``, ``model``, ``data`` and ``optimizer`` are tables with a ``name`` and the options of that
+    part. Each local minibatch is computed as ``accumulate`` microbatches; ``precision`` "bfloat16" runs
     the network on minibatches under autocast, on CPU as well as CUDA, while weights, optimizer state and the
     passes over whole data sets stay in ``dtype``. ``sampling`` "replacement": minibatches are drawn with
     replacement (DESIGN, settings); "all": each step takes the whole training set, which must have ``batch``
@@ -65,7 +65,7 @@ class Recipe:
     monitor: Monitor = field(default_factory=Monitor)
     diverge: Diverge = field(default_factory=Diverge)
     init: Init = field(default_factory=Init)
-    #: Mixing matrices by the names of their files, each read once: no key of a recipe, kept by checkpoints.
+    #: Mixing matrices by the names of their files, each read once: stored in checkpoints, no key of a recipe.
     matrices: dict[str, Array] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class Recipe:
         positive("diverge.consensus", self.diverge.consensus)
         if self.init.sha256 and not self.init.checkpoint:
             raise InputError("init.sha256: not allowed without init.checkpoint, whose it is")
-        # The parts' own options: a bad one is found here, before any data is read.
+        # The options of the parts are checked here, before any data is read.
         self.rule()
         optimizer.make(*self.part("optimizer"))
         self.spec("model")
@@ -122,13 +122,13 @@ class Recipe:
     def spec(self, table: str) -> Spec:
         """The table "model" or "data", checked, its defaults filled in; MODULE:NAME is not imported here."""
         name, given = self.part(table)
-        known = {"model": models, "data": data}[table]
-        return Spec(name, given if is_own(name) else known.options(name, given), called=True)
+        registry = {"model": models, "data": data}[table]
+        return Spec(name, given if is_user_defined(name) else registry.options(name, given), called=True)
 
     @property
     def names_code(self) -> bool:
         """Whether its model or data is MODULE:NAME."""
-        return any(self.spec(table).own for table in CODE)
+        return any(self.spec(table).user_defined for table in CODE)
 
     def rule(self) -> algorithms.Rule:
         """A new update rule, as the table "algorithm" says."""
@@ -142,8 +142,8 @@ class Recipe:
         momentum = optimizer.make(*self.part("optimizer")).heavy_ball
         return self.rule().stability_limit(*momentum) if momentum else None
 
-    def about(self) -> str:
-        """What the rule says of itself with this optimizer, such as its mixing and limit; may be ""."""
+    def describe(self) -> str:
+        """The rule's line for the user with this optimizer, such as its mixing and limit; may be ""."""
         momentum = optimizer.make(*self.part("optimizer")).heavy_ball
         return self.rule().describe(*momentum) if momentum else self.rule().describe(None)
 
@@ -158,9 +158,9 @@ class Recipe:
 
     def values(self) -> dict[str, Any]:
         """All keys, nested."""
-        found = dataclasses.asdict(self)
-        del found["matrices"]
-        return found
+        values = dataclasses.asdict(self)
+        del values["matrices"]
+        return values
 
     def to_toml(self) -> str:
         """The whole recipe, defaults included, as TOML that reads back to an equal recipe."""
@@ -200,7 +200,7 @@ def built_in() -> list[str]:
 
 
 def read(recipe: str, settings: Iterable[str] = (), *, allow_code: bool = False) -> Recipe:
-    """The recipe of that built-in name or TOML file, with settings on top.
+    """The recipe of a built-in name or TOML file, changed by settings.
 
     Args:
         recipe: a name (:func:`built_in`) or the path of a TOML file.
@@ -232,8 +232,10 @@ def read(recipe: str, settings: Iterable[str] = (), *, allow_code: bool = False)
     settings = list(settings)
     values, typed = changed(values, settings), changed({}, settings)
     for table in CODE if not allow_code else ():
-        name, own = (v[table].get("name") if isinstance(v.get(table), dict) else "" for v in (values, typed))
-        if isinstance(name, str) and is_own(name) and own != name:
+        name, typed_name = (
+            v[table].get("name") if isinstance(v.get(table), dict) else "" for v in (values, typed)
+        )
+        if isinstance(name, str) and is_user_defined(name) and typed_name != name:
             raise InputError(
                 f"{path}: {table}.name = {toml_value(name)} is code, which a file may name only with "
                 f"--allow-code; or type it, --set {table}.name={name}"
@@ -251,15 +253,15 @@ def parse(toml: str, where: str) -> dict[str, Any]:
         >>> parse("lr = 0.5", "recipe.toml")
         {'lr': 0.5}
     """
-    if len(toml) > LENGTH or toml.count(".") > DOTS:
+    if len(toml) > MAX_LENGTH or toml.count(".") > MAX_DOTS:
         raise InputError(
             f"{where}: {len(toml)} characters with {toml.count('.')} dots are not allowed in a recipe, at "
-            f"most {LENGTH} with {DOTS}"
+            f"most {MAX_LENGTH} with {MAX_DOTS}"
         )
     try:
         return _bounded(tomllib.loads(toml), where)
     except RecursionError as error:
-        raise InputError(f"{where}: more than {DEPTH} tables or lists within each other") from error
+        raise InputError(f"{where}: more than {MAX_DEPTH} tables or lists within each other") from error
     except InputError:
         raise
     except ValueError as error:  # TOMLDecodeError, or a number of too many digits
@@ -268,15 +270,15 @@ def parse(toml: str, where: str) -> dict[str, Any]:
 
 def _bounded(values: dict[str, Any], where: str) -> dict[str, Any]:
     """``values``; InputError where tables lie too deep, or a whole number has more than 64 bits."""
-    left: list[tuple[str, Any, int]] = [("", values, 0)]
-    while left:
-        key, value, depth = left.pop()
-        if depth > DEPTH:
-            raise InputError(f"{where}: more than {DEPTH} tables or lists within each other")
+    stack: list[tuple[str, Any, int]] = [("", values, 0)]
+    while stack:
+        key, value, depth = stack.pop()
+        if depth > MAX_DEPTH:
+            raise InputError(f"{where}: more than {MAX_DEPTH} tables or lists within each other")
         if isinstance(value, (dict, list)):
             inner = value.items() if isinstance(value, dict) else ((key, v) for v in value)
             prefix = f"{key}." if key and isinstance(value, dict) else ""
-            left += [(f"{prefix}{k}", v, depth + 1) for k, v in inner]
+            stack += [(f"{prefix}{k}", v, depth + 1) for k, v in inner]
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             size = str(value) if value.bit_length() < 100 else f"a number of {value.bit_length()} bits"
             raise InputError(f"{key}: {size} is not allowed, whole numbers must lie between −2⁶³ and 2⁶³")
@@ -284,12 +286,14 @@ def _bounded(values: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def changed(values: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """``values``, which is changed, with "KEY=VALUE" ``settings`` (dotted keys) on top."""
+    """Change ``values`` by "KEY=VALUE" ``settings`` (dotted keys), and return it."""
     for setting in settings:
         key, value = key_and_value(setting)
         *tables, last = key.split(".")
-        if len(tables) > DEPTH:
-            raise InputError(f"--set: a key of {len(tables) + 1} parts is not allowed, at most {DEPTH} are")
+        if len(tables) > MAX_DEPTH:
+            raise InputError(
+                f"--set: a key of {len(tables) + 1} parts is not allowed, at most {MAX_DEPTH} are"
+            )
         inner = values
         for table in tables:
             inner = inner.setdefault(table, {})
@@ -306,14 +310,14 @@ def key_and_value(setting: str) -> tuple[str, str]:
         >>> key_and_value("lr=0.5")
         ('lr', '0.5')
     """
-    key, equals, written = setting.partition("=")
+    key, equals, text = setting.partition("=")
     if not equals or not key.strip():
         raise InputError(f"--set: '{setting}' is not allowed, it must be KEY=VALUE, such as lr=0.5")
-    return key.strip(), written
+    return key.strip(), text
 
 
 def parse_value(written: str) -> Any:
-    """A TOML value; what is none is a string by itself, as in algorithm.name=dpsgd.
+    """A TOML value; other text is a string without quotes, as in algorithm.name=dpsgd.
 
     Example:
         >>> parse_value("0.5"), parse_value("[1, 2]"), parse_value("dpsgd")

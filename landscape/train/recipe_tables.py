@@ -1,4 +1,4 @@
-"""The tables of a recipe that are not the name of a part: what is measured, saved, and counts as diverged."""
+"""The tables of a recipe for measurements, checkpoints, divergence and the initial weights."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Monitor:
 
 @dataclass(frozen=True)
 class Diverge:
-    """When a run counts as diverged.
+    """The bounds beyond which a run counts as diverged.
 
     The mean: its loss is not finite or above ``loss`` nats (ours: runs at Figure 2(a)'s rate peaked at 1,272
     in a burst and came back). The learners: for ten steps in a row the consensus distance exceeds
@@ -68,10 +68,10 @@ class Diverge:
 
 @dataclass(frozen=True)
 class Init:
-    """Where all learners start: at w_a of the file ``checkpoint``, with its BatchNorm statistics; "": anew.
+    """The initial weights: w_a of the file ``checkpoint``, with its BatchNorm statistics; "": new weights.
 
-    ``sha256`` is that of the file's bytes. Left out, the run sets it; given, the file must have it. A run
-    that is resumed needs the file no more.
+    ``sha256`` is the digest of the file's bytes. If it is missing, the run sets it; otherwise the file must
+    match. A resumed run does not need the file.
     """
 
     checkpoint: str = ""

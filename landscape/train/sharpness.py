@@ -1,4 +1,4 @@
-"""The sharpness of the average along a run, against the largest that the rule can stand."""
+"""The sharpness of the average along a run, compared with the stability limit of the rule."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from landscape.train.distributed.comm import Comm
 from landscape.train.randomness import generator
 from landscape.train.recipe_tables import Monitor
 
-STATE = "monitor_start"  # what a checkpoint calls the vector that the next search begins near
+STATE = "monitor_start"  # the name in a checkpoint of the vector near which the next search begins
 
 
 class Sharpness:
     """λ_max of ∇²L at w_a every ``every`` steps, on a fixed sample of the training set.
 
-    A Lanczos search begins at the sum of the eigenvectors that the one before found, with as much of a random
-    vector, the same every time, so that an eigenvector orthogonal to them is not missed. It goes by exact
-    products only: which cheaper ones pay is found by timing, and the history's bits must not depend on that.
-    ``state`` is the sum, so that a run resumed gives the bits of one that never stopped.
+    A Lanczos search begins at the sum of the eigenvectors of the previous search, plus a random vector of the
+    same norm, the same every time, so that an eigenvector orthogonal to them is not missed. It uses exact
+    products only: cheaper products are chosen by timing, on which the history's bits must not depend.
+    ``state`` is the sum, so that a resumed run gives the bits of one that never stopped.
 
     Rank 0 searches; every process multiplies with its share of the sample. ``stability_limit`` is the largest
     stable ηλ of the rule with its optimizer, None where it is not known.
@@ -49,11 +49,11 @@ class Sharpness:
             order = torch.randperm(problem.samples, generator=generator(seed, "monitor"))
             problem = problem.subset(order[:samples].sort().values)
         self._random = start_vector(problem, seed)
-        own = comm.share(problem.samples)
-        if batch:  # a share would be cut into other batches than the whole: rank 0 does it all
-            own = slice(0, problem.samples if comm.rank == 0 else 0)
-        self._share = (own.stop - own.start) / problem.samples
-        self._own = problem.subset(own) if 0 < self._share < 1 else problem
+        share = comm.share(problem.samples)
+        if batch:  # a share would be cut into other batches than the whole set: rank 0 computes alone
+            share = slice(0, problem.samples if comm.rank == 0 else 0)
+        self._share = (share.stop - share.start) / problem.samples
+        self._local = problem.subset(share) if 0 < self._share < 1 else problem
 
     def restore(self, shared: Mapping[str, Tensor]) -> None:
         """The state of a checkpoint, if it has one."""
@@ -63,24 +63,24 @@ class Sharpness:
     def columns(self, weights: Tensor, lr: float) -> dict[str, float]:
         """The history's columns for learners at ``weights`` (n_local, P); NaN where H is not finite."""
         mean = self._comm.mean(weights)
-        found = self._search(mean)
-        if found is None:
+        pairs = self._search(mean)
+        if pairs is None:
             self.state = {}
             return {}
-        self.state = {STATE: found.vectors.sum(0)}
+        self.state = {STATE: pairs.vectors.sum(0)}
         spread = weights - mean
         totals = self._comm.start_learners_mean(
-            float((spread @ found.vectors.T).double().square().sum()) / len(spread),
+            float((spread @ pairs.vectors.T).double().square().sum()) / len(spread),
             float(spread.double().square().sum()) / len(spread),
         )
-        along, all_ = totals()
-        top = float(found.values[0])
+        along, total = totals()
+        top = float(pairs.values[0])
         return {
             "lambda_max": top,
-            "lambda_max_residual": float(found.residuals[0]),
+            "lambda_max_residual": float(pairs.residuals[0]),
             "lr_lambda_max": lr * top,
             "lr_lambda_limit": math.nan if self.stability_limit is None else self.stability_limit,
-            "spread_share": along / all_ if all_ else math.nan,
+            "spread_share": along / total if total else math.nan,
         }
 
     def warning(self, row: Mapping[str, float], before: Sequence[Mapping[str, float]]) -> str:
@@ -96,7 +96,7 @@ class Sharpness:
 
     def _search(self, theta: Tensor) -> Eigenpairs | None:
         """The pairs at ``theta`` (P,), the same on all ranks, with eigenvectors (top, P)."""
-        local = exact_products(self._own, theta)[0] if self._share else None
+        local = exact_products(self._local, theta)[0] if self._share else None
         near = self.state.get(STATE)
         start = self._random if near is None else warm_start(near, self._random)
         if self._comm.size == 1:
@@ -106,7 +106,7 @@ class Sharpness:
             return None
 
         def shared(v: Tensor, going: float = 1.0) -> Tensor:
-            """Rank 0's ``v`` reaches all and comes back multiplied; the last entry says whether to go on."""
+            """H ``v`` for the ``v`` of rank 0, which all ranks receive; they stop if ``going`` is 0."""
             sent = torch.cat((v.double(), v.new_tensor([going], dtype=torch.float64)))
             sent = self._comm.totals(sent if self._comm.rank == 0 else torch.zeros_like(sent))
             if not sent[-1]:
@@ -114,24 +114,24 @@ class Sharpness:
             product = local(sent[None, :-1].to(theta))[0] * self._share if local else sent[:-1] * 0
             return self._comm.totals(product.double()).to(theta)
 
-        found: Eigenpairs | None = None
+        pairs: Eigenpairs | None = None
         if self._comm.rank == 0:
             with contextlib.suppress(_NotFiniteError):
-                found = lanczos(lambda v: _finite(shared(v)), start, high=self.top)
+                pairs = lanczos(lambda v: _finite(shared(v)), start, high=self.top)
             with contextlib.suppress(_StoppedError):
                 shared(start, going=0.0)
         else:
             with contextlib.suppress(_StoppedError):
                 while True:
                     shared(start)
-        return self._told(found, theta)
+        return self._broadcast(pairs, theta)
 
-    def _told(self, found: Eigenpairs | None, theta: Tensor) -> Eigenpairs | None:
-        """What rank 0 ``found``, on all ranks."""
+    def _broadcast(self, pairs: Eigenpairs | None, theta: Tensor) -> Eigenpairs | None:
+        """The ``pairs`` of rank 0, on all ranks."""
         table = torch.zeros(self.top, len(theta) + 3, dtype=torch.float64, device=theta.device)
-        if found is not None:
-            pairs = torch.stack((found.values, found.residuals), 1).to(table)
-            table = torch.cat((torch.ones_like(pairs[:, :1]), pairs, found.vectors.double()), 1)
+        if pairs is not None:
+            numbers = torch.stack((pairs.values, pairs.residuals), 1).to(table)
+            table = torch.cat((torch.ones_like(numbers[:, :1]), numbers, pairs.vectors.double()), 1)
         table = self._comm.totals(table)
         if not table[0, 0]:
             return None
@@ -143,7 +143,7 @@ class _NotFiniteError(Exception):
 
 
 class _StoppedError(Exception):
-    """Rank 0 needs no more products."""
+    """Rank 0 needs no further products."""
 
 
 def _finite(product: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""A grid of runs, or a search over one key, in a folder: each run as landscape.train.launch has it; a table.
+"""A grid of runs, or a search over one key, in a folder: runs of landscape.train.launch, and a table.
 
-A run lies in DIR/SETTING/seed-N, SETTING being its recipe's name and all that was set. What is there already
-is not run again, so that a sweep which was stopped, or is asked for more, goes on.
+A run lies in DIR/SETTING/seed-N, SETTING being its recipe's name and the keys that were set. A run that is
+there is not repeated, so that a sweep can be resumed or extended.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from landscape.train.recipe import Recipe, from_values, key_and_value, parse, pa
 
 #: ("recipe", LABEL), then (KEY, VALUE) as --set takes them, by key.
 Setting = tuple[tuple[str, str], ...]
-# Longest name of a setting's folder; file systems allow 255 bytes.
-LONGEST = 150
+# Longest name of a setting's folder in characters; file systems allow 255 bytes.
+MAX_NAME = 150
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ Execute = Callable[[Sequence[Run], Callable[[Run], None], Callable[[float], None
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended; see :class:`landscape.results.sweep.Sweep`."""
+    """The results of a run; see :class:`landscape.results.sweep.Sweep`."""
 
     test_loss: float
     test_error: float
@@ -73,15 +73,15 @@ class Outcome:
         return f"{'diverged, ' * self.diverged}test loss {self.test_loss:.4g}{error}, {self.seconds:.1f} s"
 
 
-def split(written: str) -> list[str]:
-    """What commas separate that are in no brackets and no quotes.
+def split(text: str) -> list[str]:
+    """The parts of a text between commas outside brackets and quotes.
 
     Example:
         >>> split("1,2"), split("[64, 10],[64, 5]"), split("a='x,y',b")
         (['1', '2'], ['[64, 10]', '[64, 5]'], ["a='x,y'", 'b'])
     """
     parts, depth, quote = [""], 0, ""
-    for letter in written:
+    for letter in text:
         if quote:
             quote = "" if letter == quote else quote
         elif letter in "\"'":
@@ -152,92 +152,93 @@ def folder_name(setting: Setting) -> str:
     """The setting in letters that any shell takes; where that loses something, with a part of its SHA-256."""
     label, *rest = setting
     text = ",".join([label[1].replace("/", "-"), *(f"{key}={value}" for key, value in rest)])
-    safe = re.sub(r"[^A-Za-z0-9_.,=+-]+", "-", text)[:LONGEST]
+    safe = re.sub(r"[^A-Za-z0-9_.,=+-]+", "-", text)[:MAX_NAME]
     return safe if safe == text else f"{safe}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 class Runner:
     """Runs settings with all ``seeds`` and keeps DIR/sweep.csv and DIR/sweep.h5 up to date.
 
-    The table has what earlier sweeps in the folder found, too.
+    The table has the outcomes of earlier sweeps in the folder, too.
 
     Args:
-        sources: label -> the name or file of a recipe.
-        read: makes a recipe of such a name or file and KEY=VALUE settings.
+        folder: DIR.
+        seeds: those of every setting.
         keys: the columns, in order; those of earlier sweeps follow.
-        total: how many runs there may be, for ``progress``.
+        read: makes a recipe of a label and KEY=VALUE settings.
+        execute: trains runs.
+        message: takes a line for the user.
+        progress: takes the number of runs that are done, with the part of the present one.
     """
 
     def __init__(
         self,
         folder: Path,
-        sources: Mapping[str, str],
         seeds: Sequence[int],
         keys: Iterable[str],
         *,
         read: Callable[[str, list[str]], Recipe],
         execute: Execute,
-        total: int,
         message: Callable[[str], None] = lambda line: None,
-        progress: Callable[[float], None] = lambda share: None,
+        progress: Callable[[float], None] = lambda runs: None,
     ) -> None:
-        self.folder, self.sources, self.seeds, self.keys = folder, sources, seeds, ["recipe", *keys]
-        self.read, self.execute, self.total = read, execute, total
+        self.folder, self.seeds, self.keys = folder, seeds, ["recipe", *keys]
+        self.read, self.execute = read, execute
         self.message, self.progress, self.done = message, progress, 0
-        self.found: dict[Setting, dict[int, Outcome]] = {}
+        self.outcomes: dict[Setting, dict[int, Outcome]] = {}
         self.table = folder / "sweep.h5"
         if not self.table.exists():
             return
         old = Sweep.load(self.table)
         self.keys += [key for key in old.keys if key not in self.keys]
-        for row, known in zip(old.rows, old.seed_lists, strict=True):
+        for row, old_seeds in zip(old.rows, old.seed_lists, strict=True):
             setting = _setting({key: value for key, value in row.items() if value})
-            ends = {seed: self._place(setting, seed) / "last.h5" for seed in known}
+            ends = {seed: self._run_folder(setting, seed) / "last.h5" for seed in old_seeds}
             outcomes = {seed: _outcome(path) for seed, path in ends.items() if path.exists()}
             if outcomes:
-                self.found[setting] = outcomes
+                self.outcomes[setting] = outcomes
 
-    def _place(self, setting: Setting, seed: int) -> Path:
+    def _run_folder(self, setting: Setting, seed: int) -> Path:
         return self.folder / folder_name(setting) / f"seed-{seed}"
 
     def run(self, settings: Iterable[Setting]) -> None:
-        """Every setting with every seed; those in the folder are checked, before the first of others starts.
+        """Run every setting with every seed; runs that are in the folder are checked first, and not repeated.
 
         Raises FailedError where a folder holds a run of another recipe than its name says.
         """
-        todo: dict[Path, tuple[Run, Setting, int]] = {}
+        waiting: dict[Path, tuple[Run, Setting, int]] = {}
         for setting, seed in itertools.product(settings, self.seeds):
             (_, label), *rest = setting
             changes = [*(f"{key}={value}" for key, value in rest), f"seed={seed}"]
-            recipe = self.read(self.sources[label], changes)
-            folder = self._place(setting, seed)
+            recipe = self.read(label, changes)
+            folder = self._run_folder(setting, seed)
             end = launch.ended(recipe, folder)
             if end:
-                self.found.setdefault(setting, {})[seed] = Outcome.of(end)
+                self.outcomes.setdefault(setting, {})[seed] = Outcome.of(end)
                 self.done += 1
             else:
-                self.found.get(setting, {}).pop(seed, None)
-                todo[folder] = Run(recipe, folder), setting, seed
+                self.outcomes.get(setting, {}).pop(seed, None)
+                waiting[folder] = Run(recipe, folder), setting, seed
         self.save()
 
-        def ended(run: Run) -> None:
-            _, setting, seed = todo[run.folder]
+        def record(run: Run) -> None:
+            _, setting, seed = waiting[run.folder]
             outcome = _outcome(run.folder / "last.h5")
-            self.found.setdefault(setting, {})[seed] = outcome
+            self.outcomes.setdefault(setting, {})[seed] = outcome
             self.done += 1
             self.message(f"{run.folder.relative_to(self.folder)}: {outcome}")
-            self.progress(self.done / self.total)
+            self.progress(self.done)
             self.save()
 
         self.execute(
-            [run for run, _, _ in todo.values()],
-            ended,
-            lambda share: self.progress((self.done + share) / self.total),
+            [run for run, _, _ in waiting.values()],
+            record,
+            lambda share: self.progress(self.done + share),
         )
 
     def score(self, setting: Setting) -> tuple[int, float]:
-        """Lower is better: how many seeds diverged, then the mean final test loss of all."""
-        outcomes = [self.found[setting][seed] for seed in self.seeds]
+        """(number of diverged seeds, mean final test loss of all); lower is better."""
+        outcomes = [self.outcomes[setting][seed] for seed in self.seeds]
         loss = float(np.mean([o.test_loss for o in outcomes]))
         return sum(o.diverged for o in outcomes), loss if loss < math.inf else math.inf
 
@@ -248,17 +249,17 @@ class Runner:
             values = dict(setting)
             return [_rank(values.get(key, "")) for key in self.keys]
 
-        rows = sorted((s for s, outcomes in self.found.items() if outcomes), key=order)
+        rows = sorted((s for s, outcomes in self.outcomes.items() if outcomes), key=order)
         columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
         for setting in rows:
-            outcomes = list(self.found[setting].values())
+            outcomes = list(self.outcomes[setting].values())
             for name in ("test_loss", "test_error", "best_test_error"):
                 mean, spread = _mean_and_spread([getattr(o, name) for o in outcomes])
                 columns[name].append(mean)
                 columns[f"{name}_std"].append(spread)
             columns["diverged"].append(sum(o.diverged for o in outcomes))
             columns["seconds"].append(float(np.mean([o.seconds for o in outcomes])))
-        seeds = [" ".join(map(str, sorted(self.found[s]))) for s in rows]
+        seeds = [" ".join(map(str, sorted(self.outcomes[s]))) for s in rows]
         table = [[dict(s).get(key, "") for key in self.keys] for s in rows]
         arrays: dict[str, Any] = {k: np.array(v, dtype=np.float64) for k, v in columns.items()}
         settings = texts(table).reshape(len(rows), len(self.keys))
@@ -273,7 +274,7 @@ class Runner:
 
 
 def _outcome(path: Path) -> Outcome:
-    return Outcome.of(Checkpoint.load(path, held=lambda learners: slice(0)))
+    return Outcome.of(Checkpoint.load(path, learners=lambda n: slice(0)))
 
 
 def _rank(text: str) -> tuple[int, float, str]:
@@ -298,7 +299,7 @@ def search(
     By halving, in the logarithm: both ends and the middle are tried; then, ``rounds`` times, the two points
     half as far as before from the best so far. 3 + 2·rounds settings at most: 19 with 8 rounds, where
     neighbours differ by 2.7% for a range of six decades. DPSGD-2020 (section 4.3) speaks of a binary search
-    over about 20 settings; what it goes by, this halving and its criterion, the final test loss, are ours.
+    over about 20 settings; this halving and its criterion, the final test loss, are ours.
     It finds the best value if the score has one valley; with seeds that differ, the best of those tried.
     """
     last = 2 ** (rounds + 1)
@@ -307,17 +308,17 @@ def search(
         value = low * (high / low) ** (point / last)
         return _setting({**dict(base), key: canonical(f"{value:.6g}")})
 
-    tried: dict[Setting, dict[int, tuple[int, float]]] = {base: {} for base in bases}
-    asked = {base: [0, last // 2, last] for base in bases}
+    all_scores: dict[Setting, dict[int, tuple[int, float]]] = {base: {} for base in bases}
+    points = {base: [0, last // 2, last] for base in bases}
     best = dict.fromkeys(bases, 0)
     for half in range(rounds + 1):
-        runner.run([at(base, point) for base in bases for point in asked[base]])
+        runner.run([at(base, point) for base in bases for point in points[base]])
         reach = last >> (half + 2)
-        for base, scores in tried.items():
-            scores |= {point: runner.score(at(base, point)) for point in asked[base]}
+        for base, scores in all_scores.items():
+            scores |= {point: runner.score(at(base, point)) for point in points[base]}
             best[base] = min(scores, key=lambda point: scores[point])
             near = (best[base] - reach, best[base] + reach)
-            asked[base] = [point for point in near if 0 <= point <= last and point not in scores]
+            points[base] = [point for point in near if 0 <= point <= last and point not in scores]
     return {base: dict(at(base, point))[key] for base, point in best.items()}
 
 

@@ -1,7 +1,7 @@
-"""How learners of networks that are no chain are computed: looped or batched, as a short trial says, once.
+"""A short trial of whether learners whose network is no chain are faster in a loop or batched.
 
-What the trial found is kept with the cached data, so that the same run on the same machine has the same bits
-again, and with the run's checkpoints, so that a resumed one has those of one that never stopped.
+Its result is stored with the cached data, so that the same run on the same machine gives the same bits again,
+and in the run's checkpoints, so that a resumed run gives the bits of one that never stopped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STATE = "stack.batched"
 
 
 class Trial:
-    """The choice for ``stack``; ``state`` is what checkpoints keep of it, empty before the first step."""
+    """The choice for ``stack``; ``state`` is its form in checkpoints, empty before the first step."""
 
     def __init__(self, stack: Stack, comm: Comm) -> None:
         self._stack, self._comm = stack, comm
@@ -38,7 +38,7 @@ class Trial:
             self._stack.batched = bool(shared[STATE])
 
     def decide(self, weights: Tensor, x: Any, y: Any, training: Training, model: dict[str, Any]) -> None:
-        """Choose, where that is still to be done, by these arguments of :meth:`Stack.gradients`.
+        """Choose, unless that is done, by a trial with these arguments of :meth:`Stack.gradients`.
 
         Rank 0 decides for all. There is nothing to choose for a chain, or where a process has one learner.
         """
@@ -58,7 +58,7 @@ class Trial:
             def trial() -> dict[str, np.ndarray[Any, Any]]:
                 return {"batched": np.array([stack.batching_pays(weights, x, y, training)])}
 
-            kept = cached("trial", Path(), [], json.dumps([*what, str(torch.__version__)]), trial)
-            pays = float(kept["batched"][0])
+            result = cached("trial", Path(), [], json.dumps([*what, str(torch.__version__)]), trial)
+            pays = float(result["batched"][0])
         stack.batched = bool(comm.total(pays)[0])
         self.state = {STATE: torch.tensor([stack.batched], dtype=torch.uint8)}

@@ -21,7 +21,7 @@ from landscape.train import recipe
 from landscape.train.distributed.process_group import Group
 from landscape.train.loop import Trainer
 from landscape.train.planning import calibration, plan
-from landscape.train.planning.run_time import Link
+from landscape.train.planning.run_time import Cluster, Link
 from tests.groups import together
 
 WIDTHS, LOCAL, STEPS, ROUNDS = [784, 2800, 2800, 10], 64, 10, 5
@@ -86,7 +86,11 @@ def report(where: str, processes: int, bandwidth: float | None = None) -> calibr
         latency, rate = (statistics.mean(e["link"][name] for e in every) for name in ("latency", "bandwidth"))
         link = Link(latency, bandwidth or rate)
         found = plan.plan(
-            chosen("ssgd", processes), [processes], lambda b, c=costs: c, link, mixings=["random-matching"]
+            chosen("ssgd", processes),
+            [processes],
+            lambda b, c=costs: c,
+            Cluster(link),
+            mixings=["random-matching"],
         )
         used.append((costs, rate))
         for name in ALGORITHMS:

@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from tests.chaos.cases import ALL, BEYOND, TIMEOUT, Case, contents, difference, 
 LEFT = 10.0
 TOKEN = "LANDSCAPE_CHAOS"  # marks in the environment which processes belong to a command
 ENDING = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_MAIN = re.compile(r'landscape/cli/__init__\.py", line \d+, in main\n')
 EVENTS = (*ENDING * 3, signal.SIGKILL, signal.SIGKILL, "stop", "stop and go on", "second writer")
 
 
@@ -89,11 +91,12 @@ class Lane:
             if process.poll() is None and not last:
                 self.disturb(case, process, out)
             err = self.ends(case, process)
-            if process.returncode == 0:
+            # Ended between its last file and its exit: the next one says that all is there.
+            if process.returncode == 0 or (turn and "holds a finished" in err):
                 break
-            # Until main has begun, while torch is imported, Ctrl-C is Python's own.
-            begun = ", in main\n" in err or process.returncode != -signal.SIGINT
-            if ("Traceback" in err and begun) or last:
+            # Until main has begun, while Python starts or torch is imported, Ctrl-C is Python's own.
+            early = err.rstrip().endswith("KeyboardInterrupt") and not _MAIN.search(err)
+            if ("Traceback" in err and not early) or last:
                 self.report(case, "ended", f"{process.returncode}: {err.strip()[-2000:]}")
             if last:
                 return
@@ -115,6 +118,8 @@ class Lane:
         who = "" if target == process.pid else ", of a child"
         with self.tally.lock:
             self.tally.events[f"{name}{who}"] += 1
+            if self.tally.count() % 50 == 0:
+                print(f"{self.tally.count()} events", flush=True)
         if event == "second writer":
             second = self.start(case, out)
             _, err = second.communicate()

@@ -1,1 +1,1 @@
-"""The papers' figures and tables, and our own: one file a paper and theme."""
+"""The papers' figures and tables, and our own: one file for each paper and theme."""

@@ -42,7 +42,7 @@ def _smoothing_runs(scale: Scale) -> Runs:
 def _smoothings(work: Work, key: str) -> list[Smoothing]:
     points = work.checkpoints(key)
     pairs, samples = work.pick((2, 200), (16, 10_000), (64, 60_000))
-    found = []
+    results = []
     for point in (points[0], points[-1]):
 
         def make(point: Checkpoint = point) -> Smoothing:
@@ -58,8 +58,8 @@ def _smoothings(work: Work, key: str) -> list[Smoothing]:
                 label=point.label,
             )
 
-        found += work.cached(Smoothing, point, {"pairs": pairs, "samples": samples}, make)
-    return found
+        results += work.cached(Smoothing, point, {"pairs": pairs, "samples": samples}, make)
+    return results
 
 
 def _smoothing(work: Work) -> Drawing:

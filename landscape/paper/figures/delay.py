@@ -99,7 +99,7 @@ def _minimum(scale: Scale) -> Runs:
     return {"gd/0": read("mnist-minimum", small if scale == "smoke" else [])}
 
 
-def _left(work: Work) -> Drawing:
+def _delay_minima(work: Work) -> Drawing:
     """Full-batch training with delay, close to one trained minimum: the largest rate that stays there."""
     delays, tol = work.pick([0, 4], DELAYS_TRIED, DELAYS_TRIED), work.pick(0.3, 0.07, 0.07)
     end = work.end("gd/0")
@@ -138,7 +138,7 @@ def _left(work: Work) -> Drawing:
 
 
 DELAYS_TRIED = [0, 1, 2, 4, 8, 16, 32]
-_BESIDE = "MNIST's first 1,000 images, 784-50-50-10, weight decay 0.005, full-batch gradients"
+_SETTING = "MNIST's first 1,000 images, 784-50-50-10, weight decay 0.005, full-batch gradients"
 figure(
     "delay-minima",
     "Delay-2019",
@@ -146,6 +146,6 @@ figure(
     "The delay decides with the learning rate which minima are accessible; the rule keeps them the same.",
     _minimum,
     smoke=SMOKE_NOTE,
-    laptop=f"{_BESIDE}; {OURS}",
-    paper=f"{_BESIDE}; {OURS}",
-)(_left)
+    laptop=f"{_SETTING}; {OURS}",
+    paper=f"{_SETTING}; {OURS}",
+)(_delay_minima)

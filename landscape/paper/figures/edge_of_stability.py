@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,8 @@ def plateau(run: Checkpoint) -> float:
 
 def _limit(run: Checkpoint) -> float:
     limits = run.history["lr_lambda_limit"]
-    seen = limits[np.isfinite(limits)]
-    return float(seen[-1]) if len(seen) else float("nan")
+    known = limits[np.isfinite(limits)]
+    return float(known[-1]) if len(known) else float("nan")
 
 
 def _edge(work: Work) -> Drawing:
@@ -129,8 +130,8 @@ def _draw(ax: Any, name: str, runs: list[Checkpoint]) -> None:
     curves = []
     for run in runs:
         values = run.history["lr_lambda_max"]
-        seen = np.isfinite(values)
-        curves.append(dict(zip(run.history["step"][seen], values[seen], strict=True)))
+        recorded = np.isfinite(values)
+        curves.append(dict(zip(run.history["step"][recorded], values[recorded], strict=True)))
         ax.plot(*zip(*curves[-1].items(), strict=True), color=color, lw=0.4, alpha=0.4)
     steps = sorted({step for curve in curves for step in curve})
     median = [np.median([curve[s] for curve in curves if s in curve]) for s in steps]
@@ -160,39 +161,46 @@ figure(
 )(_edge)
 
 
-def _follow(work: Work) -> Drawing:
-    """Test error and rise of the loss against the final sharpness, a point a run of the edge figure."""
+def _flatness_rows(work: Work) -> list[dict[str, Any]]:
+    """Final sharpness, test error and rise of the loss of each run of the edge figure."""
     grid, rows = work.pick(5, 11, 11), list[dict[str, Any]]()
+    for rate, name in itertools.product(STEPS, SETTINGS):
+        for run in work.group(f"{rate:g} {name}"):
+            rise = float("nan")
+            if np.isfinite(run.weights.numpy()).all():
+                surface = work.contour(run, grid=grid)
+                rise = float(np.median(surface.loss) - surface.loss[grid // 2, grid // 2])
+            rows.append(
+                {
+                    "lr": rate,
+                    "setting": name,
+                    "seed": run.seed,
+                    "lambda_max_nat": plateau(run) / rate,
+                    "test_error_percent": test_error(run),
+                    "median_rise_nat": rise,
+                }
+            )
+    return rows
+
+
+def _flatness_picture(rows: list[dict[str, Any]], title: str) -> Picture:
+    """Test error and rise of the loss against the final sharpness, a point a run."""
+    markers = dict(zip(STEPS, "os^", strict=True))
+    quantities = {"test_error_percent": "test error (%)", "median_rise_nat": "median rise of the loss (nat)"}
     with style():
         picture, axes = panels(1, 2, 5.2, 3.9)
-        for rate, name in itertools.product(STEPS, SETTINGS):
-            for run in work.group(f"{rate:g} {name}"):
-                sharp = plateau(run) / rate
-                error = test_error(run)
-                rise = float("nan")
-                if np.isfinite(run.weights.numpy()).all():
-                    surface = work.contour(run, grid=grid)
-                    rise = float(np.median(surface.loss) - surface.loss[grid // 2, grid // 2])
-                rows.append(
-                    {
-                        "lr": rate,
-                        "setting": name,
-                        "seed": run.seed,
-                        "lambda_max_nat": sharp,
-                        "test_error_percent": error,
-                        "median_rise_nat": rise,
-                    }
+        for ax, (quantity, label) in zip(axes, quantities.items(), strict=True):
+            for row in rows:
+                color = COLORS[row["setting"].split()[0]]
+                ax.plot(
+                    row["lambda_max_nat"],
+                    row[quantity],
+                    color=color,
+                    marker=markers[row["lr"]],
+                    mfc="none" if row["setting"].endswith("ATC") else color,
+                    ls="none",
+                    ms=5,
                 )
-                look: dict[str, Any] = {
-                    "color": COLORS[name.split()[0]],
-                    "marker": {0.2: "o", 0.5: "s", 1.0: "^"}[rate],
-                    "mfc": "none" if name.endswith("ATC") else COLORS[name.split()[0]],
-                    "ls": "none",
-                    "ms": 5,
-                }
-                for ax, value in zip(axes, (error, rise), strict=True):
-                    ax.plot(sharp, value, **look)
-        for ax, label in zip(axes, ("test error (%)", "median rise of the loss (nat)"), strict=True):
             ax.set_xscale("log")
             ax.set_yscale("log")
             decimal_labels(ax.xaxis)
@@ -202,11 +210,16 @@ def _follow(work: Work) -> Drawing:
         handles = [Line2D([], [], color=c, marker="o", ls="none", label=n) for n, c in COLORS.items()]
         handles += [
             Line2D([], [], color="#555555", marker=m, ls="none", label=f"α = {r:g}")
-            for r, m in ((0.2, "o"), (0.5, "s"), (1.0, "^"))
+            for r, m in markers.items()
         ]
         handles.append(Line2D([], [], color="#555555", marker="o", mfc="none", ls="none", label="ATC order"))
         picture.legend(handles=handles, loc="outside lower center", ncols=4)
-        picture.suptitle(work.title)
+        picture.suptitle(title)
+    return picture
+
+
+def _edge_follows(work: Work) -> Drawing:
+    rows = _flatness_rows(work)
     compared, lower = [], []
     for rate in STEPS:
         errors = {
@@ -219,16 +232,16 @@ def _follow(work: Work) -> Drawing:
         lower.append(np.median(errors["ring(2) AWC"]) < np.median(errors["SSGD"]))
     pairs = np.array([[r["lambda_max_nat"], r["median_rise_nat"]] for r in rows])
     pairs = np.log(pairs[np.isfinite(pairs).all(1) & (pairs > 0).all(1)])
-    together = float(np.corrcoef(pairs.T)[0, 1]) if len(pairs) > 2 else float("nan")
-    compared.append(Compared("correlation of log λ_max with log rise", f"{together:.2f}"))
+    correlation = float(np.corrcoef(pairs.T)[0, 1]) if len(pairs) > 2 else float("nan")
+    compared.append(Compared("correlation of log λ_max with log rise", f"{correlation:.2f}"))
     return Drawing(
-        {"": picture},
+        {"": _flatness_picture(rows, work.title)},
         rows,
         compared,
-        f"Over all runs log λ_max and the log rise of the loss correlate with {together:.2f}; DPSGD ring(2) "
-        f"in AWC order has a lower median test error than SSGD at {sum(map(bool, lower))} of {len(lower)} "
-        "rates.",
-        together > 0.5,
+        f"Over all runs log λ_max and the log rise of the loss correlate with {correlation:.2f}; DPSGD "
+        f"ring(2) in AWC order has a lower median test error than SSGD at {sum(map(bool, lower))} of "
+        f"{len(lower)} rates.",
+        correlation > 0.5,
     )
 
 
@@ -241,12 +254,16 @@ figure(
     smoke=SMOKE_NOTE,
     laptop=NOTE,
     paper=NOTE,
-)(_follow)
+)(_edge_follows)
+
+
+# The learning rates of each optimizer (ours).
+OPTIMIZER_RATES = {"LAMB": (0.003, 0.01, 0.03), "SGD": (0.2, 0.5, 1.0)}
 
 
 def _lamb_runs(scale: Scale) -> Runs:
     runs = {}
-    for rate, name in itertools.product(LAMB_RATES, ("SSGD", "ring(2) AWC")):
+    for rate, name in itertools.product(OPTIMIZER_RATES["LAMB"], ("SSGD", "ring(2) AWC")):
         for seed in seeds(scale, 3):
             runs[f"LAMB {rate:g} {name}/{seed}"] = mnist(
                 scale,
@@ -258,49 +275,34 @@ def _lamb_runs(scale: Scale) -> Runs:
                 "optimizer={name='lamb'}",
                 steps=1000,
             )
-    for rate, name, seed in itertools.product(SGD_RATES, ("SSGD", "ring(2) AWC"), seeds(scale, 3)):
+    for rate, name, seed in itertools.product(
+        OPTIMIZER_RATES["SGD"], ("SSGD", "ring(2) AWC"), seeds(scale, 3)
+    ):
         runs[f"SGD {rate:g} {name}/{seed}"] = mnist(
             scale, "fig2b-dpsgd", seed, f"lr={rate}", *_settings(name), "decompose.every=0", steps=1000
         )
     return runs
 
 
-LAMB_RATES, SGD_RATES = (0.003, 0.01, 0.03), (0.2, 0.5, 1.0)
-
-
-def _lamb(work: Work) -> Drawing:
-    rows, best, compared = list[dict[str, Any]](), dict[tuple[str, str], list[float]](), list[Compared]()
+def _lamb_picture(errors: Mapping[tuple[str, str, float], list[float]], title: str) -> Picture:
+    """The median test error and its range by learning rate, a curve an algorithm and optimizer."""
+    markers = {"SSGD": "o", "ring(2) AWC": "s"}
     with style():
         picture, (ax,) = panels(1, 1, 6.8, 3.8)
-        for name, marker in (("SSGD", "o"), ("ring(2) AWC", "s")):
+        for name, kind in itertools.product(markers, OPTIMIZER_RATES):
+            values = [errors[kind, name, rate] for rate in OPTIMIZER_RATES[kind]]
+            medians = [float(np.median(e)) for e in values]
             color = COLORS[name.split()[0]]
-            for kind, rates in (("LAMB", LAMB_RATES), ("SGD", SGD_RATES)):
-                errors = [
-                    [test_error(run) for run in work.group(f"{kind} {rate:g} {name}")] for rate in rates
-                ]
-                medians = [float(np.median(e)) for e in errors]
-                best[kind, name] = errors[int(np.argmin(medians))]
-                ax.errorbar(
-                    rates,
-                    medians,
-                    np.array([[m - min(e), max(e) - m] for m, e in zip(medians, errors, strict=True)]).T,
-                    color=color,
-                    marker=marker,
-                    capsize=3,
-                    mfc="none" if kind == "SGD" else color,
-                    label=f"{name.replace(' AWC', '')}, {kind}",
-                )
-                rows += [
-                    {
-                        "optimizer": kind,
-                        "lr": rate,
-                        "setting": name,
-                        "seed": seed,
-                        "test_error_percent": value,
-                    }
-                    for rate, values in zip(rates, errors, strict=True)
-                    for seed, value in enumerate(values)
-                ]
+            ax.errorbar(
+                OPTIMIZER_RATES[kind],
+                medians,
+                np.array([[m - min(e), max(e) - m] for m, e in zip(medians, values, strict=True)]).T,
+                color=color,
+                marker=markers[name],
+                capsize=3,
+                mfc="none" if kind == "SGD" else color,
+                label=f"{name.replace(' AWC', '')}, {kind}",
+            )
         ax.set_xscale("log")
         ax.set_yscale("log")
         decimal_labels(ax.xaxis)
@@ -308,25 +310,39 @@ def _lamb(work: Work) -> Drawing:
         ax.set_xlabel("learning rate")
         ax.set_ylabel("test error of $w_a$ (%)")
         picture.legend(loc="outside lower center", ncols=2)
-        picture.suptitle(work.title)
-    gaps = {}
-    for kind in ("SGD", "LAMB"):
-        a, b = best[kind, "SSGD"], best[kind, "ring(2) AWC"]
-        gaps[kind] = (
-            np.mean(a) - np.mean(b),
-            np.sqrt(np.var(a, ddof=1) / len(a) + np.var(b, ddof=1) / len(b)),
-        )
-        for name in ("SSGD", "ring(2) AWC"):
-            compared.append(
-                Compared(f"test error (%) of {name}, {kind}, best rate", mean_and_spread(best[kind, name]))
-            )
-    told = ", ".join(f"with {kind} {gap:.2f} ± {error:.2f}" for kind, (gap, error) in gaps.items())
+        picture.suptitle(title)
+    return picture
+
+
+def _lamb(work: Work) -> Drawing:
+    names = ("SSGD", "ring(2) AWC")
+    errors = {
+        (kind, name, rate): [test_error(run) for run in work.group(f"{kind} {rate:g} {name}")]
+        for name, (kind, rates) in itertools.product(names, OPTIMIZER_RATES.items())
+        for rate in rates
+    }
+    rows: list[dict[str, Any]] = [
+        {"optimizer": kind, "lr": rate, "setting": name, "seed": seed, "test_error_percent": value}
+        for (kind, name, rate), values in errors.items()
+        for seed, value in enumerate(values)
+    ]
+    gaps, compared = {}, list[Compared]()
+    for kind, rates in reversed(OPTIMIZER_RATES.items()):
+        best = {name: min((errors[kind, name, rate] for rate in rates), key=np.median) for name in names}
+        a, b = best.values()
+        standard_error = np.sqrt(np.var(a, ddof=1) / len(a) + np.var(b, ddof=1) / len(b))
+        gaps[kind] = (np.mean(a) - np.mean(b), standard_error)
+        compared += [
+            Compared(f"test error (%) of {name}, {kind}, best rate", mean_and_spread(best[name]))
+            for name in names
+        ]
+    advantages = ", ".join(f"with {kind} {gap:.2f} ± {error:.2f}" for kind, (gap, error) in gaps.items())
     return Drawing(
-        {"": picture},
+        {"": _lamb_picture(errors, work.title)},
         rows,
         compared,
-        f"At each one's best rate, SSGD's test error less that of DPSGD ring(2) is {told} points (± standard "
-        "error).",
+        f"At each one's best rate, SSGD's test error less that of DPSGD ring(2) is {advantages} points "
+        "(± standard error).",
         # Without an advantage under SGD there is none to vanish.
         bool(gaps["LAMB"][0] < 2 * gaps["LAMB"][1]) if gaps["SGD"][0] > 2 * gaps["SGD"][1] else None,
     )

@@ -30,8 +30,8 @@ def _shape_runs(scale: Scale) -> Runs:
 
 def _near_chance(work: Work, model: str) -> list[str]:
     """Those of a network's two runs that did not train: around them is a plain, not a minimum."""
-    found = {a: accuracy(work.group(cell(model, 8192, a))[0]) for a in BOTH}
-    return [f"{NAMED[model]} with {ALL[a]} ({v:.1f}%)" for a, v in found.items() if v < CHANCE]
+    accuracies = {a: accuracy(work.group(cell(model, 8192, a))[0]) for a in BOTH}
+    return [f"{NAMED[model]} with {ALL[a]} ({v:.1f}%)" for a, v in accuracies.items() if v < CHANCE]
 
 
 def _both_trained(stuck: list[str]) -> str:
@@ -111,9 +111,9 @@ def _fig4(work: Work) -> Drawing:
             grids.append(grid)
             good = grid.ratio[grid.converged]
             medians[a] = float(np.median(good)) if len(good) >= _CONVERGED * grid.ratio.size else np.nan
-            found = f"{np.median(good):.3g}" if len(good) else "–"
+            median_text = f"{np.median(good):.3g}" if len(good) else "–"
             if len(good) < grid.ratio.size:
-                found += f" ({len(good)} of {grid.ratio.size} points)"
+                median_text += f" ({len(good)} of {grid.ratio.size} points)"
                 missed.append(f"{grid.ratio.size - len(good)} of {NAMED[model]} with {ALL[a]}")
             rows += [
                 {
@@ -128,7 +128,7 @@ def _fig4(work: Work) -> Drawing:
                 for x, v, c in zip(grid.x, line, marks, strict=True)
             ]
             compared.append(
-                Compared(f"median |λ_min|/|λ_max| where it converged, {NAMED[model]}, {ALL[a]}", found)
+                Compared(f"median |λ_min|/|λ_max| where it converged, {NAMED[model]}, {ALL[a]}", median_text)
             )
         if not (failed := _near_chance(work, model)) and np.isfinite(list(medians.values())).all():
             lower.append(medians["dpsgd"] < medians["ssgd"])

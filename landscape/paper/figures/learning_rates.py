@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from landscape.plots.style import decimal_labels, style
 from landscape.train.recipe import Recipe
 
 # A task's rates, a factor of 2 apart or a little more: from one at which both converge to one at which
-# neither does, as far as that was found. The LSTM's are those of batch 16, scaled linearly to 512.
+# neither does, if trials reached such a rate. The LSTM's are those of batch 16, scaled linearly to 512.
 RATES = {
     "MLP, MNIST": (0.2, 0.5, 1.0, 2.0, 4.0),
     "LeNet-5, CIFAR-10": (0.05, 0.1, 0.2, 0.4),
@@ -64,68 +65,90 @@ def _chance(run: Checkpoint) -> float:
     return 100 * (1 - 1 / int(options.get("classes") or options["widths"][-1]))
 
 
+@dataclass(frozen=True)
+class Task:
+    """The runs of one task: test errors in % by (algorithm, rate); below ``bound``, a run has converged."""
+
+    name: str
+    rates: list[float]
+    peaks: dict[float, float]
+    groups: dict[tuple[str, float], list[Checkpoint]]
+    errors: dict[tuple[str, float], list[float]]
+    bound: float
+
+    @classmethod
+    def of(cls, work: Work, name: str) -> Task:
+        """The finished runs of the task ``name``."""
+        rates = [rate for rate in RATES[name] if f"{_key(name, BOTH[0], rate)}/0" in work.runs]
+        groups = {(a, rate): work.group(_key(name, a, rate)) for a in BOTH for rate in rates}
+        errors = {key: [test_error(run) for run in runs] for key, runs in groups.items()}
+        chance = _chance(groups[BOTH[0], rates[0]][0])
+        bound = (chance + min(min(values) for values in errors.values())) / 2
+        return cls(name, rates, {rate: _peak(work, name, rate) for rate in rates}, groups, errors, bound)
+
+    def largest_rate(self, algorithm: str) -> float:
+        """The largest rate at which every seed converges; 0 if there is none."""
+        converged = (r for r in self.rates if max(self.errors[algorithm, r]) < self.bound)
+        return max((self.peaks[rate] for rate in converged), default=0.0)
+
+    def draw(self, ax: Any) -> None:
+        """The median test error and its range by rate; the bound is dotted."""
+        for marker, a in zip("os", BOTH, strict=True):
+            values = np.array([self.errors[a, rate] for rate in self.rates])
+            middle = np.median(values, 1)
+            ax.errorbar(
+                list(self.peaks.values()),
+                middle,
+                [middle - values.min(1), values.max(1) - middle],
+                marker=marker,
+                color=COLOR[a],
+                capsize=3,
+                label=ALL[a],
+            )
+        ax.axhline(self.bound, color="#777777", lw=0.9, ls=":")
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set_xticks(list(self.peaks.values()), [f"{rate:g}" for rate in self.peaks.values()])
+        ax.xaxis.set_minor_locator(ticker.NullLocator())
+        decimal_labels(ax.yaxis)
+        ax.set_title(self.name)
+        ax.set_xlabel("learning rate α")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The numbers of the figure's CSV."""
+        return [
+            {
+                "task": self.name,
+                "algorithm": ALL[a],
+                "lr": self.peaks[rate],
+                "seed": run.seed,
+                "test_error_percent": value,
+                "diverged": run.diverged,
+            }
+            for (a, rate), runs in self.groups.items()
+            for run, value in zip(runs, self.errors[a, rate], strict=True)
+        ]
+
+
 def _rates(work: Work) -> Drawing:
-    rows, compared, wider = list[dict[str, Any]](), list[Compared](), []
+    tasks = [Task.of(work, name) for name in RATES]
     with style():
-        picture, axes = panels(1, len(RATES), 3.9, 3.6)
-        for ax, (task, every) in zip(axes, RATES.items(), strict=True):
-            tried = [rate for rate in every if f"{_key(task, BOTH[0], rate)}/0" in work.runs]
-            groups = {(a, rate): work.group(_key(task, a, rate)) for a in BOTH for rate in tried}
-            errors = {key: [test_error(run) for run in runs] for key, runs in groups.items()}
-            chance = _chance(groups[BOTH[0], tried[0]][0])
-            bound = (chance + min(min(values) for values in errors.values())) / 2
-            peaks = {rate: _peak(work, task, rate) for rate in tried}
-            largest = {}
-            for k, a in enumerate(BOTH):
-                values = np.array([errors[a, rate] for rate in tried])
-                middle = np.median(values, 1)
-                ax.errorbar(
-                    [peaks[rate] for rate in tried],
-                    middle,
-                    [middle - values.min(1), values.max(1) - middle],
-                    marker="os"[k],
-                    color=COLOR[a],
-                    capsize=3,
-                    label=ALL[a],
-                )
-                largest[a] = max((peaks[r] for r in tried if max(errors[a, r]) < bound), default=0.0)
-                compared.append(
-                    Compared(
-                        f"largest rate at which every seed converges, {task}, {ALL[a]}", f"{largest[a]:g}"
-                    )
-                )
-                rows += [
-                    {
-                        "task": task,
-                        "algorithm": ALL[a],
-                        "lr": peaks[rate],
-                        "seed": run.seed,
-                        "test_error_percent": value,
-                        "diverged": run.diverged,
-                    }
-                    for rate in tried
-                    for run, value in zip(groups[a, rate], errors[a, rate], strict=True)
-                ]
-            wider.append(largest["dpsgd"] > largest["ssgd"])
-            ax.axhline(bound, color="#777777", lw=0.9, ls=":")
-            ax.set_xscale("log")
-            ax.set_yscale("log")
-            ax.set_xticks(list(peaks.values()), [f"{rate:g}" for rate in peaks.values()])
-            ax.xaxis.set_minor_locator(ticker.NullLocator())
-            decimal_labels(ax.yaxis)
-            ax.set_title(task)
-            ax.set_xlabel("learning rate α")
+        picture, axes = panels(1, len(tasks), 3.9, 3.6)
+        for ax, task in zip(axes, tasks, strict=True):
+            task.draw(ax)
         axes[0].set_ylabel("test error of $w_a$ (%)")
         picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         picture.suptitle(work.title)
+    what = "largest rate at which every seed converges"
+    larger = [task.largest_rate("dpsgd") > task.largest_rate("ssgd") for task in tasks]
     return Drawing(
         {"": picture},
-        rows,
-        compared,
+        [row for task in tasks for row in task.rows()],
+        [Compared(f"{what}, {t.name}, {ALL[a]}", f"{t.largest_rate(a):g}") for t in tasks for a in BOTH],
         "The largest rate tried at which every seed converges (test error below the dotted line, halfway "
         "from the best to chance) is larger for DPSGD than for SSGD on "
-        f"{sum(wider)} of {len(wider)} networks.",
-        all(wider),
+        f"{sum(larger)} of {len(larger)} networks.",
+        all(larger),
     )
 
 

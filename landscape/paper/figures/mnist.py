@@ -81,8 +81,8 @@ def _figure2(work: Work, part: str) -> tuple[Drawing, dict[str, list[float]]]:
 def last(run: Checkpoint, column: str) -> float:
     """The last number of a column of the history; NaN if it has none."""
     values = run.history[column]
-    seen = values[np.isfinite(values)]
-    return float(seen[-1]) if len(seen) else float("nan")
+    recorded = values[np.isfinite(values)]
+    return float(recorded[-1]) if len(recorded) else float("nan")
 
 
 def _fig2a(work: Work) -> Drawing:
@@ -93,7 +93,7 @@ def _fig2a(work: Work) -> Drawing:
     drawing.claim_holds = dp < noise and dp < POOR < ss and float(np.median(early)) < 0.5
     drawing.compared.append(Compared("α_e of DPSGD, median of the first 100 steps", summary(early)))
     drawing.compared.append(Compared("α_e of DPSGD at the end", summary(late)))
-    drawing.verdict = (
+    drawing.conclusion = (
         f"Median test error: DPSGD {dp:.2f}%, SSGD* {noise:.2f}%, SSGD {ss:.2f}%, which swings to the end; "
         f"DPSGD's effective learning rate is {np.median(early):.2f} in the first 100 steps, α being 1."
     )
@@ -111,7 +111,7 @@ def _fig2b(work: Work) -> Drawing:
     gap = means["ssgd"] - means["dpsgd"]
     error = np.sqrt(sum(np.var(errors[a], ddof=1) / len(errors[a]) for a in ("ssgd", "dpsgd")))
     drawing.claim_holds = gap > 0 and means["ssgd-noise"] > means["ssgd"]
-    drawing.verdict = (
+    drawing.conclusion = (
         f"Test error: SSGD less DPSGD {gap:.2f} ± {error:.2f} points (standard error over the seeds), the "
         f"paper has 0.3; SSGD* is {'the worst' if drawing.claim_holds else 'not the worst'}, at "
         f"{means['ssgd-noise']:.2f}%."

@@ -67,8 +67,8 @@ def accuracy(run: Checkpoint) -> float:
 def _by_epoch(run: Checkpoint, column: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """(epochs, values) where the column was evaluated; accuracy in %."""
     values = run.history[column] * (100 if column == "test_accuracy" else 1)
-    seen = np.isfinite(values)
-    return run.history["step"][seen] * run.epoch / max(1, run.step), values[seen]
+    evaluated = np.isfinite(values)
+    return run.history["step"][evaluated] * run.epoch / max(1, run.step), values[evaluated]
 
 
 def curves(ax: Any, runs: list[Checkpoint], column: str, **look: Any) -> list[dict[str, Any]]:
@@ -112,10 +112,10 @@ def _fig1(work: Work) -> Drawing:
             final = {}
             for k, (a, name) in enumerate(ALL.items()):
                 runs = work.group(cell(model, batch, a))
-                found = curves(ax, runs, column, color=COLOR[a], ls=("-", "--", "-.")[k], label=name)
+                points = curves(ax, runs, column, color=COLOR[a], ls=("-", "--", "-.")[k], label=name)
                 rows += [
                     {"model": model, "algorithm": name, "quantity": column, "value": r.pop(column), **r}
-                    for r in found
+                    for r in points
                 ]
                 values = [accuracy(run) if column == "test_accuracy" else held_out(run) for run in runs]
                 final[a] = np.mean(values)
@@ -141,8 +141,8 @@ def _fig1(work: Work) -> Drawing:
 
 def held_out(run: Checkpoint) -> float:
     """Held-out loss at the end in nats, infinite where training diverged."""
-    seen = run.history["test_loss"][np.isfinite(run.history["test_loss"])]
-    return float("inf") if run.diverged or not len(seen) else float(seen[-1])
+    losses = run.history["test_loss"][np.isfinite(run.history["test_loss"])]
+    return float("inf") if run.diverged or not len(losses) else float(losses[-1])
 
 
 def _name(model: str) -> str:
@@ -168,16 +168,16 @@ def _table3_runs(scale: Scale) -> Runs:
     return seeded(scale, [cell(m, b, a) for m in networks(scale, 4) for b in batches(scale) for a in BOTH])
 
 
-def _progress(work: Work, found: list[tuple[str, list[int]]], column: str) -> Drawing:
+def _progress(work: Work, tasks: list[tuple[str, list[int]]], column: str) -> Drawing:
     rows: list[dict[str, Any]] = []
     with style():
-        picture, axes = wrapped_panels(len(found), 3.9 if len(found) > 1 else 6.0, 3.2, sharey=True)
-        for ax, (model, batches) in zip(axes, found, strict=True):
+        picture, axes = wrapped_panels(len(tasks), 3.9 if len(tasks) > 1 else 6.0, 3.2, sharey=True)
+        for ax, (model, batches) in zip(axes, tasks, strict=True):
             for a, (k, batch) in itertools.product(BOTH, enumerate(batches)):
                 runs = work.group(cell(model, batch, a))
                 shade = 0.35 + 0.65 * (k + 1) / len(batches)
-                got = curves(ax, runs, column, color=COLOR[a], alpha=shade, lw=0.8 + 0.4 * k)
-                rows += [{"model": _name(model), "batch": batch, "algorithm": ALL[a], **r} for r in got]
+                points = curves(ax, runs, column, color=COLOR[a], alpha=shade, lw=0.8 + 0.4 * k)
+                rows += [{"model": _name(model), "batch": batch, "algorithm": ALL[a], **r} for r in points]
             ax.set_title(_name(model))
             ax.set_xlabel("epoch")
             if ax.get_subplotspec().is_first_col():
@@ -189,15 +189,15 @@ def _progress(work: Work, found: list[tuple[str, list[int]]], column: str) -> Dr
                 [],
                 color="#555555",
                 lw=0.8 + 0.4 * k,
-                alpha=0.35 + 0.65 * (k + 1) / len(found[0][1]),
+                alpha=0.35 + 0.65 * (k + 1) / len(tasks[0][1]),
                 label=f"batch {batch}",
             )
-            for k, batch in enumerate(found[0][1])
+            for k, batch in enumerate(tasks[0][1])
         ]
         picture.legend(handles=handles, loc="outside lower center", ncols=6)
         picture.suptitle(work.title)
     pairs = []
-    for model, batches in found:
+    for model, batches in tasks:
         both = [work.group(cell(model, batches[-1], name)) for name in BOTH]
         score = [
             np.mean([accuracy(r) if column == "test_accuracy" else -held_out(r) for r in runs])

@@ -35,15 +35,15 @@ def _eq4(work: Work) -> Drawing:
     with style():
         picture, axes = panels(1, len(work.group("dpsgd")), 4.4, 3.7, sharey=True)
         for ax, run in zip(axes, work.group("dpsgd"), strict=True):
-            found = work.cached(
+            estimates = work.cached(
                 NoiseEstimate,
                 run,
                 {"draws": draws, "along": True},
                 functools.partial(_along, work, run, draws),
             )
             for k, (name, label) in enumerate(names.items()):
-                values = np.array([estimate.summary()[name] for estimate in found])
-                steps = [int(estimate.label) for estimate in found]
+                values = np.array([estimate.summary()[name] for estimate in estimates])
+                steps = [int(estimate.label) for estimate in estimates]
                 ax.errorbar(steps, values[:, 0], values[:, 1], marker="osD^"[k], ms=4, capsize=2, label=label)
                 rows += [
                     {"seed": run.seed, "step": step, "estimate": name, "value": v, "standard_error": e}
@@ -74,15 +74,15 @@ def _eq4(work: Work) -> Drawing:
 
 
 def _along(work: Work, run: Checkpoint, draws: int) -> list[NoiseEstimate]:
-    found = []
+    estimates = []
     for point in work.checkpoints(run_key(work, run)):
         problem = work.problem(point, "train")
-        found.append(
+        estimates.append(
             estimate_noise(
                 problem, point.weights, point.lr, point.local_batch, draws=draws, label=str(point.step)
             )
         )
-    return found
+    return estimates
 
 
 def run_key(work: Work, run: Checkpoint) -> str:
@@ -242,7 +242,7 @@ def _flatness(work: Work) -> Drawing:
     checkpoints of equal training loss."""
     grid, rows = work.pick(5, 21, 25), list[dict[str, Any]]()
     measures = {"as drawn (paper)": "none", "filter-normalised": "filter"}
-    found: dict[str, dict[str, list[float]]] = {}
+    rises: dict[str, dict[str, list[float]]] = {}
     for a in ("ssgd", "dpsgd"):
         for key, run in zip([k for k in work.runs if k.startswith(f"{a}/")], work.group(a), strict=True):
             other = work.group("dpsgd" if a == "ssgd" else "ssgd")[run.seed]
@@ -261,8 +261,8 @@ def _flatness(work: Work) -> Drawing:
                             "median_rise_nat": rise,
                         }
                     )
-                    found.setdefault(f"{label}, {when}", {}).setdefault(a, []).append(rise)
-    ratios = {k: np.array(v["ssgd"]) / np.array(v["dpsgd"]) for k, v in found.items()}
+                    rises.setdefault(f"{label}, {when}", {}).setdefault(a, []).append(rise)
+    ratios = {k: np.array(v["ssgd"]) / np.array(v["dpsgd"]) for k, v in rises.items()}
     with style():
         picture, (ax,) = panels(1, 1, 7.6, 3.6)
         for k, ratio in enumerate(ratios.values()):

@@ -43,9 +43,9 @@ def _draw(work: Work) -> Drawing:
         picture, (ax,) = panels(1, 1, 6.8, 3.8)
         for a in BOTH:
             runs = work.group(a)
-            found = curves(ax, runs, "test_accuracy", color=COLOR[a], lw=1.4, label=ALL[a])
+            points = curves(ax, runs, "test_accuracy", color=COLOR[a], lw=1.4, label=ALL[a])
             rows += [
-                {"algorithm": ALL[a], "test_accuracy_percent": r.pop("test_accuracy"), **r} for r in found
+                {"algorithm": ALL[a], "test_accuracy_percent": r.pop("test_accuracy"), **r} for r in points
             ]
             ends[a] = [accuracy(run) for run in runs]
         ax.set_xlabel("epoch")

@@ -13,7 +13,7 @@ from landscape.results.escape import Escape
 from landscape.results.run_times import RunTimes
 from landscape.train.experiments import saddles
 from landscape.train.planning import calibration, plan
-from landscape.train.planning.run_time import Link, Stragglers
+from landscape.train.planning.run_time import Cluster, Link, Stragglers
 from landscape.train.recipe import read
 
 
@@ -90,7 +90,7 @@ def _runtime(work: Work) -> Drawing:
             "mnist-fig2b-dpsgd", ["model.widths=[784, 2048, 2048, 10]", "name='MNIST, 784-2048-2048-10'"]
         )
     )
-    link = Link(50e-6, 1.25e9)
+    cluster = Cluster(Link(50e-6, 1.25e9), Stragglers(0.2, 1.0))
 
     @functools.cache  # all numbers of workers compute the same: what else the machine does must not differ
     def costs(local_batch: int) -> calibration.Costs:
@@ -101,8 +101,7 @@ def _runtime(work: Work) -> Drawing:
             recipe,
             workers,
             costs,
-            link,
-            stragglers=Stragglers(0.2, 1.0),
+            cluster,
             mixings=("full", "ring(1)", "random-matching", "one-peer-exponential"),
         )
 

@@ -38,7 +38,7 @@ MIB = 2.0**20
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell: how its ``line`` and ``column`` are called, its runs' key, and what the paper prints."""
+    """One cell: the names of its ``line`` and ``column``, the key of its runs, and the paper's number."""
 
     line: str
     column: str
@@ -76,8 +76,8 @@ def _drawing(
         Compared(f"{r['setting']}, {r['network']}", _value(r["ours"], r["ours_std"]), f"{r['paper']:.2f}")
         for r in rows
     ]
-    verdict, holds = claim({(r["setting"], r["network"]): r["ours"] for r in rows})
-    return Drawing({"": picture}, rows, compared, verdict, holds)
+    conclusion, holds = claim({(r["setting"], r["network"]): r["ours"] for r in rows})
+    return Drawing({"": picture}, rows, compared, conclusion, holds)
 
 
 def _value(mean: float, spread: float = float("nan")) -> str:
@@ -89,7 +89,7 @@ def _value(mean: float, spread: float = float("nan")) -> str:
 def _picture(rows: list[dict[str, Any]], title: str, what: str) -> Any:
     lines = list(dict.fromkeys(r["setting"] for r in rows))
     columns = list(dict.fromkeys(r["network"] for r in rows))
-    found = {(r["setting"], r["network"]): r for r in rows}
+    by_cell = {(r["setting"], r["network"]): r for r in rows}
     with style():
         picture, (ax,) = panels(1, 1, max(6.6, 2.6 + 1.35 * len(columns)), 1.0 + 0.38 * (len(lines) + 1))
         ax.axis("off")
@@ -102,7 +102,7 @@ def _picture(rows: list[dict[str, Any]], title: str, what: str) -> Any:
                 ax.axhspan(i - 0.5, i + 0.5, color="#f2f2f2", lw=0)
             ax.text(-2.1, i, line, ha="left", va="center", fontsize=9.5)
             for j, column in enumerate(columns):
-                r = found.get((line, column))
+                r = by_cell.get((line, column))
                 if r:
                     ax.text(
                         j, i - 0.14, _value(r["ours"], r["ours_std"]), ha="center", va="center", fontsize=9.5

@@ -50,11 +50,11 @@ class ADPSGD(DPSGD):
         super().begin(weights, step)
         size = self.delay + 1
         self.state["past"][:, (step - 1) % size] = weights
-        most = min(self.delay, step - 1)
-        delays = torch.full((self.learners,), most)
+        longest = min(self.delay, step - 1)
+        delays = torch.full((self.learners,), longest)
         if self.schedule == "random":
             draw = self.generator("delay", step)
-            delays = torch.randint(most + 1, (self.learners,), generator=draw)
+            delays = torch.randint(longest + 1, (self.learners,), generator=draw)
         self._mean_delay = float(delays.double().mean())
         self._slots = (step - 1 - delays[self.comm.local]) % size
 

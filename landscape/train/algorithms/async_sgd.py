@@ -15,7 +15,7 @@ from landscape.stability import max_stable_step
 from landscape.stability.rules import max_random_delay_step
 from landscape.train.algorithms.base import Rule
 
-#: How old the gradients are at a step: the mean over the learners.
+#: The age of the gradients at a step: the mean over the learners.
 DELAY = {"delay": "steps"}
 
 
@@ -60,7 +60,7 @@ class AsyncSGD(Rule):
         self.delay, self.schedule = delay, schedule
         self.shifted, self.staleness_aware = shifted, staleness_aware
         self._worker = 0
-        #: Of the measured schedule: gives who is waiting its copy, and waits for who delivers next.
+        #: Of the measured schedule: sends waiting workers their copies; the worker that delivers next.
         self.deliver: Callable[[], int] | None = None
 
     def start(self, weights: Tensor) -> None:
@@ -73,7 +73,7 @@ class AsyncSGD(Rule):
             self.shared |= {"last": torch.tensor(0)}
 
     def worker(self, step: int) -> int:
-        """Who delivers at ``step``, 0…τ; of the measured schedule, who was the last to deliver."""
+        """The worker that delivers at ``step``, 0…τ; with the measured schedule the last that delivered."""
         if self.measured:
             return int(self.shared["last"])
         if self.schedule == "round-robin":
@@ -81,7 +81,7 @@ class AsyncSGD(Rule):
         return int(torch.randint(self.delay + 1, (1,), generator=self.generator("delay", step)))
 
     def begin(self, weights: Tensor, step: int) -> None:
-        if step > 1:  # who delivered last takes the weights of now
+        if step > 1:  # the worker that delivered last gets the present weights
             last = self.worker(step - 1)
             self.shared["copies"][last] = self.comm.mean(weights)
             self.shared["fetched"][last] = step - 1
@@ -111,7 +111,7 @@ class AsyncSGD(Rule):
         return new.copy_(torch.sub(x, v, alpha=lr))
 
     def _delay(self, step: int) -> int:
-        """How old the gradient of ``step`` is."""
+        """The age of the gradient of ``step``, in steps."""
         return step - 1 - int(self.shared["fetched"][self._worker])
 
     def record(self, step: int) -> dict[str, float]:
@@ -122,7 +122,7 @@ class AsyncSGD(Rule):
         return not (self.shifted or self.staleness_aware or self.measured)
 
     def communication_cost(self, step: int) -> tuple[float, int]:
-        return 2.0, 0  # its gradient to the server, weights back; nobody waits for others
+        return 2.0, 0  # its gradient to the server, weights back; no worker waits for another
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
         """In mean square for the random schedule; not known for the measured one, where delays vary."""

@@ -1,4 +1,4 @@
-"""What an update rule is: the loop calls its methods in the order of a step, and knows no more of it."""
+"""The interface of update rules: the loop calls its methods in the order of a step."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Rule(ABC):
 
     A step calls :meth:`begin`, :meth:`gradient_points`, then, with the directions of the optimizer,
     :meth:`finish` and :meth:`update_optimizer_state`. A process that holds some of the learners sees their
-    rows only; what it needs of the others comes by ``comm``, which the loop replaces where there are several
+    rows only; it gets data of the other learners by ``comm``, which the loop replaces if there are several
     processes.
 
-    What a rule remembers from step to step is in ``state``, name -> (n, …), a row for each learner, and
-    ``shared``, name -> (…), the same on all processes: both go into checkpoints. The tensors are replaced,
-    not written to, so that a step can be taken back; only :meth:`begin` may write to them, and the same again
-    when a step is repeated.
+    The memory of a rule from step to step is in ``state``, name -> (n, …), a row for each learner, and
+    ``shared``, name -> (…), the same on all processes: both go into checkpoints. A step replaces the tensors
+    and does not write to them, so that it can be undone; only :meth:`begin` may write to them, and must write
+    the same again when a step is repeated.
 
     A rule is added to the registry under the name that recipes give, in this package or in a plugin; the
     arguments of its ``__init__`` after ``learners`` and ``seed`` are the options of the recipe::
@@ -36,9 +36,9 @@ class Rule(ABC):
         class MyRule(Rule): ...
     """
 
-    #: The history's columns that this rule records beside the loop's own: name -> unit.
+    #: The history's columns that this rule adds to those of the loop: name -> unit.
     columns: ClassVar[Mapping[str, str]] = {}
-    #: What this rule draws random numbers for: the purposes that :meth:`generator` is called with.
+    #: The purposes of this rule's random draws, with which it calls :meth:`generator`.
     purposes: ClassVar[tuple[str, ...]] = ()
     #: Whether all gradients are taken at one point and only their mean matters: an optimizer whose direction
     #: is not linear in the gradient is then given that mean (see landscape.train.optimizer).
@@ -52,12 +52,12 @@ class Rule(ABC):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        for kind, declared, taken in (
+        for kind, declared, reserved in (
             ("column", cls.columns, UNITS.keys()),
             ("purpose", cls.purposes, RESERVED),
         ):
             for name in declared:
-                if name in taken:
+                if name in reserved:
                     raise InputError(f"{cls.__name__}: its {kind} '{name}' is the training loop's own")
 
     def __init__(self, learners: int, seed: int) -> None:
@@ -68,10 +68,18 @@ class Rule(ABC):
         self._memory: list[Tensor] = []
 
     def start(self, weights: Tensor) -> None:  # noqa: B027 - most rules remember nothing
-        """Set ``state`` and ``shared`` for learners that start at ``weights`` (n, P)."""
+        """Set ``state`` and ``shared`` at the start of a run.
+
+        Args:
+            weights: of this process's learners (n, P).
+        """
 
     def restore(self, state: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> None:
         """Take ``state`` and ``shared`` from a checkpoint, after :meth:`start`.
+
+        Args:
+            state: name -> (n, …).
+            shared: name -> (…).
 
         Raises:
             FailedError: where they are not this rule's, or not of so many learners.
@@ -87,51 +95,102 @@ class Rule(ABC):
         self.shared = {name: shared[name].to(tensor) for name, tensor in self.shared.items()}
 
     def begin(self, weights: Tensor, step: int) -> None:  # noqa: B027 - nothing to send is a fine default
-        """Start whatever does not depend on the gradients, so that it overlaps their computation."""
+        """Start the exchanges that do not depend on the gradients, so that they overlap the gradients.
+
+        Args:
+            weights: those at the step's start (n, P).
+            step: counted from 1.
+        """
 
     @abstractmethod
     def gradient_points(self, weights: Tensor) -> Tensor:
-        """Where each learner's gradient is taken, (n, P)."""
+        """The points at which the learners' gradients are taken.
+
+        Args:
+            weights: those at the step's start (n, P).
+
+        Returns:
+            (n, P), a point for each learner.
+        """
 
     @abstractmethod
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
-        """The new weights (n, P).
+        """End the step: wait for the exchanges, and compute the new weights.
 
         Args:
             weights: those at the step's start (n, P).
             directions: each learner's descent direction (n, P), from the optimizer.
             lr: α of this step.
             step: counted from 1.
+
+        Returns:
+            The new weights (n, P).
         """
 
-    def update_optimizer_state(self, optimizer: Optimizer, step: int) -> None:  # noqa: B027 - mostly kept
-        """Change ``optimizer.state`` to what the next step begins with; by default it is kept as it is."""
+    def update_optimizer_state(self, optimizer: Optimizer, step: int) -> None:  # noqa: B027 - few rules change it
+        """Change ``optimizer.state`` for the next step; by default it stays as it is.
+
+        Args:
+            optimizer: that of the run, after its directions of this step.
+            step: counted from 1.
+        """
 
     def follows_mean_direction(self, step: int) -> bool:
-        """Whether ``step`` moves w_a by −α times the mean of the directions, which Eq. 4's split assumes."""
+        """Whether a step moves w_a by −α times the mean of the directions, which Eq. 4's split assumes.
+
+        Args:
+            step: counted from 1.
+
+        Returns:
+            By default, that it does.
+        """
         return True
 
     def record(self, step: int) -> dict[str, float]:
-        """The values of this rule's ``columns`` at ``step``, after :meth:`finish`."""
+        """The values of this rule's ``columns``, after :meth:`finish`.
+
+        Args:
+            step: counted from 1.
+
+        Returns:
+            Column -> value; a column that is left out is NaN in the history.
+        """
         return {}
 
     @abstractmethod
     def communication_cost(self, step: int) -> tuple[float, int]:
-        """(vectors of P numbers that a learner sends at ``step``, rounds of communication it waits for).
+        """The communication of a step, with each learner on a separate machine, however they are spread here.
 
-        With each learner on a machine of its own, however they are spread here. An all-reduce counts as
-        2(n−1)/n vectors (what a ring sends), a neighbour as one.
+        Args:
+            step: counted from 1.
+
+        Returns:
+            (vectors of P numbers that a learner sends, rounds of communication that it waits for). An
+            all-reduce counts as 2(n−1)/n vectors, as a ring sends, and a neighbour as one.
         """
 
     @abstractmethod
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """The largest ηλ at which this rule is stable on one quadratic for all learners; None: not known.
+        """The largest stable ηλ of this rule where all learners have the same quadratic loss.
 
-        ``momentum`` and ``form`` ("ordinary" or "nesterov") are the optimizer's; see landscape.stability.
+        Args:
+            momentum: the optimizer's.
+            form: of its momentum, "ordinary" or "nesterov"; see landscape.stability.
+
+        Returns:
+            The limit; None: it is not known.
         """
 
     def generator(self, purpose: str, step: int = 0, *learner: int) -> torch.Generator:
-        """:func:`landscape.train.randomness.generator` with this rule's seed.
+        """A generator for random draws, from this rule's seed.
+
+        Args:
+            purpose: one of ``purposes``.
+            step: counted from 1; 0 for a draw once in a run.
+            learner: the learner's index, if each learner draws separately.
+
+        Returns:
+            That of :func:`landscape.train.randomness.generator`.
 
         Raises:
             FailedError: for a ``purpose`` that the class does not declare.
@@ -149,7 +208,7 @@ class Rule(ABC):
         return 2 * (self.learners - 1) / self.learners
 
     def _new_weights(self, weights: Tensor) -> Tensor:
-        """Memory for the new weights: that of the weights before ``weights``, which nobody needs any more.
+        """Memory for the new weights: that of the weights before ``weights``, which are not used any more.
 
         Fresh memory for a large network costs as much as the arithmetic that fills it.
         """
@@ -158,9 +217,14 @@ class Rule(ABC):
         return self._memory[self._memory[0].data_ptr() == weights.data_ptr()]
 
     def describe(self, momentum: float | None = 0.0, form: str = "ordinary") -> str:
-        """What to tell the user at the start, one line: the limit, or more; "" if there is nothing.
+        """A line for the user at the start of a run: the stability limit, and more in some rules.
 
-        ``momentum`` None: an optimizer for which there is no limit.
+        Args:
+            momentum: the optimizer's; None: the limit with this optimizer is not known.
+            form: of its momentum, as of :meth:`stability_limit`.
+
+        Returns:
+            The line; "" if there is nothing to say.
         """
         limit = None if momentum is None else self.stability_limit(momentum, form)
         steps = f"steps with momentum {momentum:g}" if momentum else "plain steps"

@@ -1,4 +1,4 @@
-"""Local SGD: steps of one's own, and an average now and then; post-local and hierarchical."""
+"""Local SGD: local steps with an average every so many of them; post-local and hierarchical."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class LocalSGD(Rule):
         self.base = DPSGD(learners, seed, mixing, order) if mixing != "none" else None
         self._averaged = 0
 
-    def _whole(self, step: int) -> bool:
+    def _ends_period(self, step: int) -> bool:
         """Whether ``step`` ends a period of local steps with the average of all."""
         return step > self.first and (step - self.first) % self.period == 0
 
@@ -85,9 +85,9 @@ class LocalSGD(Rule):
             new = self.base.finish(weights, directions, lr, step)
         else:
             new = torch.sub(weights, directions, alpha=lr, out=self._new_weights(weights))
-        if self._whole(step) or step <= self.first:
+        if self._ends_period(step) or step <= self.first:
             mean = self.comm.fresh_mean(new, "outer")
-            return new.copy_(self._outer(mean, lr) if self._whole(step) else self._anchored(mean))
+            return new.copy_(self._outer(mean, lr) if self._ends_period(step) else self._anchored(mean))
         if self.nodes and (step - self.first) % self.node_period == 0:
             new.copy_(self.comm.mix(new, self.nodes, step)())
         return new
@@ -102,21 +102,21 @@ class LocalSGD(Rule):
 
     def update_optimizer_state(self, optimizer: Optimizer, step: int) -> None:
         # After synchronous steps all have the optimizer of the mean gradient.
-        average = step == self.first or (self._whole(step) and self.buffers == "average")
+        average = step == self.first or (self._ends_period(step) and self.buffers == "average")
         averaged = {k: t for k, t in optimizer.state.items() if average and k not in optimizer.counters}
         self._averaged = len(averaged)
         if average:
             optimizer.state = optimizer.state | {
                 k: self.comm.fresh_mean(t, "buffers").expand_as(t).clone() for k, t in averaged.items()
             }
-        elif self._whole(step) and self.buffers == "reset":
+        elif self._ends_period(step) and self.buffers == "reset":
             optimizer.reset()
 
     def communication_cost(self, step: int) -> tuple[float, int]:
         if step <= self.first:
             return self.all_reduce, 1
         vectors, rounds = self.base.communication_cost(step) if self.base else (0.0, 0)
-        if self._whole(step):
+        if self._ends_period(step):
             return vectors + self.all_reduce * (1 + self._averaged), rounds + 1
         if self.nodes and (step - self.first) % self.node_period == 0:
             size = np.count_nonzero(self.nodes.matrix(step)[0])  # learners of a node
@@ -139,10 +139,10 @@ class LocalSGD(Rule):
             if momentum and self.buffers == "keep" and len(self.base.mixing.cycle) != 1:
                 return None
             omegas, order = self.base.mixing.modes[0], self.base.order
-        own = max_period_step(
+        limit = max_period_step(
             self.period, momentum, form, omegas, order, self.buffers, outer, outer_lr, outer_momentum
         )
         if not self.nodes or not momentum or self.buffers != "keep":
-            return own
+            return limit
         # Disagreement within a node loses x at its averages, and keeps v.
-        return None if outer != "none" else min(own, max_period_step(self.node_period, momentum, form))
+        return None if outer != "none" else min(limit, max_period_step(self.node_period, momentum, form))

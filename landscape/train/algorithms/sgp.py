@@ -22,7 +22,7 @@ from landscape.train.mixing import Mixing, is_file, read_matrix
 class SGP(Rule):
     """x_i ← Σ_j P_ij (x_j − α ∇L^{μ_j}(z_j)), w_i ← Σ_j P_ij w_j, z_i = x_i/w_i (Assran et al. 2019, Alg. 1).
 
-    P's columns sum to 1: learner j sends shares of what it has, and needs no answer. ``graph`` "random": each
+    P's columns sum to 1: learner j sends shares of its vector, and needs no answer. ``graph`` "random": each
     keeps half and sends half to one other drawn at each step; a .csv, .txt or .npy file: P itself; else a
     mixing by name (one-peer-exponential, the default and the paper's, exponential, ring(k) …), which is
     doubly stochastic, so that the push-sum weights w stay 1.
@@ -52,7 +52,7 @@ class SGP(Rule):
         self.shared = {"push_weights": torch.ones(self.learners, dtype=torch.float64)}
 
     def matrix(self, step: int) -> Array:
-        """P (n, n) float64 of ``step``; column j says where learner j's share goes."""
+        """P (n, n) float64 of ``step``; column j has the shares of learner j."""
         if self.mixing:
             return self.mixing.matrix(step)
         if self.fixed is not None:
@@ -70,8 +70,8 @@ class SGP(Rule):
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         w, p = self.shared["push_weights"], self.matrix(step)
-        mine = w[self.comm.local, None].to(weights)
-        stepped = torch.addcdiv(weights, directions, mine.expand_as(directions), value=-lr)
+        local_w = w[self.comm.local, None].to(weights)
+        stepped = torch.addcdiv(weights, directions, local_w.expand_as(directions), value=-lr)
         new = torch.from_numpy(p) @ w
         q = p * w.numpy() / new.numpy()[:, None]
         result = self._new_weights(weights).copy_(self.comm.combine(stepped, q)())
@@ -98,5 +98,5 @@ class SGP(Rule):
             return None
         p, w = self.fixed, np.linalg.matrix_power(self.fixed, 2**20).sum(1)
         if not np.allclose(p @ w, w):
-            return None  # a graph on which w goes round for ever
+            return None  # w does not converge on this graph
         return first_unstable(lambda h: float(np.abs(np.linalg.eigvals(p - h * p / w)).max()), 2 * w.max())

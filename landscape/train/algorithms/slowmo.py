@@ -27,7 +27,7 @@ class _Outer(LocalSGD):
         return anchor
 
     def follows_mean_direction(self, step: int) -> bool:
-        return not self._whole(step)
+        return not self._ends_period(step)
 
 
 @registry.algorithms.add("slowmo")

@@ -1,1 +1,1 @@
-"""The processes of a run: starting them, meeting, exchanging, ending."""
+"""The processes of a run: start, rendezvous, exchanges, end."""

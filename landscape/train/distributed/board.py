@@ -1,7 +1,7 @@
-"""Where the processes of a run leave short texts for each other, beside their exchanges.
+"""A board of short texts that the processes of a run share, apart from their exchanges of tensors.
 
-On one machine, under ``--nproc``, that is a private folder: no port, and nobody is needed for it to answer.
-Else it is a store of torch's on rank 0, or on torchrun's agent, at MASTER_ADDR and MASTER_PORT.
+On one machine, under ``--nproc``, it is a private folder, which needs no port and no process that answers.
+Otherwise it is a store of torch's on rank 0, or on torchrun's agent, at MASTER_ADDR and MASTER_PORT.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # torch is imported where a store is made: every command impo
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 T = TypeVar("T")
-#: Names the folder, for the processes that ``--nproc`` started.
+#: The environment variable with the folder, for the processes that ``--nproc`` started.
 FOLDER = "LANDSCAPE_BOARD"
 PAUSE = 0.05  # seconds between two attempts to connect
 
@@ -31,13 +31,13 @@ class Board(Protocol):
     """Texts by name."""
 
     def set(self, name: str, text: str) -> None:
-        """Leave ``text``."""
+        """Write ``text``."""
 
     def get(self, name: str) -> str:
-        """What was left, "" where nothing was."""
+        """The text; "" if there is none."""
 
     def first(self, name: str, text: str) -> bool:
-        """Leave ``text`` if nothing was left before; whether that is so."""
+        """Write ``text`` if there is none yet; whether the text is ``text`` then."""
 
 
 class FolderBoard:
@@ -72,7 +72,7 @@ class FolderBoard:
 
 
 class StoreBoard:
-    """The keys of a store of torch's, whose errors are RuntimeErrors."""
+    """A key of a store of torch's for each text; its errors are RuntimeErrors."""
 
     def __init__(self, store: PrefixStore) -> None:
         self.store = store
@@ -88,12 +88,12 @@ class StoreBoard:
 
 
 def of_launcher() -> FolderBoard | None:
-    """The board of the process that started this one with ``--nproc``, if one did."""
+    """The board of the launcher that started this process with ``--nproc``; None if there is none."""
     return FolderBoard(Path(os.environ[FOLDER])) if FOLDER in os.environ else None
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """``call()``; TimeoutError where it takes longer. It is then left to itself: torch's cannot be ended."""
+    """``call()``; TimeoutError if it takes longer. Its thread goes on, as torch's calls cannot be ended."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -114,25 +114,25 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` says by itself that only this machine is meant."""
+    """Whether ``host`` is a loopback address, which only this machine can reach."""
     return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
 def connect(host: str, port: int, rank: int, serve: bool, timeout: float) -> tuple[TCPStore, TCPStore]:
-    """Two connections to the store at ``host``: one that waits must not keep the other from answering.
+    """Two connections to the store at ``host``, so that a call on one does not wait for a call on the other.
 
-    With ``serve`` the store is kept here; on a loopback address it listens there only, else on all of this
-    machine's addresses, since the name by which others reach it may not be one of them. Raises FailedError
-    where the port is taken, or nobody answers as a store does within ``timeout`` seconds.
+    With ``serve`` this process holds the store. It listens at a loopback address only, if ``host`` is one,
+    and otherwise at all addresses of this machine, as ``host`` may be none of them. Raises FailedError if the
+    port is in use, or no store answers within ``timeout`` seconds.
     """
-    until, stores = time.monotonic() + timeout, []
+    deadline, stores = time.monotonic() + timeout, []
     listener = _listen(host, port) if serve else None
     try:
-        address = _reach(host, port, until)
+        address = _reach(host, port, deadline)
         for hosts in (serve, False):
             fd = listener.detach() if hosts and listener else None
-            left = max(0.1, until - time.monotonic())
-            stores.append(within(left, lambda h=hosts, f=fd: _store(address, port, h, f, timeout)))  # type: ignore[misc]
+            remaining = max(0.1, deadline - time.monotonic())
+            stores.append(within(remaining, lambda h=hosts, f=fd: _store(address, port, h, f, timeout)))  # type: ignore[misc]
     except (RuntimeError, OSError) as error:  # torch's are RuntimeErrors
         words = (str(error).splitlines() or [type(error).__name__])[0]
         raise FailedError(f"rank {rank}: rank 0 does not answer at {host}:{port} ({words[:160]})") from error
@@ -159,27 +159,27 @@ def _store(address: str, port: int, hosts: bool, fd: int | None, timeout: float)
 def _listen(host: str, port: int) -> socket.socket:
     try:
         if is_loopback(host):
-            here, family = ("::1", socket.AF_INET6) if host == "::1" else (host, socket.AF_INET)
-            here = "127.0.0.1" if here == "localhost" else here
-            return socket.create_server((here, port), family=family, backlog=1024)
+            address, family = ("::1", socket.AF_INET6) if host == "::1" else (host, socket.AF_INET)
+            address = "127.0.0.1" if address == "localhost" else address
+            return socket.create_server((address, port), family=family, backlog=1024)
         if socket.has_dualstack_ipv6():
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
         return socket.create_server(("", port), backlog=1024)
     except OSError as error:
-        words = os.strerror(error.errno or 0)  # without the address again, as its own words have it
+        words = os.strerror(error.errno or 0)  # the error's own text would repeat the address
         raise FailedError(f"MASTER_PORT: {port} cannot be used on {host} ({words})") from error
 
 
-def _reach(host: str, port: int, until: float) -> str:
-    """The address of ``host`` at which something listens; tried in silence, where torch warns each time."""
+def _reach(host: str, port: int, deadline: float) -> str:
+    """The address of ``host`` at which a server listens; repeated here, as torch warns at each attempt."""
     error: OSError = TimeoutError("no answer")
     while True:
-        left = until - time.monotonic()
-        if left <= 0:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
             raise error
         try:
             name = "127.0.0.1" if host == "localhost" else host
-            with socket.create_connection((name, port), timeout=left) as reached:
+            with socket.create_connection((name, port), timeout=remaining) as reached:
                 return str(reached.getpeername()[0])
         except OSError as latest:
             error = latest

@@ -1,11 +1,11 @@
-"""What a child process runs first, as a script: it watches its parent and loads this very package.
+"""The script that a child process starts with: it watches the parent and loads this very package.
 
-``python -P boot.py MODULE ARGUMENTS…`` runs ``MODULE.main()``. With -P nothing lies on the module path that
-nobody asked for, such as the folder one is in; and the package is loaded from here by its file, so that no
-other of its name is found before it.
+``python -P boot.py MODULE ARGUMENTS…`` runs ``MODULE.main()``. -P keeps the current folder off the module
+path; the package is loaded by the path of its file, so that no other package of its name takes its place.
 
-LANDSCAPE_LINK is one end of a socket. The child writes a byte a second to it, from the start on, and ends as
-soon as the other end is closed, at the latest with the parent. Nothing here imports the package.
+LANDSCAPE_LINK is the descriptor of one end of a socket. The child writes a byte a second to it from the
+start, and ends as soon as the other end is closed, at the latest when the parent ends. This script imports
+nothing of the package.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ LINK = "LANDSCAPE_LINK"
 BEAT = 1.0
 
 
-def follow(link: socket.socket) -> None:
-    """Show once in BEAT seconds that this process lives; end it with its parent."""
+def watch_parent(link: socket.socket) -> None:
+    """Send a byte every BEAT seconds as a sign of life, and end this process when its parent ends."""
     link.setblocking(False)
     while True:
         with contextlib.suppress(BlockingIOError, ConnectionError):
             link.send(b".")
-        if select.select([link], [], [], BEAT)[0]:  # nothing is ever sent here: it was closed
+        if select.select([link], [], [], BEAT)[0]:  # the parent never sends: the socket was closed
             os._exit(1)
 
 
 def die_with_parent() -> None:
-    """On Linux, let the system kill this process when its parent ends, even if this one is stopped then."""
+    """On Linux, let the system kill this process when its parent ends, even if this process is stopped."""
     if sys.platform == "linux":
-        parent, kill_me = os.getppid(), 1  # PR_SET_PDEATHSIG
+        parent, set_death_signal = os.getppid(), 1  # PR_SET_PDEATHSIG
         with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(kill_me, signal.SIGKILL, 0, 0, 0)
+            ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
 
 
 def main() -> None:
     """Run ``sys.argv[1]``'s main with the arguments after it."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # from a terminal the parent gets them, too, and decides
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to the parent, too, which decides
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
     link = socket.socket(fileno=int(os.environ.pop(LINK)))
-    threading.Thread(target=follow, args=(link,), daemon=True).start()
+    threading.Thread(target=watch_parent, args=(link,), daemon=True).start()
     root = Path(__file__).resolve().parents[2]
     spec = importlib.util.spec_from_file_location(root.name, root / "__init__.py")
     assert spec is not None

@@ -1,7 +1,7 @@
-"""Child processes on this machine: started safely, watched, and never left behind.
+"""Child processes on this machine: they are watched, and end with this process.
 
-Both ways to use several processes rest on this: a group that computes one thing together
-(:mod:`.launcher`), and a pool that does many jobs (:mod:`.pool`).
+Two modules use them: :mod:`.launcher` for a group that computes one result together, and :mod:`.pool` for
+independent jobs.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from typing import IO, Self
 from landscape.core.errors import FailedError
 from landscape.train.distributed import boot
 
-# How often to look after the children (s): a short command should not take noticeably longer by it.
-LOOK = 0.05
+# Interval of the checks of the children (s), short enough not to delay a short command noticeably.
+CHECK_INTERVAL = 0.05
 FOLDER = "landscape-processes-"
-FRESH = 60.0  # seconds in which a new folder is surely locked
+LOCKED_WITHIN = 60.0  # a new folder is locked within this time (s)
 
 
 class Child:
-    """A process that runs ``MODULE.main()`` of this package; ``number`` is its name among its like."""
+    """A process that runs ``MODULE.main()`` of this package; ``number`` is its index among the children."""
 
     def __init__(
         self, number: int, process: subprocess.Popen[bytes], link: socket.socket, errors: Path
     ) -> None:
         self.number, self.process, self.link, self.errors = number, process, link, errors
-        #: Seconds without a sign of life, as long as this process was awake to see one.
+        #: Seconds without a sign of life, not counting the time in which this process itself was stopped.
         self.silent = 0.0
 
     @property
@@ -46,17 +46,17 @@ class Child:
         """Its exit code, negative for a signal; None while it runs."""
         return self.process.poll()
 
-    def how(self) -> str:
-        """How it ended badly."""
+    def exit_description(self) -> str:
+        """ "was killed by SIGNAL" or "ended with CODE", after it has ended."""
         code = self.process.returncode
         return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with {code}"
 
-    def said(self) -> str:
-        """What it wrote to stderr, where that was not this process's own."""
+    def stderr_text(self) -> str:
+        """The text that it wrote to stderr; "" if it shares this process's stderr."""
         return self.errors.read_text(errors="replace") if self.errors.exists() else ""
 
-    def heard(self, seconds: float) -> None:
-        """Take what it has sent in the last ``seconds``."""
+    def receive_beats(self, seconds: float) -> None:
+        """Read the signs of life of the last ``seconds``, and count the silence."""
         self.silent += seconds
         with contextlib.suppress(BlockingIOError, ConnectionError):
             if self.link.recv(2**16):
@@ -64,9 +64,9 @@ class Child:
 
 
 class Children:
-    """Child processes, and a folder that nobody else can open, which ends with them.
+    """Child processes, and a private folder, which is deleted after them.
 
-    A context manager: at its end all children are ended and gone.
+    A context manager: at its end all children have ended.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Children:
         except OSError as error:
             raise FailedError(f"TMPDIR: no folder for temporary files ({error.strerror})") from error
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -94,39 +94,39 @@ class Children:
     ) -> Child:
         """Start ``module``'s main with ``words``.
 
-        What it writes is ``shown``, or else stderr is kept and stdout dropped; with ``piped`` stdin and
-        stdout are pipes of this process's.
+        With ``shown`` its output goes to this process's stdout and stderr; otherwise stderr goes to a file
+        and stdout is dropped. With ``piped`` its stdin and stdout are pipes to this process.
         """
         number = len(self.all)
-        mine, its = socket.socketpair()
-        mine.setblocking(False)
+        parent_end, child_end = socket.socketpair()
+        parent_end.setblocking(False)
         errors = self.folder / f"errors-{number}"
-        settings = {boot.LINK: str(its.fileno()), **(environment or {})}
-        with its, contextlib.nullcontext() if shown else errors.open("wb") as stderr:
+        settings = {boot.LINK: str(child_end.fileno()), **(environment or {})}
+        with child_end, contextlib.nullcontext() if shown else errors.open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-P", boot.__file__, module, *words],
                 env={**os.environ, **settings},
                 stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if piped else None if shown else subprocess.DEVNULL,
                 stderr=stderr,
-                pass_fds=[its.fileno()],
+                pass_fds=[child_end.fileno()],
             )
-        child = Child(number, process, mine, errors)
+        child = Child(number, process, parent_end, errors)
         self.all.append(child)
         return child
 
-    def look(self, *streams: IO[bytes]) -> list[IO[bytes]]:
-        """Wait a moment, or until some of ``streams`` can be read, and note who lives; those streams."""
-        ready = select.select(streams, [], [], LOOK)[0]
+    def check(self, *streams: IO[bytes]) -> list[IO[bytes]]:
+        """Read the children's signs of life; the ``streams`` that can be read now, or within a moment."""
+        ready = select.select(streams, [], [], CHECK_INTERVAL)[0]
         now = time.monotonic()
-        # No more than this counts of the time that this process was stopped itself.
-        passed, self._looked = min(now - self._looked, boot.BEAT), now
+        # At most one beat is counted, as this process itself may have been stopped.
+        passed, self._checked = min(now - self._checked, boot.BEAT), now
         for child in self.all:
-            child.heard(passed)
+            child.receive_beats(passed)
         return ready
 
     def end(self) -> None:
-        """Kill those that are left; files are written so that this harms none."""
+        """Kill the children that still run; all files are written atomically, so that none is damaged."""
         for child in self.all:
             if child.ended is None:
                 child.process.kill()
@@ -177,7 +177,7 @@ def _sweep() -> None:
             continue
         try:
             state = os.fstat(handle)
-            if state.st_uid == os.getuid() and time.time() - state.st_mtime > FRESH:
+            if state.st_uid == os.getuid() and time.time() - state.st_mtime > LOCKED_WITHIN:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
         except BlockingIOError:

@@ -1,9 +1,8 @@
-"""Which learners this process holds, and what it exchanges with the processes that hold the others.
+"""The learners of this process, and its exchanges with the processes that hold the other learners.
 
-Learners and coordinates are split over the ranks in order, as evenly as they go. With one process there is
-nothing to exchange, and every method here is its local part. All ranks call the same methods in the same
-order. Buffers are flat tensors of the weights' precision, in which vectors travel, too; sums of numbers are
-float64.
+Learners and coordinates are split over the ranks in order, as evenly as possible. With one process there is
+no exchange, and every method computes its local part only. All ranks call the same methods in the same order.
+Buffers are flat tensors of the weights' precision, in which vectors travel, too; sums of numbers are float64.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Comm:
         self.local = slice(self.bounds[self.rank], self.bounds[self.rank + 1])
         #: The number of learners of this process.
         self.n_local = self.local.stop - self.local.start
-        #: Seconds that this process has waited for others.
+        #: Seconds that this process has waited for the other processes.
         self.waited = 0.0
         self._mean: tuple[Tensor, int, Callable[[], Tensor]] | None = None
         self._plans: dict[tuple[str, int], Plan] = {}
@@ -53,10 +52,10 @@ class Comm:
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Time what is inside as waiting, and name the rank that is lost."""
+        """Add the time of the block to ``waited``, and name a rank that is lost in it."""
         assert self.group is not None
         cuda = self.group.device.type == "cuda"
-        if cuda:  # NCCL only queues: the host waits here, so that the time is that of the exchange
+        if cuda:  # NCCL only queues: the host waits here to time the exchange
             torch.cuda.current_stream().synchronize()
         clock = time.perf_counter()
         try:
@@ -77,22 +76,22 @@ class Comm:
     def mean(self, rows: Tensor) -> Tensor:
         """The mean (P,) over all n learners, of which ``rows`` (n_local, P) are this process's.
 
-        That of the last tensor asked for is kept, and valid until the next is, or is started: a step ends and
-        the next begins at the same weights.
+        The mean of the last tensor is stored, as a step ends and the next begins at the same weights. It is
+        valid until the mean of another tensor is computed or started.
         """
         self.start_mean(rows)
         assert self._mean is not None
         return self._mean[2]()
 
     def start_mean(self, rows: Tensor) -> None:
-        """Start :meth:`mean`, which will be asked for: until then it overlaps with what is done."""
+        """Start :meth:`mean`, so that the exchange overlaps with the computing until it is called."""
         if self._mean is None or self._mean[0] is not rows or self._mean[1] != rows._version:
             if self._mean is not None:
-                self._mean[2]()  # its memory is used again
+                self._mean[2]()  # its memory is used for the new one
             self._mean = rows, rows._version, functools.cache(self._start_mean(rows, "mean"))
 
     def fresh_mean(self, rows: Tensor, use: str = "") -> Tensor:
-        """:meth:`mean`, of a tensor that is not asked for again; valid until the next of the same ``use``."""
+        """The mean (P,) as :meth:`mean`, not stored; valid until the next call with the same ``use``."""
         return self._start_mean(rows, use)()
 
     def _start_mean(self, rows: Tensor, use: str) -> Callable[[], Tensor]:
@@ -137,8 +136,8 @@ class Comm:
         """Each of ``values`` summed over the processes."""
         if self.size == 1:
             return list(values)
-        found: list[float] = self.totals(torch.tensor(values, dtype=torch.float64)).tolist()
-        return found
+        sums: list[float] = self.totals(torch.tensor(values, dtype=torch.float64)).tolist()
+        return sums
 
     def evaluate(self, problem: Problem, theta: Tensor) -> tuple[float, float]:
         """(mean loss, accuracy) at ``theta``, each process doing its share of the samples."""
@@ -165,13 +164,13 @@ class Comm:
             work = dist.all_reduce(total, async_op=True)
 
         def finish() -> list[float]:
-            found: list[float] = self._finished([work], total).tolist()
-            return found
+            means: list[float] = self._finished([work], total).tolist()
+            return means
 
         return finish
 
     def buffer(self, use: str, like: Tensor) -> Tensor:
-        """Memory that is used again by each step: fresh memory costs as much as the work on it."""
+        """Memory of the shape of ``like`` that every step uses again: new memory costs as much as sums."""
         old = self._buffers.get(use)
         if old is None or old.shape != like.shape or old.dtype != like.dtype:
             self._buffers[use] = old = torch.empty(like.shape, dtype=like.dtype, device=like.device)
@@ -180,7 +179,7 @@ class Comm:
     # Work and coordinates split over the processes.
 
     def share(self, count: int) -> slice:
-        """This process's share of ``count`` samples, coordinates or other things; empty if there are few."""
+        """This process's share of ``count`` samples, coordinates or the like; empty if there are too few."""
         bounds = _bounds(count, self.size)
         return slice(bounds[self.rank], bounds[self.rank + 1])
 
@@ -192,11 +191,11 @@ class Comm:
         if self.size == 1:
             return vector
         widths = np.diff(_bounds(len(vector), self.size)).tolist()
-        mine = widths[self.rank]
-        # A reduce-scatter; gloo's own takes twice as long, and cannot cut a vector unevenly.
-        received = self.buffer("parts", vector[:mine].expand(self.size, -1))
+        width = widths[self.rank]
+        # A reduce-scatter; that of gloo takes twice as long, and cannot cut a vector unevenly.
+        received = self.buffer("parts", vector[:width].expand(self.size, -1))
         with self._naming():
-            sizes = [mine] * self.size, widths
+            sizes = [width] * self.size, widths
             work = dist.all_to_all_single(received.view(-1), vector.contiguous(), *sizes, async_op=True)
         out = self.buffer(use, received[0])
         return torch.sum(self._finished([work], received), 0, out=out)
@@ -215,33 +214,33 @@ class Comm:
             for j, row in enumerate(rows):
                 exact += row if minus is None else row - minus[j]
             total = exact.to(rows.dtype)
-        # One process has no sum of its own to divide in place.
+        # With one process the sum is the caller's tensor, which must not be divided in place.
         return total / self.learners if self.size == 1 else self.part_sum(total, use).div_(self.learners)
 
-    def parts(self, own: Tensor, count: int) -> Tensor:
+    def parts(self, vectors: Tensor, count: int) -> Tensor:
         """(count, P_share): of ``count`` vectors (P,) the coordinates that are this process's :meth:`share`.
 
-        ``own`` (k, P) are the vectors that are its share of all.
+        ``vectors`` (k, P) are this process's share of them.
         """
         if self.size == 1:
-            return own
-        width, holders = own.shape[1], _bounds(count, self.size)
+            return vectors
+        width, holders = vectors.shape[1], _bounds(count, self.size)
         columns = _bounds(width, self.size)
-        mine = self.share(width)
-        all_ = own.new_empty(count, mine.stop - mine.start)
-        all_[self.share(count)] = own[:, mine]
+        columns_here = self.share(width)
+        gathered = vectors.new_empty(count, columns_here.stop - columns_here.start)
+        gathered[self.share(count)] = vectors[:, columns_here]
         transfers = []
         for src in range(self.size):
             for dst in range(self.size):
                 if src == dst or self.rank not in (src, dst) or holders[src] == holders[src + 1]:
                     continue
                 if self.rank == src:
-                    sent = own[:, columns[dst] : columns[dst + 1]].contiguous()
+                    sent = vectors[:, columns[dst] : columns[dst + 1]].contiguous()
                     transfers.append(dist.P2POp(dist.isend, sent, dst))
                 else:
-                    rows = all_[holders[src] : holders[src + 1]]
+                    rows = gathered[holders[src] : holders[src + 1]]
                     transfers.append(dist.P2POp(dist.irecv, rows, src))
-        return self._finished(self._post(transfers), all_)
+        return self._finished(self._post(transfers), gathered)
 
     # Exchange with neighbours.
 
@@ -286,63 +285,66 @@ class Comm:
 
     # Learners one at a time, for checkpoints.
 
-    def rows(self, own: Tensor) -> Iterator[Tensor]:
-        """On rank 0: one by one the n rows of a tensor of which ``own`` (n_local, …) is this process's part.
+    def rows(self, local: Tensor) -> Iterator[Tensor]:
+        """On rank 0: one by one the n rows of a tensor, ``local`` (n_local, …) being this process's part.
 
-        Each is valid until the next, so that one at a time is here. The others call :meth:`send_rows`.
+        A row is valid until the next one, so that memory for one is enough. The other ranks call
+        :meth:`send_rows`.
         """
-        yield from own
-        row = torch.empty_like(own[0])
+        yield from local
+        row = torch.empty_like(local[0])
         for holder in range(1, self.size):
             for _ in range(self.bounds[holder], self.bounds[holder + 1]):
                 yield self._finished(self._post([dist.P2POp(dist.irecv, row, holder)]), row)
 
-    def send_rows(self, own: Tensor) -> None:
-        """On the other ranks: give rank 0 the rows of ``own`` that its :meth:`rows` asks for."""
-        for row in own:
+    def send_rows(self, local: Tensor) -> None:
+        """On the other ranks: send the rows of ``local`` (n_local, …) to rank 0, which is in :meth:`rows`."""
+        for row in local:
             self._finished(self._post([dist.P2POp(dist.isend, row.contiguous(), 0)]), row)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one process sends and receives under one mixing matrix, and how it mixes.
+    """The messages of one process under one mixing matrix, and its entries of the matrix.
 
     ``receive``: the other processes' learners it needs. ``transfers``: (learner, the other process), in the
     order of (learner, receiver), which all processes share: NCCL hangs if matching ones differ in order.
+    ``local_block`` (n_local, n_local) and ``remote_block`` (n_local, len(receive)): the entries of M for its
+    own learners and for those that it receives.
     """
 
     receive: list[int]
     transfers: list[tuple[int, int]]
-    own: Tensor
-    others: Tensor
+    local_block: Tensor
+    remote_block: Tensor
 
     @classmethod
     def of(cls, matrix: Array, bounds: list[int], rank: int) -> Plan:
         """The plan of ``rank``, which holds the learners bounds[rank]…bounds[rank + 1] − 1."""
         a, b = bounds[rank], bounds[rank + 1]
         holder = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-        wanted = (matrix[a:b] != 0).any(0)
-        receive = [int(k) for k in np.flatnonzero(wanted) if not a <= k < b]
-        askers = np.logical_or.reduceat(matrix[:, a:b] != 0, bounds[:-1], axis=0)  # (processes, own learners)
-        sent = [(a + int(k), int(receiver)) for k, receiver in np.argwhere(askers.T) if receiver != rank]
+        sources = (matrix[a:b] != 0).any(0)
+        receive = [int(k) for k in np.flatnonzero(sources) if not a <= k < b]
+        receivers = np.logical_or.reduceat(matrix[:, a:b] != 0, bounds[:-1], axis=0)  # (processes, n_local)
+        sent = [(a + int(k), int(receiver)) for k, receiver in np.argwhere(receivers.T) if receiver != rank]
         transfers = sorted([*sent, *((k, int(holder[k])) for k in receive)])
-        own, others = matrix[a:b, a:b], matrix[a:b][:, receive]
-        return cls(receive, transfers, torch.from_numpy(own.copy()), torch.from_numpy(others.copy()))
+        local, remote = matrix[a:b, a:b], matrix[a:b][:, receive]
+        return cls(receive, transfers, torch.from_numpy(local.copy()), torch.from_numpy(remote.copy()))
 
     def apply(self, weights: Tensor, received: Tensor, out: Tensor) -> Tensor:
         """Σ_k M_jk w_k for this process's learners j; uses up ``received``, and ``out`` if it needs it.
 
-        Mixes differences from the first of its own rows, as :meth:`Mixing.apply` does from the mean, so that
+        Mixes differences from the first local row, as :meth:`Mixing.apply` does from the mean, so that
         rounding in the matrix does not let the mean drift.
         """
         if len(weights) == len(received) == 1:  # a pair: one pass over memory
-            return torch.lerp(weights, received, float(self.others), out=received)
+            return torch.lerp(weights, received, float(self.remote_block), out=received)
         origin = weights[0]
         mixed = origin.expand_as(weights)
         if len(weights) > 1:
-            mixed = torch.addmm(mixed, self.own.to(weights), weights - origin, out=out)
+            mixed = torch.addmm(mixed, self.local_block.to(weights), weights - origin, out=out)
         if len(received):
-            mixed = torch.addmm(mixed, self.others.to(weights), received.sub_(origin), out=out)
+            mixed = torch.addmm(mixed, self.remote_block.to(weights), received.sub_(origin), out=out)
         return mixed
 
 

@@ -1,8 +1,8 @@
-"""``--nproc``: this command again in several processes of one machine, which compute one thing together.
+"""``--nproc``: runs this command in several processes of one machine, which compute one result together.
 
-They meet in a private folder, so that no port is open for it, and exchange over the loopback interface. This
-process computes nothing: it watches them, ends all when one fails or shows no sign of life, starts them anew
-while restarts are left, and says in one line what happened.
+They meet in a private folder, without an open port, and exchange over the loopback interface. The launcher
+itself computes nothing: it watches the processes, ends all of them when one fails or shows no sign of life,
+restarts them while restarts remain, and reports a failure in one line.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from landscape.train.distributed import board
 from landscape.train.distributed.board import FolderBoard
 from landscape.train.distributed.children import Child, Children, loopback, threads_each
 
-# Seconds in which the others end by themselves once one has, having told why.
+# After one process has ended with an error, the others have this long to end by themselves (s).
 GRACE = 5.0
-# In place of an exit code: a process that told this was not the one that failed, but lost another.
+# In place of an exit code in a report: the process did not fail itself, another one was lost.
 LOST = 75
 
 
 class Broken(FailedError):
-    """A process was lost: the others may be started anew."""
+    """A process was lost, and all processes may be restarted."""
 
 
 def start(
@@ -38,21 +38,21 @@ def start(
     timeout: float,
     threads: int | None,
     restarts: int = 0,
-    kept: Callable[[], str],
+    hint: Callable[[], str],
     log: Path | None = None,
 ) -> int:
     """Run ``module``'s main with ``words`` in ``nproc`` processes; the exit code when all have ended.
 
     Args:
         module: of this package, such as "landscape.cli".
-        timeout: how long a process may show no sign of life (s).
+        timeout: limit of the time without a sign of life of a process (s).
         threads: shared by the processes; None: as the environment has it for each.
-        restarts: how often all are started anew when one was lost.
-        kept: says what to do after one was lost.
-        log: a file for what happens to the processes, written if its folder's parent is there.
+        restarts: how often all processes are restarted after one was lost.
+        hint: gives the words that tell the user how to go on after a process was lost.
+        log: a file for starts and failures, written if the parent of its folder exists.
 
-    Raises FailedError (or InputError where the processes found bad usage) with the line of the process that
-    failed first, or that names the rank that was lost.
+    Raises FailedError (InputError for bad usage) with the message of the process that failed first, or with
+    the rank that was lost.
     """
     for attempt in range(restarts + 1):
         with Children() as children:
@@ -66,8 +66,8 @@ def start(
                 **threads_each(nproc, threads),
             }
             for rank in range(nproc):
-                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                children.start(module, words, environment | own, shown=rank == 0)
+                ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                children.start(module, words, environment | ranks, shown=rank == 0)
             pids = ", ".join(str(child.process.pid) for child in children.all)
             _log(log, f"start {attempt}: processes {pids}")
             try:
@@ -77,27 +77,27 @@ def start(
                 if not isinstance(error, Broken):
                     raise
                 if attempt == restarts:
-                    line, rest = str(error), kept()
-                    raise FailedError(line if rest in line else f"{line}; {rest}") from error
+                    line, advice = str(error), hint()
+                    raise FailedError(line if advice in line else f"{line}; {advice}") from error
     raise AssertionError("unreachable")
 
 
 def _watch(children: Children, timeout: float) -> int:
     """The exit code, once all have ended; raises as :func:`start` does."""
-    told, until = FolderBoard(children.folder), 0.0
+    failures, deadline = FolderBoard(children.folder), 0.0
     while True:
-        children.look()
+        children.check()
         lost = [child for child in children.all if (child.ended or 0) < 0]
         if lost:
-            raise Broken(f"{_name(lost[0], children)} {lost[0].how()}")
-        if line := told.get("failure"):
-            raise _told(line)
+            raise Broken(f"{_name(lost[0], children)} {lost[0].exit_description()}")
+        if line := failures.get("failure"):
+            raise _reported_failure(line)
         ended = [child for child in children.all if child.ended is not None]
         if len(ended) == len(children.all):
             return _code(children)
         if any(child.ended for child in ended):
-            until = until or time.monotonic() + GRACE
-            if time.monotonic() > until:
+            deadline = deadline or time.monotonic() + GRACE
+            if time.monotonic() > deadline:
                 return _code(children)
         silent = [child for child in children.all if child.ended is None and child.silent > timeout]
         if silent:
@@ -106,17 +106,17 @@ def _watch(children: Children, timeout: float) -> int:
 
 
 def _code(children: Children) -> int:
-    """The exit code of all; raises where one ended as no process that knows why does."""
+    """The common exit code; raises Broken if a process ended with an error that it did not report."""
     codes = {child.ended or 0 for child in children.all}
     if codes == {0} or not codes & {1, 2}:
         return max(codes)
     child = next(child for child in children.all if child.ended in (1, 2))
-    sys.stderr.write(child.said())
-    raise Broken(f"{_name(child, children)} {child.how()}")
+    sys.stderr.write(child.stderr_text())
+    raise Broken(f"{_name(child, children)} {child.exit_description()}")
 
 
-def _told(line: str) -> InputError:
-    """The failure that a process told."""
+def _reported_failure(line: str) -> InputError:
+    """The failure that a process has reported, from its ``line`` on the board."""
     _, code, words = line.split(" ", 2)
     if int(code) == InputError.exit_code:
         return InputError(words)
@@ -128,7 +128,7 @@ def _name(child: Child, children: Children) -> str:
 
 
 def _log(path: Path | None, line: str) -> None:
-    """Append to the log of a run that is there already; one that cannot be written does no harm."""
+    """Append to the log of a run whose folder exists; an error in writing it is ignored."""
     if path and path.parent.parent.is_dir():
         with contextlib.suppress(OSError):
             path.parent.mkdir(exist_ok=True)
@@ -137,12 +137,12 @@ def _log(path: Path | None, line: str) -> None:
 
 
 def report(message: str, code: int) -> bool:
-    """Leave a failure to the process that started this one with ``--nproc``, which prints it; False if none.
+    """Report a failure to the launcher of this process, which prints it; False if there is no launcher.
 
-    What another process has told before stands.
+    If another process has reported a failure before, that one is printed.
     """
-    found = board.of_launcher()
-    if found:
-        with contextlib.suppress(OSError):  # the launcher is gone, and nobody reads it
-            found.first("failure", f"{os.environ.get('RANK', 0)} {code} {message}")
-    return found is not None
+    failures = board.of_launcher()
+    if failures:
+        with contextlib.suppress(OSError):  # the launcher has ended, and cannot read it
+            failures.first("failure", f"{os.environ.get('RANK', 0)} {code} {message}")
+    return failures is not None

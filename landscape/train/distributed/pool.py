@@ -1,7 +1,7 @@
-"""Jobs in several processes of this machine at a time, which have nothing to do with each other.
+"""A pool of processes of this machine for independent jobs.
 
-A job is a function of this package, as MODULE:NAME, and arguments that JSON can hold; so is what it returns.
-A process does one job after another, which saves starting it anew: importing torch takes seconds.
+A job is a function of this package, MODULE:NAME, with arguments and a result that JSON can represent. Each
+process does one job after another, as a new process would take seconds to import torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIMEOUT = 600.0
 
 
 class JobError(FailedError):
-    """A job that failed: its ``number`` among the jobs, the line that says why; ``known`` if it said so."""
+    """A job that failed: its ``number`` among the jobs, and the reason; ``known``: an error for the user."""
 
     def __init__(self, number: int, words: str, known: bool = False) -> None:
         super().__init__(words)
@@ -45,12 +45,12 @@ def run(
 
     Args:
         function: MODULE:NAME, MODULE being of this package.
-        done: takes a job's number and what it returned, in the order in which they end.
+        done: takes a job's number and its result, in the order in which the jobs end.
         threads: shared by the processes; None: as the environment has it for each.
-        timeout: how long a process may show no sign of life (s).
-        place: more environment variables of the process of that number.
+        timeout: limit of the time without a sign of life of a process (s).
+        place: gives further environment variables of a process, by its number.
 
-    Raises :class:`JobError` as soon as one fails; the others are ended then.
+    Raises :class:`JobError` as soon as a job fails; the other processes are ended then.
     """
     waiting = list(enumerate(jobs))[::-1]
     with Children() as children:
@@ -58,23 +58,24 @@ def run(
         for number in range(min(nproc, len(jobs))):
             children.start(__name__, [function], shared | place(number), piped=True)
         busy: dict[Child, int] = {}
-        left = len(jobs)
+        remaining = len(jobs)
         for child in children.all:
             busy[child] = _give(child, waiting)
-        while left:
+        while remaining:
             pipes = {child.process.stdout: child for child in busy}
-            for pipe in children.look(*filter(None, pipes)):
+            for pipe in children.check(*filter(None, pipes)):
                 child = pipes[pipe]
                 job = busy.pop(child)
                 line = pipe.readline()
                 if not line:  # it has ended
                     child.process.wait()
-                    raise JobError(job, f"its process {child.how()}; {_last(child)}the same command goes on")
+                    ending = f"its process {child.exit_description()}; {_last_line(child)}"
+                    raise JobError(job, f"{ending}the same command goes on")
                 answer = json.loads(line)
                 if "failed" in answer:
                     sys.stderr.write(answer.get("trace", ""))
                     raise JobError(job, answer["failed"], answer["known"])
-                left -= 1
+                remaining -= 1
                 if waiting:
                     busy[child] = _give(child, waiting)
                 done(job, answer["result"])
@@ -86,20 +87,20 @@ def run(
 def _give(child: Child, waiting: list[tuple[int, Sequence[Any]]]) -> int:
     number, arguments = waiting.pop()
     assert child.process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended, which is noticed where it should answer
+    with contextlib.suppress(BrokenPipeError):  # it has ended, which is noticed when its answer is read
         child.process.stdin.write(json.dumps(list(arguments)).encode() + b"\n")
         child.process.stdin.flush()
     return number
 
 
-def _last(child: Child) -> str:
+def _last_line(child: Child) -> str:
     """The last line that a process wrote to stderr, with a semicolon."""
-    lines = child.said().strip().splitlines()
+    lines = child.stderr_text().strip().splitlines()
     return f"{lines[-1]}; " if lines else ""
 
 
 def main() -> None:
-    """In a process: read jobs, a line each, from stdin; answer on what was stdout, for us alone."""
+    """The main of a process: reads jobs from stdin, a line each, and writes results to stdout."""
     module, _, name = sys.argv[1].partition(":")
     function = getattr(importlib.import_module(module), name)
     with os.fdopen(os.dup(1), "w", buffering=1) as answers:

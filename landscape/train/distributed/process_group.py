@@ -1,7 +1,7 @@
-"""The processes of one run: meeting, staying in sight of each other, and naming the one that is lost.
+"""The processes of one run: their rendezvous, their signs of life, and the rank that was lost.
 
-Process groups and their collectives are torch.distributed's. A :mod:`.board` beside them holds
-a sign of life for each rank and the first failure, so that whoever is left can say what happened.
+Process groups and their collectives are torch.distributed's. In addition a :mod:`.board` holds a sign of
+life of each rank and the first failure, so that the remaining processes can report the cause.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ T = TypeVar("T")
 
 # How long any exchange may take before the run ends (s): the default of torch's NCCL groups.
 TIMEOUT = 600.0
-# A process shows that it lives once a second; one that did not for this long is lost (s). Ours: long enough
-# for a checkpoint's write of one learner, which holds Python's lock.
+# Interval of the signs of life, and the silence after which a process counts as lost (s). Ours: long enough
+# for writing one learner to a checkpoint, which holds Python's lock.
 BEAT, LOST_AFTER = 1.0, 10.0
 
 
 class Lost(FailedError):
-    """Another process is gone, or failed first; the message names its rank."""
+    """Another process is lost, or failed first; the message names its rank."""
 
 
 class Group:
-    """This process among those that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe.
+    """This process in the group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe.
 
-    Under ``--nproc`` they meet in a private folder of the launcher's, without an address.
+    Under ``--nproc`` the processes meet in a private folder of the launcher's, without an address.
 
     Args:
-        device: where tensors are exchanged: gloo on the CPU, NCCL on GPUs.
-        timeout: how long meeting may take, and a rank may show no sign of life (s).
-        wait: how long an exchange may take, by itself ``timeout``.
+        device: that of the exchanged tensors: gloo on the CPU, NCCL on GPUs.
+        timeout: limit of the rendezvous, and of the time without a sign of life of a rank (s).
+        wait: limit of an exchange; by default ``timeout``.
 
     Raises InputError for variables that are missing or wrong, FailedError where a port is in use or a rank
     does not come in time.
@@ -68,10 +68,10 @@ class Group:
         if self.rank >= self.size:
             raise InputError(f"RANK: {self.rank} is not allowed, WORLD_SIZE is {self.size}")
         self.backend = "nccl" if device.type == "cuda" else "gloo"
-        self._stop, self._failure, self._told = threading.Event(), "", 0
-        # Whether the board is gone, and how many beats it has not answered.
-        self._gone, self._stuck = False, 0
-        # What each rank last showed, and for how many seconds it has shown nothing else.
+        self._stop, self._failure, self._failure_beats = threading.Event(), "", 0
+        # Whether the board is lost, and the number of beats without an answer of it.
+        self._board_lost, self._unanswered = False, 0
+        # The last sign of life of each rank, and the seconds since it changed.
         self._signs = dict.fromkeys(range(self.size), "")
         self._silent = dict.fromkeys(range(self.size), 0.0)
         self._parent = os.getppid()
@@ -93,30 +93,30 @@ class Group:
         threading.Thread(target=self._beat, daemon=True).start()
 
     def _join_board(self) -> tuple[Any, Board, Board]:
-        """The store for torch, the board for what is told once, and a connection of its own for beats."""
+        """The store for torch, the board for facts and failures, and a separate connection for beats."""
         self._hosts = False
         if board.FOLDER in os.environ:
             folder = Path(os.environ[board.FOLDER])
-            found = FolderBoard(folder)
-            return FileStore(str(folder / "store"), self.size), found, found
+            texts = FolderBoard(folder)
+            return FileStore(str(folder / "store"), self.size), texts, texts
         address, port = os.environ.get("MASTER_ADDR", ""), number("MASTER_PORT", 1, most=65535)
         if not address:
             raise InputError("MASTER_ADDR: missing; it is the address of rank 0's machine")
         if is_loopback(address):  # the exchanges' own sockets, too
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                 os.environ.setdefault(name, loopback())
-        # torch's elastic agents keep a store of their own there; without one, rank 0 does.
+        # torch's elastic agents hold a store there; without an agent, rank 0 holds one.
         self._hosts = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         stores = board.connect(address, port, self.rank, self._hosts, self.timeout)
         first, second = (PrefixStore(f"landscape/{self.attempt}", store) for store in stores)
         return PrefixStore("group", first), StoreBoard(first), StoreBoard(second)
 
     def _meet(self) -> None:
-        """Wait for every rank; each says how many it expects."""
+        """Wait for every rank; each writes the number of ranks that it expects."""
         self._set("here", str(self.size))
-        until = time.monotonic() + self.timeout
+        deadline = time.monotonic() + self.timeout
         for rank in range(self.size):
-            size = self._wait(f"here-{rank}", until)
+            size = self._wait(f"here-{rank}", deadline)
             if not size:
                 missing = [r for r in range(self.size) if not self._wait(f"here-{r}", 0.0)]
                 raise FailedError(f"{_ranks(missing)} of {self.size} did not come within {self.timeout:g} s")
@@ -126,14 +126,14 @@ class Group:
     def _set(self, name: str, text: str) -> None:
         self._ask(lambda: self._board.set(f"{name}-{self.rank}", text))
 
-    def _wait(self, name: str, until: float) -> str:
+    def _wait(self, name: str, deadline: float) -> str:
         """The text ``name`` on the board, "" if it does not come in time."""
-        while not (text := self._ask(lambda: self._board.get(name))) and time.monotonic() < until:
+        while not (text := self._ask(lambda: self._board.get(name))) and time.monotonic() < deadline:
             time.sleep(0.05)
         return text
 
     def _ask(self, call: Callable[[], T]) -> T:
-        """``call()`` on the board, which may not answer if rank 0 keeps it."""
+        """``call()`` on the board, which may not answer if rank 0 holds it."""
         try:
             return within(min(self.timeout, LOST_AFTER), call)
         except (RuntimeError, OSError) as error:  # a TimeoutError is an OSError
@@ -148,37 +148,37 @@ class Group:
         facts = {"landscape": f"{_version.__version__} ({code_fingerprint()[:12]})", **facts}
         facts["torch"] = str(torch.__version__)
         self._set("facts", json.dumps(facts))
-        until = time.monotonic() + self.timeout
+        deadline = time.monotonic() + self.timeout
         if self.rank == 0:
-            theirs = {rank: self._wait(f"facts-{rank}", until) for rank in range(1, self.size)}
+            theirs = {rank: self._wait(f"facts-{rank}", deadline) for rank in range(1, self.size)}
             self._ask(lambda: self._board.set("agreed", f"agreed: {_difference(facts, theirs)}"))
-        answer = self._wait("agreed", until + 2 * BEAT)
+        answer = self._wait("agreed", deadline + 2 * BEAT)
         if not answer:
             raise self.diagnose(TimeoutError(f"no agreement within {self.timeout:g} s"))
         if difference := answer.partition(": ")[2]:
             raise FailedError(difference)
 
     def _beat(self) -> None:
-        """Once a second: show that this process lives, see who else does, and end it where nobody else would.
+        """Every BEAT seconds write a sign of life, read those of the others, and end this process if needed.
 
-        That is when the process that started it is gone, when another rank has told a failure and this one
-        still waits for it (an exchange cannot be called off), or when a rank is silent for too long.
+        It ends if its parent has ended, if another rank has reported a failure and this one still waits in an
+        exchange (which cannot be cancelled), or if a rank is silent for too long.
         """
         pending: threading.Thread | None = None
         while not self._stop.wait(BEAT):
-            self._stuck = self._stuck + 1 if pending and pending.is_alive() else 0
-            if not self._stuck:
-                pending = threading.Thread(target=self._look, daemon=True)
+            self._unanswered = self._unanswered + 1 if pending and pending.is_alive() else 0
+            if not self._unanswered:
+                pending = threading.Thread(target=self._exchange_signs, daemon=True)
                 pending.start()
             for rank in self._silent:
                 self._silent[rank] += BEAT * (rank != self.rank)
-            if self._told > 2 or os.getppid() != self._parent:
+            if self._failure_beats > 2 or os.getppid() != self._parent:
                 os._exit(1)
             if max(self._silent.values()) > max(self.timeout, LOST_AFTER) + 2 * BEAT:
                 self._give_up()
 
-    def _look(self) -> None:
-        """One turn of :meth:`_beat` on the board, which may hang."""
+    def _exchange_signs(self) -> None:
+        """Write and read the signs of life once; this may hang with the board."""
         try:
             count = int(self._signs[self.rank].partition(" ")[0] or 0) + 1
             self._signs[self.rank] = f"{count} {self.step}"
@@ -188,16 +188,16 @@ class Group:
                 if sign != self._signs[rank]:
                     self._signs[rank], self._silent[rank] = sign, 0.0
             self._failure = self._beats.get("failure")
-            self._told += bool(self._failure)
-        except (RuntimeError, OSError):  # a store that is gone, which the exchanges notice
-            self._gone = True
+            self._failure_beats += bool(self._failure)
+        except (RuntimeError, OSError):  # the store is lost, which the exchanges notice
+            self._board_lost = True
 
     def _give_up(self) -> None:
-        """End this process, with a line if no other has told one."""
+        """End this process, with a message if no other rank has reported one."""
         limit = max(self.timeout, LOST_AFTER)
         silent = sorted(rank for rank, seconds in self._silent.items() if seconds > limit)
         line = self._silence(silent, f"for {limit:g} s")
-        if self._gone or (self._stuck > 2 and 0 in silent):
+        if self._board_lost or (self._unanswered > 2 and 0 in silent):
             line = self._no_answer(f"for {limit:g} s")
         if self.tell(line) and not board.of_launcher():
             print(f"landscape: {line}", file=sys.stderr, flush=True)
@@ -207,10 +207,10 @@ class Group:
         return f"{_ranks(ranks)} of {self.size} lost, no sign of life {words}"
 
     def diagnose(self, error: BaseException) -> Lost:
-        """Why an exchange failed: the failure that another rank told, or who shows no more sign of life."""
+        """The reason why an exchange failed: the failure that another rank reported, or the silent ranks."""
         words, before = first_line(error), dict(self._signs)
-        until = time.monotonic() + LOST_AFTER + BEAT
-        while time.monotonic() < until and not (self._failure or self._gone):
+        deadline = time.monotonic() + LOST_AFTER + BEAT
+        while time.monotonic() < deadline and not (self._failure or self._board_lost):
             waiting = [rank for rank, sign in self._signs.items() if sign == before[rank]]
             if all(self._silent[rank] >= LOST_AFTER for rank in waiting if rank != self.rank):
                 break
@@ -218,7 +218,7 @@ class Group:
         if self._failure:
             return Lost(self._failure.split(" ", 2)[2])
         silent = [rank for rank, seconds in self._silent.items() if seconds >= LOST_AFTER]
-        if self._gone or (self._stuck > 2 and 0 in silent):
+        if self._board_lost or (self._unanswered > 2 and 0 in silent):
             return Lost(self._no_answer(words))
         if silent:
             return Lost(self._silence(silent, f"for {LOST_AFTER:g} s ({words})"))
@@ -229,26 +229,26 @@ class Group:
 
     @contextlib.contextmanager
     def naming(self) -> Iterator[None]:
-        """Turn torch's errors of exchanges inside into the name of the lost rank."""
+        """Turn torch's errors in the exchanges inside into an error that names the lost rank."""
         try:
             yield
         except RuntimeError as error:
             raise self.diagnose(error) from error
 
     def tell(self, message: str, code: int = 1) -> bool:
-        """Leave ``message`` for the other ranks; False if another failure was told before."""
+        """Report ``message`` to the other ranks; False if another failure was reported before."""
         self._stop.set()
-        mine = failure(self.rank, code, message)
+        report = failure(self.rank, code, message)
         try:
-            first: bool = within(2 * BEAT, lambda: self._board.first("failure", mine))
+            first: bool = within(2 * BEAT, lambda: self._board.first("failure", report))
         except (RuntimeError, OSError):
-            return True  # nobody is left to tell
+            return True  # no other rank is left
         if self._hosts:
-            time.sleep(4 * BEAT)  # the store ends with this process; the others are to read it
+            time.sleep(4 * BEAT)  # time for the other ranks to read it, as the store ends with this process
         return first
 
     def close(self) -> None:
-        """Leave in good order, when all ranks are done."""
+        """Leave the group when all ranks are done."""
         with contextlib.suppress(RuntimeError):
             dist.barrier()
         self._stop.set()
@@ -256,7 +256,7 @@ class Group:
 
 
 def _difference(facts: dict[str, str], theirs: dict[int, str]) -> str:
-    """The first of ``facts`` that is another on one of the other ranks, whose texts are ``theirs``."""
+    """The first of ``facts`` that differs on another rank; ``theirs``: rank -> its facts."""
     for rank, text in theirs.items():
         if not text:
             return f"rank {rank} did not come to its first step in time"
@@ -268,7 +268,7 @@ def _difference(facts: dict[str, str], theirs: dict[int, str]) -> str:
 
 
 def failure(rank: int, code: int, message: str) -> str:
-    """How a failure is told on a board: by which rank, with which exit code, and what to say."""
+    """The text of a failure on a board: rank, exit code and message."""
     return f"{rank} {code} {' '.join(message.split())}"
 
 
@@ -279,9 +279,9 @@ def started_by_launcher() -> bool:
 
 @contextlib.contextmanager
 def log_to(path: Path) -> Iterator[Callable[[str], None]]:
-    """A log that what it yields appends lines to, with the time.
+    """Open a log; the function that it yields appends a line with the time.
 
-    What libraries below Python write to stderr goes there, too; Python's own stderr stays as it is.
+    Output of C libraries to stderr goes to the log, too; that of Python still goes to stderr.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -306,7 +306,7 @@ def log_to(path: Path) -> Iterator[Callable[[str], None]]:
 
 
 def code_fingerprint() -> str:
-    """SHA-256 (hex) of the package's Python files: the same on every rank, or the run is not one run."""
+    """SHA-256 (hex) of the package's Python files, by which the ranks check that they run the same code."""
     root, digest = Path(_version.__file__).parent, hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
@@ -314,12 +314,12 @@ def code_fingerprint() -> str:
 
 
 def where() -> str:
-    """This machine and process, for logs."""
+    """The names of this machine and process, for logs."""
     return f"{socket.gethostname()}, process {os.getpid()}"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error of torch's, without where in torch's sources it arose."""
+    """The first line of an error of torch's, without the place in torch's sources."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return line.rpartition("] ")[2][:160] if line.startswith("[/") else line[:160]
 

@@ -1,13 +1,13 @@
-"""Asynchronous SGD as it is: workers, each a process, deliver gradients to a server at their own pace.
+"""Asynchronous SGD with a parameter server: worker processes deliver gradients at their own speed.
 
-Rank 0 is the server: the training loop with the rule async-sgd, schedule "measured", its gradients coming
-from whoever delivers next. Rank k + 1 is worker k: it gets the server's weights, takes a gradient there on a
-minibatch of its own, and delivers. The history's column "delay" is how many updates by others came between.
+Rank 0 is the server: the training loop with the rule async-sgd, schedule "measured", each gradient coming
+from the worker that delivers next. Rank k + 1 is worker k: it receives the server's weights, computes a
+gradient there on its minibatch, and sends it. The history's column "delay" is the number of updates between.
 Momentum, shifted momentum and staleness-aware rates are the rule's, as under simulated schedules.
 
-Who is when ready is up to the machine, so that a run cannot be repeated to the bit, but with one worker. A
-run that is resumed goes on from its last checkpoint: workers start again from the copies they had then.
-While the server evaluates, decomposes or saves, nobody is served. α_e and Δ are recorded, Eq. 4's terms not.
+The order of the workers depends on the machine, so that a run cannot be repeated to the bit, except with one
+worker. A resumed run continues from its last checkpoint: workers start again from their copies of then.
+While the server evaluates, decomposes or saves, the workers wait. α_e and Δ are recorded, Eq. 4's terms not.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from landscape.train.recipe import Recipe
 
 
 def kind(recipe: Recipe, group: Group | None) -> type[Trainer]:
-    """What this process is in a run of ``recipe``: one of equals, or a server or one of its workers.
+    """The class that this process runs: Trainer, or with measured delays Server or Worker.
 
-    Raises InputError where measured delays have another number of processes than a server and its workers.
+    Raises InputError where measured delays need another number of processes.
     """
     rule = recipe.rule()
     if not rule.measured:
@@ -50,7 +50,7 @@ def kind(recipe: Recipe, group: Group | None) -> type[Trainer]:
 
 
 class _Part(Trainer):
-    """What server and worker share: a loop that holds all there is, and a group beside it."""
+    """The common part of server and worker: a loop without a group, and the group for their messages."""
 
     def __init__(self, recipe: Recipe, *, group: Group | None = None, **options: Any) -> None:
         super().__init__(recipe, **options)
@@ -59,24 +59,24 @@ class _Part(Trainer):
         self.group, self.async_rule, self.workers = group, self.rule, self.rule.delay + 1
         if self.train.device.type != "cpu":
             raise InputError("--device: algorithm.schedule 'measured' is for the CPU, give --device cpu")
-        if self.buffers.own:
+        if self.buffers.local:
             raise InputError(
                 f"model: '{self.model.name}' has BatchNorm, whose statistics algorithm.schedule 'measured' "
                 "does not collect from its workers"
             )
 
     def _message(self) -> Tensor:
-        """(P + 1,): room for a gradient and the minibatch's loss."""
+        """(P + 1,): memory for a gradient and the minibatch's loss."""
         return torch.empty(self.train.layout.size + 1, dtype=self.weights.dtype)
 
 
 class Server(_Part):
-    """Rank 0: the loop, its gradients delivered by the workers."""
+    """Rank 0: the loop, with gradients from the workers."""
 
     def __init__(self, recipe: Recipe, **options: Any) -> None:
         super().__init__(recipe, **options)
         self.async_rule.deliver = self._deliver
-        # A thread for each worker sends its copy and waits, so that a worker that is lost is noticed at once.
+        # A thread for each worker sends its copy and waits, so that a lost worker is noticed at once.
         self._threads = ThreadPoolExecutor(self.workers)
         self._arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._under_way: dict[int, Future[Tensor]] = {}
@@ -88,7 +88,7 @@ class Server(_Part):
     def run(self) -> Checkpoint:
         end = super().run()
         for k in range(self.workers):
-            if k in self._under_way:  # what it was about to deliver is not wanted any more
+            if k in self._under_way:  # its last gradient is not used
                 self._under_way.pop(k).result()
             with self.group.naming():
                 self._send(k, self.weights[0], -1 - self.step)
@@ -96,7 +96,7 @@ class Server(_Part):
         return end
 
     def _deliver(self) -> int:
-        """Give all who are waiting their copy; the worker whose gradient comes first, which is kept."""
+        """Send all waiting workers their copies; the worker whose gradient arrives first, which is stored."""
         for k in set(range(self.workers)) - self._under_way.keys():
             future = self._threads.submit(self._exchange, k)
             self._under_way[k] = future
@@ -121,7 +121,7 @@ class Server(_Part):
         dist.send(weights, dst=k + 1)
 
     def _minibatches(self, t: int) -> tuple[Any, Any]:
-        """None: the worker has it."""
+        """An empty minibatch: only the worker has the samples."""
         return self.train.gather(torch.zeros(1, 0, dtype=torch.long))
 
     def _compute_gradients(self, points: Tensor, x: Any, y: Any, training: Training) -> Tensor:
@@ -136,7 +136,7 @@ class Worker(_Part):
         return f"worker {self.group.rank - 1} of {self.workers}"
 
     def run(self) -> Checkpoint:
-        """Deliver until the server has had its last step; its weights then, without a history."""
+        """Deliver until the server's last step; the end has the server's last weights, and no history."""
         k, message, version = self.group.rank - 1, self._message(), torch.zeros(1, dtype=torch.int64)
         while True:
             with self.group.naming():

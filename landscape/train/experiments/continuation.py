@@ -1,4 +1,4 @@
-"""What analyses ask of a run beside its checkpoint: where it would go on to, and the rate it steps at."""
+"""Two quantities that analyses need of a run: the path it would take from here, and its effective rate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAST = 10
 def mean_path(
     run: Checkpoint, steps: int, device: torch.device | str = "cpu", data_dir: str | Path | None = None
 ) -> Tensor:
-    """w_a (S + 1, P) of the run, taken on in memory by ``steps`` S steps; fewer if it diverges.
+    """w_a (S + 1, P) along ``steps`` S further steps of the run, in memory; fewer if it diverges.
 
     Raises FailedError where the run's recipe names code, which a file cannot bring in.
     """
@@ -39,17 +39,19 @@ def mean_path(
         checkpoint=Save(every=1),
     )
     if recipe.names_code:
-        raise FailedError(f"{run.path}: its recipe names code, which a file cannot bring in to go on with it")
-    found = [run.mean]
-    hooks = Hooks(save=lambda state: found.append(average(state.weights).cpu()))
+        raise FailedError(
+            f"{run.path}: its recipe names code, which a file may not bring in; the run cannot be continued"
+        )
+    path = [run.mean]
+    hooks = Hooks(save=lambda state: path.append(average(state.weights).cpu()))
     # The spread of a diverged run can be smoothed by, but there is nowhere to go on to.
     if not run.diverged:
         Trainer(recipe, checkpoint=run, device=device, data_dir=data_dir, hooks=hooks).run()
-    return torch.stack(found)
+    return torch.stack(path)
 
 
 def effective_rate(run: Checkpoint) -> float:
     """The median of the last α_e of a run; NaN where it has none."""
-    seen: Any = run.history.get("alpha_e", np.zeros(0))
-    seen = seen[np.isfinite(seen)][-LAST:]
-    return float(np.median(seen)) if len(seen) else math.nan
+    rates: Any = run.history.get("alpha_e", np.zeros(0))
+    rates = rates[np.isfinite(rates)][-LAST:]
+    return float(np.median(rates)) if len(rates) else math.nan

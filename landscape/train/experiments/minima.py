@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Unpack
 
 import numpy as np
@@ -33,9 +34,9 @@ DISPLACEMENT = 1e-3
 # drifting along flat directions, by which the loss falls, does not. Stable runs reach 5 displacements.
 FACTOR = 10.0
 # A run is long enough for what grows at EXCESS above the predicted limit to grow by e^GROWTH, twice FACTOR.
-# On exact quadratics the rates found are then up to 8% too large.
+# On exact quadratics the resulting rates are then up to 8% too large.
 EXCESS, GROWTH, LEAST_STEPS = 0.1, 3.0, 100
-# The search begins at predicted/WIDEN and predicted·WIDEN, and widens so often where these do not differ.
+# The search begins at predicted/WIDEN and predicted·WIDEN, and widens at most ATTEMPTS times if needed.
 WIDEN, ATTEMPTS = 1.3, 10
 
 
@@ -50,34 +51,47 @@ def minima(
     progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Minima:
-    """Search for each of ``delays`` and three forms of momentum the largest rate that stays at the minimum.
+    """The largest learning rate at which training stays at a minimum, for each delay and form of momentum.
 
-    The minimum is the problem's centre, of its loss plus ½ ``weight_decay`` ‖w‖² (the optimizer's). Rates are
-    bisected until that at which training leaves is at most 1 + ``tol`` times that at which it stays.
-    ``momentum`` as in :func:`.stability`; ``seed`` draws where the search for λ_max
-    starts.
+    Args:
+        problem: its centre is the minimum, of its loss plus ½ ``weight_decay`` ‖w‖².
+        delays: τ of each experiment.
+        momentum: of the ordinary and of the shifted form; the third form has none.
+        weight_decay: the optimizer's.
+        tol: rates are bisected until the one at which training leaves is at most 1 + ``tol`` times the one at
+            which it stays.
+        seed: of the start of the search for λ_max.
+        progress: takes the share that is done.
+        **about: the provenance of the result.
 
-    Raises InputError where nothing curves upwards, FailedError where training leaves at any rate, or at none.
+    Returns:
+        For each form and delay the rates between which the boundary lies, and the predicted one.
+
+    Raises:
+        InputError: where the loss curves upwards in no direction.
+        FailedError: where training leaves at every rate, or at none.
     """
     positive("tol", tol)
     positive("weight_decay", weight_decay, least=0)
-    table, center = limits(delays, momentum), problem.theta
+    table = limits(delays, momentum)
     top = top_eigenvalues(problem, 1, seed=seed)
     curvature = float(top.values[0]) + weight_decay
     if not curvature > 0:
         raise InputError(f"minimum: λ_max with weight decay is {curvature:.3g}, it must be > 0")
-    loss, gradient = objective(problem, center, weight_decay)
-    displacement = DISPLACEMENT * float(center.norm()) or DISPLACEMENT
-    start = center + displacement * top.vectors[0].to(center)
-    ceiling = loss + 0.5 * curvature * (FACTOR * displacement) ** 2
+    loss, gradient = objective(problem, problem.theta, weight_decay)
+    displacement = DISPLACEMENT * float(problem.theta.norm()) or DISPLACEMENT
+    start = Start(
+        problem,
+        problem.theta + displacement * top.vectors[0].to(problem.theta),
+        weight_decay,
+        loss + 0.5 * curvature * (FACTOR * displacement) ** 2,
+    )
     settings = ((0.0, 0.0), (momentum, 0.0), (0.0, momentum))  # the optimizer's momentum, the rule's
-    columns = {name: np.zeros(table.shape) for name in ("stays", "leaves", "lambda_after")}
     steps = np.array([[length(tau, m, s) for tau in delays] for m, s in settings], dtype=np.int64)
+    columns = {name: np.zeros(table.shape) for name in ("stays", "leaves", "lambda_after")}
     done = 0
     for (f, k), count in np.ndenumerate(steps):
-        end_at = functools.partial(
-            run, problem, start, int(count), delays[k], *settings[f], weight_decay, ceiling
-        )
+        end_at = functools.partial(run, start, int(count), delays[k], *settings[f])
         low, high, end = search(end_at, float(table[f, k]) / curvature, tol)
         after = top_eigenvalues(problem, 1, theta=end, start=top.vectors[0], seed=seed)
         for column, value in zip(columns.values(), (low, high, float(after.values[0])), strict=True):
@@ -86,23 +100,25 @@ def minima(
         if progress:
             progress(done / float(steps.sum()))
     return Minima(
-        delay=np.asarray(delays, dtype=np.int64),
-        predicted=table / curvature,
-        steps=steps,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        lambda_max=float(top.values[0]),
-        residual=float(top.residuals[0]),
-        loss=loss,
-        gradient_norm=float(gradient.norm()),
-        displacement=displacement,
-        factor=FACTOR,
-        samples=problem.samples,
-        stays=columns["stays"],
-        leaves=columns["leaves"],
-        lambda_after=columns["lambda_after"],
-        **about,
-    )
+        delay=np.asarray(delays, dtype=np.int64), predicted=table / curvature, steps=steps, momentum=momentum,
+        weight_decay=weight_decay, lambda_max=float(top.values[0]), residual=float(top.residuals[0]),
+        loss=loss, gradient_norm=float(gradient.norm()), displacement=displacement, factor=FACTOR,
+        samples=problem.samples, **columns, **about,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where training from a minimum starts, and when it has left.
+
+    ``theta`` (P,): the first weights, near the minimum of the ``problem``'s loss plus ½ ``weight_decay``
+    ‖w‖²; ``ceiling``: training has left the minimum when that sum is above it.
+    """
+
+    problem: Problem
+    theta: Tensor
+    weight_decay: float
+    ceiling: float
 
 
 def objective(problem: Problem, theta: Tensor, weight_decay: float) -> tuple[float, Tensor]:
@@ -119,32 +135,31 @@ def length(delay: int, momentum: float, shifted: float) -> int:
     return max(LEAST_STEPS, math.ceil(GROWTH / math.log(root)))
 
 
-def run(
-    problem: Problem,
-    start: Tensor,
-    steps: int,
-    delay: int,
-    momentum: float,
-    shifted: float,
-    weight_decay: float,
-    ceiling: float,
-    lr: float,
-) -> Tensor | None:
+def run(start: Start, steps: int, delay: int, momentum: float, shifted: float, lr: float) -> Tensor | None:
     """Steps of the rule async-sgd, its optimizer and the gradient of all samples, called as the loop does.
 
-    Returns the last weights (P,); None as soon as the loss where a gradient is taken, weight decay included,
-    is above ``ceiling``.
+    Args:
+        start: the first weights and the ceiling.
+        steps: their number.
+        delay: τ.
+        momentum: the optimizer's.
+        shifted: the rule's shifted momentum.
+        lr: α.
+
+    Returns:
+        The last weights (P,); None as soon as the loss where a gradient is taken, weight decay included, is
+        above the ceiling.
     """
     rule = algorithms.make("async-sgd", {"delay": delay, "shifted": shifted}, learners=1, seed=0)
     optimizer = SGD(momentum)
-    weights = start[None].clone()
+    weights = start.theta[None].clone()
     rule.start(weights)
-    optimizer.start(problem.layout, weights)
+    optimizer.start(start.problem.layout, weights)
     for t in range(1, steps + 1):
         rule.begin(weights, t)
         points = rule.gradient_points(weights)
-        loss, gradient = objective(problem, points[0], weight_decay)
-        if not loss <= ceiling:  # NaN is above, too
+        loss, gradient = objective(start.problem, points[0], start.weight_decay)
+        if not loss <= start.ceiling:  # NaN is above, too
             return None
         directions = optimizer.directions(gradient[None], points, lr, t)
         weights = rule.finish(weights, directions, lr, t)
@@ -154,9 +169,10 @@ def run(
 def search(
     end_at: Callable[[float], Tensor | None], predicted: float, tol: float
 ) -> tuple[float, float, Tensor]:
-    """A rate that stays, one at most 1 + ``tol`` times it that leaves, and where the first one ended.
+    """A rate at which training stays, one at most 1 + ``tol`` times it at which it leaves, and an end.
 
-    By bisection of the logarithm; ``end_at`` gives where a rate ends, None if it leaves.
+    By bisection of the logarithm. ``end_at`` gives the last weights of training at a rate, None if it leaves;
+    the end is the last weights at the first of the two rates.
     """
     low, high = predicted / WIDEN, predicted * WIDEN
     for _ in range(ATTEMPTS):

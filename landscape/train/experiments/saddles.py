@@ -13,9 +13,9 @@ from landscape.results.escape import Escape
 from landscape.train.loop import Hooks, Trainer
 from landscape.train.recipe import read
 
-# Half of the depth lies far outside of what is nearly quadratic (ours).
+# Half of the depth lies far outside of the nearly quadratic region (ours).
 SHARE = 0.5
-# What can be varied: the recipe's keys that change.
+# Name of a quantity that can be varied -> the recipe's keys that change.
 VARY = {
     "dimension": ("model.dimension", "data.dimension"),
     "noise": ("data.gradient_std",),
@@ -32,17 +32,17 @@ def escape_time(recipe: str, settings: Sequence[str]) -> float:
 
     ``recipe`` and ``settings`` as in :func:`landscape.train.recipe.read`; the model must be "saddle".
     """
-    chosen = read(recipe, [*settings, "evaluate.every=1", "decompose.every=0"])
-    spec = chosen.spec("model")
+    run_recipe = read(recipe, [*settings, "evaluate.every=1", "decompose.every=0"])
+    spec = run_recipe.spec("model")
     if spec.name != "saddle":
         raise InputError(f"model.name: '{spec.name}' is not allowed, escape times are those of 'saddle'")
     level = SHARE * Saddle(**spec.options).depth
 
-    def look(done: int, total: int) -> None:
+    def check_escape(done: int, total: int) -> None:
         if trainer.history.rows[-1]["test_loss"] <= level:
             raise _Escaped
 
-    trainer = Trainer(chosen, hooks=Hooks(step=look))
+    trainer = Trainer(run_recipe, hooks=Hooks(step=check_escape))
     try:
         trainer.run()
     except _Escaped:
@@ -65,11 +65,11 @@ def sweep(
     Seeds are 0…S−1, the same for all, so that algorithms see the same minibatches.
     """
     times = np.zeros((len(algorithms), len(values), seeds))
-    for a, own in enumerate(algorithms.values()):
+    for a, changes in enumerate(algorithms.values()):
         for k, value in enumerate(values):
             varied = [f"{key}={value}" for key in VARY[vary]]
             for seed in range(seeds):
-                times[a, k, seed] = escape_time(recipe, [*settings, *own, *varied, f"seed={seed}"])
+                times[a, k, seed] = escape_time(recipe, [*settings, *changes, *varied, f"seed={seed}"])
                 done()
     base = read(recipe, settings)
     model, data = base.spec("model").options, base.spec("data").options

@@ -24,7 +24,7 @@ __all__ = ["LAMB", "LARS", "SGD", "Optimizer", "TorchOptimizer", "make", "names"
 
 
 def names() -> list[str]:
-    """The names that :func:`make` knows beside "torch:CLASS", those of plugins included.
+    """The names that :func:`make` accepts in addition to "torch:CLASS", those of plugins included.
 
     Example:
         >>> {"lamb", "lars", "sgd"} <= set(names())

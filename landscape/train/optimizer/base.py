@@ -1,4 +1,4 @@
-"""What an optimizer is: from each learner's gradient to its descent direction u_j; the rule steps −α u_j."""
+"""The interface of optimizers: from a learner's gradient to its direction u_j; the rule steps by −α u_j."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Optimizer(ABC):
 
     #: Names of the state's tensors (n, P).
     names: tuple[str, ...] = ()
-    #: Names of those that only count steps: equal for all learners, so that an average leaves them out.
+    #: Names of the tensors that only count steps: equal for all learners, and left out of averages.
     counters: frozenset[str] = frozenset()
     #: Whether the direction is linear in the gradients so far.
     linear = True
 
     def __init__(self) -> None:
         self.layout = Layout(())
-        #: Replaced, never written to, by each step: who holds the old one can go back to it.
+        #: A step replaces it and never writes to it, so that the step can be undone with the old one.
         self.state: dict[str, Tensor] = {}
 
     @property
@@ -49,12 +49,20 @@ class Optimizer(ABC):
         return None
 
     def start(self, layout: Layout, weights: Tensor) -> None:
-        """Set a state of zeros for learners at ``weights`` (n, P) with ``layout``."""
+        """Set a state of zeros.
+
+        Args:
+            layout: of the parameter tensors in a row of weights.
+            weights: of this process's learners (n, P).
+        """
         self.layout = layout
         self.state = {name: torch.zeros_like(weights) for name in self.names}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take the state of a checkpoint, after :meth:`start`.
+
+        Args:
+            state: name -> (n, …).
 
         Raises:
             FailedError: where it is not this optimizer's, or not of so many learners.
@@ -73,11 +81,14 @@ class Optimizer(ABC):
 
     @abstractmethod
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
-        """The descent directions u (n, P).
+        """The descent directions of the learners.
 
         Args:
-            gradients: (n, P), which stay as they are.
+            gradients: (n, P); they are not written to.
             points: where they were taken (n, P).
             lr: α of this step. The direction does not contain it: a change does not rescale momentum.
             step: counted from 1.
+
+        Returns:
+            u (n, P).
         """

@@ -17,8 +17,8 @@ from landscape.problem.layout import Layout
 from landscape.train.optimizer.base import Optimizer
 
 PREFIX = "torch:"
-#: What a checkpoint calls the number of steps since the state was new, (n, 1): while it is 0 the other
-#: tensors say nothing, and torch makes its state itself.
+#: The name in a checkpoint of the number of steps since the state was new, (n, 1): while it is 0 the other
+#: tensors are not used, and torch makes its state itself.
 UPDATES = "updates"
 
 
@@ -29,9 +29,11 @@ def is_torch(name: str) -> bool:
 
 @functools.cache
 def _classes() -> dict[str, type[torch.optim.Optimizer]]:
-    found = {f"{PREFIX}{name}": value for name, value in vars(torch.optim).items() if inspect.isclass(value)}
+    classes = {
+        f"{PREFIX}{name}": value for name, value in vars(torch.optim).items() if inspect.isclass(value)
+    }
     base = torch.optim.Optimizer
-    return {name: kind for name, kind in found.items() if issubclass(kind, base) and kind is not base}
+    return {name: kind for name, kind in classes.items() if issubclass(kind, base) and kind is not base}
 
 
 def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -69,8 +71,8 @@ class TorchOptimizer(Optimizer):
 
     The class steps copies of the points at which gradients were taken, p → p', with the step's learning rate
     α; the direction is u = (p − p')/α. Its state is in checkpoints as torch names it: a row a learner, in it
-    the parameter tensors one after the other. What is one number a parameter tensor, such as ``step``, has a
-    number for each of them.
+    the parameter tensors one after the other. A state of one number a parameter
+    tensor, such as ``step``, is a row of these numbers.
 
     Args:
         name: "torch:CLASS".
@@ -108,7 +110,7 @@ class TorchOptimizer(Optimizer):
             raise self._refusal(error) from error
 
     def _step_of(self, optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Tensor]]:
-        """The state by parameter, after a step with gradients of zero; it is to be thrown away."""
+        """The state by parameter, after a step with gradients of zero; only its names and shapes are used."""
         for parameter in optimizer.param_groups[0]["params"]:
             parameter.grad = torch.zeros_like(parameter)
         try:
@@ -170,8 +172,10 @@ class TorchOptimizer(Optimizer):
             for j, row in enumerate(state[key]):
                 for slot, offset, shape in parts:
                     views[j * slots + slot][key] = row[offset : offset + shape.numel()].view(shape)
-        own = [g for row in gradients for g in self.layout.views(row).values()]
-        for parameter, gradient, view, new in zip(self._parameters, own, views, self._new, strict=True):
+        gradient_views = [g for row in gradients for g in self.layout.views(row).values()]
+        for parameter, gradient, view, new in zip(
+            self._parameters, gradient_views, views, self._new, strict=True
+        ):
             parameter.grad = gradient
             optimizer.state[parameter] = (
                 dict(view) if started else {key: value.clone() for key, value in new.items()}

@@ -1,1 +1,1 @@
-"""What a run would take on more workers: a cost model, and its calibration on this machine."""
+"""The predicted time of a run on more workers: a cost model, and its calibration on this machine."""

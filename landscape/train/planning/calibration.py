@@ -1,4 +1,4 @@
-"""What a step takes on this machine: a short measurement of the computing, and of loopback."""
+"""The time of a step on this machine: short measurements of the computing, and of loopback."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,29 +63,39 @@ def calibrate(
     data_dir: Any = None,
     ready: Callable[[], object] = lambda: None,
 ) -> Costs:
-    """Measure for some seconds what a process with so many learners of ``recipe`` computes in a step.
+    """Measure for some seconds the computing of a process in a step of ``recipe``.
 
-    Medians, on ``device`` with as many threads as torch is set to; ``ready`` is called before the clock
-    starts. The learning rate is so small that the weights stay where they are. Raises what reading the data
-    and building the model raise.
+    Args:
+        recipe: the run.
+        learners_per_worker: the process's learners.
+        local_batch: samples of each.
+        device: where it computes; on the CPU with as many threads as torch is set to.
+        data_dir: where data sets are looked for.
+        ready: called before the clock starts.
+
+    Returns:
+        Medians over the measured steps.
+
+    Raises:
+        InputError, FailedError: as reading the data and building the model do.
     """
-    still = dataclasses.replace(
-        recipe,
-        learners=learners_per_worker,
-        batch=learners_per_worker * local_batch,
-        lr=1e-12,
-        steps=10**9,
-        algorithm={"name": "ssgd"},
-        decompose=Decompose(every=0),
-        evaluate=Evaluate(every=0),
+    trainer = Trainer(
+        _without_moving(recipe, learners_per_worker, local_batch), device=device, data_dir=data_dir
     )
-    trainer = Trainer(still, device=device, data_dir=data_dir)
     trainer.rule = rule = _Clocked(learners_per_worker, recipe.seed, trainer.train.device)
     trainer.comm = rule.comm = _Alone(learners_per_worker)
     weights = trainer.weights
     width = weights.shape[1]
     four = Plan([0, 1, 2, 3], [], torch.eye(learners_per_worker), torch.full((learners_per_worker, 4), 0.25))
     received, out = weights[:1].repeat(4, 1), torch.empty_like(weights)
+
+    def step() -> float:
+        trainer._step(trainer.step + 1)
+        trainer.history.rows.clear()
+        return rule.gradient
+
+    def mix() -> None:
+        four.apply(weights, received, out)
 
     def noise() -> None:
         draw = torch.randn(width, generator=generator(0, "noise", 1))
@@ -94,36 +104,55 @@ def calibrate(
     def draw() -> None:
         torch.randint(trainer.train.samples, (1000, 100), generator=generator(0, "batch", 1))
 
-    def step() -> None:
-        trainer._step(trainer.step + 1)
-        trainer.history.rows.clear()
-
-    work: list[Callable[[], object]] = [step, lambda: four.apply(weights, received, out), noise, draw]
-    rows: list[list[float]] = []
     ready()
-    begun = time.perf_counter()
-    while len(rows) <= TIMES or time.perf_counter() - begun < SECONDS:
-        clocks = [rule.now()]
-        for call in work:
-            call()
-            clocks.append(rule.now())
-        whole, mixing, noisy, drawing = np.diff(clocks).tolist()
-        rows.append([rule.gradient, whole - rule.gradient, mixing / 4, noisy, drawing / 100_000])
-    gradient, update, mix, noisy, drawing = np.median(rows[1:], axis=0).tolist()  # the first warms up
+    gradient, update, mixing, noisy, drawing = _medians(rule.now, step, (mix, noise, draw))
     return Costs(
         gradient=gradient,
         update=update,
-        mix=mix,
+        mix=mixing / 4,
         noise=noisy,
-        draw=drawing,
+        draw=drawing / 100_000,
         parameters=width,
         size=width * weights.element_size(),
         linear=trainer.optimizer.linear,
     )
 
 
+def _without_moving(recipe: Recipe, learners: int, local_batch: int) -> Recipe:
+    """``recipe`` for the learners of one worker, its rate so small that the weights stay where they are."""
+    return dataclasses.replace(
+        recipe,
+        learners=learners,
+        batch=learners * local_batch,
+        lr=1e-12,
+        steps=10**9,
+        algorithm={"name": "ssgd"},
+        decompose=Decompose(every=0),
+        evaluate=Evaluate(every=0),
+    )
+
+
+def _medians(
+    now: Callable[[], float], step: Callable[[], float], work: Sequence[Callable[[], None]]
+) -> list[float]:
+    """Median seconds of a step's gradient, which ``step`` returns, of its rest, and of each of ``work``."""
+    rows: list[list[float]] = []
+    begun = time.perf_counter()
+    while len(rows) <= TIMES or time.perf_counter() - begun < SECONDS:
+        clocks = [now()]
+        gradient = step()
+        clocks.append(now())
+        for call in work:
+            call()
+            clocks.append(now())
+        whole, *parts = np.diff(clocks).tolist()
+        rows.append([gradient, whole - gradient, *parts])
+    medians: list[float] = np.median(rows[1:], axis=0).tolist()  # the first warms up
+    return medians
+
+
 class _Alone(Comm):
-    """One process of several that exchanges nothing: it computes what such a one does, no more."""
+    """One process of several without the exchanges: it does the computing of such a process only."""
 
     def __init__(self, learners: int) -> None:
         super().__init__(learners)
@@ -138,7 +167,7 @@ class _Alone(Comm):
 
 
 class _Clocked(SSGD):
-    """SSGD that knows how long its last gradient took: ``gradient``, the seconds from points to finish."""
+    """SSGD that measures the seconds of its last gradient, ``gradient``, from points to finish."""
 
     gradient = _begun = 0.0
 
@@ -165,19 +194,19 @@ class _Clocked(SSGD):
 def calibrate_at_once(
     recipe: Recipe, learners_per_worker: int, local_batch: int, processes: int, *, data_dir: Any = None
 ) -> Costs:
-    """:func:`calibrate` in ``processes`` of this machine's CPU at the same time: the mean of what they find.
+    """The mean of :func:`calibrate` over ``processes`` that run at the same time on this machine's CPU.
 
     They share its cores and its memory as the workers of one machine do, with as many threads each as
     ``landscape train --nproc`` gives them. Raises FailedError where they cannot meet.
     """
-    found = _at_once(
+    means = _at_once(
         processes,
         "calibrate",
         [recipe.to_toml(), learners_per_worker, local_batch, data_dir and os.fspath(data_dir)],
         "--per-machine",
     )
-    linear, size, parameters = (found.pop(name) for name in ("linear", "size", "parameters"))
-    return Costs(**found, linear=bool(linear), size=int(size), parameters=int(parameters))
+    linear, size, parameters = (means.pop(name) for name in ("linear", "size", "parameters"))
+    return Costs(**means, linear=bool(linear), size=int(size), parameters=int(parameters))
 
 
 def _calibrate(
@@ -198,7 +227,7 @@ def measure_link(size: int, processes: int = 2) -> Link:
 
 
 def _exchange(rank: int, processes: int, size: int) -> dict[str, float]:
-    found = []
+    medians = []
     for count, times in ((1, 300), (max(1, size // 4), 15)):
         sent, received = torch.zeros(count), torch.zeros(count)
         seconds = []
@@ -213,25 +242,25 @@ def _exchange(rank: int, processes: int, size: int) -> dict[str, float]:
             for work in works:
                 work.wait()
             seconds.append(time.perf_counter() - clock)
-        found.append(statistics.median(seconds[1:]))
-    latency, whole = found
-    # Where the bytes take no time beside the latency, all that is known is that they take next to none.
+        medians.append(statistics.median(seconds[1:]))
+    latency, whole = medians
+    # If the bytes take no time compared with the latency, the bandwidth is only known to be large.
     return {"latency": latency, "bandwidth": size / max(whole - latency, 1e-3 * whole)}
 
 
 def _at_once(processes: int, work: str, arguments: list[Any], option: str) -> dict[str, float]:
-    """The mean over the ranks of what ``work(rank, processes, *arguments)`` finds in each, all at once."""
-    found: dict[int, dict[str, float]] = {}
+    """The mean over the ranks of the results of ``work(rank, processes, *arguments)``, at the same time."""
+    results: dict[int, dict[str, float]] = {}
     threads = None if "OMP_NUM_THREADS" in os.environ else os.cpu_count()
     with tempfile.TemporaryDirectory() as folder:
         jobs = [[work, rank, processes, f"{folder}/store", *arguments] for rank in range(processes)]
         try:
-            pool.run(f"{__name__}:_member", jobs, processes, found.__setitem__, threads=threads)
+            pool.run(f"{__name__}:_member", jobs, processes, results.__setitem__, threads=threads)
         except pool.JobError as error:
             if error.known:
                 raise
             raise FailedError(f"{option}: {processes} processes cannot be measured here ({error})") from error
-    return {name: statistics.mean(each[name] for each in found.values()) for name in found[0]}
+    return {name: statistics.mean(each[name] for each in results.values()) for name in results[0]}
 
 
 def _member(work: str, rank: int, processes: int, store: str, *arguments: Any) -> dict[str, float]:
@@ -239,7 +268,7 @@ def _member(work: str, rank: int, processes: int, store: str, *arguments: Any) -
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
     file = FileStore(store, processes)
     dist.init_process_group("gloo", store=file, rank=rank, world_size=processes, timeout=TIMEOUT)
-    found = (_exchange if work == "exchange" else _calibrate)(rank, processes, *arguments)
+    result = (_exchange if work == "exchange" else _calibrate)(rank, processes, *arguments)
     dist.barrier()
     dist.destroy_process_group()
-    return found
+    return result

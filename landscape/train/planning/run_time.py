@@ -1,7 +1,7 @@
-"""How long a step takes on W workers: latency and bandwidth, stragglers, and who waits for whom.
+"""The time of a step on W workers: latency and bandwidth, stragglers, and which worker waits for which.
 
 A message of S bytes takes α + S/β: latency α (s), bandwidth β (bytes a second) of a worker's own link, which
-sends and receives at the same time, one message after the other each way, and shares nothing with others'
+sends and receives at the same time, one message after the other each way, and is not shared
 (Thakur, Rabenseifner, Gropp 2005, section 3, without their third term, the arithmetic of the sum).
 """
 
@@ -15,16 +15,16 @@ from typing import Literal
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.core.options import choose
+from landscape.core.options import choose, positive
 
-# Steps of a simulated run, of which the first half is thrown away, and how many independent runs: standard
+# Steps of a simulated run, whose first half is discarded, and the number of independent runs: standard
 # errors well below 1% at a straggler coefficient of 1, 512 workers and all topologies in seconds (ours).
 STEPS, RUNS = 400, 8
 
 
 @dataclass(frozen=True)
 class Link:
-    """What joins a worker to the others: ``latency`` α (s) and ``bandwidth`` β (bytes a second)."""
+    """A worker's network link: ``latency`` α (s) and ``bandwidth`` β (bytes a second)."""
 
     latency: float
     bandwidth: float
@@ -71,7 +71,7 @@ def all_reduce(kind: str, workers: int, size: float, link: Link) -> float:
         >>> round(all_reduce("ring", workers=4, size=1e6, link=Link(latency=1e-4, bandwidth=1e9)), 6)
         0.0021
 
-    - "ring": 2(W − 1)α + 2 (W − 1)/W · S/β. What gloo does, whatever the size.
+    - "ring": 2(W − 1)α + 2 (W − 1)/W · S/β. That of gloo, for any size.
     - "recursive-doubling": ⌊log₂ W⌋ (α + S/β).
     - "recursive-halving", Rabenseifner's: 2⌊log₂ W⌋α + 2 (V − 1)/V · S/β, V = 2^⌊log₂ W⌋.
 
@@ -111,20 +111,52 @@ class Stragglers:
 
 
 @dataclass(frozen=True)
+class Cluster:
+    """The machines that a run is predicted for.
+
+    Attributes:
+        link: of each worker.
+        stragglers: none by default.
+        learners_per_worker: by default 1, as the paper's "16 GPUs (learners)".
+        all_reduce: a name of :func:`all_reduce`; the default is gloo's.
+        exchange_loss: whether all workers get the loss of each step, as landscape.train.loop does (the
+            default).
+
+    Raises:
+        InputError: for a number or name that is not allowed.
+    """
+
+    link: Link
+    stragglers: Stragglers = Stragglers()
+    learners_per_worker: int = 1
+    all_reduce: str = "ring"
+    exchange_loss: bool = True
+
+    def __post_init__(self) -> None:
+        choose("--all-reduce", self.all_reduce, ALL_REDUCE)
+        positive("--straggler", self.stragglers.coefficient, least=0)
+        positive("--slow", self.stragglers.slow, least=1)
+
+    def all_reduce_s(self, workers: int, size: float) -> float:
+        """Seconds of an all-reduce of ``size`` bytes over ``workers``."""
+        return all_reduce(self.all_reduce, workers, size, self.link)
+
+
+@dataclass(frozen=True)
 class AllReduce:
     """An all-reduce: done ``seconds`` after the last worker began."""
 
     seconds: float
 
     def done(self, begun: Array) -> Array:
-        """When each worker has what it needs, (runs, W), if it began at ``begun`` (runs, W)."""
+        """The times (runs, W) when the workers have their results, if they began at ``begun`` (runs, W)."""
         last: Array = begun.max(1, keepdims=True) + self.seconds
         return np.broadcast_to(last, begun.shape)
 
 
 @dataclass(frozen=True)
 class PointToPoint:
-    """Point-to-point messages: done when a worker's own are, and all of those it exchanges any with.
+    """Point-to-point messages: a worker is done when it and all workers it exchanges with have sent theirs.
 
     Worker j waits for workers ``sources[offsets[j]:offsets[j + 1]]``, itself among them; worker i's messages
     keep its link ``busy[i]`` seconds (W,), the last of them being counted for all its neighbours.
@@ -142,10 +174,10 @@ class PointToPoint:
         return cls(sources, np.searchsorted(rows, np.arange(len(waits))), busy)
 
     def done(self, begun: Array) -> Array:
-        """When each worker has what it needs, (runs, W), if it began at ``begun`` (runs, W)."""
+        """The times (runs, W) when the workers have their results, if they began at ``begun`` (runs, W)."""
         sent = begun + self.busy
-        found: Array = np.maximum.reduceat(sent[:, self.sources], self.offsets, axis=1)
-        return found
+        completion: Array = np.maximum.reduceat(sent[:, self.sources], self.offsets, axis=1)
+        return completion
 
 
 #: When the exchange of a step begins: before the gradient, which waits for it (SSGD); with the gradient, and
@@ -153,23 +185,39 @@ class PointToPoint:
 Order = Literal["before", "during", "after"]
 
 
+@dataclass(frozen=True)
+class Step:
+    """The parts of a step of each worker.
+
+    Attributes:
+        order: when the exchange begins.
+        exchanges: those of the steps in turn.
+        gradient: seconds of computing, without stragglers.
+        update: as ``gradient``.
+        loss_exchange_s: seconds of the all-reduce of the last step's loss, for which the update waits; None:
+            there is none.
+    """
+
+    order: Order
+    exchanges: Sequence[AllReduce | PointToPoint]
+    gradient: float
+    update: float
+    loss_exchange_s: float | None = None
+
+
 def step_time(
-    order: Order,
-    exchanges: Sequence[AllReduce | PointToPoint],
-    gradient: float,
-    update: float,
+    step: Step,
     workers: int,
     stragglers: Stragglers,
     *,
-    loss_exchange_s: float | None = None,
     seed: int = 0,
     steps: int = STEPS,
     runs: int = RUNS,
 ) -> tuple[float, float]:
     """(mean seconds a step, its standard error) of W workers, by simulation.
 
-    With s_j the start of worker j's step, f_j its straggler factor, N(j) whom it exchanges with and c_i the
-    time that the messages of worker i take, a step ends at
+    With s_j the start of worker j's step, f_j its straggler factor, N(j) the workers it exchanges with and
+    c_i the time that the messages of worker i take, a step ends at
 
     - "before": G(D(s))_j + f_j update, D(s)_j = max_{i ∈ N(j)} (s_i + c_i) and G(s)_j = s_j + f_j gradient;
     - "during": max(G(s)_j, D(s)_j) + f_j update;
@@ -178,8 +226,14 @@ def step_time(
     a recurrence in maximum and sum (Baccelli et al. 1992, "Synchronization and Linearity"). With
     ``loss_exchange_s`` no gradient counts as done before the all-reduce of the last step's loss is, at
     max_i s_i + ``loss_exchange_s``.
-    ``exchanges`` are those of the steps in turn. The time is that of the last worker over the second half of
-    ``steps``; the error is over the ``runs``, and 0 where nothing is random.
+
+    Args:
+        step: what each worker does in a step.
+        workers: W.
+        stragglers: the distribution of f_j.
+        seed: of the drawn f_j.
+        steps: simulated steps; the time is that of the last worker over the second half of them.
+        runs: independent runs, from which the error comes; without randomness one run, and the error is 0.
     """
     rng, fixed = np.random.default_rng(seed), stragglers.fixed(workers)
     if not stragglers.coefficient:
@@ -189,18 +243,18 @@ def step_time(
         f = fixed
         if stragglers.coefficient:
             f = fixed * (1 + stragglers.coefficient * rng.standard_exponential((runs, workers)))
-        exchange = exchanges[(t - 1) % len(exchanges)]
-        start = exchange.done(now) if order == "before" else now
-        done = start + f * gradient
-        if loss_exchange_s is not None:
-            done = np.maximum(done, now.max(1, keepdims=True) + loss_exchange_s)
-        if order == "during":
+        exchange = step.exchanges[(t - 1) % len(step.exchanges)]
+        start = exchange.done(now) if step.order == "before" else now
+        done = start + f * step.gradient
+        if step.loss_exchange_s is not None:
+            done = np.maximum(done, now.max(1, keepdims=True) + step.loss_exchange_s)
+        if step.order == "during":
             done = np.maximum(done, exchange.done(now))
-        elif order == "after":
+        elif step.order == "after":
             done = exchange.done(done)
-        now = done + f * update
+        now = done + f * step.update
         if t == steps // 2:
             half = now.max(1)
-    each = (now.max(1) - half) / (steps - steps // 2)
-    error = float(each.std(ddof=1)) / math.sqrt(runs) if runs > 1 else 0.0
-    return float(each.mean()), error
+    means = (now.max(1) - half) / (steps - steps // 2)
+    error = float(means.std(ddof=1)) / math.sqrt(runs) if runs > 1 else 0.0
+    return float(means.mean()), error
