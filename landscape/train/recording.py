@@ -205,7 +205,7 @@ def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint |
         if resume and not isinstance(resume, bool):
             raise FailedError(f"resume: {resume} is not allowed, {folder} holds no run to go on with")
         return None
-    run = last_sound(folder, held=lambda learners: slice(0, learners))
+    run = last_sound(folder, learners=lambda n: slice(0, n))
     if run.algorithm != RECORDED:
         raise FailedError(f"{folder}: its run is of '{run.algorithm}', not a recorder's; give another folder")
     if run.layout != layout:
