@@ -12,6 +12,7 @@ from tests.chaos.cases import ALL, difference
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in Linux's /proc")
+@pytest.mark.slow
 def test_a_run_that_is_disturbed_comes_to_the_same_end() -> None:
     cases = [case for case in ALL if case.name in ("train, 1 process", "train, 2 processes")]
     tally = run(3, cases, seed=1, slack=4.0)

@@ -48,7 +48,9 @@ def test_every_figure_is_listed(command: Command) -> None:
     assert {line.split()[0] for line in out.splitlines()} >= WANTED
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(
+    "scale", [pytest.param(s, marks=pytest.mark.slow) if s == "paper" else s for s in SCALES]
+)
 def test_the_runs_of_every_figure_can_be_written_down(scale: Scale) -> None:
     for name in figure.names():
         found = figure.get(name)

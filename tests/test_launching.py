@@ -573,4 +573,24 @@ def test_two_trains_with_one_folder_are_not_mixed(tiny: Path, tmp_path: Path) ->
         assert landscape.load(path).seed == end.seed
     if codes != [0, 0]:  # they met; else the second one, with --force, came when the first was done
         assert sorted(codes) == [0, 1]
-        assert "in use by process" in "".join(ends) or "meanwhile" in "".join(ends)
+        words = ("in use by process", "meanwhile", "seed = 2, resuming")  # the last: the other one came first
+        assert any(word in "".join(ends) for word in words)
+
+
+@linux
+def test_a_signal_while_modules_are_imported_is_a_line(tiny: Path) -> None:
+    """Other packages catch exceptions in their imports; after a KeyboardInterrupt there, they are incomplete."""
+    code = (
+        "import os, signal, sys\n"
+        "from landscape.cli import main, system\n"
+        "class Signalling:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'numpy.linalg': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Signalling())\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "main()\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code, "train", str(tiny)], capture_output=True, text=True)
+    assert run.returncode == 130
+    assert run.stderr.startswith("landscape: interrupted")
+    assert run.stderr.count("\n") == 1

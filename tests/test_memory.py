@@ -92,6 +92,7 @@ def test_a_bound_is_kept(kind: str, path: str, room: int) -> None:
 
 
 @LINUX
+@pytest.mark.slow
 def test_a_bound_changes_nothing_but_rounding_and_is_needed() -> None:
     peak, limit, error = run(BOUND.format(kind="conv", path="pointwise", room=45, check=True))
     assert peak > limit + 32 * MIB  # without it much more is taken

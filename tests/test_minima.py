@@ -74,6 +74,7 @@ def test_the_search_widens_and_gives_up() -> None:
         minima(problems.quadratic([1.0, 2.0]), [0], tol=0)
 
 
+@pytest.mark.slow
 def test_from_a_trained_minimum_by_command(command: Command, tiny: Path, tmp_path: Path) -> None:
     settings = ["learners=1", "batch=200", "sampling=all", "steps=1500", "algorithm={name='ssgd'}", "lr=0.5"]
     settings += ["optimizer={name='sgd', momentum=0.9, weight_decay=0.01}", "decompose.every=0"]

@@ -81,6 +81,7 @@ def _run(group: Group, values: dict[str, Any]) -> Checkpoint:
     [{}, {"monitor": {"sharpness": 5, "samples": 2, "top": 1}, "algorithm": {"name": "ssgd"}}],
     ids=["dpsgd", "fewer samples than processes"],
 )
+@pytest.mark.slow
 def test_several_processes_see_what_one_sees(tiny: Path, changes: dict[str, Any]) -> None:
     values = recipe.parse(chosen(tiny).to_toml(), "") | changes
     alone = Trainer(recipe.from_values(values)).run()

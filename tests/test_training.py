@@ -313,6 +313,7 @@ def kill_and_resume(
     same_bits(landscape.load(folder / "last.h5"), landscape.load(tmp_path / "whole" / "last.h5"))
 
 
+@pytest.mark.slow
 def test_killed_twice(
     start: Callable[..., subprocess.Popen[bytes]], command: Command, tiny: Path, tmp_path: Path
 ) -> None:

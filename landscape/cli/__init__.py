@@ -26,7 +26,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in registry.commands:
             return None
-        command: click.Command = registry.commands[cmd_name]
+        with system.importing():
+            command: click.Command = registry.commands[cmd_name]
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

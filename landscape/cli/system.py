@@ -10,11 +10,15 @@ import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
+from typing import NoReturn
 
 from landscape.train.distributed import board
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 5.0  # seconds for an orderly end; code below Python, such as an exchange, may not hear a signal
+
+
+_importing = False
 
 
 class Stopped(KeyboardInterrupt):
@@ -35,6 +39,28 @@ class Stopped(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """While the modules of a command are imported, a signal ends the process at once.
+
+    There is nothing to be saved yet, and an exception inside of an import, which other packages may catch,
+    would leave their modules incomplete.
+    """
+    global _importing
+    _importing = True
+    try:
+        yield
+    finally:
+        _importing = False
+
+
+def _end(number: int) -> NoReturn:
+    """End the process with the line and the exit code of :class:`Stopped`."""
+    sys.stderr.write(f"landscape: {Stopped(number)}\n")
+    sys.stderr.flush()
+    os._exit(128 + number)
+
+
+@contextlib.contextmanager
 def signals() -> Iterator[None]:
     """Turn the first signal that ends a command into :class:`Stopped`; a second one ends it at once.
 
@@ -46,6 +72,8 @@ def signals() -> Iterator[None]:
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
+        if _importing:
+            _end(number)
         for each in before:
             signal.signal(each, signal.SIG_DFL)
         raise Stopped(number)
@@ -72,7 +100,5 @@ def _end_later(hear: int, numbers: tuple[int, ...]) -> None:
     while heard := os.read(hear, 1):
         if heard[0] in numbers:
             time.sleep(PATIENCE)
-            sys.stderr.write(f"landscape: {Stopped(heard[0])}\n")
-            sys.stderr.flush()
-            os._exit(128 + heard[0])
+            _end(heard[0])
     os.close(hear)
