@@ -75,6 +75,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.results.surface import Surface as Surface
     from landscape.results.sweep import Sweep as Sweep
     from landscape.results.vtk import save_vts as save_vts
+    from landscape.train.recorder import Recorder as Recorder
 
 #: Public name -> the module that defines it.
 _MODULES = {
@@ -93,6 +94,7 @@ _MODULES = {
     "PathWarning": "core.errors",
     "Plane": "results.plane",
     "Problem": "problem.problem",
+    "Recorder": "train.recorder",
     "RunTimes": "results.run_times",
     "Smoothing": "results.smoothing",
     "Spectrum": "results.spectrum",

@@ -30,6 +30,7 @@ from landscape.results import base
 
 SCHEMA = "landscape.checkpoint"
 IMPORTED = "import"  # the algorithm of imported weights (landscape.checkpoint.foreign_weights)
+RECORDED = "recorded"  # that of a loop of the user's own (landscape.train.recorder)
 
 DIVERGED = ("", "mean", "learners")
 _ATTRIBUTES: dict[str, type] = {
@@ -55,7 +56,8 @@ class Checkpoint:
     step at which the run diverged or −1, and ``diverged`` what did: "", "mean" or "learners".
 
     Of imported weights ``buffers`` holds the frozen parameters, too; there is no step, no learning rate (NaN)
-    and no local batch (0), and ``recipe`` names the files. Names "module:factory" of model and data are the
+    and no local batch (0), and ``recipe`` names the files. Of a recorded loop ``recipe`` has what is known of
+    it, ``epoch`` and ``lr`` may be NaN, ``local_batch`` 0. Names "module:factory" of model and data are the
     user's own code: they are shown, never imported (see :meth:`problem`).
     """
 
@@ -87,6 +89,11 @@ class Checkpoint:
         return f"Checkpoint({self.label}; {n} × {size:,} weights; {of}; {self.path or 'not saved'})"
 
     @property
+    def has_recipe(self) -> bool:
+        """Whether ``landscape train`` made it: ``recipe`` then says how the run goes on."""
+        return self.algorithm not in (IMPORTED, RECORDED)
+
+    @property
     def learners(self) -> int:
         """n."""
         return len(self.weights)
@@ -101,6 +108,8 @@ class Checkpoint:
         """The name of this run: algorithm, seed and step; of imported weights, the file and the model."""
         if self.algorithm == IMPORTED:
             return f"{self.path.stem if self.path else IMPORTED} ({self.model['name']})"
+        if self.algorithm == RECORDED and self.path:
+            return f"{self.path.resolve().parent.name}, step {self.step:,}"
         return f"{self.algorithm}, seed {self.seed}, step {self.step:,}"
 
     def problem(
@@ -173,8 +182,8 @@ class Checkpoint:
         else:
             network = copy.deepcopy(user_model) if isinstance(user_model, nn.Module) else user_model()
         if Layout.of(network) != self.layout:
-            misfit = _misfit(self.layout, Layout.of(network))
-            raise FailedError(f"{where}: its weights do not fit the model: {misfit}")
+            why = misfit(self.layout, Layout.of(network))
+            raise FailedError(f"{where}: its weights do not fit the model: {why}")
         rows = {
             key: _mean(value) if learner is None else value[learner] for key, value in self.buffers.items()
         }
@@ -184,12 +193,10 @@ class Checkpoint:
 
     def _check_buffers(self, network: nn.Module, values: Mapping[str, Tensor]) -> None:
         known = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+        where = self.path or "checkpoint"
         for key, value in values.items():
             if key not in known or known[key].shape != value.shape:
-                raise FailedError(
-                    f"{self.path or 'checkpoint'}: its buffer '{key}' {tuple(value.shape)} does not fit the "
-                    "model"
-                )
+                raise FailedError(f"{where}: its buffer '{key}' {tuple(value.shape)} does not fit the model")
 
     def load_data(self, data_dir: str | Path | None = None) -> Dataset:
         """The data set the run was trained on, its fingerprint checked (FailedError if it differs)."""
@@ -221,10 +228,11 @@ class Checkpoint:
         """
         n = self.learners if learners is None else learners
         with hdf5.writing(path, SCHEMA) as file:
-            for name in ("buffers", "optimizer", "rule", "shared"):
+            for name in ("buffers", "optimizer", "rule", "shared", "mean_buffers"):
                 file.create_group(name)
-            for name, tensor in self.shared.items():
-                file["shared"][name] = tensor.detach().cpu().numpy()
+            for group, tensors in (("shared", self.shared), ("mean_buffers", self.mean_buffers)):
+                for name, tensor in tensors.items():
+                    file[group][name] = tensor.detach().cpu().numpy()
             for name, tensor in self.stacked().items():
                 dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
                 dataset = file.create_dataset(
@@ -232,9 +240,6 @@ class Checkpoint:
                 )
                 for j, row in enumerate(rows(tensor)):
                     dataset[j] = row.detach().cpu().numpy()
-            file.create_group("mean_buffers")
-            for name, tensor in self.mean_buffers.items():
-                file[f"mean_buffers/{name}"] = tensor.detach().cpu().numpy()
             layout = [
                 (s.name, "x".join(map(str, s.shape)), s.offset, s.size, s.role) for s in self.layout.slots
             ]
@@ -272,11 +277,7 @@ class Checkpoint:
                 layout=parts.layout(hdf5.dataset(file, "layout", "V", 1)),
                 **attributes,
                 model=parts.facts(file, "model", {"name": str, "options": dict}),
-                data=parts.facts(
-                    file,
-                    "data",
-                    {"name": str, "options": dict, "train": int, "test": int, "fingerprint": str},
-                ),
+                data=parts.facts(file, "data", _DATA),
                 seed=int(seed[()]),
                 history=columns,
                 units=units,
@@ -325,7 +326,7 @@ class Checkpoint:
             raise ValueError("/history/step must be finite and increasing")
 
 
-def _misfit(file: Layout, model: Layout) -> str:
+def misfit(file: Layout, model: Layout) -> str:
     """Where two layouts first differ."""
     shapes, needed = ({slot.name: slot.shape for slot in layout.slots} for layout in (file, model))
     for name in {**shapes, **needed}:

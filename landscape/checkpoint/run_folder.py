@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from landscape.checkpoint.checkpoint import IMPORTED, SCHEMA
+from torch import Tensor
+
+from landscape.checkpoint import history
+from landscape.checkpoint.checkpoint import IMPORTED, SCHEMA, Checkpoint
 from landscape.core import hdf5
 from landscape.core.errors import FailedError
 
-# landscape.train.launch writes them so.
 _STEP = re.compile(r"step-\d{7,}\.h5")
 _NAMES = ("last.h5", "recipe.toml")
+
+
+def write(
+    checkpoint: Checkpoint,
+    folder: Path,
+    every: int,
+    learners: int | None = None,
+    rows: Callable[[Tensor], Iterable[Tensor]] = iter,
+) -> Path:
+    """Write step-NNNNNNN.h5, and last.h5 as a copy of it with the whole history; gives the former.
+
+    What damages one of the two spares the other. ``every``: steps between two files, 0 for none; ``learners``
+    and ``rows`` as :meth:`.Checkpoint.save` takes them.
+    """
+    path = folder / f"step-{checkpoint.step:07d}.h5"
+    recent = history.recent(checkpoint.history, checkpoint.step, every)
+    dataclasses.replace(checkpoint, history=recent).save(path, learners, rows)
+    with hdf5.changed_copy(path, folder / "last.h5") as file:
+        history.write(file, checkpoint.history, checkpoint.units)
+    return path
 
 
 def checkpoint_in(path: Path) -> Path:

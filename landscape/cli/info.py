@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import click
@@ -80,20 +81,30 @@ def _checkpoint(c: Checkpoint) -> None:
             _say("BatchNorm statistics of the mean: re-estimated at its weights")
     mark = f", fingerprint {c.data['fingerprint'][:12]}…" if c.data["fingerprint"] else ""
     sizes = f"{c.data['train']:,} train, {c.data['test']:,} test{mark}"
-    _say(f"data: {c.data['name']} {c.data['options']}, {sizes}" if c.data["name"] else "data: not known")
+    known = f"data: {c.data['name']} {c.data['options']}, {sizes}"
+    _say(
+        known
+        if c.data["name"]
+        else f"data: the loop's own, {sizes}"
+        if c.data["train"]
+        else "data: not known"
+    )
     if c.algorithm == IMPORTED:
         _say(f"imported from:\n{c.recipe}".rstrip("\n"))
         return
-    _say(f"algorithm: {c.algorithm}, seed {c.seed}, step {c.step:,} (epoch {c.epoch:.3g})")
-    if about := _rule(c):
+    epoch = f" (epoch {c.epoch:.3g})" if math.isfinite(c.epoch) else ""
+    _say(f"algorithm: {c.algorithm}, seed {c.seed}, step {c.step:,}{epoch}")
+    if c.has_recipe and (about := _rule(c)):
         _say(about)
     for name, state in c.optimizer.items():
         _say(f"optimizer state: {name} {tuple(state.shape)}")
     for name, state in {**c.rule, **c.shared}.items():
         _say(f"state: {name} {tuple(state.shape)}")
-    _say(train.closing(c))
+    if c.has_recipe:
+        _say(train.closing(c))
     for name, column in c.history.items():
         recorded = column[np.isfinite(column)]
         last = f"last {recorded[-1]:.6g}" if len(recorded) else "never recorded"
         _say(f"  {name}: {len(recorded)} of {len(column)} rows, {last}")
-    _say("\n".join(["recipe:", *(f"  {line}" for line in c.recipe.splitlines())]))
+    title = "recipe:" if c.has_recipe else "recorded:"
+    _say("\n".join([title, *(f"  {line}" for line in c.recipe.splitlines())]))

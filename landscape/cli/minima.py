@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import numpy as np
 
-from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
+from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.stability import HEADS, parse_delays
@@ -13,6 +13,7 @@ from landscape.core.errors import InputError
 from landscape.results.minima import Minima
 from landscape.train.experiments.minima import minima as experiment
 from landscape.train.loop import recipe_of
+from landscape.train.recording import read_settings
 
 DELAYS = "0,1,2,4,8,16,32"
 
@@ -54,7 +55,11 @@ def weight_decay(run: Checkpoint) -> float:
     """The weight decay of a run's SGD, which is part of its loss; 0 for imported weights."""
     if run.algorithm == IMPORTED:
         return 0.0
-    name, options = recipe_of(run).part("optimizer")
+    if run.algorithm == RECORDED:
+        options = read_settings(run).get("optimizer", {"name": "SGD"})
+        name = str(options["name"]).lower()
+    else:
+        name, options = recipe_of(run).part("optimizer")
     if name != "sgd":
         raise InputError(f"{run.path}: its optimizer is '{name}', the experiment needs 'sgd'")
     return float(options.get("weight_decay", 0.0))

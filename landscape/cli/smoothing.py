@@ -8,7 +8,6 @@ import click
 
 from landscape.analysis.smoothing import PAIRS, TOP
 from landscape.analysis.smoothing import smoothing as compute_smoothing
-from landscape.checkpoint.checkpoint import IMPORTED
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.options import positive
 from landscape.curvature.lanczos import TOL
@@ -50,7 +49,7 @@ def smoothing(analysis: Analysis, pairs: int, top: int, steps: int, tol: float) 
     for run, progress in analysis.each("smoothing", runs):
         problem = analysis.problem(run)
         # A recipe in a file may name a user's code, which a file must never run.
-        not_built_in = run.algorithm == IMPORTED or source.model or source.data or source.loss
+        not_built_in = not run.has_recipe or source.model or source.data or source.loss
         if steps and not_built_in:
             analysis.message(f"{run.label}: no further steps, --steps needs built-in model and data")
         device = pick_device(analysis.device)

@@ -8,12 +8,13 @@ import click
 
 from landscape import stability as limits
 from landscape.analysis.stability import stability as compute_stability
-from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
+from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.errors import InputError
 from landscape.results.stability import Stability
 from landscape.train.loop import recipe_of
+from landscape.train.recording import read_settings
 
 DELAYS = "0,1,3,7,31"  # DESIGN's table
 HEADS = ("no momentum", "ordinary", "shifted")
@@ -105,6 +106,8 @@ def known(run: Checkpoint) -> tuple[float, float | None, int]:
     """A run's learning rate, the limit of its update rule if it is known, and its delay."""
     if run.algorithm == IMPORTED:
         return math.nan, None, 0
+    if run.algorithm == RECORDED:
+        return run.lr, read_settings(run).get("monitor", {}).get("stability_limit"), 0
     recipe = recipe_of(run)
     return run.lr, recipe.stability_limit(), int(recipe.algorithm.get("delay", 0))
 

@@ -11,7 +11,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
+from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.core.errors import InputError
 from landscape.plots.drawing import draws
 from landscape.plots.picture import panels as make_panels
@@ -62,6 +62,8 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
             ("delta", r"noise $\Delta$", "log"),
             ("delta_2_full", r"$\Delta^{(2)} = \alpha^2\Vert\delta\Vert^2$", "log"),
         ]
+        if all(run.algorithm == RECORDED for run in runs):  # one learner, and minibatches that are not known
+            panels = [_RECORDED.get(panel[0], panel) for panel in panels]
         groups = _groups(runs)
         for ax, (column, name, scale) in zip(axes, panels, strict=True):
             drawn = [_draw_runs(ax, *group, column) for group in groups]
@@ -94,8 +96,17 @@ _SHARPNESS = (
 )
 
 
+# In place of columns that a recorded loop does not have.
+_RECORDED = {
+    "consensus": ("grad_norm2", r"$\Vert g\Vert^2$ of the training loss (nat²)", "log"),
+    "delta_2_full": ("displacement2", r"$\Vert d\Vert^2$ of a step", "log"),
+}
+
+
 def _run_title(runs: Sequence[Checkpoint]) -> str:
     first, seeds = runs[0], sorted({r.seed for r in runs})
+    if first.algorithm == RECORDED:  # the batch and the data's name are not known
+        return literal(first.model["name"])
     many = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
     size = f"n = {first.learners}, nB = {first.learners * first.local_batch}"
     return f"{literal(first.data['name'])}, {size}, {many}"

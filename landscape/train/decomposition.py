@@ -84,6 +84,20 @@ class Projection:
     across_se: Tensor
 
 
+def step_columns(loss: float, found: Projection) -> dict[str, float]:
+    """The history's columns of a step of any rule, from L(w_a) and the projection of d."""
+    return {
+        "train_loss": loss,
+        "alpha_e": 0.0 - float(found.along[0]),  # 0, and not −0, where nothing moved
+        "alpha_e_se": float(found.along_se[0]),
+        "grad_norm2": found.norm2,
+        "grad_norm2_se": found.norm2_se,
+        "displacement2": float(found.pairs[0, 0]),
+        "delta": float(found.across[0, 0]),
+        "delta_se": float(found.across_se[0, 0]),
+    }
+
+
 def _products(vectors: Sequence[Tensor], along: Tensor | None = None) -> Tensor:
     """⟨a, b⟩ (m, m) of any two, in float64; with ``along`` (m − 1,) of v_0 and v_i − along_i v_0."""
     m, where = len(vectors), vectors[0].device
@@ -245,16 +259,7 @@ class StepDecomposition:
         vectors = [self.comm.part_mean(new, "d", minus=self.weights), *self.parts]
         projected = g.project(vectors)
         pairs, across, errors = projected.pairs, projected.across, projected.across_se
-        columns = {
-            "train_loss": g.loss,
-            "alpha_e": -float(projected.along[0]),
-            "alpha_e_se": float(projected.along_se[0]),
-            "grad_norm2": projected.norm2,
-            "grad_norm2_se": projected.norm2_se,
-            "displacement2": float(pairs[0, 0]),
-            "delta": float(across[0, 0]),
-            "delta_se": float(errors[0, 0]),
-        }
+        columns = step_columns(g.loss, projected)
         if not self.parts:
             return columns
         scale = lr**2

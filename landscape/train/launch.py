@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from landscape.checkpoint import history, run_folder
+from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.core import files, hdf5
+from landscape.core import files
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import printable
 from landscape.core.hdf5_verify import DamageWarning
@@ -339,17 +339,9 @@ def _checked_recipe(stored: Recipe, given: Recipe | None, folder: Path) -> Recip
 
 
 def _save(checkpoint: Checkpoint, folder: Path, comm: Comm, every: int) -> None:
-    """Write step-NNNNNNN.h5, and last.h5 as a copy of it with the whole history.
-
-    Damage to one of the two files does not harm the other. Rank 0 writes, and receives the learners of the
-    other ranks one at a time.
-    """
+    """Write step-NNNNNNN.h5 and last.h5: rank 0 does, and gets the others' learners one at a time."""
     if comm.rank > 0:
         for tensor in checkpoint.stacked().values():
             comm.send_rows(tensor)
         return
-    path = folder / f"step-{checkpoint.step:07d}.h5"
-    rows = history.recent(checkpoint.history, checkpoint.step, every)
-    dataclasses.replace(checkpoint, history=rows).save(path, comm.learners, comm.rows)
-    with hdf5.changed_copy(path, folder / "last.h5") as file:
-        history.write(file, checkpoint.history, checkpoint.units)
+    run_folder.write(checkpoint, folder, every, comm.learners, comm.rows)

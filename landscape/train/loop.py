@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoint import user_code
-from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
+from landscape.core.errors import FailedError
 from landscape.evaluation.stack import Stack, Training
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
@@ -380,7 +381,15 @@ def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def recipe_of(checkpoint: Checkpoint) -> Recipe:
-    """The recipe that a checkpoint's run followed, with the mixing matrix that it began with."""
+    """The recipe that a checkpoint's run followed, with the mixing matrix that it began with.
+
+    Raises FailedError for one that ``landscape train`` did not make.
+    """
+    if not checkpoint.has_recipe:
+        how = "imported" if checkpoint.algorithm == IMPORTED else "recorded in a loop of the user's own"
+        raise FailedError(
+            f"{checkpoint.path or 'checkpoint'}: it was {how}, there is no recipe to go on with"
+        )
     matrix = checkpoint.shared.get(MATRIX)
     values = parse(checkpoint.recipe, str(checkpoint.path or "checkpoint"))
     return from_values(values, None if matrix is None else matrix.cpu().numpy())

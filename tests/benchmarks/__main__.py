@@ -1,10 +1,10 @@
-"""All benchmarks, or those named: python -m tests.benchmarks [contour] [curvature] [training] [distributed] [plan]"""
+"""All benchmarks, or those named: python -m tests.benchmarks [contour] [curvature] [training] [distributed] [plan] [recorder]"""
 
 from __future__ import annotations
 
 import sys
 
-from tests.benchmarks import contour, curvature, distributed, plan, training
+from tests.benchmarks import contour, curvature, distributed, plan, recorder, training
 
 ALL = {
     "contour": contour.main,
@@ -12,6 +12,7 @@ ALL = {
     "training": training.main,
     "distributed": distributed.main,
     "plan": plan.main,
+    "recorder": recorder.main,
 }
 
 if __name__ == "__main__":  # processes that are spawned import this file, too

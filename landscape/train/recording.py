@@ -1,0 +1,220 @@
+"""What a recorder writes about a training loop of the user's own: its history, and what is known of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from landscape import stability
+from landscape.checkpoint import run_folder
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, misfit
+from landscape.checkpoint.history import UNITS
+from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
+from landscape.problem.layout import Layout
+from landscape.train.launch import last_sound
+from landscape.train.recipe import parse, toml_value
+
+# Columns of the history that a user may fill; the recorder, or nobody, fills the others.
+OPEN = ("loss", "consensus", "samples_per_s", "wait_s", "test_loss", "test_accuracy")
+NEVER = 2**63  # a step that no loop reaches
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+
+
+class Rows:
+    """The history of a loop: a row for each step that something is known of.
+
+    ``units`` column -> unit, of all columns.
+    """
+
+    def __init__(self, checkpoint: Checkpoint | None = None, last: int | None = None) -> None:
+        """Empty, or the rows of ``checkpoint`` up to step ``last``."""
+        self.units = dict(UNITS) | (checkpoint.units if checkpoint else {})
+        self._rows: dict[int, dict[str, float]] = {}
+        if checkpoint is None:
+            return
+        steps = checkpoint.history["step"].astype(int).tolist()
+        for i, step in enumerate(steps):
+            if last is None or step <= last:
+                row = {name: float(column[i]) for name, column in checkpoint.history.items()}
+                self._rows[step] = {name: value for name, value in row.items() if not math.isnan(value)}
+
+    def add(self, step: int, values: Mapping[str, float], wall_s: float) -> dict[str, float]:
+        """Add ``values`` to the row of ``step``, the last one or a new one; gives that row."""
+        row = self._rows.setdefault(step, {"step": float(step), "wall_s": wall_s})
+        row |= values
+        return row
+
+    def row(self, step: int) -> Mapping[str, float]:
+        """What is known of ``step``."""
+        return self._rows.get(step, {})
+
+    @property
+    def last(self) -> Mapping[str, float]:
+        """The last row; empty where there is none."""
+        return next(reversed(self._rows.values()), {})
+
+    def declare(self, name: str, unit: str | None) -> None:
+        """Make ``name`` a column of the user's with this unit. InputError where it cannot be one."""
+        if not _NAME.fullmatch(name):
+            raise InputError(
+                f"log: '{name}' is not allowed, a name has letters, digits, _, . and -, a letter first"
+            )
+        if name in UNITS and name not in OPEN:
+            raise InputError(f"log: '{name}' is a column of the recorder's own, choose another name")
+        known = self.units[name] = self.units.get(name) or unit or "1"  # "": a file did not say
+        if unit is not None and unit != known:
+            raise InputError(f"log: the unit of '{name}' is '{known}', '{unit}' is not allowed any more")
+
+    def columns(self) -> dict[str, Array]:
+        """Column -> (T,) float64, NaN where nothing is known."""
+        found = {name: np.full(len(self._rows), np.nan) for name in self.units}
+        for i, row in enumerate(self._rows.values()):
+            for name, value in row.items():
+                found[name][i] = value
+        return found
+
+
+def due(every: int, step: int) -> bool:
+    """Whether ``step`` is one of every ``every``-th; 0: none is."""
+    return bool(every) and step % every == 0
+
+
+def due_after(step: int, *turns: int) -> int:
+    """The next step after ``step`` that is one of every so many by any of ``turns``."""
+    return min(((step // every + 1) * every for every in turns if every), default=NEVER)
+
+
+def number(name: str, value: Any) -> float:
+    """``value`` as a float; InputError where it is not one number."""
+    try:
+        return float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]
+        raise InputError(f"log: {name}: {kind} is not allowed, it must be one number") from error
+
+
+def class_path(model: nn.Module) -> str:
+    """MODULE:NAME of the model's class; of a script's its file, from which others can import it."""
+    module = type(model).__module__
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec else Path(file).stem if file else module
+    return f"{module}:{type(model).__qualname__}"
+
+
+def rate(optimizer: Any) -> float:
+    """The learning rate of all parameter groups; NaN where they differ, or there is no optimizer."""
+    if optimizer is None:
+        return math.nan
+    rates = {float(group.get("lr", math.nan)) for group in optimizer.param_groups}
+    return rates.pop() if len(rates) == 1 else math.nan
+
+
+def stability_limit(optimizer: Any) -> float | None:
+    """The largest stable ηλ of torch.optim.SGD in its form; None for what is not known."""
+    if type(optimizer) is not torch.optim.SGD:
+        return None
+    keys = ("lr", "momentum", "dampening", "nesterov", "maximize")
+    forms = {tuple(float(group[key]) for key in keys) for group in optimizer.param_groups}
+    _, momentum, dampening, nesterov, maximize = forms.pop()
+    if forms or maximize or not 0 <= momentum < 1 or (momentum and dampening):
+        return None
+    return stability.max_stable_step(0, momentum, "nesterov" if nesterov else "ordinary")
+
+
+def settings(
+    name: str, optimizer: Any, every: int, samples: int, save_every: int, sharpness: int, seed: int
+) -> str:
+    """What is known of a loop, as TOML with the keys of a recipe: that takes the recipe's place."""
+    limit = stability_limit(optimizer)
+    tables: dict[str, dict[str, Any]] = {
+        "decompose": {"every": every, "samples": samples},
+        "checkpoint": {"every": save_every},
+        "monitor": {"sharpness": sharpness} | ({} if limit is None else {"stability_limit": limit}),
+    }
+    if optimizer is not None:
+        tables["optimizer"] = {"name": type(optimizer).__name__} | _plain(getattr(optimizer, "defaults", {}))
+    lines = [f"name = {toml_value(name)}", f"seed = {seed}"]
+    for table, values in tables.items():
+        lines += ["", f"[{table}]", *(f"{key} = {toml_value(value)}" for key, value in values.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``values`` that TOML can hold: flags, finite numbers, text and lists of them."""
+    found = {}
+    for key, value in values.items():
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = float(value)
+        each = value if isinstance(value, (list, tuple)) else [value]
+        fine = all(
+            isinstance(v, (bool, int, str)) or (isinstance(v, float) and math.isfinite(v)) for v in each
+        )
+        if fine and re.fullmatch(r"[\w-]+", key):
+            found[key] = value
+    return found
+
+
+def read_settings(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
+    """The tables of :func:`settings` that a recorded checkpoint holds."""
+    values = parse(checkpoint.recipe, str(checkpoint.path or "checkpoint"))
+    return {name: table for name, table in values.items() if isinstance(table, dict)}
+
+
+def place() -> tuple[int, int]:
+    """(rank, processes) of this process. InputError where there are several that know no group yet."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size.isdecimal() and int(size) > 1:
+        raise InputError(
+            f"Recorder: WORLD_SIZE is {size}, but torch.distributed knows no group yet; call "
+            "init_process_group first, so that one rank alone records"
+        )
+    return 0, 1
+
+
+def check_folder(folder: Path, resume: bool | int) -> None:
+    """FailedError where ``folder`` holds a run that is not to be resumed."""
+    taken = run_folder.named_like_a_run(folder) if folder.is_dir() else []
+    if taken and resume is False:
+        raise FailedError(
+            f"{folder}: holds a run already ({taken[0].name}); give resume=True to go on with it, or another "
+            "folder"
+        )
+
+
+def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint | None:
+    """The last state of the recorded run in ``folder``; None where there is none.
+
+    Raises FailedError for a run of another kind or model, and where there is none to go on with at a step.
+    """
+    if not run_folder.named_like_a_run(folder):
+        if resume and not isinstance(resume, bool):
+            raise FailedError(f"resume: {resume} is not allowed, {folder} holds no run to go on with")
+        return None
+    run = last_sound(folder, learners=lambda n: slice(0, n))
+    if run.algorithm != RECORDED:
+        raise FailedError(f"{folder}: its run is of '{run.algorithm}', not a recorder's; give another folder")
+    if run.layout != layout:
+        raise FailedError(f"{folder}: its weights do not fit the model: {misfit(run.layout, layout)}")
+    return run
+
+
+def drop_later(folder: Path, step: int) -> None:
+    """Delete the step files in ``folder`` of steps after ``step``."""
+    for path in run_folder.named_like_a_run(folder):
+        if path.stem[5:].isdecimal() and int(path.stem[5:]) > step:
+            path.unlink()

@@ -1,0 +1,769 @@
+"""A training loop of the user's own, recorded: the numbers by hand, the loop undisturbed, every command on it."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import math
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import landscape
+import landscape.plots
+from landscape import FailedError, InputError, Recorder
+from landscape.checkpoint.history import UNITS
+from landscape.train import recorder as recorder_module
+from landscape.train.distributed.process_group import Group
+from landscape.train.recorder import RecorderWarning
+from tests.conftest import Command
+from tests.groups import together
+from tests.test_cli import one_line
+
+ROOT = Path(__file__).parents[1]
+Optimizers = Callable[[Any], torch.optim.Optimizer]
+
+
+class Net(nn.Module):
+    """A small convolutional network for digits; a frozen scale, a buffer, and perhaps BatchNorm and dropout."""
+
+    def __init__(self, norm: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, stride=2)
+        self.norm = nn.BatchNorm2d(4) if norm else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(36, 10)
+        self.scale = nn.Parameter(torch.tensor(1.5), requires_grad=False)
+        self.register_buffer("shift", torch.tensor(0.25))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.conv(x.view(-1, 1, 8, 8))).tanh() * self.scale + self.shift
+        out: Tensor = self.head(self.dropout(hidden.flatten(1)))
+        return out
+
+
+def digits(samples: int = 120, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    x, y = landscape.data.load("digits").train
+    return x[:samples].to(dtype), y[:samples]
+
+
+def splits() -> dict[str, Any]:
+    """What --data tests.test_recorder:splits gives."""
+    return {"train": digits(dtype=torch.float32), "test": digits(50, torch.float32)}
+
+
+def net(**options: Any) -> Net:
+    torch.manual_seed(1)
+    return Net(**options).double()
+
+
+def gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """∇L by hand, of the trainable parameters."""
+    own = copy.deepcopy(model)
+    own.zero_grad()
+    F.cross_entropy(own(x), y).backward()
+    return torch.cat([p.grad.flatten() for p in own.parameters() if p.grad is not None])
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad])
+
+
+def loop(
+    recorder: Recorder | None,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    *,
+    scheduler: Any = None,
+    first: int = 0,
+    each: Callable[[int], None] = lambda step: None,
+) -> None:
+    """A usual training loop; minibatches are those of the step's number."""
+    x, y = digits()
+    x = x.to(next(model.parameters()).dtype)
+    for t in range(first, first + steps):
+        rows = torch.randint(len(y), (16,), generator=torch.Generator().manual_seed(t))
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[rows]), y[rows]).backward()
+        if recorder is None:
+            optimizer.step()
+        else:
+            with recorder.step():
+                optimizer.step()
+        if scheduler:
+            scheduler.step()
+        each(t + 1)
+
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3)
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def plain(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+# The numbers.
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize("make", [momentum, adamw])
+def test_steps_of_any_optimizer_are_decomposed_as_by_hand(
+    tmp_path: Path, make: Optimizers, scheduled: bool
+) -> None:
+    model = net()
+    optimizer = make(model.parameters())
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12) if scheduled else None
+    recorder = Recorder(tmp_path, model, F.cross_entropy, digits(), every=3, optimizer=optimizer)
+    rates, weights, gradients = [optimizer.param_groups[0]["lr"]], [flat(model)], [gradient(model, *digits())]
+
+    def each(step: int) -> None:
+        rates.append(optimizer.param_groups[0]["lr"])
+        weights.append(flat(model))
+        gradients.append(gradient(model, *digits()))
+
+    loop(recorder, model, optimizer, 12, scheduler=scheduler, each=each)
+    recorder.close()
+    run = landscape.load(tmp_path / "last.h5")
+    assert run.history["step"].tolist() == [0, 3, 6, 9, 12]
+    rows = {name: column[1:] for name, column in run.history.items()}
+    for i, t in enumerate((3, 6, 9, 12)):
+        d, g = weights[t] - weights[t - 1], gradients[t - 1]
+        alpha_e = float(-(d @ g) / (g @ g))
+        assert rows["lr"][i] == rates[t - 1]
+        assert rows["displacement2"][i] == pytest.approx(float(d @ d), rel=1e-12)
+        assert rows["grad_norm2"][i] == pytest.approx(float(g @ g), rel=1e-12)
+        assert rows["alpha_e"][i] == pytest.approx(alpha_e, rel=1e-10)
+        assert rows["delta"][i] == pytest.approx(float((d + alpha_e * g).square().sum()), rel=1e-10)
+    identity = rows["alpha_e"] ** 2 * rows["grad_norm2"] + rows["delta"]
+    np.testing.assert_allclose(identity, rows["displacement2"], rtol=1e-12)
+    assert torch.equal(run.weights[0], flat(model))
+
+
+def test_plain_full_batch_steps_have_the_rate_of_their_optimizer(tmp_path: Path) -> None:
+    model, (x, y) = net(), digits()
+    optimizer = plain(model.parameters())
+    with Recorder(tmp_path, model, F.cross_entropy, (x, y), every=1, optimizer=optimizer) as recorder:
+        for _ in range(4):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            with recorder.step():
+                optimizer.step()
+    run = landscape.load(tmp_path / "last.h5")
+    np.testing.assert_allclose(run.history["alpha_e"][1:], 0.1, rtol=1e-12)
+    assert run.history["delta"][1:].max() < 1e-25
+    assert run.lr == 0.1
+
+
+def test_a_sampled_gradient_has_standard_errors_that_hold(tmp_path: Path) -> None:
+    numbers = []
+    for samples in (0, 480):
+        model = net()
+        optimizer = momentum(model.parameters())
+        folder = tmp_path / str(samples)
+        with Recorder(folder, model, F.cross_entropy, digits(), every=2, samples=samples) as recorder:
+            loop(recorder, model, optimizer, 8)
+        numbers.append(landscape.load(folder / "last.h5").history)
+    exact, estimate = numbers
+    for name in ("alpha_e", "grad_norm2", "delta"):
+        error = estimate[f"{name}_se"][1:]
+        assert (error > 0).all()
+        assert (np.abs(estimate[name] - exact[name])[1:] < 5 * error).all()
+        assert (exact[f"{name}_se"][1:] == 0).all()
+    np.testing.assert_allclose(exact["displacement2"], estimate["displacement2"], rtol=1e-14)
+
+
+def test_batchnorm_is_compared_with_the_gradient_under_batch_statistics(tmp_path: Path) -> None:
+    model, (x, y) = net(norm=True), digits()
+    optimizer = plain(model.parameters())
+    with Recorder(
+        tmp_path, model, F.cross_entropy, (x, y), every=1, batch=len(y), test=digits(40), optimizer=optimizer
+    ) as recorder:
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            with recorder.step():
+                optimizer.step()
+    run = landscape.load(tmp_path / "last.h5")
+    np.testing.assert_allclose(run.history["alpha_e"][1:], 0.1, rtol=1e-10)
+    assert {"norm.running_mean", "norm.running_var", "scale", "shift"} <= run.buffers.keys()
+    model.eval()
+    x, y = digits(40)
+    truth = float(F.cross_entropy(model(x), y).detach())
+    assert run.history["test_loss"][-1] == pytest.approx(truth, rel=1e-12)
+    problem = run.problem("train", model=net(norm=True), data=(x, y), dtype=torch.float64)
+    assert problem.loss() == pytest.approx(run.history["test_loss"][-1], rel=1e-12)
+    assert run.epoch == 3
+
+
+def test_a_step_that_a_scaler_skips_has_no_displacement(tmp_path: Path) -> None:
+    model, (x, y) = net().float(), digits(dtype=torch.float32)
+    optimizer, scaler = adamw(model.parameters()), torch.amp.GradScaler("cpu")
+    with Recorder(tmp_path, model, F.cross_entropy, (x, y), every=1, optimizer=optimizer) as recorder:
+        for t in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                value = F.cross_entropy(model(x), y)
+            scaler.scale(value * (math.inf if t == 1 else 1)).backward()
+            with recorder.step():
+                scaler.step(optimizer)
+                scaler.update()
+    rows = landscape.load(tmp_path / "last.h5").history
+    assert rows["displacement2"][2] == rows["delta"][2] == rows["alpha_e"][2] == 0
+    assert (rows["displacement2"][[1, 3]] > 0).all()
+
+
+def test_sharpness_is_that_of_the_hessian(tmp_path: Path) -> None:
+    model = net()
+    optimizer = momentum(model.parameters())
+    with Recorder(
+        tmp_path, model, F.cross_entropy, digits(), every=0, sharpness=4, optimizer=optimizer
+    ) as recorder:
+        loop(recorder, model, optimizer, 4)
+    run = landscape.load(tmp_path / "last.h5")
+    truth = landscape.top_eigenvalues(landscape.Problem(model, F.cross_entropy, digits()), 1).values[0]
+    assert run.history["lambda_max"][-1] == pytest.approx(float(truth), rel=0.02)
+    assert run.history["lr_lambda_limit"][-1] == pytest.approx(3.8, abs=1e-3)
+    assert run.history["lr_lambda_max"][-1] == pytest.approx(0.1 * run.history["lambda_max"][-1])
+
+
+# The loop is left as it is.
+
+
+def test_the_loop_is_undisturbed(tmp_path: Path) -> None:
+    ends = []
+    for recorded in (False, True):
+        model = net(norm=True, dropout=0.3).train()
+        model.head.eval()  # a mode of one's own
+        optimizer = adamw(model.parameters())
+        x, y = digits(48)
+        generator = torch.Generator().manual_seed(4)
+        loader = torch.utils.data.DataLoader(
+            torch.utils.data.TensorDataset(x, y), batch_size=16, shuffle=True, generator=generator
+        )
+        torch.manual_seed(7)
+        np.random.seed(7)  # noqa: NPY002
+        recorder = None
+        if recorded:
+            recorder = Recorder(
+                tmp_path, model, F.cross_entropy, loader, every=2, test=(x, y), sharpness=3, save_every=4
+            )
+        for _ in range(2):
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs), targets).backward()
+                before = [p.grad for p in model.parameters()]
+                values = [None if g is None else g.clone() for g in before]
+                with recorder.step() if recorder else torch.no_grad():
+                    optimizer.step()
+                for p, g, value in zip(model.parameters(), before, values, strict=True):
+                    assert p.grad is g
+                    assert value is None or torch.equal(p.grad, value)
+        if recorder:
+            recorder.close()
+        modes = [m.training for m in model.modules()]
+        ends.append((model.state_dict(), torch.rand(3), np.random.rand(3), generator.get_state(), modes))  # noqa: NPY002
+    for name, tensor in ends[0][0].items():
+        assert torch.equal(tensor, ends[1][0][name])
+    assert torch.equal(ends[0][1], ends[1][1])
+    assert (ends[0][2] == ends[1][2]).all()
+    assert torch.equal(ends[0][3], ends[1][3])
+    assert ends[0][4] == ends[1][4]
+
+
+def test_steps_inside_no_grad_and_autocast_are_recorded_alike(tmp_path: Path) -> None:
+    found = []
+    for around in (torch.enable_grad, torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)):
+        model = net()
+        optimizer = plain(model.parameters())
+        folder = tmp_path / str(len(found))
+        F.cross_entropy(model(digits()[0]), digits()[1]).backward()
+        with (
+            Recorder(folder, model, F.cross_entropy, digits(), every=1) as recorder,
+            around(),
+            recorder.step(),
+        ):
+            optimizer.step()
+        found.append(landscape.load(folder / "last.h5").history["grad_norm2"][-1])
+    assert found[0] == found[1] == found[2] > 0
+
+
+def test_the_example_in_the_docstring_runs() -> None:
+    found = doctest.testmod(recorder_module)
+    assert found.attempted
+    assert not found.failed
+
+
+# Files.
+
+
+def test_resume_equals_unbroken(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "every": 4,
+        "save_every": 8,
+        "samples": 160,
+        "sharpness": 8,
+        "test": digits(30),
+    }
+
+    def run(folder: Path, parts: list[int]) -> landscape.Checkpoint:
+        model = net()
+        optimizer = momentum(model.parameters())
+        done = 0
+        for steps in parts:
+            with Recorder(folder, model, F.cross_entropy, digits(), resume=bool(done), **options) as recorder:
+                loop(recorder, model, optimizer, steps, first=done)
+                done += steps
+                recorder.log(loss=1 / done, mine=done, unit="nat")
+                assert recorder.steps == done
+        found = landscape.load(folder / "last.h5")
+        assert isinstance(found, landscape.Checkpoint)
+        return found
+
+    whole, parted = run(tmp_path / "a", [24]), run(tmp_path / "b", [8, 16])
+    assert whole.step == parted.step == 24
+    assert torch.equal(whole.weights, parted.weights)
+    for name, column in whole.history.items():
+        if name not in ("wall_s", "loss", "mine"):
+            np.testing.assert_array_equal(column, parted.history[name], err_msg=name)
+    assert parted.units["mine"] == "nat"
+    assert parted.history["mine"][[2, 6]].tolist() == [8, 24]
+    assert (np.diff(parted.history["wall_s"]) > 0).all()
+    names = sorted(path.name for path in (tmp_path / "b").glob("*.h5"))
+    assert names == ["last.h5", *(f"step-{t:07d}.h5" for t in (0, 8, 16, 24))]
+    (tmp_path / "b" / "last.h5").unlink()
+    step = landscape.load(tmp_path / "b" / "step-0000024.h5")
+    np.testing.assert_array_equal(step.history["delta"], parted.history["delta"])
+
+
+def test_resume_at_an_earlier_step_drops_what_came_later(tmp_path: Path) -> None:
+    model = net()
+    optimizer = plain(model.parameters())
+    with Recorder(tmp_path, model, F.cross_entropy, digits(), every=2, save_every=4) as recorder:
+        loop(recorder, model, optimizer, 12)
+    again = net()
+    optimizer = plain(again.parameters())
+    loop(None, again, optimizer, 6)
+    with Recorder(tmp_path, again, F.cross_entropy, digits(), every=2, save_every=4, resume=6) as recorder:
+        assert recorder.steps == 6
+        loop(recorder, again, optimizer, 4, first=6)
+    run = landscape.load(tmp_path / "last.h5")
+    assert run.step == 10
+    assert run.history["step"].tolist() == [0, 2, 4, 6, 8, 10]
+    assert sorted(p.stem for p in tmp_path.glob("step-*.h5")) == [f"step-{t:07d}" for t in (0, 4, 6, 8, 10)]
+
+
+def test_resume_with_other_weights_warns_and_another_model_is_refused(tmp_path: Path) -> None:
+    model = net()
+    with Recorder(tmp_path, model, F.cross_entropy, digits(), resume=True) as recorder:
+        loop(recorder, model, plain(model.parameters()), 3)
+    with pytest.raises(FailedError, match=r"holds a run already.*resume=True"):
+        Recorder(tmp_path, model, F.cross_entropy, digits())
+    other = net(norm=True)
+    with pytest.raises(FailedError, match=r"norm\.weight"):
+        Recorder(tmp_path, other, F.cross_entropy, digits(), batch=16, resume=True)
+    recorder = Recorder(tmp_path, net(), F.cross_entropy, digits(), resume=True)
+    with recorder, pytest.warns(RecorderWarning, match="step 3"):
+        loop(recorder, model, plain(model.parameters()), 1)
+    with pytest.raises(FailedError, match="resume: 5"):
+        Recorder(tmp_path / "none", net(), F.cross_entropy, digits(), resume=5)
+    assert not (tmp_path / "none" / "last.h5").exists()
+
+
+def test_own_numbers_have_columns_and_units(tmp_path: Path) -> None:
+    model = net()
+    optimizer = plain(model.parameters())
+    with Recorder(tmp_path, model, F.cross_entropy, digits(), every=5) as recorder:
+        loop(
+            recorder, model, optimizer, 6,
+            each=lambda t: recorder.log(loss=torch.tensor(float(t), requires_grad=True)),
+        )  # fmt: skip
+        recorder.log(temperature=3, unit="K")
+        recorder.log(temperature=4)
+        for values, unit, words in (
+            ({"delta": 1.0}, None, "delta"),
+            ({"temperature": 1}, "m", "'K'"),
+            ({"a/b": 1}, None, "a/b"),
+            ({"loss": "high"}, None, "loss"),
+            ({"loss": torch.zeros(2)}, None, r"\(2,\)"),
+        ):
+            with pytest.raises(InputError, match=words):
+                recorder.log(unit=unit, **values)
+    run = landscape.load(tmp_path / "last.h5")
+    assert run.history["step"].tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert run.history["loss"][1:].tolist() == [1, 2, 3, 4, 5, 6]
+    assert run.history["temperature"][-1] == 4
+    assert (run.units["loss"], run.units["temperature"]) == ("nat", "K")
+    assert set(UNITS) < set(run.history)
+
+
+def test_half_precision_frozen_tied_and_unused_parameters(tmp_path: Path) -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.unused = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(2, 2)
+            self.second.weight = self.first.weight
+            self.first.bias.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.second(self.first(x).tanh())
+            return out
+
+    torch.manual_seed(0)
+    model, (x, y) = Odd().bfloat16(), digits(dtype=torch.bfloat16)
+    optimizer = plain(model.parameters())
+    with Recorder(tmp_path, model, F.cross_entropy, (x, y), every=1) as recorder:
+        F.cross_entropy(model(x), y).backward()
+        with recorder.step():
+            optimizer.step()
+    run = landscape.load(tmp_path / "last.h5")
+    assert [slot.name for slot in run.layout.slots] == [
+        "first.weight", "second.bias", "unused.weight", "unused.bias",
+    ]  # fmt: skip
+    assert run.weights.dtype == run.buffers["first.bias"].dtype == torch.float32
+    assert run.history["alpha_e"][-1] == pytest.approx(0.1, rel=0.05)
+    problem = run.problem("train", model=Odd(), data=(x.float(), y))
+    assert torch.equal(problem.theta, flat(model).float())
+    truth = float(F.cross_entropy(model.float()(x.float()), y).detach())
+    assert problem.loss() == pytest.approx(truth, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of PyTorch about its compiler
+def test_parts_that_are_compiled_are_recorded_by_their_own_names(tmp_path: Path) -> None:
+    model = net(norm=True)
+    model.norm = torch.compile(model.norm, backend="eager")  # type: ignore[assignment]
+    whole = torch.compile(model, backend="eager")
+    optimizer = momentum(model.parameters())
+    with Recorder(tmp_path, whole, F.cross_entropy, digits(), every=1, batch=16) as recorder:
+        loop(recorder, model, optimizer, 2)
+    run = landscape.load(tmp_path / "last.h5")
+    assert "norm.weight" in {slot.name for slot in run.layout.slots}
+    assert "norm.running_mean" in run.buffers
+    assert torch.equal(run.problem("train", model=net(norm=True), data=digits()).theta, flat(model))
+
+
+def test_a_process_that_ends_without_close_writes_its_end(tmp_path: Path) -> None:
+    code = f"""
+import torch, landscape
+model, (x, y) = torch.nn.Linear(64, 10), landscape.data.load("digits").train
+class Net(torch.nn.Linear): pass
+model = Net(64, 10)
+recorder = landscape.Recorder({str(tmp_path / "run")!r}, model, torch.nn.functional.cross_entropy, (x, y), every=2)
+for _ in range(3):
+    with recorder.step():
+        pass
+"""
+    script = tmp_path / "mine.py"
+    script.write_text(code)
+    subprocess.run([sys.executable, str(script)], check=True, env=environment())
+    run = landscape.load(tmp_path / "run" / "last.h5")
+    assert run.step == 3
+    assert run.model["name"] == "mine:Net"
+    assert run.history["displacement2"][-1] == 0
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+# Right, or refused with one line.
+
+
+def changed(what: str, model: Net) -> None:
+    if what == "added":
+        model.extra = nn.Linear(2, 2).double()
+    elif what == "shape":
+        model.head = nn.Linear(36, 11).double()
+    elif what == "float32":
+        model.float()
+    elif what == "frozen":
+        model.head.bias.requires_grad_(False)
+    elif what == "unfrozen":
+        model.scale.requires_grad_()
+    elif what == "gone":
+        del model.head.bias
+        model.head.bias = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("added", "'extra.weight' was added"),
+        ("shape", r"'head.weight' had shape \(10, 36\), now \(11, 36\)"),
+        ("float32", "'conv.weight' was float64, now float32"),
+        ("frozen", "'head.bias' was frozen"),
+        ("unfrozen", "'scale' was frozen before"),
+        ("gone", "'head.bias' is gone"),
+    ],
+)
+def test_parameters_that_are_no_longer_the_same_are_refused(tmp_path: Path, what: str, words: str) -> None:
+    model = net()
+    with Recorder(tmp_path, model, F.cross_entropy, digits(), every=2) as recorder:
+        with recorder.step():
+            pass
+        changed(what, model)
+        with pytest.raises(InputError, match=words) as error, recorder.step():
+            pass
+        assert "\n" not in str(error.value)
+    assert landscape.load(tmp_path / "last.h5").step == 0  # written while it was sound
+
+
+def test_a_step_that_fails_is_none(tmp_path: Path) -> None:
+    model = net()
+    with Recorder(tmp_path, model, F.cross_entropy, digits(), every=1) as recorder:
+        with pytest.raises(RuntimeError), recorder.step():
+            raise RuntimeError
+        assert recorder.steps == 0
+        loop(recorder, model, plain(model.parameters()), 2)
+        with pytest.raises(InputError, match="step"), recorder.step(), recorder.step():
+            pass
+        recorder.step()
+        with pytest.raises(InputError, match=r"with recorder\.step"):
+            recorder.step()
+        with pytest.raises(InputError, match="checkpoint"):
+            recorder.checkpoint()
+    with pytest.raises(InputError, match="closed"):
+        recorder.step()
+    with pytest.raises(InputError, match="closed"):
+        recorder.log(loss=1.0)
+
+
+def loader() -> torch.utils.data.DataLoader[Any]:
+    data = torch.utils.data.TensorDataset(*digits(8))
+    return torch.utils.data.DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"every": -1}, "every: -1"),
+        ({"every": 2.5}, "every: 2.5"),
+        ({"samples": 5}, "samples: 5.*16"),
+        ({"samples": 16, "data": [digits(8)]}, "samples: 16"),
+        ({"save_every": True}, "save_every"),
+        ({"batch": -1}, "batch: -1"),
+        ({"optimizer": 3}, "optimizer: a int"),
+        ({"resume": "yes"}, "resume"),
+        ({"scalars": "tensorbord"}, "scalars: 'tensorbord'.*tensorboard"),
+        ({"scalars": 3}, "scalars: 3"),
+        ({"model": Net}, "model: a type"),
+        ({"model": nn.LazyLinear(10)}, "model: 'weight'"),
+        ({"model": net(norm=True)}, "batch: 0.*BatchNorm"),
+        ({"loss": nn.CrossEntropyLoss(reduction="sum")}, "loss: .*sum"),
+        ({"data": iter([digits(8)])}, "data: .*iterator"),
+        ({"data": loader()}, "data: .*persistent_workers"),
+        ({"test": iter([digits(8)])}, "test: .*iterator"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, str) else "",
+)
+def test_bad_input_is_one_line_and_leaves_no_trace(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    given = {"model": net(), "loss": F.cross_entropy, "data": digits(24)} | options
+    folder = tmp_path / "run"
+    with pytest.raises(InputError, match=words) as error:
+        Recorder(folder, given.pop("model"), given.pop("loss"), given.pop("data"), **given)
+    assert "\n" not in str(error.value)
+    assert not folder.exists()
+
+
+def test_folders_of_others_are_refused(tmp_path: Path, tiny: Path, command: Command) -> None:
+    run = tmp_path / "run"
+    assert command("train", tiny, "--set", "steps=2", "-o", run, "-q")[0] == 0
+    with pytest.raises(FailedError, match="holds a run already"):
+        Recorder(run, net(), F.cross_entropy, digits())
+    with pytest.raises(FailedError, match="'dpsgd'"):
+        Recorder(run, net(), F.cross_entropy, digits(), resume=True)
+    mine = tmp_path / "mine"
+    with Recorder(mine, net(), F.cross_entropy, digits()), pytest.raises(FailedError, match="in use"):
+        Recorder(mine, net(), F.cross_entropy, digits(), resume=True)
+    one_line(command("train", "--resume", "-o", mine), 1, "recorded")
+    (tmp_path / "file").touch()
+    with pytest.raises(FailedError, match="file"):
+        Recorder(tmp_path / "file", net(), F.cross_entropy, digits())
+
+
+# Every command, and other places for the numbers.
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """A run of a network in single precision, with weights along the way."""
+    torch.manual_seed(1)
+    model, data = Net(), splits()
+    optimizer = momentum(model.parameters())
+    folder = tmp_path / "mine"
+    with Recorder(
+        folder, model, F.cross_entropy, data["train"], every=2, test=data["test"], optimizer=optimizer,
+        save_every=2, sharpness=4,
+    ) as recorder:  # fmt: skip
+        loop(recorder, model, optimizer, 8)
+    return folder
+
+
+def test_every_command_works_on_its_folder(recorded: Path, command: Command) -> None:
+    own = ["--model", "tests.test_recorder:Net", "--data", "tests.test_recorder:splits", "-q"]
+    for name, *options in (
+        ("contour", "--grid", "3"),
+        ("contour", "--grid", "3", "--plane", "pca", "-o", recorded / "pca.h5"),
+        ("line", "--points", "3"),
+        ("hessian-grid", "--grid", "1"),
+        ("spectrum", "--top-k", "1"),
+        ("stability", "--delay", "0"),
+    ):
+        code, _, err = command(name, recorded, *options, *own)
+        assert code == 0, (name, err)
+    code, _, err = command("plot", recorded, "-o", recorded / "training.png", "-q")
+    assert code == 0, err
+    figure = landscape.plots.draw([landscape.load(recorded / "last.h5")])
+    labels = [ax.get_ylabel() for ax in figure.axes]
+    assert any("Vert g" in label for label in labels)
+    assert not any("consensus" in label for label in labels)
+    code, out, err = command("info", recorded)
+    assert code == 0, err
+    for words in ("test_recorder:Net", "120 train, 50 test", "recorded, seed 0, step 8", 'name = "SGD"'):
+        assert words in out
+    stable = landscape.load(recorded / "last-stability.h5")
+    assert (stable.lr, stable.own_limit) == (0.1, pytest.approx(3.8, abs=1e-3))
+    assert stable.label == "mine, step 8"
+
+
+def test_the_model_is_asked_for_and_never_imported(recorded: Path, command: Command) -> None:
+    model, data = ["--model", "tests.test_recorder:Net"], ["--data", "tests.test_recorder:splits"]
+    one_line(command("contour", recorded, "--grid", "3", *data), 1, *model)
+    one_line(command("contour", recorded, "--grid", "3", *model), 1, "--data")
+
+
+class Tracker(types.ModuleType):
+    """A stand-in for wandb and trackio, which share init, log and finish."""
+
+    run = None
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.calls: list[Any] = []
+
+    def init(self, **options: Any) -> Tracker:
+        self.calls.append(options)
+        return self
+
+    def log(self, values: dict[str, float], step: int | None = None) -> None:
+        self.calls.append((step, values))
+
+    def finish(self) -> None:
+        self.calls.append("finish")
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_numbers_go_to_a_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    tracker = Tracker(name)
+    monkeypatch.setitem(sys.modules, name, tracker)
+    model = net()
+    with Recorder(tmp_path / "mine", model, F.cross_entropy, digits(), every=1, scalars=name) as recorder:
+        loop(recorder, model, plain(model.parameters()), 1)
+        recorder.log(loss=2.0)
+    assert tracker.calls[0] == {"project": "landscape", "name": "mine"}
+    steps = [call for call in tracker.calls if isinstance(call, tuple)]
+    assert (1, {"loss": 2.0}) in steps
+    assert any(step == 1 and "alpha_e" in values for step, values in steps)
+    assert tracker.calls[-1] == "finish"
+    if name == "wandb":  # the loop's own run is written to, and left open
+        tracker.run, tracker.calls = tracker, []
+        with Recorder(tmp_path / "two", model, F.cross_entropy, digits(), scalars=[name]) as recorder:
+            recorder.log(loss=3.0)
+        assert tracker.calls[-1] == (None, {"landscape/loss": 3.0, "landscape/step": 0})
+
+
+def test_a_tracker_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("tensorboard", "wandb", "trackio"):
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(FailedError, match=f"scalars: '{name}' is not installed; pip install {name}"):
+            Recorder(tmp_path / name, net(), F.cross_entropy, digits(), scalars=name)
+        with Recorder(tmp_path / name, net(), F.cross_entropy, digits()):
+            pass  # nothing was left there
+
+
+def test_a_launcher_without_a_group_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="WORLD_SIZE is 2.*init_process_group"):
+        Recorder(tmp_path, net(), F.cross_entropy, digits())
+
+
+def ddp(group: Group, folder: str) -> tuple[Any, ...]:
+    model = nn.parallel.DistributedDataParallel(net())
+    optimizer, (x, y) = plain(model.parameters()), digits()
+    half = slice(group.rank * 60, group.rank * 60 + 60)
+    with Recorder(folder, model, F.cross_entropy, (x, y), every=2, batch=60, optimizer=optimizer) as recorder:
+        for _ in range(4):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[half]), y[half]).backward()
+            with recorder.step():
+                optimizer.step()
+        recorder.log(loss=1.0)
+        path = recorder.checkpoint()
+    return flat(model), path, repr(recorder)
+
+
+def test_under_ddp_rank_0_records(tmp_path: Path) -> None:
+    first, second = together(2, ddp, str(tmp_path))
+    assert isinstance(first, tuple), first
+    assert isinstance(second, tuple), second
+    assert torch.equal(first[0], second[0])
+    assert (first[1], second[1]) == (tmp_path / "step-0000004.h5", None)
+    assert "rank 1" in second[2]
+    run = landscape.load(tmp_path / "last.h5")
+    assert torch.equal(run.weights[0], first[0])
+    assert run.history["step"].tolist() == [0, 2, 4]
+    np.testing.assert_allclose(run.history["alpha_e"][1:], 0.1, rtol=1e-12)
+    assert run.epoch == 4
+    assert run.layout.slots[0].name == "conv.weight"
+
+
+# Examples.
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Callable[[str], str]:
+    def run(name: str) -> str:
+        assert len((ROOT / "examples" / name).read_text().splitlines()) < 60
+        done = subprocess.run(
+            [sys.executable, "-W", "error", str(ROOT / "examples" / name), "out"],
+            cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.slow
+def test_the_example_of_an_own_loop(example: Callable[[str], str], tmp_path: Path) -> None:
+    assert "test accuracy 0.9" in example("own_loop.py")
+    assert (tmp_path / "out" / "contour.png").stat().st_size > 10_000
+    run = landscape.load(tmp_path / "out" / "last.h5")
+    rows = {name: column[1:] for name, column in run.history.items()}
+    identity = rows["alpha_e"] ** 2 * rows["grad_norm2"] + rows["delta"]
+    np.testing.assert_allclose(identity, rows["displacement2"], rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_the_example_of_two_optimizers(example: Callable[[str], str], tmp_path: Path) -> None:
+    out = example("two_optimizers.py")
+    assert out.count("λ_max") == 2
+    for name in ("two.png", "training.png"):
+        assert (tmp_path / "out" / name).stat().st_size > 10_000
