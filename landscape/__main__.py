@@ -1,12 +1,23 @@
-"""``python -m landscape``: the same commands as the console script."""
+"""The start of a command: ``python -m landscape`` and the console script."""
 
 import os
+import signal
 import sys
 
-# Python puts the current folder first for -m; what lies there is not to be taken for an installed package.
-if not sys.flags.safe_path and os.path.isdir(".") and sys.path[:1] == [os.getcwd()]:
-    del sys.path[0]
 
-from landscape.cli import main
+def main() -> None:
+    """Run the command line; see :func:`landscape.cli.main`."""
+    # Until the command handles signals, Ctrl-C ends the process: the exception that Python raises for it is
+    # lost where it meets a callback within an import.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Python puts the current folder first for -m; what lies there is not to be taken for an installed package.
+    if not sys.flags.safe_path and os.path.isdir(".") and sys.path[:1] == [os.getcwd()]:
+        del sys.path[0]
+    from landscape.cli import main as run
 
-main()
+    run()
+
+
+if __name__ == "__main__":
+    main()

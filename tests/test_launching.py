@@ -594,3 +594,22 @@ def test_a_signal_while_modules_are_imported_is_a_line(tiny: Path) -> None:
     assert run.returncode == 130
     assert run.stderr.startswith("landscape: interrupted")
     assert run.stderr.count("\n") == 1
+
+
+@linux
+def test_a_signal_before_the_command_begins_ends_it() -> None:
+    """Within an import, the exception that Python raises for Ctrl-C can be lost."""
+    code = (
+        "import os, signal, sys\n"
+        "from landscape.__main__ import main\n"
+        "class Signalling:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'click':\n"
+        "            try: os.kill(os.getpid(), signal.SIGINT)\n"
+        "            except KeyboardInterrupt: pass\n"
+        "sys.meta_path.insert(0, Signalling())\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "main()\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code, "train", "--help"], capture_output=True, text=True)
+    assert (run.returncode, run.stdout, run.stderr) == (-signal.SIGINT, "", "")

@@ -30,6 +30,7 @@ from tests.chaos.cases import ALL, BEYOND, TIMEOUT, Case, contents, difference, 
 LEFT = 10.0
 TOKEN = "LANDSCAPE_CHAOS"  # marks in the environment which processes belong to a command
 ENDING = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+COMPLETE = ("holds a finished", "exists already, it is not overwritten")
 _MAIN = re.compile(r'landscape/cli/__init__\.py", line \d+, in main\n')
 EVENTS = (*ENDING * 3, signal.SIGKILL, signal.SIGKILL, "stop", "stop and go on", "second writer")
 
@@ -92,7 +93,7 @@ class Lane:
                 self.disturb(case, process, out)
             err = self.ends(case, process)
             # Ended between its last file and its exit: the next one says that all is there.
-            if process.returncode == 0 or (turn and "holds a finished" in err):
+            if process.returncode == 0 or (turn and any(words in err for words in COMPLETE)):
                 break
             # Until main has begun, while Python starts or torch is imported, Ctrl-C is Python's own.
             early = err.rstrip().endswith("KeyboardInterrupt") and not _MAIN.search(err)
