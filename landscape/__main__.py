@@ -11,7 +11,7 @@ def main() -> None:
     # lost where it meets a callback within an import.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # Python puts the current folder first for -m; what lies there is not to be taken for an installed package.
+    # For -m, Python puts the current folder first; what lies there must not stand in for installed packages.
     if not sys.flags.safe_path and os.path.isdir(".") and sys.path[:1] == [os.getcwd()]:
         del sys.path[0]
     from landscape.cli import main as run
