@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
@@ -15,7 +13,7 @@ import pytest
 
 import landscape
 from landscape.core import registry
-from landscape.train import recipe
+from landscape.train import launch, recipe
 from tests.conftest import Command
 
 
@@ -24,9 +22,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two short runs on the bundled digits, made once: the folders ss and dp."""
     folder = tmp_path_factory.mktemp("runs")
     for name, short in (("ssgd", "ss"), ("dpsgd", "dp")):
-        small = ["--set", "steps=20", "--set", "checkpoint.every=10", "--set", "model.widths=[64, 8, 10]"]
-        argv = ["-m", "landscape", "train", f"digits-{name}", *small, "-o", str(folder / short), "-q"]
-        subprocess.run([sys.executable, *argv], check=True)
+        small = ["steps=20", "checkpoint.every=10", "model.widths=[64, 8, 10]"]
+        launch.launch(recipe.read(f"digits-{name}", small), folder / short)
     return folder
 
 

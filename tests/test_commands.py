@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from landscape.cli.analysis import Analysis
 from landscape.core import registry
 from landscape.core.options import SPLIT
 from landscape.results.sweep import COLUMNS, texts
+from landscape.train import launch, recipe
 from tests import problems
 from tests.conftest import Command
 from tests.test_cli import one_line
@@ -52,9 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run on the bundled digits, made once."""
     folder = tmp_path_factory.mktemp("run")
     small = ["steps=30", "checkpoint.every=10", "model.widths=[64, 8, 10]"]
-    flags = [word for setting in small for word in ("--set", setting)]
-    argv = ["-m", "landscape", "train", "digits-dpsgd", *flags, "-o", str(folder), "-q"]
-    subprocess.run([sys.executable, *argv], check=True)
+    launch.launch(recipe.read("digits-dpsgd", small), folder)
     return folder
 
 

@@ -25,6 +25,7 @@ from landscape import InputError, Problem, Surface
 from landscape.analysis.contour import reused_points
 from landscape.evaluation import batched, evaluate, grid
 from landscape.evaluation.grid import MismatchError, Portions, coincide, compute_missing
+from landscape.train import launch, recipe
 from tests import problems
 from tests.conftest import Command
 from tests.test_cli import one_line
@@ -234,9 +235,8 @@ def test_processes_share_a_grid_and_a_failure_names_its_rank(
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two checkpoints of a short run on the bundled digits."""
     folder = tmp_path_factory.mktemp("run")
-    small = ["--set", "steps=20", "--set", "checkpoint.every=10", "--set", "model.widths=[64, 16, 10]"]
-    argv = ["-m", "landscape", "train", "digits-dpsgd", *small, "-o", str(folder), "-q"]
-    subprocess.run([sys.executable, *argv], check=True)
+    small = ["steps=20", "checkpoint.every=10", "model.widths=[64, 16, 10]"]
+    launch.launch(recipe.read("digits-dpsgd", small), folder)
     return folder
 
 
