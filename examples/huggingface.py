@@ -17,7 +17,7 @@ from landscape.integrations.huggingface import LandscapeCallback
 SYMBOLS = "0123456789+="
 
 
-def sums(numbers: int = 40) -> list[dict[str, torch.Tensor]]:
+def sums(numbers: int = 20) -> list[dict[str, torch.Tensor]]:
     texts = [f"{a:02}+{b:02}={a + b:02}" for a in range(numbers) for b in range(numbers)]
     rows = torch.tensor([[SYMBOLS.index(letter) for letter in text] for text in texts])
     labels = rows.masked_fill(torch.arange(rows.shape[1]) < 6, -100)  # only the result counts
@@ -27,14 +27,14 @@ def sums(numbers: int = 40) -> list[dict[str, torch.Tensor]]:
 def model() -> GPT2LMHeadModel:
     torch.manual_seed(0)
     sizes = {"vocab_size": len(SYMBOLS), "n_positions": 8, "n_embd": 32, "n_layer": 2, "n_head": 4}
-    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None, loss_type="ForCausalLM"))
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None))
 
 
-def main(folder: str = "runs/gpt2", steps: int = 400) -> None:
+def main(folder: str = "runs/gpt2", steps: int = 200) -> None:
     callback = LandscapeCallback(
         f"{folder}/landscape",
         every=20,
-        contour={"grid": 15, "norm": "filter", "span": 0.5},
+        contour={"grid": 11, "norm": "filter", "span": 0.5},
         spectrum={"top_k": 1},
     )
     arguments = TrainingArguments(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import MethodType
 from typing import Any, TypedDict
 
-from torch import nn
+from torch import Tensor, nn
 
 from landscape.analysis.contour import axes, contour
 from landscape.analysis.planes import NORMS, random_plane
@@ -22,6 +23,7 @@ from landscape.checkpoint.user_code import UserData
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import SPLIT, check_keywords, choose, positive
+from landscape.problem.layout import independent_copy
 from landscape.problem.problem import Loss, Problem
 from landscape.results.base import Provenance, Result
 from landscape.train import recording
@@ -67,7 +69,7 @@ class Contour:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The spectrum at the end, with the defaults of ``landscape spectrum``: both ends."""
+    """The spectrum at the end; without ``top_k`` and ``density`` both ends, as a trace alone has no picture."""
 
     top_k: int = 0
     ends: bool = False
@@ -82,9 +84,10 @@ class Spectrum:
 
     def compute(self, problem: Problem, about: Provenance) -> Result:
         """The parts that are asked for, of the Hessian at the centre of ``problem``."""
+        ends = self.ends or not (self.top_k or self.density)
         return spectrum(
-            problem, self.top_k, ends=self.ends, with_trace=self.trace, with_density=self.density,
-            seed=self.seed, **about,
+            problem, self.top_k, ends=ends, with_trace=self.trace, with_density=self.density, seed=self.seed,
+            **about,
         )  # fmt: skip
 
 
@@ -198,11 +201,11 @@ class Session:
         """
         for name, picture in self._pictures.items():
             (model, data), run = self._made_of, Checkpoint.load(self.folder / "last.h5")
-            device = next(model.parameters()).device
+            device, network = next(model.parameters()).device, functools.partial(independent_copy, model)
             try:
                 with undisturbed(device, *data.splits.values()):
                     problem = run.problem(
-                        picture.split, model=model, data=data, dtype=run.weights.dtype, device=device
+                        picture.split, model=network, data=data, dtype=run.weights.dtype, device=device
                     )
                     result = picture.compute(problem, _about(run, picture.split))
                     result.save(self.folder / f"{name}.h5")
@@ -227,10 +230,13 @@ def _about(run: Checkpoint, split: str) -> Provenance:
 def shallow_copy(module: nn.Module) -> nn.Module:
     """Another module with the same parameters, buffers and parts, and attributes of its own.
 
-    Its methods that were put into the module, such as a ``forward`` of another trainer, are its own.
+    Methods that were put into the module, such as a ``forward`` of another trainer, are its own. So are its
+    lists, as they are now, without what steps gathered there: tensors with a graph, which cannot be copied.
     """
     own = copy.copy(module)
     for name, value in vars(module).items():
         if isinstance(value, MethodType) and value.__self__ is module:
             vars(own)[name] = MethodType(value.__func__, own)
+        elif type(value) is list:
+            vars(own)[name] = [each for each in value if not isinstance(each, Tensor) or each.is_leaf]
     return own
