@@ -37,8 +37,10 @@ class LandscapeCallback(TrainerCallback):  # type: ignore[misc]  # Any, where tr
     Args:
         folder: where the files go.
         loss: ``loss(outputs, labels)``, a mean. Default: the model's own, which the Trainer trains unless it
-            smooths labels or has a loss of its own: over the whole data a mean over tokens, as over those
-            of a step. What a ``compute_loss`` adds to the model's own loss is not known here.
+            smooths labels or has a loss of its own: a mean over the tokens of the whole data. Where the
+            Trainer divides the sum over a step's tokens by another number (of GPT-2 by all labels, the first
+            of a sequence included), α_e is less than lr by that. What a ``compute_loss`` adds to the model's
+            own loss is not known here.
         data: the training set, as the recorder takes it. Default: the Trainer's, through its collator.
         test: data of the same kind, or a data set, for the test loss.
         contour, spectrum: True, or a dict of options (``grid``, ``span``, ``norm``, ``seed``, ``split``;

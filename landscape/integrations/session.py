@@ -69,7 +69,7 @@ class Contour:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The spectrum at the end; without ``top_k`` and ``density`` both ends, as a trace alone has no picture."""
+    """The spectrum at the end; both ends without ``top_k`` and ``density``, as a trace has no picture."""
 
     top_k: int = 0
     ends: bool = False
