@@ -32,20 +32,20 @@ def model() -> GPT2LMHeadModel:
 
 def main(folder: str = "runs/gpt2", steps: int = 200) -> None:
     callback = LandscapeCallback(
-        f"{folder}/landscape",
+        folder,
         every=20,
         contour={"grid": 11, "norm": "filter", "span": 0.5},
         spectrum={"top_k": 1},
     )
     arguments = TrainingArguments(
-        folder, max_steps=steps, per_device_train_batch_size=64, learning_rate=3e-3, logging_steps=100,
-        save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True,
+        f"{folder}/trainer", max_steps=steps, per_device_train_batch_size=64, learning_rate=3e-3,
+        logging_steps=100, save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True,
     )  # fmt: skip
     Trainer(model(), arguments, train_dataset=sums(), callbacks=[callback]).train()
 
-    run = landscape.load(f"{folder}/landscape/last.h5")
-    sharpest = landscape.load(f"{folder}/landscape/spectrum.h5").values[0]
-    print(f"{folder}/landscape: loss {run.history['train_loss'][-1]:.3f}, λ_max {sharpest:.3g}, contour.png")
+    run = landscape.load(f"{folder}/last.h5")
+    sharpest = landscape.load(f"{folder}/spectrum.h5").values[0]
+    print(f"{folder}: loss {run.history['train_loss'][-1]:.3f}, λ_max {sharpest:.3g}, contour.png")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,18 +17,22 @@ from landscape.integrations.training_set import batch_size, given_or_own
 from landscape.problem.batches import as_tensors, is_resident
 from landscape.problem.problem import Loss
 
-try:
-    from lightning.pytorch import Callback
-    from torchmetrics import Metric
-except ImportError:
-    try:
-        from pytorch_lightning import Callback  # the same classes under the package's older name
-        from torchmetrics import Metric
-    except ImportError as error:
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the same classes, twice
+
+
+def _bases() -> tuple[type, ...]:
+    """Callback of each package that is installed: a Trainer takes only its own package's."""
+    found = []
+    for name in PACKAGES:
+        with contextlib.suppress(ImportError):
+            found.append(importlib.import_module(name).Callback)
+    if not found:
         raise ImportError(
             "landscape.integrations.lightning: lightning is not installed; pip install "
             "'sgd-landscape[lightning]'"
-        ) from error
+        )
+    return tuple(found)
+
 
 # Under this name a step's model gets a whole batch.
 BATCH = "landscape_batch"
@@ -35,7 +41,7 @@ AVERAGING = ("StochasticWeightAveraging", "WeightAveraging", "EMAWeightAveraging
 HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
 
 
-class LandscapeCallback(Callback):  # type: ignore[misc]  # Any, where Lightning is not installed
+class LandscapeCallback(*_bases()):  # type: ignore[misc]
     """Records a training of Lightning's Trainer as :class:`landscape.Recorder` records a loop.
 
     A step is one of the optimizer: with gradient accumulation, clipping and mixed precision as the Trainer
@@ -221,7 +227,7 @@ def _loss_of_step(module: Any, batch: Any) -> Tensor:
         for value, length in kept:  # for the end of the epoch, which a copy never sees
             del value[length:]
         for part in module.modules():
-            if isinstance(part, Metric):
+            if hasattr(part, "_defaults") and hasattr(part, "reset"):  # a metric of torchmetrics
                 part.reset()
     loss = result.get("loss") if isinstance(result, Mapping) else result
     if not isinstance(loss, Tensor):
@@ -240,8 +246,11 @@ def _no_trainer(module: Any) -> Any:
 
 def _indices(module: Any) -> int:
     """How many arguments training_step takes after the batch: batch_idx, or none."""
-    parameters = list(inspect.signature(module.training_step).parameters.values())
-    return len([p for p in parameters if p.kind != p.KEYWORD_ONLY and p.default is p.empty]) - 1
+    parameters = inspect.signature(module.training_step).parameters.values()
+    if any(p.kind == p.VAR_POSITIONAL for p in parameters):
+        return 1
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return len([p for p in parameters if p.kind in kinds and p.default is p.empty]) - 1
 
 
 def _check_own_loss(trainer: Any, module: Any) -> None:

@@ -390,6 +390,6 @@ def test_the_example_of_gpt2(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert "λ_max" in done.stdout
     for name in ("contour.png", "spectrum.png"):
-        assert (tmp_path / "out" / "landscape" / name).stat().st_size > 10_000
-    rows = landscape.load(tmp_path / "out" / "landscape" / "last.h5").history
+        assert (tmp_path / "out" / name).stat().st_size > 10_000
+    rows = landscape.load(tmp_path / "out" / "last.h5").history
     assert rows["train_loss"][-1] < 0.7 * np.nanmax(rows["train_loss"])
