@@ -47,8 +47,9 @@ class LandscapeCallback(TrainerCallback):  # type: ignore[misc]  # Any, where tr
             ``top_k``, ``ends``, ``trace``, ``density``, ``seed``, ``split``): at the end contour.h5 and .png,
             spectrum.h5 and .png are written beside the checkpoints, in place of those of an earlier end. They
             are of the last step's weights, also where the Trainer loads the best ones at the end.
-        options: ``every``, ``samples``, ``sharpness``, ``save_every``, ``batch``, ``resume``, ``scalars`` and
-            ``seed`` of the recorder. With ``samples`` the whole training set is collated at once.
+        options: ``every``, ``samples``, ``sharpness``, ``save_every``, ``batch``, ``resume``, ``scalars``,
+            ``seed`` and ``terms`` of the recorder. With ``samples`` the whole training set is collated at
+            once.
 
     Raises:
         InputError: for an option that is not known or allowed; in training for what the recorder refuses,
@@ -152,7 +153,7 @@ def _check(args: Any, *, own_loss: bool) -> None:
     if own_loss and args.label_smoothing_factor:
         raise InputError(
             f"loss: label_smoothing_factor={args.label_smoothing_factor} makes it another one than the "
-            "model's own; give loss=…, such as torch.nn.CrossEntropyLoss(label_smoothing=…) of the logits"
+            "model's own; give loss=…, of outputs and labels, with terms=… where samples have unequal numbers"
         )
 
 

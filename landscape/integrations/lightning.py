@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -58,8 +59,9 @@ class LandscapeCallback(*_bases()):  # type: ignore[misc]
         contour, spectrum: True, or a dict of options (``grid``, ``span``, ``norm``, ``seed``, ``split``;
             ``top_k``, ``ends``, ``trace``, ``density``, ``seed``, ``split``): at the end contour.h5 and .png,
             spectrum.h5 and .png are written beside the checkpoints, in place of those of an earlier end.
-        options: ``every``, ``samples``, ``sharpness``, ``save_every``, ``batch``, ``resume``, ``scalars`` and
-            ``seed`` of the recorder. ``batch`` is by default that of the train dataloader.
+        options: ``every``, ``samples``, ``sharpness``, ``save_every``, ``batch``, ``resume``, ``scalars``,
+            ``seed`` and ``terms`` of the recorder. ``batch`` is by default that of the train dataloader;
+            ``terms`` takes a whole batch where the loss is training_step's.
 
     Raises:
         InputError: for an option that is not known or allowed; at the start of the training for what the
@@ -91,7 +93,7 @@ class LandscapeCallback(*_bases()):  # type: ignore[misc]
         """Open the recorder."""
         self._check(trainer)
         session, loader = self._session, trainer.train_dataloader
-        whole, own = session.samples > 0, session.loss is None
+        whole, own, terms = session.samples > 0, session.loss is None, session.options.get("terms")
         data = given_or_own("data", session.data, loader, whole=whole)
         test = None
         if session.test is not None:
@@ -99,10 +101,11 @@ class LandscapeCallback(*_bases()):  # type: ignore[misc]
         if own:
             _check_own_loss(trainer, pl_module)
             data, test = as_steps(data), as_steps(test)
+            terms = terms and functools.partial(_terms_of_step, terms)
         model = step_model(pl_module) if own else shallow_copy(pl_module)
         (optimizer,) = trainer.optimizers
         batch = batch_size(loader) if trainer.accumulate_grad_batches == 1 else 0
-        session.begin(model, data, test, optimizer, batch=batch, resume=self._resume)
+        session.begin(model, data, test, optimizer, batch=batch, resume=self._resume, terms=terms)
         handle = optimizer.register_step_post_hook(lambda *_: session.after())
         self._remove = handle.remove
 
@@ -217,6 +220,10 @@ def step_model(module: Any) -> nn.Module:
     own = shallow_copy(module)
     own.__class__ = Step
     return own
+
+
+def _terms_of_step(terms: Callable[[Any], Tensor], inputs: Any) -> Tensor:
+    return terms(inputs[BATCH])
 
 
 def _loss_of_step(module: Any, batch: Any) -> Tensor:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
@@ -19,11 +18,9 @@ from landscape.analysis.contour import axes, contour
 from landscape.analysis.planes import NORMS, random_plane
 from landscape.analysis.spectrum import spectrum
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.checkpoint.user_code import UserData
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import SPLIT, check_keywords, choose, positive
-from landscape.problem.layout import independent_copy
 from landscape.problem.problem import Loss, Problem
 from landscape.results.base import Provenance, Result
 from landscape.train import recording
@@ -44,6 +41,7 @@ class Options(TypedDict, total=False):
     resume: bool | int
     scalars: str | Sequence[str] | None
     seed: int
+    terms: Callable[[Any], Tensor] | None
 
 
 @dataclass(frozen=True)
@@ -139,8 +137,9 @@ class Session:
         return int(self.options.get("samples", 0))
 
     def begin(
-        self, model: nn.Module, data: Any, test: Any, optimizer: Any, *, batch: int, resume: int
-    ) -> None:
+        self, model: nn.Module, data: Any, test: Any, optimizer: Any, *, batch: int, resume: int,
+        terms: Callable[[Any], Tensor] | None = None,
+    ) -> None:  # fmt: skip
         """Open the recorder.
 
         Args:
@@ -148,12 +147,13 @@ class Session:
             data, test: as the recorder takes them.
             batch: the trainer's, 0 where it is not known.
             resume: the step that the trainer goes on from; 0: none.
+            terms: in place of the user's.
         """
         self.abort()
-        options = {"batch": batch, **self.options}
+        options = {"batch": batch, **self.options} | ({"terms": terms} if terms else {})
         if resume and isinstance(options.get("resume", False), bool):
             options["resume"] = resume
-        self._made_of = model, UserData({"train": data, "test": test}, self.loss)
+        self._made_of = model, {"train": data, "test": test}, options.get("terms")
         self.recorder = Recorder(
             self.folder, model, self.loss, data, test=test, optimizer=optimizer, **options
         )
@@ -200,13 +200,14 @@ class Session:
         They are of the weights in last.h5. An error would take the trained model from a script.
         """
         for name, picture in self._pictures.items():
-            (model, data), run = self._made_of, Checkpoint.load(self.folder / "last.h5")
-            device, network = next(model.parameters()).device, functools.partial(independent_copy, model)
+            model, splits, terms = self._made_of
+            run = Checkpoint.load(self.folder / "last.h5")
             try:
-                with undisturbed(device, *data.splits.values()):
-                    problem = run.problem(
-                        picture.split, model=network, data=data, dtype=run.weights.dtype, device=device
-                    )
+                with undisturbed(next(model.parameters()).device, *splits.values()):
+                    problem = Problem(
+                        model, self.loss, splits[picture.split], terms=terms,
+                        theta=run.weights[0], dtype=run.weights.dtype,
+                    )  # fmt: skip
                     result = picture.compute(problem, _about(run, picture.split))
                     result.save(self.folder / f"{name}.h5")
                     result.plot(path=self.folder / f"{name}.png")

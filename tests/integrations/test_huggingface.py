@@ -245,7 +245,7 @@ def test_the_best_model_at_the_end_is_not_the_last_step(tmp_path: Path) -> None:
     model = gpt2()
     train(
         model, LandscapeCallback(tmp_path / "a", every=2, save_every=6, test=Texts(16), contour={"grid": 3}),
-        folder=tmp_path, learning_rate=3.0, max_grad_norm=0.0, num_train_epochs=3, eval_strategy="epoch",
+        folder=tmp_path, num_train_epochs=3, eval_strategy="epoch",
         save_strategy="epoch", load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=True,
     )  # fmt: skip
     run = landscape.load(tmp_path / "a" / "last.h5")
@@ -253,7 +253,7 @@ def test_the_best_model_at_the_end_is_not_the_last_step(tmp_path: Path) -> None:
     weights = [landscape.load(tmp_path / "a" / f"step-{t:07d}.h5").weights[0] for t in (6, 12, 18)]
     assert torch.equal(run.weights[0], weights[2])
     assert [torch.equal(best, each) for each in weights].count(True) == 1
-    assert not torch.equal(best, weights[2]), "choose another learning rate: the best is the last"
+    assert not torch.equal(best, weights[2]), "the first is the largest loss"
     surface = landscape.load(tmp_path / "a" / "contour.h5")
     assert torch.equal(torch.from_numpy(surface.center), weights[2])
     problem = run.problem(
@@ -331,6 +331,22 @@ def test_a_trainers_own_loss_is_recorded_where_it_is_given(tmp_path: Path) -> No
     np.testing.assert_allclose(rows["alpha_e"][1:], 0.05, rtol=1e-6)  # full-batch steps
     train(gpt2(), LandscapeCallback(tmp_path / "b", every=1), folder=tmp_path, kind=Logged, max_steps=2)
     assert landscape.load(tmp_path / "b" / "last.h5").step == 2
+
+
+def test_label_smoothing_is_recorded_with_its_loss(tmp_path: Path) -> None:
+    def smoothed(outputs: Any, labels: Tensor) -> Tensor:
+        logits, targets = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+        return F.cross_entropy(logits, targets, label_smoothing=0.1)
+
+    callback = LandscapeCallback(
+        tmp_path / "a", smoothed, every=1, save_every=1, terms=lambda y: (y[:, 1:] != -100).sum(1)
+    )
+    train(
+        gpt2(), callback, folder=tmp_path, label_smoothing_factor=0.1, per_device_train_batch_size=48,
+        max_grad_norm=0.0, max_steps=3,
+    )  # fmt: skip
+    rows = landscape.load(tmp_path / "a" / "last.h5").history
+    np.testing.assert_allclose(rows["alpha_e"][1:], 0.05, rtol=1e-6)  # full-batch steps
 
 
 @pytest.mark.parametrize("optim", ["lomo", "galore_adamw_layerwise"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -270,11 +271,18 @@ def test_pictures_at_the_end_and_samples(tmp_path: Path) -> None:
 
 
 def test_the_loss_of_a_step_follows_the_epoch_and_keeps_nothing(tmp_path: Path) -> None:
+    metrics = pytest.importorskip("torchmetrics")
+
     class Annealed(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.metric = metrics.CatMetric()
+
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             x, y = batch
             weight = 1.0 + self.current_epoch
             self.log_dict({"a": weight, "b": 1.0})
+            self.metric.update(x)
             self.seen.append(F.cross_entropy(self(x), y) * weight)
             return self.seen[-1]
 
@@ -285,10 +293,39 @@ def test_the_loss_of_a_step_follows_the_epoch_and_keeps_nothing(tmp_path: Path) 
     assert losses[1] / losses[0] > 1.5
     assert len(module.seen) == 12  # with graphs, which no copy can hold
     assert (tmp_path / "a" / "contour.png").exists()
-    model = step_model(module)
+    module.seen.clear()
+    model = copy.deepcopy(step_model(module))
     assert type(model).__qualname__ == Annealed.__qualname__
     model(landscape_batch=digits(8))
-    assert len(module.seen) == 12
+    assert model.metric.update_count == 0
+    assert module.metric.update_count == 12
+    assert not model.seen
+
+
+def test_a_step_of_tokens_has_its_terms(tmp_path: Path) -> None:
+    class Tokens(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(3, 4).double()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return F.cross_entropy(self(batch["x"]).flatten(0, 1), batch["y"].flatten(), ignore_index=-1)
+
+    torch.manual_seed(0)
+    x = torch.randn(8, 5, 3).double()
+    y = torch.randint(4, (8, 5)).masked_fill(torch.arange(5) >= torch.randint(1, 6, (8, 1)), -1)
+    loader = DataLoader([{"x": x, "y": y}], None)  # one batch, whose samples have unequal numbers of tokens
+    given: dict[str, Any] = {"data": [{"x": x[:3], "y": y[:3]}, {"x": x[3:], "y": y[3:]}]}
+    with pytest.raises(InputError, match="terms="):
+        fit(Tokens(), LandscapeCallback(tmp_path / "a", **given), folder=tmp_path, loader=loader)
+    given |= {"terms": lambda batch: (batch["y"] >= 0).sum(1), "contour": {"grid": 3}, "every": 1}
+    module = Tokens()
+    module.make = lambda p: torch.optim.SGD(p, lr=0.1)
+    fit(module, LandscapeCallback(tmp_path / "b", **given), folder=tmp_path, loader=loader)
+    rows = landscape.load(tmp_path / "b" / "last.h5").history
+    np.testing.assert_allclose(rows["alpha_e"][1:], 0.1, rtol=1e-10)  # full-batch steps
+    truth = float(module.training_step({"x": x, "y": y}, 0))
+    assert landscape.load(tmp_path / "b" / "contour.h5").loss[1, 1] == pytest.approx(truth)
 
 
 def test_an_exception_closes_the_recorder(tmp_path: Path) -> None:
