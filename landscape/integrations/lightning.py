@@ -87,7 +87,8 @@ class LandscapeCallback(*_bases()):  # type: ignore[misc]
     ) -> None:
         self._session = Session(folder, loss, data, test, options, contour, spectrum)
         self._resume = 0
-        self._remove: Callable[[], None] = _nothing
+        self._remove: Callable[[], Any] = _nothing
+        self._stepping = False  # the optimizer's step has begun, and with it its closure
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open the recorder."""
@@ -105,9 +106,26 @@ class LandscapeCallback(*_bases()):  # type: ignore[misc]
         model = step_model(pl_module) if own else shallow_copy(pl_module)
         (optimizer,) = trainer.optimizers
         batch = batch_size(loader) if trainer.accumulate_grad_batches == 1 else 0
-        session.begin(model, data, test, optimizer, batch=batch, resume=self._resume, terms=terms)
-        handle = optimizer.register_step_post_hook(lambda *_: session.after())
-        self._remove = handle.remove
+        resume = self._resume if trainer.global_step else 0  # and not in another Trainer's first fit
+        session.begin(model, data, test, optimizer, batch=batch, resume=resume, terms=terms)
+        self._stepping = False
+        handles = (
+            optimizer.register_step_pre_hook(lambda *_: self._started()),
+            optimizer.register_step_post_hook(lambda *_: self._ended()),
+        )
+        self._remove = lambda: [handle.remove() for handle in handles]
+
+    def _started(self) -> None:
+        self._stepping = True
+
+    def _ended(self) -> None:
+        self._stepping = False
+        if not self._session.within:
+            raise InputError(
+                "LandscapeCallback: the optimizer made a step that Lightning does not know of; call step() of "
+                "what self.optimizers() gives"
+            )
+        self._session.after()
 
     def _check(self, trainer: Any) -> None:
         optimizers, strategy = trainer.optimizers, trainer.strategy
@@ -133,7 +151,7 @@ class LandscapeCallback(*_bases()):  # type: ignore[misc]
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """What is to be known before a step: after the backward pass, before the gradients are clipped."""
-        if self._session.recorder is not None and not self._session.within:  # LBFGS comes here more than once
+        if not (self._stepping and self._session.within):  # in which LBFGS calls its closure again
             self._session.before()
 
     def on_train_batch_end(

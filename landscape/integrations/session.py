@@ -20,7 +20,7 @@ from landscape.analysis.spectrum import spectrum
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
-from landscape.core.options import SPLIT, check_keywords, choose, positive
+from landscape.core.options import SPLIT, check_keywords, check_type, choose, positive
 from landscape.problem.problem import Loss, Problem
 from landscape.results.base import Provenance, Result
 from landscape.train import recording
@@ -113,6 +113,8 @@ class Session:
     ) -> None:
         for name in options:
             choose("LandscapeCallback", name, Options.__annotations__)
+        for name in ("every", "samples"):
+            check_type(name, options.get(name, 0), int)
         self.folder, self.loss, self.data, self.test = Path(folder), loss, data, test
         self.options = dict(options)
         asked: dict[str, tuple[type[Contour | Spectrum], Any]] = {

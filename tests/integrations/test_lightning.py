@@ -189,6 +189,13 @@ def test_manual_optimization_is_recorded_with_a_loss(tmp_path: Path) -> None:
     fit(Manual(), LandscapeCallback(tmp_path / "b", F.cross_entropy, every=1), folder=tmp_path)
     assert landscape.load(tmp_path / "b" / "last.h5").history["step"].tolist() == list(range(25))
 
+    class Raw(Manual):
+        def optimizers(self) -> Any:
+            return super().optimizers().optimizer
+
+    with pytest.raises(InputError, match=r"self\.optimizers"):
+        fit(Raw(), LandscapeCallback(tmp_path / "c", F.cross_entropy, every=1), folder=tmp_path)
+
 
 def test_mixed_precision_is_recorded_in_full(tmp_path: Path) -> None:
     single = TensorDataset(*digits(dtype=torch.float32))
@@ -244,8 +251,9 @@ def test_a_run_goes_on_from_a_checkpoint_of_lightnings(tmp_path: Path) -> None:
     trainer.fit_loop.max_epochs = EPOCHS + 1  # and a second fit of the same trainer
     trainer.fit(trainer.lightning_module, DataLoader(data(), BATCH))
     assert landscape.load(tmp_path / "b" / "last.h5").history["step"].tolist() == list(range(0, 17, 2))
-    with pytest.raises(FailedError, match="holds a run already"):
-        fit(Module(), LandscapeCallback(tmp_path / "b", **options), folder=tmp_path)
+    for again in (callback, LandscapeCallback(tmp_path / "b", **options)):
+        with pytest.raises(FailedError, match="holds a run already"):
+            fit(Module(), again, folder=tmp_path)
 
 
 def test_pictures_at_the_end_and_samples(tmp_path: Path) -> None:

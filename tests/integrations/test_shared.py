@@ -69,6 +69,7 @@ def test_the_options_are_the_recorders() -> None:
     ("options", "words"),
     [
         ({"evry": 5}, "evry.*every"),
+        ({"samples": "all"}, "samples: 'all'"),
         ({"contour": 3}, "contour: 3"),
         ({"contour": {"gird": 5}}, "gird.*grid"),
         ({"contour": {"grid": 0}}, "grid: 0"),
