@@ -122,8 +122,8 @@ class LandscapeCallback(*_bases()):  # type: ignore[misc]
         self._stepping = False
         if not self._session.within:
             raise InputError(
-                "LandscapeCallback: the optimizer made a step that Lightning does not know of; call step() of "
-                "what self.optimizers() gives"
+                "LandscapeCallback: the optimizer made a step that Lightning does not know of; call step() "
+                "on what self.optimizers() gives"
             )
         self._session.after()
 
