@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 PEERS := .venv-bench
-FACES := .venv-huggingface
+INTEGRATIONS := .venv-integrations
 
-.PHONY: demo test test-all battery-huggingface figures figures-smoke bench fuzz chaos lint clean
+.PHONY: demo test test-all test-integrations battery-huggingface figures figures-smoke bench fuzz chaos lint clean
 
 demo: $(READY)  ## train on the bundled digits and draw the landscape around what comes out
 	$(BIN)/landscape demo -o demo
@@ -17,8 +17,11 @@ test: $(READY)  ## the tests that CI runs
 test-all: $(READY)  ## the slow ones, too
 	$(BIN)/python -m pytest -n auto -m ""
 
-battery-huggingface: $(FACES)/ready  ## GPT-2, BERT, ViT, Llama, T5, CLIP against dense references; nothing is downloaded
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(FACES)/bin/python -m pytest -m "" tests/battery/test_huggingface.py
+test-integrations: $(INTEGRATIONS)/ready  ## the callbacks, with the real Lightning and Hugging Face packages
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m pytest -m "" tests/integrations
+
+battery-huggingface: $(INTEGRATIONS)/ready  ## GPT-2, BERT, ViT, Llama, T5, CLIP against dense references; nothing is downloaded
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m pytest -m "" tests/battery/test_huggingface.py
 
 figures: $(READY)  ## every figure and table of the papers at laptop scale, into figures/ (hours; LANDSCAPE_DATA)
 	$(BIN)/landscape figures --all --nproc 2
@@ -54,11 +57,11 @@ $(PEERS)/ready: pyproject.toml constraints.txt
 	$(PEERS)/bin/python -m pip install --quiet -c constraints.txt -e ".[bench]"
 	touch $(PEERS)/ready
 
-$(FACES)/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(FACES)
-	$(FACES)/bin/python -m pip install --quiet -c constraints.txt torch
-	$(FACES)/bin/python -m pip install --quiet -c constraints.txt -e ".[dev]" "transformers>=4.50"
-	touch $(FACES)/ready
+$(INTEGRATIONS)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/python -m pip install --quiet -c constraints.txt torch
+	$(INTEGRATIONS)/bin/python -m pip install --quiet -c constraints.txt -e ".[dev,lightning,huggingface]"
+	touch $(INTEGRATIONS)/ready
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(FACES) build dist *.egg-info demo
+	rm -rf $(VENV) $(PEERS) $(INTEGRATIONS) build dist *.egg-info demo

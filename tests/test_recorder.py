@@ -228,6 +228,31 @@ def test_a_step_that_a_scaler_skips_has_no_displacement(tmp_path: Path) -> None:
     assert (rows["displacement2"][[1, 3]] > 0).all()
 
 
+def test_samples_weigh_as_their_terms_say(tmp_path: Path) -> None:
+    """A loss of one's own over sequences with padding, which Problem cannot know the number of."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 4).double(), torch.randn(10, 5, 3).double()
+    y = torch.randint(4, (10, 5)).masked_fill(torch.arange(5) >= torch.randint(1, 6, (10, 1)), -1)
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+    batches = [(x[:7], y[:7]), (x[7:], y[7:])]
+    with pytest.raises(InputError, match="terms="):
+        Recorder(tmp_path / "a", model, loss, batches)
+    optimizer = plain(model.parameters())
+    counts: dict[str, Any] = {"terms": lambda y: (y >= 0).sum(1)}
+    with Recorder(tmp_path / "b", model, loss, batches, every=1, test=(x, y), **counts) as recorder:
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            with recorder.step():
+                optimizer.step()
+    rows = landscape.load(tmp_path / "b" / "last.h5").history
+    np.testing.assert_allclose(rows["alpha_e"][1:], 0.1, rtol=1e-10)
+    assert rows["test_loss"][-1] == pytest.approx(loss(model(x), y).item(), rel=1e-12)
+
+
 def test_sharpness_is_that_of_the_hessian(tmp_path: Path) -> None:
     model = net()
     optimizer = momentum(model.parameters())

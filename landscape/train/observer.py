@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,8 @@ from landscape.train.sharpness import Sharpness
 class Choices:
     """What is to be known: of g from ``samples`` (0: all), of λ_max (or not), with minibatches of ``batch``.
 
-    ``stability_limit`` is the largest stable ηλ, None where it is not known; ``seed`` draws the samples.
+    ``stability_limit`` is the largest stable ηλ, None where it is not known; ``seed`` draws the samples;
+    ``terms`` as :class:`landscape.Problem` takes it.
     """
 
     samples: int
@@ -34,6 +35,7 @@ class Choices:
     batch: int
     seed: int
     stability_limit: float | None
+    terms: Callable[[Any], Tensor] | None = None
 
 
 class Observer:
@@ -58,11 +60,11 @@ class Observer:
         self._data = data, test
         self._start: tuple[Tensor, Gradient] | None = None
         with self._undisturbed():
-            self.train = Problem(module, loss, data, dtype=dtype)
+            self.train = Problem(module, loss, data, dtype=dtype, terms=choices.terms)
             self.test: Problem | None = None
             if test is not None:
                 try:
-                    self.test = Problem(module, loss, test, dtype=dtype)
+                    self.test = Problem(module, loss, test, dtype=dtype, terms=choices.terms)
                 except InputError as error:
                     raise InputError(f"test: {error}") from error
             self.parameters = Parameters(module, self.train)

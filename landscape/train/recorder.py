@@ -9,13 +9,13 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import RECORDED, Checkpoint
@@ -83,7 +83,8 @@ class Recorder:
         folder: where the files go; made where it is missing.
         model: the module that is trained; of DistributedDataParallel, DataParallel and torch.compile the
             one inside. θ are its trainable parameters, P in all; frozen ones and buffers go with each file.
-        loss: ``loss(outputs, targets)``, a mean, or None; as :class:`landscape.Problem` takes it.
+        loss, terms: ``loss(outputs, targets)``, a mean, or None, and, where samples contribute to it
+            unequally, ``terms(targets)``; as :class:`landscape.Problem` takes them.
         data: the training set, as :class:`landscape.Problem` takes it: g is the gradient of its mean loss,
             in eval mode (but see ``batch``), so that dropout and augmentation count as noise.
         every: steps from one that is decomposed to the next; 0: none. Ours; for a large training set give
@@ -148,6 +149,7 @@ class Recorder:
         resume: bool | int = False,
         scalars: str | Sequence[str] | None = None,
         seed: int = 0,
+        terms: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self.folder, self.steps = Path(folder), 0
         self._every, self._samples, self._sharpness = every, samples, sharpness
@@ -164,8 +166,8 @@ class Recorder:
             return
         recording.check_folder(self.folder, self._resume)
         module = unwrapped(model) if isinstance(model, nn.Module) else model
-        limit = recording.stability_limit(optimizer)
-        self._observer = Observer(module, loss, data, test, Choices(samples, sharpness, batch, seed, limit))
+        choices = Choices(samples, sharpness, batch, seed, recording.stability_limit(optimizer), terms)
+        self._observer = Observer(module, loss, data, test, choices)
         self._lock = Lock(self.folder)
         try:
             self._open({"train": data} | ({} if test is None else {"test": test}))
@@ -310,9 +312,7 @@ class Recorder:
         self._add(self.steps + (self._phase == INSIDE), numbers)
 
     def checkpoint(self) -> Path | None:
-        """Write step-NNNNNNN.h5 and last.h5 of the weights now; the path of the former.
-
-        None on ranks that do not record.
+        """Write step-NNNNNNN.h5 and last.h5 of the weights now; the path of the former, None on other ranks.
 
         Raises:
             InputError: for parameters that are no longer those of the start, and within a step.

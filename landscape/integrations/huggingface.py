@@ -1,0 +1,195 @@
+"""A callback for Hugging Face's Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from landscape.core.errors import InputError
+from landscape.integrations.session import Options, Session, shallow_copy
+from landscape.integrations.training_set import batch_size, given_or_own
+from landscape.problem.problem import Loss
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise ImportError(
+        "landscape.integrations.huggingface: transformers is not installed; pip install "
+        "'sgd-landscape[huggingface]'"
+    ) from error
+
+# The Trainer's samplers that order all samples by their length.
+EVEN = ("LengthGroupedSampler", "DistributedLengthGroupedSampler", "BatchRebalanceSampler")
+
+
+class LandscapeCallback(TrainerCallback):  # type: ignore[misc]  # Any, where transformers is not installed
+    """Records a training of Hugging Face's Trainer as :class:`landscape.Recorder` records a loop.
+
+    A step is one of the optimizer, the Trainer's global step: with gradient accumulation, clipping and mixed
+    precision as the Trainer makes it. Under DDP rank 0 records, while the other ranks wait for it at their
+    next exchange. ``trainer.train(resume_from_checkpoint=…)`` goes on with the run in the folder, too, from
+    the checkpoint's step. The Trainer's logged loss becomes the column ``loss``.
+
+    Args:
+        folder: where the files go.
+        loss: ``loss(outputs, labels)``, a mean. Default: the model's own, which the Trainer trains unless it
+            smooths labels or has a loss of its own: a mean over the tokens of the whole data. Where the
+            Trainer divides the sum over a step's tokens by another number (of GPT-2 by all labels, the first
+            of a sequence included), α_e is less than lr by that. What a ``compute_loss`` adds to the model's
+            own loss is not known here.
+        data: the training set, as the recorder takes it. Default: the Trainer's, through its collator.
+        test: data of the same kind, or a data set, for the test loss.
+        contour, spectrum: True, or a dict of options (``grid``, ``span``, ``norm``, ``seed``, ``split``;
+            ``top_k``, ``ends``, ``trace``, ``density``, ``seed``, ``split``): at the end contour.h5 and .png,
+            spectrum.h5 and .png are written beside the checkpoints, in place of those of an earlier end. They
+            are of the last step's weights, also where the Trainer loads the best ones at the end.
+        options: ``every``, ``samples``, ``sharpness``, ``save_every``, ``batch``, ``resume``, ``scalars``,
+            ``seed`` and ``terms`` of the recorder. With ``samples`` the whole training set is collated at
+            once.
+
+    Raises:
+        InputError: for an option that is not known or allowed; in training for what the recorder refuses,
+            label smoothing or a loss of the Trainer's without ``loss``, a data set without a length or with a
+            random collator (such as of masked words), and optimizers that step in the backward pass.
+        FailedError: in training, for a folder that the recorder refuses.
+
+    Example::
+
+        Trainer(model, args, train_dataset=data, callbacks=[LandscapeCallback("runs/mine", every=50)]).train()
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        loss: Loss | None = None,
+        data: Any = None,
+        *,
+        test: Any = None,
+        contour: bool | Mapping[str, Any] = False,
+        spectrum: bool | Mapping[str, Any] = False,
+        **options: Unpack[Options],
+    ) -> None:
+        self._session = Session(folder, loss, data, test, options, contour, spectrum)
+        self._watch: LossWatch | None = None
+        self._begun = False
+        self._last: dict[str, Tensor] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **given: Any) -> None:
+        """Check what can be checked before the first step."""
+        self._session.abort()  # of a training that an exception ended
+        if self._watch is not None:
+            self._watch.stop()
+        self._begun, self._last, self._watch = False, {}, None
+        _check(args, own_loss=self._session.loss is None)
+        if self._session.loss is None and not args.torch_compile:  # a hook would have it compiled again
+            self._watch = LossWatch(model)
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any, train_dataloader: Any,
+        **given: Any,
+    ) -> None:  # fmt: skip
+        """What is to be known before a step: the gradients are there, and clipped."""
+        if not self._begun:
+            if self._watch is not None:
+                self._watch.check()
+            self._begin(args, state.global_step, model, optimizer, train_dataloader)
+            self._begun = True
+        self._session.before()
+
+    def _begin(self, args: Any, step: int, model: Any, optimizer: Any, loader: Any) -> None:
+        """Open the recorder, at weights that are still those of the training's start."""
+        session, own = self._session, getattr(optimizer, "optimizer", optimizer)
+        if type(optimizer).__name__ == "DeepSpeedOptimizerWrapper":
+            raise InputError(
+                "LandscapeCallback: DeepSpeed makes the steps itself, a single device or DDP is needed"
+            )
+        whole, test = session.samples > 0, None
+        data = given_or_own("data", session.data, loader, whole=whole, even=EVEN)
+        if session.test is not None:
+            test = given_or_own("test", session.test, loader, whole=whole, even=EVEN)
+        batch = batch_size(loader) if args.gradient_accumulation_steps == 1 else 0
+        session.begin(bare(model), data, test, own, batch=batch, resume=step)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """What is to be known after a step."""
+        self._session.after()
+
+    def on_log(self, args: Any, state: Any, control: Any, *, logs: Any = None, **given: Any) -> None:
+        """Record the training loss, the Trainer's mean since it logged last."""
+        if self._session.recorder is not None and "loss" in (logs or {}):
+            self._session.recorder.log(loss=logs["loss"])
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, *, model: Any, **given: Any) -> None:
+        """Keep the weights where the Trainer may put others in their place at the end."""
+        if args.load_best_model_at_end and self._session.recorder is not None:
+            self._last = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def on_train_end(self, args: Any, state: Any, control: Any, *, model: Any, **given: Any) -> None:
+        """Close the recorder, and draw what is to be drawn."""
+        best = {name: tensor.clone() for name, tensor in model.state_dict().items()} if self._last else {}
+        if best:
+            model.load_state_dict(self._last)
+        self._session.end()
+        if best:
+            model.load_state_dict(best)
+        self._last = {}
+
+
+def _check(args: Any, *, own_loss: bool) -> None:
+    """InputError for arguments of the Trainer under which steps or losses are others than those recorded."""
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    if "lomo" in optimizer or "layerwise" in optimizer:
+        raise InputError(
+            f"LandscapeCallback: optim '{optimizer}' steps in the backward pass, where no step begins"
+        )
+    if args.deepspeed:
+        raise InputError(
+            "LandscapeCallback: DeepSpeed makes the steps itself, a single device or DDP is needed"
+        )
+    if own_loss and args.label_smoothing_factor:
+        raise InputError(
+            f"loss: label_smoothing_factor={args.label_smoothing_factor} makes it another one than the "
+            "model's own; give loss=…, of outputs and labels, with terms=… where samples have unequal numbers"
+        )
+
+
+class LossWatch:
+    """Sees whether gradients go through the loss that a model returns."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._handle = model.register_forward_hook(self._forward)
+        self._used = False
+
+    def _forward(self, model: nn.Module, args: Any, outputs: Any) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+        if isinstance(loss, Tensor) and loss.requires_grad and torch.is_grad_enabled():
+            loss.register_hook(self._backward)  # type: ignore[no-untyped-call]
+
+    def _backward(self, gradient: Tensor) -> None:
+        self._used = True
+
+    def stop(self) -> None:
+        """Leave the model as it was."""
+        self._handle.remove()
+
+    def check(self) -> None:
+        """Stop. InputError where another loss was differentiated."""
+        self.stop()
+        if not self._used:
+            raise InputError(
+                "loss: the Trainer trains another one than the model's own (compute_loss_func, or a "
+                "compute_loss of its own); give loss=…, of outputs and labels, a mean"
+            )
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """``model`` with its own ``forward``, without accelerate's mixed precision."""
+    own = shallow_copy(model)
+    original = vars(own).pop("_original_forward", None)
+    if original is not None:
+        vars(own)["forward"] = original
+    return own

@@ -1,0 +1,301 @@
+"""A callback for Lightning's Trainer, of the package lightning or pytorch_lightning."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+from torch import Tensor, nn
+
+from landscape.core.errors import InputError
+from landscape.integrations.session import Options, Session, shallow_copy
+from landscape.integrations.training_set import batch_size, given_or_own
+from landscape.problem.batches import as_tensors, is_resident
+from landscape.problem.problem import Loss
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the same classes, twice
+
+
+def _bases() -> tuple[type, ...]:
+    """Callback of each package that is installed: a Trainer takes only its own package's."""
+    found = []
+    for name in PACKAGES:
+        with contextlib.suppress(ImportError):
+            found.append(importlib.import_module(name).Callback)
+    if not found:
+        raise ImportError(
+            "landscape.integrations.lightning: lightning is not installed; pip install "
+            "'sgd-landscape[lightning]'"
+        )
+    return tuple(found)
+
+
+# Under this name a step's model gets a whole batch.
+BATCH = "landscape_batch"
+# Callbacks that put other weights into the module after the last step.
+AVERAGING = ("StochasticWeightAveraging", "WeightAveraging", "EMAWeightAveraging")
+HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
+
+
+class LandscapeCallback(*_bases()):  # type: ignore[misc]
+    """Records a training of Lightning's Trainer as :class:`landscape.Recorder` records a loop.
+
+    A step is one of the optimizer: with gradient accumulation, clipping and mixed precision as the Trainer
+    makes it. Under DDP rank 0 records, while the other ranks wait for it at their next exchange. A run that
+    goes on from a checkpoint of Lightning's (``ckpt_path``) goes on in its folder, too.
+
+    Args:
+        folder: where the files go.
+        loss: ``loss(outputs, targets)`` of the module's ``forward``, a mean. Default: the loss that
+            ``training_step`` returns, in eval mode, as a mean over the samples of its batches.
+        data: the training set, as the recorder takes it; without ``loss`` it is made of batches that
+            ``training_step`` takes. Default: the data set behind the train dataloader, in order.
+        test: data of the same kind, for the test loss.
+        contour, spectrum: True, or a dict of options (``grid``, ``span``, ``norm``, ``seed``, ``split``;
+            ``top_k``, ``ends``, ``trace``, ``density``, ``seed``, ``split``): at the end contour.h5 and .png,
+            spectrum.h5 and .png are written beside the checkpoints, in place of those of an earlier end.
+        options: ``every``, ``samples``, ``sharpness``, ``save_every``, ``batch``, ``resume``, ``scalars``,
+            ``seed`` and ``terms`` of the recorder. ``batch`` is by default that of the train dataloader;
+            ``terms`` takes a whole batch where the loss is training_step's.
+
+    Raises:
+        InputError: for an option that is not known or allowed; at the start of the training for what the
+            recorder refuses, several optimizers, shards of the parameters, batches that the Trainer changes
+            on their way, and a ``training_step`` that cannot be evaluated on its own.
+        FailedError: at the start of the training, for a folder that the recorder refuses.
+
+    Example::
+
+        Trainer(callbacks=[LandscapeCallback("runs/mine", every=50, contour={"grid": 25})]).fit(module, data)
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        loss: Loss | None = None,
+        data: Any = None,
+        *,
+        test: Any = None,
+        contour: bool | Mapping[str, Any] = False,
+        spectrum: bool | Mapping[str, Any] = False,
+        **options: Unpack[Options],
+    ) -> None:
+        self._session = Session(folder, loss, data, test, options, contour, spectrum)
+        self._resume = 0
+        self._remove: Callable[[], Any] = _nothing
+        self._stepping = False  # the optimizer's step has begun, and with it its closure
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Open the recorder."""
+        self._check(trainer)
+        session, loader = self._session, trainer.train_dataloader
+        whole, own, terms = session.samples > 0, session.loss is None, session.options.get("terms")
+        data = given_or_own("data", session.data, loader, whole=whole)
+        test = None
+        if session.test is not None:
+            test = given_or_own("test", session.test, loader, whole=whole)
+        if own:
+            _check_own_loss(trainer, pl_module)
+            data, test = as_steps(data), as_steps(test)
+            terms = terms and functools.partial(_terms_of_step, terms)
+        model = step_model(pl_module) if own else shallow_copy(pl_module)
+        (optimizer,) = trainer.optimizers
+        batch = batch_size(loader) if trainer.accumulate_grad_batches == 1 else 0
+        resume = self._resume if trainer.global_step else 0  # and not in another Trainer's first fit
+        session.begin(model, data, test, optimizer, batch=batch, resume=resume, terms=terms)
+        self._stepping = False
+        handles = (
+            optimizer.register_step_pre_hook(lambda *_: self._started()),
+            optimizer.register_step_post_hook(lambda *_: self._ended()),
+        )
+        self._remove = lambda: [handle.remove() for handle in handles]
+
+    def _started(self) -> None:
+        self._stepping = True
+
+    def _ended(self) -> None:
+        self._stepping = False
+        if not self._session.within:
+            raise InputError(
+                "LandscapeCallback: the optimizer made a step that Lightning does not know of; call step() "
+                "on what self.optimizers() gives"
+            )
+        self._session.after()
+
+    def _check(self, trainer: Any) -> None:
+        optimizers, strategy = trainer.optimizers, trainer.strategy
+        if len(optimizers) != 1:
+            raise InputError(
+                f"LandscapeCallback: {len(optimizers)} optimizers are not allowed, one step of one loss must "
+                "change all parameters; use landscape.Recorder in training_step"
+            )
+        if strategy.handles_gradient_accumulation:
+            raise InputError(
+                f"LandscapeCallback: {type(strategy).__name__} is not allowed, it makes steps of its own; a "
+                "single device or DDP is needed"
+            )
+        for callback in trainer.callbacks:
+            if callback is self:
+                return
+            if any(kind.__name__ in AVERAGING for kind in type(callback).__mro__):
+                name = type(callback).__name__
+                raise InputError(
+                    f"LandscapeCallback: it must come before {name} in the Trainer's callbacks, which puts "
+                    "other weights into the module at the end"
+                )
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """What is to be known before a step: after the backward pass, before the gradients are clipped."""
+        if not (self._stepping and self._session.within):  # in which LBFGS calls its closure again
+            self._session.before()
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End a step that a GradScaler skipped, and record the minibatch's loss."""
+        session = self._session
+        session.after()
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        alone = trainer.accumulate_grad_batches == 1
+        if alone and isinstance(loss, Tensor) and session.recorder is not None and session.due():
+            session.recorder.log(loss=loss)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Close the recorder, and draw what is to be drawn."""
+        self._remove()
+        self._session.end()
+        self._resume = self._session.steps  # a second fit goes on
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Close the recorder; after an exception within a step nothing is written."""
+        self._remove()
+        self._session.abort()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step, for a checkpoint of Lightning's."""
+        return {"steps": self._session.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from the step of such a checkpoint."""
+        self._resume = int(state_dict["steps"])
+
+
+def _nothing() -> None:
+    pass
+
+
+# The loss of training_step.
+
+
+def as_steps(data: Any) -> Any:
+    """``data`` made of batches for training_step, as inputs of a :func:`step_model`."""
+    data = as_tensors(data)
+    if data is None or isinstance(data, Iterator):  # which is refused as such
+        return data
+    return {BATCH: data} if is_resident(data) else StepBatches(data)
+
+
+class StepBatches:
+    """An iterable of batches, each as the one input of a :func:`step_model`."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return ({BATCH: batch} for batch in self.batches)
+
+
+def step_model(module: Any) -> nn.Module:
+    """A module with the parameters of ``module`` that gives for a batch the loss of its training_step.
+
+    Its name is that of the module's class. Copies of it log nothing, keep nothing of a batch, and have the
+    epoch and the step of the module itself, which the loss may depend on.
+    """
+    kind = type(module)
+
+    class Step(kind):  # type: ignore[misc, valid-type]
+        current_epoch = property(lambda self: module.current_epoch)
+        global_step = property(lambda self: module.global_step)
+        trainer = property(_no_trainer)
+
+        def log(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def log_dict(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def print(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            if BATCH not in kwargs:
+                return super().forward(*args, **kwargs)
+            return {"loss": _loss_of_step(self, kwargs[BATCH])}
+
+    Step.__name__, Step.__qualname__, Step.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+    own = shallow_copy(module)
+    own.__class__ = Step
+    return own
+
+
+def _terms_of_step(terms: Callable[[Any], Tensor], inputs: Any) -> Tensor:
+    return terms(inputs[BATCH])
+
+
+def _loss_of_step(module: Any, batch: Any) -> Tensor:
+    kept = [(value, len(value)) for value in vars(module).values() if type(value) is list]
+    try:
+        result = module.training_step(batch, *[0][: _indices(module)])
+    finally:
+        for value, length in kept:  # for the end of the epoch, which a copy never sees
+            del value[length:]
+        for part in module.modules():
+            if hasattr(part, "_defaults") and hasattr(part, "reset"):  # a metric of torchmetrics
+                part.reset()
+    loss = result.get("loss") if isinstance(result, Mapping) else result
+    if not isinstance(loss, Tensor):
+        raise InputError(
+            f"loss: training_step gives a {type(loss).__name__}, it must give a tensor, the mean"
+        )
+    return loss
+
+
+def _no_trainer(module: Any) -> Any:
+    raise InputError(
+        "loss: training_step uses the trainer, without which its loss cannot be evaluated; give loss=…, of "
+        "the outputs of forward, with data=…"
+    )
+
+
+def _indices(module: Any) -> int:
+    """How many arguments training_step takes after the batch: batch_idx, or none."""
+    parameters = inspect.signature(module.training_step).parameters.values()
+    if any(p.kind == p.VAR_POSITIONAL for p in parameters):
+        return 1
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return len([p for p in parameters if p.kind in kinds and p.default is p.empty]) - 1
+
+
+def _check_own_loss(trainer: Any, module: Any) -> None:
+    """InputError where the loss of training_step is not what the optimizer's steps follow."""
+    reason = ""
+    if not module.automatic_optimization:
+        reason = "training_step makes the optimizer's steps itself (manual optimization)"
+    elif "dataloader_iter" in inspect.signature(module.training_step).parameters or _indices(module) > 1:
+        reason = "training_step takes more than batch and batch_idx"
+    changed = [name for name in HOOKS for part in (module, trainer.datamodule) if _overrides(part, name)]
+    if changed:
+        reason = f"{changed[0]} changes the batches on their way to training_step"
+    if reason:
+        raise InputError(f"loss: {reason}; give loss=…, of the outputs of forward, with data=…")
+
+
+def _overrides(part: Any, name: str) -> bool:
+    """Whether the method ``name`` of a module or datamodule is not Lightning's own."""
+    method = getattr(type(part), name, None)
+    return method is not None and method.__module__.partition(".")[0] not in (
+        "lightning",
+        "pytorch_lightning",
+    )

@@ -1,0 +1,245 @@
+"""What the callbacks share: a recorder between a trainer's hooks, and the pictures at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MethodType
+from typing import Any, TypedDict
+
+from torch import Tensor, nn
+
+from landscape.analysis.contour import axes, contour
+from landscape.analysis.planes import NORMS, random_plane
+from landscape.analysis.spectrum import spectrum
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core import hdf5
+from landscape.core.errors import FailedError, InputError
+from landscape.core.options import SPLIT, check_keywords, check_type, choose, positive
+from landscape.problem.problem import Loss, Problem
+from landscape.results.base import Provenance, Result
+from landscape.train import recording
+from landscape.train.observer import undisturbed
+from landscape.train.recorder import Recorder, RecorderWarning
+
+EVERY = inspect.signature(Recorder).parameters["every"].default
+
+
+class Options(TypedDict, total=False):
+    """Options of a callback that are those of :class:`landscape.Recorder`, with its defaults."""
+
+    every: int
+    samples: int
+    sharpness: int
+    save_every: int
+    batch: int
+    resume: bool | int
+    scalars: str | Sequence[str] | None
+    seed: int
+    terms: Callable[[Any], Tensor] | None
+
+
+@dataclass(frozen=True)
+class Contour:
+    """The contour at the end, with the defaults of ``landscape contour``."""
+
+    grid: int | tuple[int, int] = (50, 50)
+    span: float | None = None
+    norm: str = "none"
+    seed: int = 0
+    split: str = SPLIT
+
+    def __post_init__(self) -> None:
+        axes(self.grid, 1.0 if self.span is None else self.span)
+        choose("contour.norm", self.norm, NORMS)
+        positive("contour.seed", self.seed, least=0)
+
+    def compute(self, problem: Problem, about: Provenance) -> Result:
+        """The surface around the centre of ``problem``, over a random plane."""
+        plane = random_plane(problem, self.norm, self.seed)
+        return contour(problem, plane, self.grid, self.span, **about)
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The spectrum at the end; both ends without ``top_k`` and ``density``, as a trace has no picture."""
+
+    top_k: int = 0
+    ends: bool = False
+    trace: bool = False
+    density: bool = False
+    seed: int = 0
+    split: str = SPLIT
+
+    def __post_init__(self) -> None:
+        positive("spectrum.top_k", self.top_k, least=0)
+        positive("spectrum.seed", self.seed, least=0)
+
+    def compute(self, problem: Problem, about: Provenance) -> Result:
+        """The parts that are asked for, of the Hessian at the centre of ``problem``."""
+        ends = self.ends or not (self.top_k or self.density)
+        return spectrum(
+            problem, self.top_k, ends=ends, with_trace=self.trace, with_density=self.density, seed=self.seed,
+            **about,
+        )  # fmt: skip
+
+
+class Session:
+    """A recorder that a trainer's hooks open, step and close; between two of its runs there is none.
+
+    Args:
+        folder, loss, data, test, options: as :class:`landscape.Recorder` takes them. What the trainer knows
+            takes the place of a loss, data, ``batch`` and ``resume`` that are not given.
+        contour, spectrum: what is computed at the end, False, True or the options of :class:`Contour` and
+            :class:`Spectrum`.
+
+    Raises InputError for an option that is not known or not allowed.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        loss: Loss | None,
+        data: Any,
+        test: Any,
+        options: Mapping[str, Any],
+        contour: bool | Mapping[str, Any],
+        spectrum: bool | Mapping[str, Any],
+    ) -> None:
+        for name in options:
+            choose("LandscapeCallback", name, Options.__annotations__)
+        for name in ("every", "samples"):
+            check_type(name, options.get(name, 0), int)
+        self.folder, self.loss, self.data, self.test = Path(folder), loss, data, test
+        self.options = dict(options)
+        asked: dict[str, tuple[type[Contour | Spectrum], Any]] = {
+            "contour": (Contour, contour),
+            "spectrum": (Spectrum, spectrum),
+        }
+        self._pictures = {
+            name: kind(**check_keywords(name, {} if given is True else given, kind))
+            for name, (kind, given) in asked.items()
+            if asked_for(name, given)
+        }
+        for name, picture in self._pictures.items():
+            choose(f"{name}.split", picture.split, ("train",) if test is None else ("train", "test"))
+        self.recorder: Recorder | None = None
+        self.steps = 0
+        self.within = False  # a step
+        self._step = contextlib.ExitStack()
+
+    @property
+    def samples(self) -> int:
+        """From how many samples g is estimated; 0: all."""
+        return int(self.options.get("samples", 0))
+
+    def begin(
+        self, model: nn.Module, data: Any, test: Any, optimizer: Any, *, batch: int, resume: int,
+        terms: Callable[[Any], Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """Open the recorder.
+
+        Args:
+            model: evaluated with the loss that was given, or its own; its weights are recorded.
+            data, test: as the recorder takes them.
+            batch: the trainer's, 0 where it is not known.
+            resume: the step that the trainer goes on from; 0: none.
+            terms: in place of the user's.
+        """
+        self.abort()
+        options = {"batch": batch, **self.options} | ({"terms": terms} if terms else {})
+        if resume and isinstance(options.get("resume", False), bool):
+            options["resume"] = resume
+        self._made_of = model, {"train": data, "test": test}, options.get("terms")
+        self.recorder = Recorder(
+            self.folder, model, self.loss, data, test=test, optimizer=optimizer, **options
+        )
+        self.steps = self.recorder.steps
+
+    def before(self) -> None:
+        """Right before the optimizer's step."""
+        self.after()  # of a step that was skipped, so that no hook came after it
+        if self.recorder is not None:
+            self._step.enter_context(self.recorder.step())
+            self.within = True
+
+    def after(self) -> None:
+        """Right after it; again, or without a step: nothing."""
+        self._step.close()
+        self.within = False
+        if self.recorder is not None:
+            self.steps = self.recorder.steps
+
+    def due(self) -> bool:
+        """Whether the step that was made last is one that is decomposed."""
+        every = self.options.get("every", EVERY)
+        return self.recorder is not None and recording.due(every, self.steps)
+
+    def abort(self) -> None:
+        """Close the recorder as it is; of a step that has begun nothing is written."""
+        recorder, self.recorder = self.recorder, None
+        self._step.pop_all()
+        self.within = False
+        if recorder is not None:
+            recorder.close()
+
+    def end(self) -> None:
+        """Close the recorder, and draw what is to be drawn."""
+        self.after()
+        recorder = self.recorder
+        self.abort()
+        if recorder is not None and recording.place()[0] == 0:
+            self._draw()
+
+    def _draw(self) -> None:
+        """Write NAME.h5 and NAME.png into the folder for each picture; a warning for one that fails.
+
+        They are of the weights in last.h5. An error would take the trained model from a script.
+        """
+        for name, picture in self._pictures.items():
+            model, splits, terms = self._made_of
+            run = Checkpoint.load(self.folder / "last.h5")
+            try:
+                with undisturbed(next(model.parameters()).device, *splits.values()):
+                    problem = Problem(
+                        model, self.loss, splits[picture.split], terms=terms,
+                        theta=run.weights[0], dtype=run.weights.dtype,
+                    )  # fmt: skip
+                    result = picture.compute(problem, _about(run, picture.split))
+                    result.save(self.folder / f"{name}.h5")
+                    result.plot(path=self.folder / f"{name}.png")
+            except (InputError, FailedError) as error:
+                warnings.warn(f"{name}: not drawn: {error}", RecorderWarning, stacklevel=2)
+
+
+def asked_for(name: str, given: Any) -> bool:
+    """Whether a picture is asked for; InputError where that is no bool and no dict."""
+    if not isinstance(given, (bool, Mapping)):
+        raise InputError(f"{name}: {given!r} is not allowed, it must be True, False or a dict of its options")
+    return given is not False
+
+
+def _about(run: Checkpoint, split: str) -> Provenance:
+    assert run.path is not None
+    digest = hdf5.sha256(run.path)
+    return {"split": split, "label": run.label, "source": run.path.name, "source_sha256": digest}
+
+
+def shallow_copy(module: nn.Module) -> nn.Module:
+    """Another module with the same parameters, buffers and parts, and attributes of its own.
+
+    Methods that were put into the module, such as a ``forward`` of another trainer, are its own. So are its
+    lists, as they are now, without what steps gathered there: tensors with a graph, which cannot be copied.
+    """
+    own = copy.copy(module)
+    for name, value in vars(module).items():
+        if isinstance(value, MethodType) and value.__self__ is module:
+            vars(own)[name] = MethodType(value.__func__, own)
+        elif type(value) is list:
+            vars(own)[name] = [each for each in value if not isinstance(each, Tensor) or each.is_leaf]
+    return own

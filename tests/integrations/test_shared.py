@@ -1,0 +1,201 @@
+"""What the callbacks share, and what is said where a trainer's package is missing; no package is needed."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+
+import landscape
+from landscape.core.errors import InputError
+from landscape.integrations.session import EVERY, Options, Session, shallow_copy
+from landscape.integrations.training_set import batch_size, given_or_own, in_order
+from landscape.train.recorder import Recorder, RecorderWarning
+
+X, Y = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 2
+
+
+def session(
+    folder: Path, contour: Any = False, spectrum: Any = False, test: Any = None, **options: Any
+) -> Session:
+    return Session(folder, F.cross_entropy, None, test, options, contour, spectrum)
+
+
+def begin(made: Session, model: nn.Module, resume: int = 0) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made.begin(model, (X, Y), made.test, optimizer, batch=4, resume=resume)
+    return optimizer
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, made: Session) -> None:
+    optimizer.zero_grad()
+    F.cross_entropy(model(X), Y).backward()
+    made.before()
+    optimizer.step()
+    made.after()
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [("lightning", "lightning.pytorch", "lightning"), ("huggingface", "transformers", "huggingface")],
+)
+def test_a_missing_package_is_one_line_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, module: str, package: str, extra: str
+) -> None:
+    for name in (package, "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, f"landscape.integrations.{module}", raising=False)
+    with pytest.raises(ImportError, match=rf"pip install 'sgd-landscape\[{extra}\]'") as error:
+        importlib.import_module(f"landscape.integrations.{module}")
+    assert "\n" not in str(error.value)
+
+
+def test_the_options_are_the_recorders() -> None:
+    known = inspect.signature(Recorder).parameters
+    own = {"folder", "model", "loss", "data", "test", "optimizer"}
+    assert set(Options.__annotations__) == set(known) - own
+    assert known["every"].default == EVERY
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"evry": 5}, "evry.*every"),
+        ({"samples": "all"}, "samples: 'all'"),
+        ({"contour": 3}, "contour: 3"),
+        ({"contour": {"gird": 5}}, "gird.*grid"),
+        ({"contour": {"grid": 0}}, "grid: 0"),
+        ({"contour": {"span": -1.0}}, "span"),
+        ({"contour": {"norm": "fliter"}}, "filter"),
+        ({"contour": {"split": "test"}}, "contour.split: 'test'"),
+        ({"spectrum": {"top_k": -1}}, "top_k: -1"),
+        ({"spectrum": {"trace": 1}}, "trace: 1"),
+        ({"spectrum": None}, "spectrum: None"),
+    ],
+)
+def test_options_are_checked_before_the_training(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words) as error:
+        session(tmp_path, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_a_session_records_draws_and_goes_on(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    made = session(
+        tmp_path,
+        contour={"grid": (3, 2), "split": "test"},
+        spectrum={"trace": True},
+        test=(X[:4], Y[:4]),
+        every=2,
+    )
+    optimizer = begin(made, model)
+    for _ in range(5):
+        step(model, optimizer, made)
+    made.end()
+    surface, spectrum = landscape.load(tmp_path / "contour.h5"), landscape.load(tmp_path / "spectrum.h5")
+    assert surface.loss.shape == (2, 3)
+    assert (surface.split, surface.label) == ("test", f"{tmp_path.name}, step 5")
+    problem = landscape.Problem(model, F.cross_entropy, (X, Y))
+    torch.testing.assert_close(torch.from_numpy(surface.center), problem.theta)
+    assert spectrum.trace == pytest.approx(landscape.trace(problem).value, rel=1e-4)
+    for name in ("contour.png", "spectrum.png"):
+        assert (tmp_path / name).stat().st_size > 5_000
+    optimizer = begin(made, model, resume=made.steps)
+    step(model, optimizer, made)
+    made.end()
+    run = landscape.load(tmp_path / "last.h5")
+    assert run.history["step"].tolist() == [0, 2, 4, 5, 6]
+    assert run.model["name"] == "torch.nn.modules.linear:Linear"
+    assert landscape.load(tmp_path / "contour.h5").label.endswith("step 6")
+
+
+def test_a_step_without_an_end_counts_and_one_that_fails_is_not_written(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    made = session(tmp_path, every=1)
+    optimizer = begin(made, model)
+    made.before()  # skipped by a GradScaler
+    step(model, optimizer, made)
+    assert made.steps == 2
+    made.before()
+    with torch.no_grad():
+        model.weight.fill_(7.0)
+    made.abort()
+    made.end()
+    run = landscape.load(tmp_path / "step-0000000.h5")
+    assert run.step == 0
+    assert not (tmp_path / "step-0000003.h5").exists()
+    assert landscape.load(tmp_path / "last.h5").step == 0
+
+
+def test_pictures_that_cannot_be_drawn_are_a_warning(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    made = session(tmp_path, contour={"grid": 3}, every=0)
+    begin(made, model)
+    made.before()
+    with torch.no_grad():
+        model.weight.fill_(torch.nan)
+    made.after()
+    with pytest.warns(RecorderWarning, match="contour: not drawn: .*NaN"):
+        made.end()
+    assert not (tmp_path / "contour.h5").exists()
+
+
+def test_the_data_of_a_loader_is_read_in_order(tmp_path: Path) -> None:
+    data = TensorDataset(X, Y)
+    shuffled = DataLoader(data, 4, shuffle=True, drop_last=True)
+    batches = list(given_or_own("data", None, shuffled, whole=False))
+    assert [len(x) for x, _ in batches] == [4, 4, 2]
+    assert torch.equal(torch.cat([x for x, _ in batches]), X)
+    whole = given_or_own("data", None, shuffled, whole=True)
+    assert torch.equal(whole[0], X)
+    assert torch.equal(whole[1], Y)
+    assert batch_size(shuffled) == 4
+    assert [len(x) for x, _ in given_or_own("test", data, shuffled, whole=False)] == [4, 4, 2]
+    assert given_or_own("data", (X, Y), shuffled, whole=False) == (X, Y)
+    before = torch.get_rng_state()
+    list(given_or_own("data", None, shuffled, whole=False))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(zip(X, Y, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        ({"a": DataLoader(TensorDataset(X, Y))}, "data: .*dict"),
+        (DataLoader(Endless(), 2), "data: a Endless has no length"),
+        (
+            DataLoader(TensorDataset(X, Y), 2, sampler=WeightedRandomSampler([1.0] * 10, 10)),
+            "data: a WeightedRandom",
+        ),
+    ],
+    ids=["several", "endless", "weighted"],
+)
+def test_loaders_whose_loss_is_not_known_are_refused(loader: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words) as error:
+        given_or_own("data", None, loader, whole=False)
+    assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="no samples can be drawn"):
+        in_order("data", DataLoader(TensorDataset(X, Y), None), whole=True)
+
+
+def test_a_shallow_copy_shares_parameters_and_nothing_else() -> None:
+    model = nn.Linear(3, 2)
+    model.forward = type(model).forward.__get__(model)  # type: ignore[method-assign]
+    own = shallow_copy(model)
+    assert own.weight is model.weight
+    assert own.forward.__self__ is own  # type: ignore[attr-defined]
+    model.register_parameter("extra", nn.Parameter(torch.zeros(1)))
+    assert "extra" in dict(own.named_parameters())
