@@ -124,7 +124,7 @@ class Lane:
         if event == "second writer":
             second = self.start(case, out)
             _, err = second.communicate()
-            fine = ("in use by", "another process has started a run")
+            fine = ("in use by", "another process has started a run", *COMPLETE)
             if second.returncode and not (process.poll() is not None or any(words in err for words in fine)):
                 self.report(case, "second writer", err.strip()[-500:])
         elif event == "stop and go on" or (event == "stop" and target == process.pid):
