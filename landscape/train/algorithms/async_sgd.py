@@ -38,6 +38,7 @@ class AsyncSGD(Rule):
     columns = DELAY
     purposes = ("delay",)
     synchronous = True
+    lr_is_factor = True
 
     def __init__(
         self,

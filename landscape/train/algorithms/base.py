@@ -47,6 +47,9 @@ class Rule(ABC):
     at_mean = False
     #: Whether gradients come from processes at their own pace (:mod:`landscape.train.distributed.server`).
     measured = False
+    #: Whether :meth:`finish` uses lr as the factor of the directions only, so that a displacement with lr = 1
+    #: gives the same weights. A rule that does not say so is given the learning rate of the step.
+    lr_is_factor = False
     #: η_0, the rate after the warm-up; the recipe sets it.
     peak_lr = 0.0
 
@@ -206,6 +209,14 @@ class Rule(ABC):
     def all_reduce(self) -> float:
         """Vectors that a learner sends for an average over all: 2(n−1)/n."""
         return 2 * (self.learners - 1) / self.learners
+
+    def write_to(self, memory: Tensor) -> None:
+        """Let :meth:`finish` write new weights to ``memory`` from now on, if it uses :meth:`_new_weights`.
+
+        Args:
+            memory: (n, P), other memory than that of the weights that :meth:`finish` is given.
+        """
+        self._memory = [memory, memory]
 
     def _new_weights(self, weights: Tensor) -> Tensor:
         """Memory for the new weights: that of the weights before ``weights``, which are not used any more.

@@ -24,6 +24,8 @@ class DPSGD(Rule):
     :class:`landscape.train.mixing.Mixing`; the default "full" is that of the paper's Figure 2(a).
     """
 
+    lr_is_factor = True
+
     def __init__(
         self, learners: int, seed: int, mixing: str = "full", order: Literal["awc", "atc"] = "awc"
     ) -> None:

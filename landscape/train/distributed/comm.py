@@ -12,6 +12,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,8 +23,22 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
-from landscape.train.distributed.process_group import Group
 from landscape.train.mixing import Mixing, averages_all, combine
+
+
+class Processes(Protocol):
+    """What exchanges need of the processes that share the learners: those of the default process group.
+
+    ``step`` is the number of the step that this process is in.
+    """
+
+    rank: int
+    size: int
+    step: int
+    device: torch.device
+
+    def naming(self) -> contextlib.AbstractContextManager[None]:
+        """Turn torch's errors in the exchanges inside into an error that names the lost rank."""
 
 
 class Comm:
@@ -33,7 +48,7 @@ class Comm:
     processes; an exchange that fails raises :class:`.Lost`, which names the rank.
     """
 
-    def __init__(self, learners: int, group: Group | None = None) -> None:
+    def __init__(self, learners: int, group: Processes | None = None) -> None:
         self.learners, self.group = learners, group
         self.rank, self.size = (group.rank, group.size) if group else (0, 1)
         if learners < self.size:
@@ -89,6 +104,10 @@ class Comm:
             if self._mean is not None:
                 self._mean[2]()  # its memory is used for the new one
             self._mean = rows, rows._version, functools.cache(self._start_mean(rows, "mean"))
+
+    def hold_mean(self, rows: Tensor) -> None:
+        """Store row 0 of ``rows`` (n_local, P) as their :meth:`mean`, as all n learners are equal."""
+        self._mean = rows, rows._version, lambda: rows[0]
 
     def fresh_mean(self, rows: Tensor, use: str = "") -> Tensor:
         """The mean (P,) as :meth:`mean`, not stored; valid until the next call with the same ``use``."""
