@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,18 +40,20 @@ class FlatParameters:
         first = self.parameters[0]
         self.flat = torch.empty(1, self.layout.size, dtype=first.dtype, device=first.device)
         self.views = [*self.layout.views(self.flat[0]).values()]
-        self._frozen = {name: p for name, p in named.items() if not p.requires_grad}
+        self._known = named
         self._groups = [p for group in optimizer.param_groups for p in group["params"]]
         for p, view in zip(self.parameters, self.views, strict=True):
             view.copy_(p.detach())
             p.data = view
-        ids = {id(p): name for name, p in trained.items()}
-        self._places = [
-            (owner._parameters, key, p, ids[id(p)])
-            for owner in module.modules()
-            for key, p in owner._parameters.items()
-            if id(p) in ids
+        self._look()
+
+    def _look(self) -> None:
+        """Remember the module's parts, to see a change at little cost."""
+        self._parts = [
+            (m._modules, [*m._modules.values()], m._parameters, [*m._parameters.values()])
+            for m in self.module.modules()
         ]
+        self._frozen = {name: p for name, p in self._known.items() if name not in self.names}
 
     @property
     def device(self) -> torch.device:
@@ -98,9 +101,11 @@ class FlatParameters:
 
         New memory of the same shape and precision, as ``p.data = …`` gives, is copied and given up.
         """
-        for owner, key, p, name in self._places:
-            if owner.get(key) is not p:
-                raise _refusal(name, "was replaced")
+        if not all(
+            _same(children, modules) and _same(values, parameters)
+            for modules, children, parameters, values in self._parts
+        ):
+            self._check_names()
         for name, p in self._frozen.items():
             if p.requires_grad:
                 raise _refusal(name, "was frozen, now it is trained")
@@ -117,6 +122,17 @@ class FlatParameters:
             if a is not b:
                 raise InputError(f"optimizer: its parameters have changed; {REMEDY}")
 
+    def _check_names(self) -> None:
+        """Raise InputError unless the trained parameters are still the same; others may come and go."""
+        now = {plain(name): p for name, p in self.module.named_parameters()}
+        for name, p in {**self._known, **now}.items():
+            trained = name in self.names or p.requires_grad
+            if trained and now.get(name) is not self._known.get(name):
+                change = "added" if name not in self._known else "replaced" if name in now else "removed"
+                raise _refusal(name, f"was {change}")
+        self._known = now
+        self._look()
+
     def rest(self) -> dict[str, Tensor]:
         """Name -> frozen parameters and buffers that the module's state_dict has, as they are."""
         saved = {plain(name) for name in self.module.state_dict()} - {*self.names}
@@ -126,6 +142,11 @@ class FlatParameters:
     def statistics(self) -> list[Tensor]:
         """The floating-point buffers, such as the running statistics of BatchNorm."""
         return [b for b in self.module.buffers() if b.is_floating_point()]
+
+
+def _same(before: list[Any], now: dict[str, Any]) -> bool:
+    """Whether the dictionary has the same objects as before."""
+    return len(before) == len(now) and all(a is b for a, b in zip(before, now.values(), strict=True))
 
 
 def plain(name: str) -> str:

@@ -50,7 +50,8 @@ class Gradients:
         found, scale = (getattr(self._optimizer, name, None) for name in ("found_inf", "grad_scale"))
         if found is None:
             return False
-        self._optimizer.grad_scale = None  # type: ignore[attr-defined]
+        # Only fused optimizers take these; the scaler deletes them after the step.
+        self._optimizer.found_inf = self._optimizer.grad_scale = None  # type: ignore[attr-defined]
         if float(found):
             return True
         if scale is not None:

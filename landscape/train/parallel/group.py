@@ -42,7 +42,7 @@ class DefaultGroup:
         except RuntimeError as error:
             raise Lost(
                 f"rank {self.rank} of {self.size}: an exchange of step {self.step} failed, another process "
-                f"is lost or made fewer steps ({first_line(error)}); go on from the last checkpoint"
+                f"is lost or made fewer steps ({first_line(error).split('. ')[0]}); go on from the last checkpoint"
             ) from error
 
     def broadcast(self, tensor: Tensor) -> Tensor:
