@@ -1,7 +1,8 @@
 """DPSGD with a network and a loop of one's own, a learner a process; after a failure it goes on where it was.
 
 cd examples
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 --max-restarts 1 torchrun_dpsgd.py
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+torchrun --standalone --nproc-per-node 2 --max-restarts 1 torchrun_dpsgd.py
 landscape contour runs/learners/last.h5 --model own_loop:Net --data own_loop:digits
 
 Without the variable restarted processes may look for the addresses of the first ones (pytorch issue 135712).

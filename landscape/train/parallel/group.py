@@ -40,9 +40,10 @@ class DefaultGroup:
         try:
             yield
         except RuntimeError as error:
+            words = first_line(error).split(". ")[0]
             raise Lost(
                 f"rank {self.rank} of {self.size}: an exchange of step {self.step} failed, another process "
-                f"is lost or made fewer steps ({first_line(error).split('. ')[0]}); go on from the last checkpoint"
+                f"is lost or made fewer steps ({words}); go on from the last checkpoint"
             ) from error
 
     def broadcast(self, tensor: Tensor) -> Tensor:
