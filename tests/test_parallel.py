@@ -427,6 +427,28 @@ def test_a_lost_process_ends_the_others_with_a_line() -> None:
     assert time.monotonic() - begun < 30
 
 
+def hangs(group: Group) -> str:
+    """Rank 1 stops answering after its first step; what the other one says."""
+    model = nn.Linear(3, 2)
+    optimizer = sgd(model)
+    wrapper = DecentralizedDataParallel(model, optimizer)
+    for t in range(50):
+        if t == 1 and group.rank == 1:
+            time.sleep(60)
+        wrapper(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+    return ""
+
+
+def test_a_process_that_hangs_ends_the_others_within_the_timeout() -> None:
+    begun = time.monotonic()
+    first, _ = together(2, hangs, timeout=3.0, lost=(1,))
+    assert isinstance(first, Lost), first
+    assert "an exchange of step 2 failed" in str(first)
+    assert "\n" not in str(first)
+    assert time.monotonic() - begun < 45
+
+
 # State and files.
 
 
@@ -776,6 +798,33 @@ def test_the_state_of_another_algorithm_is_refused(tmp_path: Path) -> None:
         other.load_checkpoint(tmp_path / "a.h5")
     with pytest.raises(FailedError, match="no such file"):
         other.load_checkpoint(tmp_path / "b.h5")
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, while it compiles
+def test_a_wrapped_and_compiled_model_is_recorded_and_analysed(tmp_path: Path, command: Command) -> None:
+    torch.manual_seed(0)
+    x, y = splits()["train"]
+    model = norm_net()
+    optimizer = sgd(model)
+    wrapper = DecentralizedDataParallel(torch.compile(model, backend="eager"), optimizer, "dpsgd")
+    with landscape.Recorder(
+        tmp_path / "run", wrapper, F.cross_entropy, (x, y), every=1, batch=30
+    ) as recorder:
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.cross_entropy(wrapper(x), y).backward()
+            with recorder.step():
+                optimizer.step()
+    run = landscape.load(tmp_path / "run" / "last.h5")
+    assert run.history["alpha_e"][1:] == pytest.approx(0.1, rel=1e-3)
+    wrapper.save_checkpoint(tmp_path / "own.h5")
+    saved = landscape.load(tmp_path / "own.h5")
+    assert torch.equal(saved.weights, run.weights)
+    assert saved.layout == run.layout
+    assert saved.model["name"] == run.model["name"] == "torch.nn.modules.container:Sequential"
+    problem = saved.problem(learner=0, model=norm_net(), data=splits(), loss=F.cross_entropy)
+    wrapper.eval()
+    assert problem.loss() == pytest.approx(float(F.cross_entropy(wrapper(x), y).detach()), rel=1e-5)
 
 
 def test_a_launcher_without_a_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

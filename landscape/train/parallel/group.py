@@ -14,6 +14,11 @@ from landscape.core.errors import InputError
 from landscape.train.distributed.process_group import Lost, first_line
 
 
+def has_group() -> bool:
+    """Whether torch.distributed has a default process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
 class DefaultGroup:
     """This process in the default process group.
 

@@ -19,7 +19,7 @@ from landscape.train import algorithms, recording
 from landscape.train.distributed.comm import Comm
 from landscape.train.parallel import saving
 from landscape.train.parallel.flat import FlatParameters, plain
-from landscape.train.parallel.group import DefaultGroup
+from landscape.train.parallel.group import DefaultGroup, has_group
 from landscape.train.parallel.optimizer_state import OptimizerState
 from landscape.train.parallel.step import Stepper, average
 
@@ -45,7 +45,8 @@ class DecentralizedDataParallel(nn.Module):
     in ``optimizer.step()``, or, with ``torch.optim.SGD``, the weights after it, which is the same.
 
     The trainable parameters stay the same objects; their memory becomes part of one contiguous tensor. They
-    must have one precision and one device, and must not be replaced, frozen, reshaped or moved later. Keys of
+    must have one precision and one device, and must not be replaced, reshaped or moved later; beside them the
+    wrapper needs memory for 2 P numbers, and for P each of the learners that are received. Keys of
     ``state_dict`` are ``module.NAME``, as DistributedDataParallel's, and ``_extra_state`` for the algorithm;
     each process saves and loads its own, between steps.
 
@@ -112,9 +113,10 @@ class DecentralizedDataParallel(nn.Module):
         rule.peak_lr = float(rate if peak_lr is None else peak_lr)
         if peak_lr is not None:
             positive("peak_lr", peak_lr)
-        self._algorithm, self._seed = {"name": algorithm, **options}, seed
+        self._algorithm = {"name": algorithm} | {k: v for k, v in options.items() if v is not None}
+        self._seed = seed
         parameters = FlatParameters(model, optimizer)
-        self._group = DefaultGroup(parameters.device) if _has_group() else None
+        self._group = DefaultGroup(parameters.device) if has_group() else None
         if self._group is not None:
             self._share(model, parameters, average_buffers)
         comm = Comm(size, self._group)
@@ -149,6 +151,11 @@ class DecentralizedDataParallel(nn.Module):
     @property
     def steps(self) -> int:
         return self._stepper.steps
+
+    @property
+    def wrapped_module(self) -> nn.Module:
+        """The user's model, for what unwraps modules."""
+        return self.module
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
         """The module's; in training mode the next step begins, unless it has.
@@ -262,10 +269,6 @@ class DecentralizedDataParallel(nn.Module):
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _begin(stepper: Stepper) -> None:
     stepper.begin(in_forward=True)
-
-
-def _has_group() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _check(model: Any, optimizer: Any) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, misfit
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError, InputError
+from landscape.problem.layout import unwrapped
 from landscape.train import recording
 from landscape.train.distributed.process_group import Lost
 from landscape.train.parallel.group import DefaultGroup
@@ -53,7 +54,7 @@ def save(
                 "monitor": {} if limit is None else {"stability_limit": limit},
             },
         ),
-        model={"name": recording.class_path(parameters.module), "options": {}},
+        model={"name": recording.class_path(unwrapped(parameters.module)), "options": {}},
         data={"name": "", "options": {}, "train": 0, "test": 0, "fingerprint": ""},
         lr=recording.rate(parameters.optimizer),
         local_batch=0,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from landscape.core.errors import InputError
@@ -14,6 +15,7 @@ from landscape.train.algorithms.base import Rule
 from landscape.train.distributed.comm import Comm
 from landscape.train.parallel.flat import FlatParameters
 from landscape.train.parallel.gradients import Gradients
+from landscape.train.parallel.group import has_group
 from landscape.train.parallel.optimizer_state import OptimizerState
 
 
@@ -64,6 +66,11 @@ class Stepper:
         """
         if self.begun:
             return
+        if self.comm.group is None and has_group() and dist.get_world_size() > 1:
+            raise InputError(
+                "DecentralizedDataParallel: it was made before the process group, and has one learner; call "
+                "init_process_group first"
+            )
         with self._plainly():
             self.parameters.check()
             step = self.steps + 1
