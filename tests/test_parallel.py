@@ -155,6 +155,7 @@ def scenarios(group: Group, folder: str) -> Found:
         "skipped local-sgd": lambda: skipped(group, sgd, {"algorithm": "local-sgd", **started}),
         "accumulated 1": lambda: accumulated(group, 1),
         "accumulated 2": lambda: accumulated(group, 2),
+        "inside": lambda: accumulated(group, 1, inside=True),
         "normed False": lambda: normed(group, False),
         "normed True": lambda: normed(group, True),
         "told": lambda: told(group),
@@ -325,7 +326,8 @@ def skipped(
     return state(model.module), moved
 
 
-def accumulated(group: Group, parts: int) -> list[Tensor]:
+def accumulated(group: Group, parts: int, inside: bool = False) -> list[Tensor]:
+    """``inside``: by passes of the module itself, which begin no exchange: the optimizer's step does."""
     model = tied()
     optimizer = sgd(model, momentum=0.9)
     model = DecentralizedDataParallel(model, optimizer, "dpsgd")
@@ -334,13 +336,14 @@ def accumulated(group: Group, parts: int) -> list[Tensor]:
         optimizer.zero_grad()
         for part in x.chunk(parts):
             with model.no_sync():
-                (model(part).square().mean() / parts).backward()
+                ((model.module if inside else model)(part).square().mean() / parts).backward()
         optimizer.step()
     return state(model.module)
 
 
 def test_gradients_accumulate(pair_found: Found) -> None:
     whole, parts = (pair_found[f"accumulated {k}"][0] for k in (1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(whole, pair_found["inside"][0], strict=True))
     for a, b in zip(whole, parts, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
 
@@ -569,7 +572,7 @@ def step(model: DecentralizedDataParallel, optimizer: torch.optim.Optimizer) -> 
         lambda p: torch.optim.Adafactor(p, lr=0.1),
         lambda p: torch.optim.RMSprop(p, lr=0.1),
         lambda p: torch.optim.Rprop(p, lr=0.1),
-        lambda p: torch.optim.Muon([q for q in p if q.dim() == 2], lr=0.1),
+        lambda p: torch.optim.NAdam(p, lr=0.1),
     ],
 )
 def test_one_learner_is_the_optimizer_itself(make: Any, tmp_path: Path) -> None:
@@ -722,6 +725,8 @@ def test_what_cannot_be_wrapped_is_refused(make: Callable[[], Any], words: str) 
         ({"seed": -1}, "seed: -1 is not allowed"),
         ({"average_buffers": "no"}, "average_buffers: 'no' is not allowed"),
         ({"algorithm": "async-sgd", "delay": 1, "schedule": "measured"}, "'measured' is not allowed here"),
+        ({"peak_lr": 0.1}, "peak_lr: 0.1 is not allowed, algorithm 'dpsgd' does not use it"),
+        ({"algorithm": "dsgd-ac", "peak_lr": 0.0}, "peak_lr: 0.0 is not allowed"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], words: str) -> None:
@@ -796,6 +801,10 @@ def test_the_state_of_another_algorithm_is_refused(tmp_path: Path) -> None:
     saved.save_checkpoint(tmp_path / "a.h5")
     with pytest.raises(InputError, match="algorithm.name: 'dpsgd' is not allowed, .*a.h5 has 'slowmo'"):
         other.load_checkpoint(tmp_path / "a.h5")
+    model = nn.Linear(2, 2)
+    third = DecentralizedDataParallel(model, adamw(model), "slowmo", period=2)
+    with pytest.raises(InputError, match="optimizer: AdamW is not allowed, .*a.h5 has the state of SGD"):
+        third.load_checkpoint(tmp_path / "a.h5")
     with pytest.raises(FailedError, match="no such file"):
         other.load_checkpoint(tmp_path / "b.h5")
 

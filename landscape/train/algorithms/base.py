@@ -52,6 +52,8 @@ class Rule(ABC):
     lr_is_factor = False
     #: η_0, the rate after the warm-up; the recipe sets it.
     peak_lr = 0.0
+    #: Whether it uses ``peak_lr``.
+    uses_peak_lr = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

@@ -19,6 +19,7 @@ class DSGDAC(DPSGD):
     """
 
     lr_is_factor = False
+    uses_peak_lr = True
 
     def __init__(self, learners: int, seed: int, mixing: str = "full", power: float = 1.0) -> None:
         super().__init__(learners, seed, mixing)

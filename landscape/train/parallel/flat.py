@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +39,8 @@ class FlatParameters:
         self.flat = torch.empty(1, self.layout.size, dtype=first.dtype, device=first.device)
         self.views = [*self.layout.views(self.flat[0]).values()]
         self._known = named
-        self._groups = [p for group in optimizer.param_groups for p in group["params"]]
+        self._groups = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        self._memory = [(view.data_ptr(), view.shape) for view in self.views]
         for p, view in zip(self.parameters, self.views, strict=True):
             view.copy_(p.detach())
             p.data = view
@@ -49,10 +48,8 @@ class FlatParameters:
 
     def _look(self) -> None:
         """Remember the module's parts, to see a change at little cost."""
-        self._parts = [
-            (m._modules, [*m._modules.values()], m._parameters, [*m._parameters.values()])
-            for m in self.module.modules()
-        ]
+        parts = [part for m in self.module.modules() for part in (m._modules, m._parameters)]
+        self._tree = [(part, [*map(id, part.values())]) for part in parts]
         self._frozen = {name: p for name, p in self._known.items() if name not in self.names}
 
     @property
@@ -97,30 +94,35 @@ class FlatParameters:
                 )
 
     def check(self) -> None:
-        """Raise InputError where the parameters are no longer those that were wrapped.
-
-        New memory of the same shape and precision, as ``p.data = …`` gives, is copied and given up.
-        """
-        if not all(
-            _same(children, modules) and _same(values, parameters)
-            for modules, children, parameters, values in self._parts
-        ):
+        """Raise InputError where the parameters are no longer those that were wrapped."""
+        if not all([*map(id, part.values())] == ids for part, ids in self._tree):
             self._check_names()
         for name, p in self._frozen.items():
             if p.requires_grad:
                 raise _refusal(name, "was frozen, now it is trained")
+        groups = (id(p) for group in self.optimizer.param_groups for p in group["params"])
+        if [*groups] != self._groups:
+            raise InputError(f"optimizer: its parameters have changed; {REMEDY}")
+        self.check_memory()
+
+    def check_memory(self) -> None:
+        """Raise InputError where parameters have another shape, precision or device.
+
+        New memory of the same kind, as ``p.data = …`` gives, is copied and given up.
+        """
+        for p, (pointer, shape) in zip(self.parameters, self._memory, strict=True):
+            if p.data_ptr() != pointer or p.shape != shape:
+                break
+        else:
+            return
         for name, p, view in zip(self.names, self.parameters, self.views, strict=True):
             if p.shape != view.shape:
                 raise _refusal(name, f"had shape {tuple(view.shape)}, now {tuple(p.shape)}")
             if p.dtype != view.dtype or p.device != view.device:
                 raise _refusal(name, f"was {_kind(view)}, now {_kind(p)}")
-            if p.data_ptr() != view.data_ptr() or p.stride() != view.stride():
+            if p.data_ptr() != view.data_ptr():
                 view.copy_(p.detach().clone())
                 p.data = view
-        groups = (p for group in self.optimizer.param_groups for p in group["params"])
-        for a, b in itertools.zip_longest(groups, self._groups):
-            if a is not b:
-                raise InputError(f"optimizer: its parameters have changed; {REMEDY}")
 
     def _check_names(self) -> None:
         """Raise InputError unless the trained parameters are still the same; others may come and go."""
@@ -142,11 +144,6 @@ class FlatParameters:
     def statistics(self) -> list[Tensor]:
         """The floating-point buffers, such as the running statistics of BatchNorm."""
         return [b for b in self.module.buffers() if b.is_floating_point()]
-
-
-def _same(before: list[Any], now: dict[str, Any]) -> bool:
-    """Whether the dictionary has the same objects as before."""
-    return len(before) == len(now) and all(a is b for a, b in zip(before, now.values(), strict=True))
 
 
 def plain(name: str) -> str:

@@ -109,11 +109,14 @@ class DecentralizedDataParallel(nn.Module):
                 "algorithm.schedule: 'measured' is not allowed here, its workers need a server; use "
                 "landscape train --nproc"
             )
-        rate = optimizer.param_groups[0].get("initial_lr", optimizer.param_groups[0].get("lr", 0.0))
-        rule.peak_lr = float(rate if peak_lr is None else peak_lr)
-        if peak_lr is not None:
-            positive("peak_lr", peak_lr)
         self._algorithm = {"name": algorithm} | {k: v for k, v in options.items() if v is not None}
+        if rule.uses_peak_lr:
+            group = optimizer.param_groups[0]
+            rule.peak_lr = float(group.get("initial_lr", group["lr"]) if peak_lr is None else peak_lr)
+            positive("peak_lr", rule.peak_lr)
+            self._algorithm["peak_lr"] = rule.peak_lr
+        elif peak_lr is not None:
+            raise InputError(f"peak_lr: {peak_lr} is not allowed, algorithm '{algorithm}' does not use it")
         self._seed = seed
         parameters = FlatParameters(model, optimizer)
         self._group = DefaultGroup(parameters.device) if has_group() else None

@@ -128,17 +128,29 @@ class OptimizerState(Optimizer):
         optimizer, names = self._parameters.optimizer, self._parameters.names
         if PRESENT not in state or state[PRESENT].shape[1:] != (len(names),):
             raise FailedError("checkpoint: its /optimizer does not fit the model's parameters")
-        present = {name for name, has in zip(names, state[PRESENT][0].tolist(), strict=True) if has}
-        found: dict[str, dict[str, Tensor]] = {name: {} for name in present}
+        found: dict[str, dict[str, Tensor]] = {name: {} for name in names}
         for full, rows in state.items():
             name, _, key = full.rpartition(".")
-            if name in present:
+            if name in found:
                 found[name][key] = rows[0].clone()
-        whole = optimizer.state_dict()
-        ids = {id(p): name for name, p in zip(names, self._parameters.parameters, strict=True)}
-        order = [p for group in optimizer.param_groups for p in group["params"]]
-        whole["state"] = {i: found[ids[id(p)]] for i, p in enumerate(order) if ids.get(id(p)) in present}
-        optimizer.load_state_dict(whole)
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        present = state[PRESENT][0].tolist()
+        for name, p, has in zip(names, self._parameters.parameters, present, strict=True):
+            optimizer.state.pop(p, None)
+            if has:
+                group = groups[id(p)]
+                optimizer.state[p] = {key: _placed(t, p, group) for key, t in found[name].items()}
+
+
+def _placed(value: Tensor, p: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """``value`` where and in the precision that torch's optimizers have it.
+
+    Their single numbers, such as the step, lie on the CPU unless a kernel on the device reads them.
+    """
+    if value.dim() == 0:
+        return value.to(p.device) if group.get("capturable") or group.get("fused") else value.cpu()
+    half = p.itemsize < 4 and value.is_floating_point()
+    return value.to(p.device, p.dtype if half else value.dtype)
 
 
 def _real(tensor: Tensor) -> bool:

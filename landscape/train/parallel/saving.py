@@ -123,6 +123,9 @@ def _load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
             raise InputError(
                 f"algorithm.{key}: {algorithm.get(key)!r} is not allowed, {path} has {before.get(key)!r}"
             )
+    made, kind = recording.read_settings(run)["optimizer"]["name"], type(parameters.optimizer).__name__
+    if made != kind:
+        raise InputError(f"optimizer: {kind} is not allowed, {path} has the state of {made}")
     if run.layout != parameters.layout:
         raise FailedError(
             f"{path}: its weights do not fit the model: {misfit(run.layout, parameters.layout)}"

@@ -94,7 +94,6 @@ class Stepper:
         """Before the optimizer's step."""
         self.begin(in_forward=False)
         with self._plainly():
-            self.parameters.check()
             closure = any(callable(given) for given in (*args, *keywords.values()))
             if closure and self.rule.synchronous and self.comm.size > 1:
                 raise InputError(
@@ -122,7 +121,7 @@ class Stepper:
         step, flat = self.steps + 1, self.parameters.flat
         with self._plainly():
             self._gradients.restore()
-            self.parameters.check()
+            self.parameters.check_memory()
             torch.sub(self._points, flat, out=self._moved)
             if self._rate != 1:  # with a rate of 0 the step is none, whatever its direction
                 self._moved.div_(self._rate) if self._rate else self._moved.zero_()
