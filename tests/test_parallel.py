@@ -511,6 +511,9 @@ def test_commands_take_a_checkpoint(pair_found: Found, tmp_path: Path, command: 
             [first[1][f"module.{n}"].flatten() for n, p in trained.named_parameters() if p.requires_grad]
         ),
     )
+    expected = float((run.weights - run.mean).square().sum(1).mean())
+    assert run.history["step"].tolist() == [0, 6]
+    assert run.history["consensus"].tolist() == [0, pytest.approx(expected, rel=1e-12)]
     code, out, _ = command("info", path)
     assert code == 0
     assert "2 learners" in out

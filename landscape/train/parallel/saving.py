@@ -15,6 +15,7 @@ from torch import Tensor
 from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, misfit
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
 from landscape.problem.layout import unwrapped
 from landscape.train import recording
 from landscape.train.distributed.process_group import Lost
@@ -59,7 +60,7 @@ def save(
         lr=recording.rate(parameters.optimizer),
         local_batch=0,
         seed=seed,
-        history={column: np.zeros(0) for column in UNITS},
+        history=_history(stepper),
         buffers={name: _wide(t) for name, t in rows.items()},
         optimizer=stepper.state.rows(),
         rule={name: _wide(t) for name, t in rule.state.items()},
@@ -77,6 +78,19 @@ def save(
         except FailedError as raised:  # all rows were received: the file takes them even from a full disk
             error = raised
     _check(group, error)  # nobody goes on before the file is there
+
+
+def _history(stepper: Stepper) -> dict[str, Array]:
+    """Two rows, of the start, where all learners are equal, and of now: the learning rate, the spread."""
+    flat, comm = stepper.parameters.flat, stepper.comm
+    spread = (flat - comm.fresh_mean(flat, "weights")).flatten()
+    values = {
+        "step": float(stepper.steps),
+        "consensus": comm.total(float(spread @ spread))[0] / comm.learners,
+        "lr": recording.rate(stepper.parameters.optimizer),
+    }
+    rows = [{"step": 0.0, "consensus": 0.0}, values][0 if stepper.steps else 1 :]
+    return {column: np.array([row.get(column, math.nan) for row in rows]) for column in UNITS}
 
 
 def load(stepper: Stepper, group: DefaultGroup | None, path: Path, algorithm: Mapping[str, Any]) -> None:
@@ -123,7 +137,8 @@ def _load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
             raise InputError(
                 f"algorithm.{key}: {algorithm.get(key)!r} is not allowed, {path} has {before.get(key)!r}"
             )
-    made, kind = recording.read_settings(run)["optimizer"]["name"], type(parameters.optimizer).__name__
+    made = recording.read_settings(run).get("optimizer", {}).get("name")
+    kind = type(parameters.optimizer).__name__
     if made != kind:
         raise InputError(f"optimizer: {kind} is not allowed, {path} has the state of {made}")
     if run.layout != parameters.layout:
