@@ -443,6 +443,7 @@ def hangs(group: Group) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_ends_the_others_within_the_timeout() -> None:
     begun = time.monotonic()
     first, _ = together(2, hangs, timeout=3.0, lost=(1,))

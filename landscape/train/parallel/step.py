@@ -42,12 +42,11 @@ class Stepper:
         flat = parameters.flat
         #: w_j (1, P) at the start of the step that has begun.
         self.weights, self._moved = torch.empty_like(flat), torch.empty_like(flat)
-        self._points, self._rate = self.weights, 1.0
+        self._points, self._rate = self.weights, self._rate_of_step()
         self._gradients = Gradients(parameters, comm)
         rule.comm = comm
         rule.write_to(flat)
         rule.start(flat)
-        self._rate_of_step()
         parameters.optimizer.register_step_pre_hook(self._before)
         parameters.optimizer.register_step_post_hook(self._after)
 
