@@ -51,4 +51,7 @@ def main(folder: str = "runs/learners", steps: int = 200) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    try:
+        main(*sys.argv[1:2])
+    except landscape.FailedError as error:  # another process is lost
+        sys.exit(f"torchrun_dpsgd.py: {error}")

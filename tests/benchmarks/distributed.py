@@ -123,7 +123,7 @@ def measure(group: Group) -> dict[str, list[float]]:
 
 def report(where: str, needs: dict[str, float]) -> float:
     """Print ratios; the seconds that one gradient takes."""
-    found, _ = together(2, measure, timeout=120.0, deadline=900.0)
+    found, _ = together(2, measure, timeout=120.0, deadline=1200.0)
     if not isinstance(found, dict):
         raise SystemExit(f"distributed, {where}: {found}")
     middle = {name: statistics.median(times) for name, times in found.items()}
