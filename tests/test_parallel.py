@@ -27,7 +27,6 @@ from landscape.train.distributed.children import loopback
 from landscape.train.distributed.process_group import Group, Lost
 from landscape.train.loop import Trainer
 from landscape.train.parallel import module as parallel_module
-from landscape.train.parallel import step as step_module
 from landscape.train.randomness import generator
 from tests.conftest import Command
 from tests.groups import free_port, together
@@ -52,13 +51,12 @@ RULES: list[dict[str, Any]] = [
     {"name": "ad-psgd", "delay": 2},
     {"name": "async-sgd", "delay": 2, "shifted": 0.5, "staleness_aware": True, "schedule": "random"},
 ]
-# With three learners, and in blocks of coordinates.
+# With three learners.
 GRAPHS: list[dict[str, Any]] = [
     {"name": "ssgd"},
     {"name": "dpsgd"},
     {"name": "dpsgd", "mixing": "ring(1)", "order": "atc"},
     {"name": "dpsgd", "mixing": "random-matching"},
-    {"name": "dsgd-ac", "mixing": "ring(1)"},
     {"name": "slowmo", "period": 2, "mixing": "one-peer-exponential"},
     {"name": "sgp"},
 ]
@@ -113,8 +111,6 @@ def flat(model: nn.Module) -> Tensor:
 
 
 def all_loops(group: Group, cases: list[Any]) -> list[tuple[Tensor, Tensor]]:
-    if group.size == 3:
-        step_module.BLOCK = 9
     return [own_loop(group, *case) for case in cases]
 
 

@@ -50,9 +50,6 @@ class Rule(ABC):
     #: Whether :meth:`finish` uses lr as the factor of the directions only, so that a displacement with lr = 1
     #: gives the same weights. A rule that does not say so is given the learning rate of the step.
     lr_is_factor = False
-    #: Whether :meth:`finish` works on each coordinate by itself, and may be given blocks of them in turn, as
-    #: ``block`` then says.
-    in_blocks = False
     #: η_0, the rate after the warm-up; the recipe sets it.
     peak_lr = 0.0
     #: Whether it uses ``peak_lr``.
@@ -73,10 +70,7 @@ class Rule(ABC):
         self.comm = Comm(learners)
         self.state: dict[str, Tensor] = {}
         self.shared: dict[str, Tensor] = {}
-        #: The coordinates that :meth:`finish` is given.
-        self.block = slice(None)
         self._memory: list[Tensor] = []
-        self._given: Tensor | None = None
 
     def start(self, weights: Tensor) -> None:  # noqa: B027 - most rules remember nothing
         """Set ``state`` and ``shared`` at the start of a run.
@@ -224,15 +218,13 @@ class Rule(ABC):
         Args:
             memory: (n, P), other memory than that of the weights that :meth:`finish` is given.
         """
-        self._given = memory
+        self._memory = [memory, memory]
 
     def _new_weights(self, weights: Tensor) -> Tensor:
         """Memory for the new weights: that of the weights before ``weights``, which are not used any more.
 
         Fresh memory for a large network costs as much as the arithmetic that fills it.
         """
-        if self._given is not None:
-            return self._given[:, self.block]
         if not self._memory or self._memory[0].shape != weights.shape:
             self._memory = [torch.empty_like(weights), torch.empty_like(weights)]
         return self._memory[self._memory[0].data_ptr() == weights.data_ptr()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -11,7 +12,6 @@ from landscape.core import registry
 from landscape.stability import max_stable_step
 from landscape.stability.rules import max_mixing_step
 from landscape.train.algorithms.base import Rule
-from landscape.train.distributed.comm import ALL, Mixed
 from landscape.train.mixing import Mixing
 
 
@@ -31,8 +31,7 @@ class DPSGD(Rule):
     ) -> None:
         super().__init__(learners, seed)
         self.mixing, self.order = Mixing(mixing, learners, seed), order
-        self.in_blocks = order == "awc"
-        self._mixed: Mixed = lambda block=ALL: torch.empty(0)
+        self._mixed: Callable[[], Tensor] = lambda: torch.empty(0)
 
     def begin(self, weights: Tensor, step: int) -> None:
         if self.order == "awc":
@@ -43,7 +42,7 @@ class DPSGD(Rule):
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         if self.order == "awc":
-            return torch.sub(self._mixed(self.block), directions, alpha=lr, out=self._new_weights(weights))
+            return torch.sub(self._mixed(), directions, alpha=lr, out=self._new_weights(weights))
         stepped = torch.sub(weights, directions, alpha=lr)
         return self._new_weights(weights).copy_(self.comm.mix(stepped, self.mixing, step)())
 

@@ -28,5 +28,5 @@ class DSGDAC(DPSGD):
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         gamma = (lr / self.peak_lr) ** self.power
-        new = torch.lerp(weights, self._mixed(self.block), gamma, out=self._new_weights(weights))
+        new = torch.lerp(weights, self._mixed(), gamma, out=self._new_weights(weights))
         return new.sub_(directions, alpha=lr)

@@ -25,14 +25,6 @@ from landscape.problem.layout import average
 from landscape.problem.problem import Problem
 from landscape.train.mixing import Mixing, averages_all, combine
 
-ALL = slice(None)
-
-
-class Mixed(Protocol):
-    """Waits for an exchange and gives Σ_k M_jk w_k, (n_local, P), or the given coordinates of it."""
-
-    def __call__(self, block: slice = ALL) -> Tensor: ...
-
 
 class Processes(Protocol):
     """What exchanges need of the processes that share the learners: those of the default process group.
@@ -271,10 +263,8 @@ class Comm:
 
     # Exchange with neighbours.
 
-    def mix(self, weights: Tensor, mixing: Mixing, step: int) -> Mixed:
+    def mix(self, weights: Tensor, mixing: Mixing, step: int) -> Callable[[], Tensor]:
         """Start the exchange that Σ_k M_jk w_k needs; the call returned waits and gives it, (n_local, P).
-
-        With a slice of coordinates it gives these; each may be asked for once.
 
         ``weights`` (n_local, P) must stay as they are until then. Each row is sent once to each process that
         has a neighbour of it; a matrix that averages more than two is an all-reduce.
@@ -282,13 +272,15 @@ class Comm:
         turn = (mixing.spec, (step - 1) % len(mixing.cycle)) if mixing.cycle else None
         return self.combine(weights, mixing.matrix(step), turn)
 
-    def combine(self, weights: Tensor, matrix: Array, plan_of: tuple[str, int] | None = None) -> Mixed:
+    def combine(
+        self, weights: Tensor, matrix: Array, plan_of: tuple[str, int] | None = None
+    ) -> Callable[[], Tensor]:
         """:meth:`mix` by any ``matrix`` (n, n) whose rows sum to 1; ``plan_of`` names one that recurs."""
         if self.size == 1:
-            return lambda block=ALL: combine(weights[:, block], matrix)
+            return lambda: combine(weights, matrix)
         if averages_all(matrix):
-            mean = functools.cache(self._start_mean(weights, "mixed"))
-            return lambda block=ALL: mean()[block].expand_as(weights[:, block])
+            mean = self._start_mean(weights, "mixed")
+            return lambda: mean().expand_as(weights)
         plan = self._plans.get(plan_of) if plan_of else None
         if plan is None:
             plan = Plan.of(matrix, self.bounds, self.rank)
@@ -303,13 +295,7 @@ class Comm:
             for learner, peer in plan.transfers
         ]
         works = self._post(transfers)
-        arrived = functools.cache(lambda: self._finished(works, received))
-        out = self.buffer("mixed", weights) if len(weights) > 1 or len(received) > 1 else weights
-
-        def mixed(block: slice = ALL) -> Tensor:
-            return plan.apply(weights[:, block], arrived()[:, block], out[:, block])
-
-        return mixed
+        return lambda: plan.apply(weights, self._finished(works, received), self.buffer("mixed", weights))
 
     def _post(self, transfers: list[dist.P2POp]) -> list[dist.Work]:
         """Start point-to-point transfers as one batch."""
