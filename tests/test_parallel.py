@@ -57,6 +57,8 @@ GRAPHS: list[dict[str, Any]] = [
     {"name": "dpsgd"},
     {"name": "dpsgd", "mixing": "ring(1)", "order": "atc"},
     {"name": "dpsgd", "mixing": "random-matching"},
+    {"name": "dpsgd", "mixing": "ring(1)"},
+    {"name": "dsgd-ac", "mixing": "ring(1)"},
     {"name": "slowmo", "period": 2, "mixing": "one-peer-exponential"},
     {"name": "sgp"},
 ]

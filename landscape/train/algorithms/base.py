@@ -132,6 +132,24 @@ class Rule(ABC):
             The new weights (n, P).
         """
 
+    def finish_moved(self, weights: Tensor, points: Tensor, moved: Tensor, lr: float, step: int) -> Tensor:
+        """:meth:`finish` for a step that an optimizer of the user's own has made.
+
+        Args:
+            weights: those at the step's start (n, P).
+            points: where the gradients were taken (n, P).
+            moved: where the optimizer has moved these (n, P); other memory, which is overwritten.
+            lr: the rate of the step; 1 if :attr:`lr_is_factor`.
+            step: counted from 1.
+
+        Returns:
+            The new weights (n, P): :meth:`finish` with the directions (points − moved)/lr.
+        """
+        directions = torch.sub(points, moved, out=moved)
+        if lr != 1:  # with a rate of 0 the step is none, whatever its direction
+            directions = directions.div_(lr) if lr else directions.zero_()
+        return self.finish(weights, directions, lr, step)
+
     def update_optimizer_state(self, optimizer: Optimizer, step: int) -> None:  # noqa: B027 - few rules change it
         """Change ``optimizer.state`` for the next step; by default it stays as it is.
 
@@ -211,14 +229,6 @@ class Rule(ABC):
     def all_reduce(self) -> float:
         """Vectors that a learner sends for an average over all: 2(n−1)/n."""
         return 2 * (self.learners - 1) / self.learners
-
-    def write_to(self, memory: Tensor) -> None:
-        """Let :meth:`finish` write new weights to ``memory`` from now on, if it uses :meth:`_new_weights`.
-
-        Args:
-            memory: (n, P), other memory than that of the weights that :meth:`finish` is given.
-        """
-        self._memory = [memory, memory]
 
     def _new_weights(self, weights: Tensor) -> Tensor:
         """Memory for the new weights: that of the weights before ``weights``, which are not used any more.

@@ -263,8 +263,8 @@ class Comm:
 
     # Exchange with neighbours.
 
-    def mix(self, weights: Tensor, mixing: Mixing, step: int) -> Callable[[], Tensor]:
-        """Start the exchange that Σ_k M_jk w_k needs; the call returned waits and gives it, (n_local, P).
+    def mix(self, weights: Tensor, mixing: Mixing, step: int) -> Exchange:
+        """Start the exchange that Σ_k M_jk w_k needs; what is returned waits and gives it, (n_local, P).
 
         ``weights`` (n_local, P) must stay as they are until then. Each row is sent once to each process that
         has a neighbour of it; a matrix that averages more than two is an all-reduce.
@@ -272,15 +272,13 @@ class Comm:
         turn = (mixing.spec, (step - 1) % len(mixing.cycle)) if mixing.cycle else None
         return self.combine(weights, mixing.matrix(step), turn)
 
-    def combine(
-        self, weights: Tensor, matrix: Array, plan_of: tuple[str, int] | None = None
-    ) -> Callable[[], Tensor]:
+    def combine(self, weights: Tensor, matrix: Array, plan_of: tuple[str, int] | None = None) -> Exchange:
         """:meth:`mix` by any ``matrix`` (n, n) whose rows sum to 1; ``plan_of`` names one that recurs."""
         if self.size == 1:
-            return lambda: combine(weights, matrix)
+            return Exchange(weights, lambda: combine(weights, matrix))
         if averages_all(matrix):
             mean = self._start_mean(weights, "mixed")
-            return lambda: mean().expand_as(weights)
+            return Exchange(weights, lambda: mean().expand_as(weights))
         plan = self._plans.get(plan_of) if plan_of else None
         if plan is None:
             plan = Plan.of(matrix, self.bounds, self.rank)
@@ -295,7 +293,15 @@ class Comm:
             for learner, peer in plan.transfers
         ]
         works = self._post(transfers)
-        return lambda: plan.apply(weights, self._finished(works, received), self.buffer("mixed", weights))
+
+        def arrived() -> Tensor:
+            return self._finished(works, received)
+
+        return Exchange(
+            weights,
+            lambda: plan.apply(weights, arrived(), self.buffer("mixed", weights)),
+            (lambda out: plan.pull(out, weights, arrived())) if len(weights) == 1 else None,
+        )
 
     def _post(self, transfers: list[dist.P2POp]) -> list[dist.Work]:
         """Start point-to-point transfers as one batch."""
@@ -320,6 +326,26 @@ class Comm:
         """On the other ranks: send the rows of ``local`` (n_local, …) to rank 0, which is in :meth:`rows`."""
         for row in local:
             self._finished(self._post([dist.P2POp(dist.isend, row.contiguous(), 0)]), row)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An exchange of ``weights`` (n_local, P) that has been started: one of its two ways is used, once.
+
+    ``mixed`` waits and gives Σ_k M_jk w_k, (n_local, P). ``pull``, where there is one, adds
+    Σ_k M_jk (w_k − w_j) to its argument in less time.
+    """
+
+    weights: Tensor
+    mixed: Callable[[], Tensor]
+    pull: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self) -> Tensor:
+        return self.mixed()
+
+    def add_to(self, out: Tensor) -> Tensor:
+        """Wait, and add Σ_k M_jk (w_k − w_j) to ``out`` (n_local, P), in place."""
+        return self.pull(out) if self.pull else out.add_(self.mixed() - self.weights)
 
 
 @dataclass(frozen=True)
@@ -365,6 +391,13 @@ class Plan:
         if len(received):
             mixed = torch.addmm(mixed, self.remote_block.to(weights), received.sub_(origin), out=out)
         return mixed
+
+    def pull(self, out: Tensor, weights: Tensor, received: Tensor) -> Tensor:
+        """Add Σ_k M_jk (w_k − w_j) to ``out``, of one local learner; uses up ``received``."""
+        received.sub_(weights)
+        if len(received) == 1:
+            return out.add_(received, alpha=float(self.remote_block))
+        return out.addmm_(self.remote_block.to(weights), received) if len(received) else out
 
 
 def _bounds(count: int, parts: int) -> list[int]:

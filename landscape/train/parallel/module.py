@@ -46,7 +46,7 @@ class DecentralizedDataParallel(nn.Module):
 
     The trainable parameters stay the same objects; their memory becomes part of one contiguous tensor. They
     must have one precision and one device, and must not be replaced, reshaped or moved later; beside them the
-    wrapper needs memory for 2 P numbers, and for P each of the learners that are received. Keys of
+    wrapper needs memory for P numbers (but for dpsgd for 3 P), and for P of each learner received. Keys of
     ``state_dict`` are ``module.NAME``, as DistributedDataParallel's, and ``_extra_state`` for the algorithm;
     each process saves and loads its own, between steps.
 

@@ -41,11 +41,10 @@ class Stepper:
         self._average_buffers = average_buffers
         flat = parameters.flat
         #: w_j (1, P) at the start of the step that has begun.
-        self.weights, self._moved = torch.empty_like(flat), torch.empty_like(flat)
+        self.weights = torch.empty_like(flat)
         self._points, self._rate = self.weights, self._rate_of_step()
         self._gradients = Gradients(parameters, comm)
         rule.comm = comm
-        rule.write_to(flat)
         rule.start(flat)
         parameters.optimizer.register_step_pre_hook(self._before)
         parameters.optimizer.register_step_post_hook(self._after)
@@ -121,10 +120,7 @@ class Stepper:
         with self._plainly():
             self._gradients.restore()
             self.parameters.check_memory()
-            torch.sub(self._points, flat, out=self._moved)
-            if self._rate != 1:  # with a rate of 0 the step is none, whatever its direction
-                self._moved.div_(self._rate) if self._rate else self._moved.zero_()
-            new = self.rule.finish(self.weights, self._moved, self._rate, step)
+            new = self.rule.finish_moved(self.weights, self._points, flat, self._rate, step)
             if new.data_ptr() != flat.data_ptr():
                 flat.copy_(new)
             self.rule.update_optimizer_state(self.state, step)
