@@ -11,7 +11,7 @@ from landscape.core import registry
 from landscape.stability import max_stable_step
 from landscape.stability.rules import max_mixing_step
 from landscape.train.algorithms.base import Rule
-from landscape.train.distributed.comm import Exchange
+from landscape.train.distributed.exchange import Exchange
 from landscape.train.mixing import Mixing
 
 
