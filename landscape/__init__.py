@@ -75,11 +75,15 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.results.surface import Surface as Surface
     from landscape.results.sweep import Sweep as Sweep
     from landscape.results.vtk import save_vts as save_vts
+    from landscape.train.parallel.module import (
+        DecentralizedDataParallel as DecentralizedDataParallel,
+    )
     from landscape.train.recorder import Recorder as Recorder
 
 #: Public name -> the module that defines it.
 _MODULES = {
     "Checkpoint": "checkpoint.checkpoint",
+    "DecentralizedDataParallel": "train.parallel.module",
     "Density": "results.spectrum",
     "Eigenpairs": "curvature.lanczos",
     "Ends": "curvature.lanczos",

@@ -18,7 +18,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import quantity
 from landscape.results.run_times import RunTimes
 from landscape.train import mixing, recipe
-from landscape.train.distributed.comm import Plan
+from landscape.train.distributed.exchange import Plan
 from landscape.train.mixing import Mixing
 from landscape.train.planning.calibration import Costs, calibrate, calibrate_at_once, measure_link
 from landscape.train.planning.plan import TOPOLOGIES, messages, plan

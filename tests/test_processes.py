@@ -25,7 +25,8 @@ from landscape import Checkpoint, FailedError
 from landscape.train import launch, recipe
 from landscape.train.decomposition import estimate_gradient
 from landscape.train.distributed import process_group
-from landscape.train.distributed.comm import Comm, Plan, _bounds
+from landscape.train.distributed.comm import Comm, _bounds
+from landscape.train.distributed.exchange import Plan
 from landscape.train.distributed.process_group import Group, Lost
 from landscape.train.loop import Trainer
 from landscape.train.randomness import generator

@@ -17,6 +17,8 @@ from landscape.core.errors import FailedError
 from landscape.core.files import printable
 from landscape.train.loop import recipe_of
 
+MOST = 8  # tensors of the optimizer's state that are listed (ours)
+
 
 @click.command(epilog="Example: landscape info runs/dp/last.h5")
 @click.argument("file", metavar="FILE")
@@ -96,8 +98,10 @@ def _checkpoint(c: Checkpoint) -> None:
     _say(f"algorithm: {c.algorithm}, seed {c.seed}, step {c.step:,}{epoch}")
     if c.has_recipe and (about := _rule(c)):
         _say(about)
-    for name, state in c.optimizer.items():
+    for name, state in [*c.optimizer.items()][:MOST]:
         _say(f"optimizer state: {name} {tuple(state.shape)}")
+    if len(c.optimizer) > MOST:
+        _say(f"optimizer state: {len(c.optimizer) - MOST} more tensors")
     for name, state in {**c.rule, **c.shared}.items():
         _say(f"state: {name} {tuple(state.shape)}")
     if c.has_recipe:

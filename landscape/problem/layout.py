@@ -42,9 +42,12 @@ def as_array(tensor: Tensor) -> Array:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside DataParallel, DistributedDataParallel and torch.compile."""
+    """The module inside (Decentralized/Distributed)DataParallel and torch.compile.
+
+    A wrapper of ours has the module as ``wrapped_module``.
+    """
     while True:
-        inner = getattr(module, "_orig_mod", None)
+        inner = getattr(module, "_orig_mod", None) or getattr(module, "wrapped_module", None)
         if inner is None and isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             inner = module.module
         if not isinstance(inner, nn.Module):

@@ -122,8 +122,8 @@ def rate(optimizer: Any) -> float:
     return rates.pop() if len(rates) == 1 else math.nan
 
 
-def stability_limit(optimizer: Any) -> float | None:
-    """The largest stable ηλ of torch.optim.SGD in its form; None for what is not known."""
+def heavy_ball(optimizer: Any) -> tuple[float, str] | None:
+    """(momentum, form) of torch.optim.SGD, as limits of stability take them; None for what is not known."""
     if type(optimizer) is not torch.optim.SGD:
         return None
     keys = ("lr", "momentum", "dampening", "nesterov", "maximize")
@@ -131,7 +131,13 @@ def stability_limit(optimizer: Any) -> float | None:
     _, momentum, dampening, nesterov, maximize = forms.pop()
     if forms or maximize or not 0 <= momentum < 1 or (momentum and dampening):
         return None
-    return stability.max_stable_step(0, momentum, "nesterov" if nesterov else "ordinary")
+    return momentum, "nesterov" if nesterov else "ordinary"
+
+
+def stability_limit(optimizer: Any) -> float | None:
+    """The largest stable ηλ of torch.optim.SGD in its form; None for what is not known."""
+    form = heavy_ball(optimizer)
+    return stability.max_stable_step(0, *form) if form else None
 
 
 def settings(
@@ -145,7 +151,17 @@ def settings(
         "monitor": {"sharpness": sharpness} | ({} if limit is None else {"stability_limit": limit}),
     }
     if optimizer is not None:
-        tables["optimizer"] = {"name": type(optimizer).__name__} | _plain(getattr(optimizer, "defaults", {}))
+        tables["optimizer"] = optimizer_table(optimizer)
+    return as_toml(name, seed, tables)
+
+
+def optimizer_table(optimizer: Any) -> dict[str, Any]:
+    """The class of a torch optimizer and its defaults, as far as TOML can hold them."""
+    return {"name": type(optimizer).__name__} | _plain(getattr(optimizer, "defaults", {}))
+
+
+def as_toml(name: str, seed: int, tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """TOML with the keys of a recipe."""
     lines = [f"name = {toml_value(name)}", f"seed = {seed}"]
     for table, values in tables.items():
         lines += ["", f"[{table}]", *(f"{key} = {toml_value(value)}" for key, value in values.items())]
@@ -173,15 +189,15 @@ def read_settings(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
     return {name: table for name, table in values.items() if isinstance(table, dict)}
 
 
-def place() -> tuple[int, int]:
+def place(what: str = "Recorder", why: str = "so that one rank alone records") -> tuple[int, int]:
     """(rank, processes) of this process. InputError where there are several that know no group yet."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     size = os.environ.get("WORLD_SIZE", "1")
     if size.isdecimal() and int(size) > 1:
         raise InputError(
-            f"Recorder: WORLD_SIZE is {size}, but torch.distributed knows no group yet; call "
-            "init_process_group first, so that one rank alone records"
+            f"{what}: WORLD_SIZE is {size}, but torch.distributed knows no group yet; call "
+            f"init_process_group first, {why}"
         )
     return 0, 1
 

@@ -59,6 +59,7 @@ class AsyncSGD(Rule):
             )
         self.delay, self.schedule = delay, schedule
         self.shifted, self.staleness_aware = shifted, staleness_aware
+        self.lr_is_factor = not shifted  # the momentum is of directions, without the rate of their step
         self._worker = 0
         #: Of the measured schedule: sends waiting workers their copies; the worker that delivers next.
         self.deliver: Callable[[], int] | None = None

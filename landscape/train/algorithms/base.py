@@ -47,8 +47,13 @@ class Rule(ABC):
     at_mean = False
     #: Whether gradients come from processes at their own pace (:mod:`landscape.train.distributed.server`).
     measured = False
+    #: Whether :meth:`finish` uses lr as the factor of the directions only, so that a displacement with lr = 1
+    #: gives the same weights. A rule that does not say so is given the learning rate of the step.
+    lr_is_factor = False
     #: η_0, the rate after the warm-up; the recipe sets it.
     peak_lr = 0.0
+    #: Whether it uses ``peak_lr``.
+    uses_peak_lr = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -126,6 +131,24 @@ class Rule(ABC):
         Returns:
             The new weights (n, P).
         """
+
+    def finish_moved(self, weights: Tensor, points: Tensor, moved: Tensor, lr: float, step: int) -> Tensor:
+        """:meth:`finish` for a step that an optimizer of the user's own has made.
+
+        Args:
+            weights: those at the step's start (n, P).
+            points: where the gradients were taken (n, P).
+            moved: where the optimizer has moved these (n, P); other memory, which is overwritten.
+            lr: the rate of the step; 1 if :attr:`lr_is_factor`.
+            step: counted from 1.
+
+        Returns:
+            The new weights (n, P): :meth:`finish` with the directions (points − moved)/lr.
+        """
+        directions = torch.sub(points, moved, out=moved)
+        if lr != 1:  # with a rate of 0 the step is none, whatever its direction
+            directions = directions.div_(lr) if lr else directions.zero_()
+        return self.finish(weights, directions, lr, step)
 
     def update_optimizer_state(self, optimizer: Optimizer, step: int) -> None:  # noqa: B027 - few rules change it
         """Change ``optimizer.state`` for the next step; by default it stays as it is.

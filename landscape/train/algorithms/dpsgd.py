@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -12,6 +11,7 @@ from landscape.core import registry
 from landscape.stability import max_stable_step
 from landscape.stability.rules import max_mixing_step
 from landscape.train.algorithms.base import Rule
+from landscape.train.distributed.exchange import Exchange
 from landscape.train.mixing import Mixing
 
 
@@ -24,12 +24,14 @@ class DPSGD(Rule):
     :class:`landscape.train.mixing.Mixing`; the default "full" is that of the paper's Figure 2(a).
     """
 
+    lr_is_factor = True
+
     def __init__(
         self, learners: int, seed: int, mixing: str = "full", order: Literal["awc", "atc"] = "awc"
     ) -> None:
         super().__init__(learners, seed)
         self.mixing, self.order = Mixing(mixing, learners, seed), order
-        self._mixed: Callable[[], Tensor] = lambda: torch.empty(0)
+        self._mixed = Exchange(torch.empty(0), lambda: torch.empty(0))
 
     def begin(self, weights: Tensor, step: int) -> None:
         if self.order == "awc":
@@ -43,6 +45,12 @@ class DPSGD(Rule):
             return torch.sub(self._mixed(), directions, alpha=lr, out=self._new_weights(weights))
         stepped = torch.sub(weights, directions, alpha=lr)
         return self._new_weights(weights).copy_(self.comm.mix(stepped, self.mixing, step)())
+
+    def finish_moved(self, weights: Tensor, points: Tensor, moved: Tensor, lr: float, step: int) -> Tensor:
+        """In AWC order w_j − α u_j + Σ_k M_jk (w_k − w_j), for which three passes over memory are enough."""
+        if self.order == "awc" and self.lr_is_factor and points.data_ptr() == weights.data_ptr():
+            return self._mixed.add_to(moved)
+        return super().finish_moved(weights, points, moved, lr, step)
 
     def communication_cost(self, step: int) -> tuple[float, int]:
         return self.mixing.degree(step), 1

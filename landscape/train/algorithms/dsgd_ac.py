@@ -18,6 +18,9 @@ class DSGDAC(DPSGD):
     rate after the warm-up, p is ``power`` (default 1, ours). While α_t = α_0 it is DPSGD in AWC order.
     """
 
+    lr_is_factor = False
+    uses_peak_lr = True
+
     def __init__(self, learners: int, seed: int, mixing: str = "full", power: float = 1.0) -> None:
         super().__init__(learners, seed, mixing)
         positive("algorithm.power", power, least=0)

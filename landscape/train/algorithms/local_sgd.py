@@ -35,6 +35,8 @@ class LocalSGD(Rule):
     gives the steps of this rule.
     """
 
+    lr_is_factor = True
+
     def __init__(
         self,
         learners: int,
@@ -103,10 +105,11 @@ class LocalSGD(Rule):
     def update_optimizer_state(self, optimizer: Optimizer, step: int) -> None:
         # After synchronous steps all have the optimizer of the mean gradient.
         average = step == self.first or (self._ends_period(step) and self.buffers == "average")
-        averaged = {k: t for k, t in optimizer.state.items() if average and k not in optimizer.counters}
+        state = optimizer.state if average else {}
+        averaged = {k: t for k, t in state.items() if k not in optimizer.counters}
         self._averaged = len(averaged)
         if average:
-            optimizer.state = optimizer.state | {
+            optimizer.state = state | {
                 k: self.comm.fresh_mean(t, "buffers").expand_as(t).clone() for k, t in averaged.items()
             }
         elif self._ends_period(step) and self.buffers == "reset":

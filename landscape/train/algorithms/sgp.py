@@ -32,6 +32,7 @@ class SGP(Rule):
     """
 
     purposes = ("push",)
+    lr_is_factor = True
 
     def __init__(self, learners: int, seed: int, graph: str = "one-peer-exponential") -> None:
         super().__init__(learners, seed)

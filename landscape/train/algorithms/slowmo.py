@@ -40,6 +40,8 @@ class SlowMo(_Outer):
     with a = 1 the outer step without momentum is the average itself.
     """
 
+    lr_is_factor = False
+
     def __init__(
         self,
         learners: int,

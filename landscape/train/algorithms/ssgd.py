@@ -19,6 +19,7 @@ class SSGD(Rule):
 
     synchronous = True
     at_mean = True
+    lr_is_factor = True
 
     def gradient_points(self, weights: Tensor) -> Tensor:
         return self.comm.mean(weights).expand_as(weights)

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,8 +22,23 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
-from landscape.train.distributed.process_group import Group
+from landscape.train.distributed.exchange import Exchange, Plan
 from landscape.train.mixing import Mixing, averages_all, combine
+
+
+class Processes(Protocol):
+    """What exchanges need of the processes that share the learners: those of the default process group.
+
+    ``step`` is the number of the step that this process is in.
+    """
+
+    rank: int
+    size: int
+    step: int
+    device: torch.device
+
+    def naming(self) -> contextlib.AbstractContextManager[None]:
+        """Turn torch's errors in the exchanges inside into an error that names the lost rank."""
 
 
 class Comm:
@@ -33,7 +48,7 @@ class Comm:
     processes; an exchange that fails raises :class:`.Lost`, which names the rank.
     """
 
-    def __init__(self, learners: int, group: Group | None = None) -> None:
+    def __init__(self, learners: int, group: Processes | None = None) -> None:
         self.learners, self.group = learners, group
         self.rank, self.size = (group.rank, group.size) if group else (0, 1)
         if learners < self.size:
@@ -89,6 +104,10 @@ class Comm:
             if self._mean is not None:
                 self._mean[2]()  # its memory is used for the new one
             self._mean = rows, rows._version, functools.cache(self._start_mean(rows, "mean"))
+
+    def hold_mean(self, rows: Tensor) -> None:
+        """Store row 0 of ``rows`` (n_local, P) as their :meth:`mean`, as all n learners are equal."""
+        self._mean = rows, rows._version, lambda: rows[0]
 
     def fresh_mean(self, rows: Tensor, use: str = "") -> Tensor:
         """The mean (P,) as :meth:`mean`, not stored; valid until the next call with the same ``use``."""
@@ -244,8 +263,8 @@ class Comm:
 
     # Exchange with neighbours.
 
-    def mix(self, weights: Tensor, mixing: Mixing, step: int) -> Callable[[], Tensor]:
-        """Start the exchange that Σ_k M_jk w_k needs; the call returned waits and gives it, (n_local, P).
+    def mix(self, weights: Tensor, mixing: Mixing, step: int) -> Exchange:
+        """Start the exchange that Σ_k M_jk w_k needs; what is returned waits and gives it, (n_local, P).
 
         ``weights`` (n_local, P) must stay as they are until then. Each row is sent once to each process that
         has a neighbour of it; a matrix that averages more than two is an all-reduce.
@@ -253,15 +272,13 @@ class Comm:
         turn = (mixing.spec, (step - 1) % len(mixing.cycle)) if mixing.cycle else None
         return self.combine(weights, mixing.matrix(step), turn)
 
-    def combine(
-        self, weights: Tensor, matrix: Array, plan_of: tuple[str, int] | None = None
-    ) -> Callable[[], Tensor]:
+    def combine(self, weights: Tensor, matrix: Array, plan_of: tuple[str, int] | None = None) -> Exchange:
         """:meth:`mix` by any ``matrix`` (n, n) whose rows sum to 1; ``plan_of`` names one that recurs."""
         if self.size == 1:
-            return lambda: combine(weights, matrix)
+            return Exchange(weights, lambda: combine(weights, matrix))
         if averages_all(matrix):
             mean = self._start_mean(weights, "mixed")
-            return lambda: mean().expand_as(weights)
+            return Exchange(weights, lambda: mean().expand_as(weights))
         plan = self._plans.get(plan_of) if plan_of else None
         if plan is None:
             plan = Plan.of(matrix, self.bounds, self.rank)
@@ -276,7 +293,15 @@ class Comm:
             for learner, peer in plan.transfers
         ]
         works = self._post(transfers)
-        return lambda: plan.apply(weights, self._finished(works, received), self.buffer("mixed", weights))
+
+        def arrived() -> Tensor:
+            return self._finished(works, received)
+
+        return Exchange(
+            weights,
+            lambda: plan.apply(weights, arrived(), self.buffer("mixed", weights)),
+            (lambda out: plan.pull(out, weights, arrived())) if len(weights) == 1 else None,
+        )
 
     def _post(self, transfers: list[dist.P2POp]) -> list[dist.Work]:
         """Start point-to-point transfers as one batch."""
@@ -301,51 +326,6 @@ class Comm:
         """On the other ranks: send the rows of ``local`` (n_local, …) to rank 0, which is in :meth:`rows`."""
         for row in local:
             self._finished(self._post([dist.P2POp(dist.isend, row.contiguous(), 0)]), row)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The messages of one process under one mixing matrix, and its entries of the matrix.
-
-    ``receive``: the other processes' learners it needs. ``transfers``: (learner, the other process), in the
-    order of (learner, receiver), which all processes share: NCCL hangs if matching ones differ in order.
-    ``local_block`` (n_local, n_local) and ``remote_block`` (n_local, len(receive)): the entries of M for its
-    own learners and for those that it receives.
-    """
-
-    receive: list[int]
-    transfers: list[tuple[int, int]]
-    local_block: Tensor
-    remote_block: Tensor
-
-    @classmethod
-    def of(cls, matrix: Array, bounds: list[int], rank: int) -> Plan:
-        """The plan of ``rank``, which holds the learners bounds[rank]…bounds[rank + 1] − 1."""
-        a, b = bounds[rank], bounds[rank + 1]
-        holder = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-        sources = (matrix[a:b] != 0).any(0)
-        receive = [int(k) for k in np.flatnonzero(sources) if not a <= k < b]
-        receivers = np.logical_or.reduceat(matrix[:, a:b] != 0, bounds[:-1], axis=0)  # (processes, n_local)
-        sent = [(a + int(k), int(receiver)) for k, receiver in np.argwhere(receivers.T) if receiver != rank]
-        transfers = sorted([*sent, *((k, int(holder[k])) for k in receive)])
-        local, remote = matrix[a:b, a:b], matrix[a:b][:, receive]
-        return cls(receive, transfers, torch.from_numpy(local.copy()), torch.from_numpy(remote.copy()))
-
-    def apply(self, weights: Tensor, received: Tensor, out: Tensor) -> Tensor:
-        """Σ_k M_jk w_k for this process's learners j; uses up ``received``, and ``out`` if it needs it.
-
-        Mixes differences from the first local row, as :meth:`Mixing.apply` does from the mean, so that
-        rounding in the matrix does not let the mean drift.
-        """
-        if len(weights) == len(received) == 1:  # a pair: one pass over memory
-            return torch.lerp(weights, received, float(self.remote_block), out=received)
-        origin = weights[0]
-        mixed = origin.expand_as(weights)
-        if len(weights) > 1:
-            mixed = torch.addmm(mixed, self.local_block.to(weights), weights - origin, out=out)
-        if len(received):
-            mixed = torch.addmm(mixed, self.remote_block.to(weights), received.sub_(origin), out=out)
-        return mixed
 
 
 def _bounds(count: int, parts: int) -> list[int]:

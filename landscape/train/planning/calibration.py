@@ -22,7 +22,8 @@ from landscape.core.errors import FailedError
 from landscape.train.algorithms.ssgd import SSGD
 from landscape.train.distributed import pool
 from landscape.train.distributed.children import loopback
-from landscape.train.distributed.comm import Comm, Plan
+from landscape.train.distributed.comm import Comm
+from landscape.train.distributed.exchange import Plan
 from landscape.train.loop import Trainer
 from landscape.train.planning.run_time import Link
 from landscape.train.randomness import generator

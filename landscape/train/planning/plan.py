@@ -29,7 +29,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
 from landscape.results.run_times import RunTimes
-from landscape.train.distributed.comm import Plan
+from landscape.train.distributed.exchange import Plan
 from landscape.train.mixing import Mixing, averages_all
 from landscape.train.planning.calibration import Costs
 from landscape.train.planning.run_time import AllReduce, Cluster, Order, PointToPoint, Step, step_time
