@@ -250,6 +250,7 @@ def appears(path: Path, process: subprocess.Popen[bytes]) -> None:
     raise AssertionError(f"{path} never came")
 
 
+@pytest.mark.slow
 def test_a_killed_contour_goes_on(run: Path, tmp_path: Path, start: Start, command: Command) -> None:
     out, whole = tmp_path / "c.h5", tmp_path / "whole.h5"
     wanted = ("contour", run / "last.h5", "--grid", "150", "--path", "batched")

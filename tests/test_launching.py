@@ -558,6 +558,7 @@ def test_a_run_that_another_process_starts_meanwhile_is_not_touched(
 
 
 @linux
+@pytest.mark.slow
 def test_two_trains_with_one_folder_are_not_mixed(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ("train", tiny, "--set", "steps=300", "-q", "-o", run)

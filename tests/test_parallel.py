@@ -134,6 +134,7 @@ def test_the_numbers_are_the_trainers() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_numbers_are_the_trainers_with_three_learners() -> None:
     both_ways(3, [(rule, given) for rule in GRAPHS for given in (SGD, ADAMW)])
 

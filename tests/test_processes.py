@@ -361,6 +361,7 @@ def gone(process: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_the_run_with_a_line_and_a_restart_loses_nothing(tmp_path: Path) -> None:
     run_whole(tmp_path / "whole")
     folder = tmp_path / "killed"

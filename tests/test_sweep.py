@@ -186,6 +186,7 @@ def test_more_values_and_seeds_are_added_and_nothing_is_repeated(
     assert (first["batch"], first["lr"]) == ("80", "")
 
 
+@pytest.mark.slow
 def test_a_sweep_that_was_killed_goes_on(
     tiny: Path, tmp_path: Path, command: Command, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:

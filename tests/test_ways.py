@@ -96,6 +96,7 @@ def recipe(steps: int = 4) -> Recipe:
     return from_values(values)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_to_its_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[landscape.Checkpoint] = []
     monkeypatch.setattr(stack, "MAX_TIME_SHARE", 1e9)  # batched, however long that takes
