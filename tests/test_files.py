@@ -305,6 +305,13 @@ def umask() -> int:
     return before
 
 
+def test_a_file_is_read_while_its_writer_still_has_it_locked(sound: Path) -> None:
+    """The lock of the temporary file goes with it to its name, until the writer closes it."""
+    with sound.open("rb+") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        assert landscape.load(sound).label
+
+
 def test_stale_temporary_files_are_removed_and_those_in_use_are_not(tmp_path: Path) -> None:
     stale, live = (tmp_path / f".landscape-{digit * 16}.tmp" for digit in "ab")
     mine = tmp_path / ".landscape-notes.tmp"

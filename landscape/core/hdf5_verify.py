@@ -93,7 +93,8 @@ def reading(path: Path) -> Iterator[tuple[h5py.File, bool]]:
     if not sealed and _known.get(key) != stamp:
         _examine(path, stamp[2])
     try:
-        file = h5py.File(path, "r")
+        # Its writer may still have it locked for a moment, after it took its name as a whole file.
+        file = h5py.File(path, "r", locking=False if sealed else None)
     except (OSError, RuntimeError) as error:
         raise FailedError(f"{path}: not a readable HDF5 file ({first_words(error)})") from error
     with file:
