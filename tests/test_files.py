@@ -307,9 +307,10 @@ def umask() -> int:
 
 def test_a_file_is_read_while_its_writer_still_has_it_locked(sound: Path) -> None:
     """The lock of the temporary file goes with it to its name, until the writer closes it."""
-    with sound.open("rb+") as writer:
+    path = sound / "last.h5"
+    with path.open("rb+") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)
-        assert landscape.load(sound).label
+        assert landscape.load(path).label
 
 
 def test_stale_temporary_files_are_removed_and_those_in_use_are_not(tmp_path: Path) -> None:
