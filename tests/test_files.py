@@ -307,7 +307,7 @@ def umask() -> int:
 
 def test_a_file_is_read_while_its_writer_still_has_it_locked(sound: Path) -> None:
     """The lock of the temporary file goes with it to its name, until the writer closes it."""
-    path = sound / "last.h5"
+    path = next(sound.glob("*.h5"))
     with path.open("rb+") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)
         assert landscape.load(path).label
