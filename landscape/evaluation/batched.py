@@ -7,12 +7,13 @@ samples in memory.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from landscape.core.errors import FailedError, PathWarning
 from landscape.core.memory import MemoryBudget
@@ -70,6 +71,24 @@ def long_enough(problem: Problem, steps: list[Step], count: int) -> bool:
     return problem.device.type == "cpu" and count * problem.data.samples * numbers > COMPILE_WORK
 
 
+class _Memory:
+    """Memory for the outputs of layers, in turn one of two pieces, which every block uses again.
+
+    Fresh memory of this size comes from the system page by page, and takes as long as the arithmetic.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self._pieces = [like.new_empty(0), like.new_empty(0)]
+
+    def take(self, *shape: int) -> Tensor:
+        """Memory of ``shape``, other than that taken last."""
+        self._pieces.reverse()
+        size = math.prod(shape)
+        if len(self._pieces[0]) < size:
+            self._pieces[0] = self._pieces[0].new_empty(size)
+        return self._pieces[0][:size].view(shape)
+
+
 @dataclass
 class _Blocks:
     """The parts of the batched path: the first layer's products, and a block of points for them."""
@@ -102,8 +121,17 @@ class _Blocks:
         return (weights @ x.flatten(1).T).view(3, -1, len(x)), y, labels
 
     def run(self, c: Tensor, shared: Tensor, y: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean losses (k,) and hits (k,) of the points c (k, 3) on one chunk."""
+        """Mean losses (k,) and hits (k,) of the points c (k, 3) on one chunk, as it is compiled."""
         return _block(self.problem, self.steps, self.views, c, shared, y, labels)
+
+    def run_in_memory(self) -> Run:
+        """:meth:`run` without a compiler, all blocks in the same memory."""
+        memory = _Memory(self.problem.theta)
+
+        def run(c: Tensor, shared: Tensor, y: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
+            return _block(self.problem, self.steps, self.views, c, shared, y, labels, memory)
+
+        return run
 
     def totals(self, size: tuple[int, int], run: Run) -> Totals:
         """The sums by ``run``, in chunks of samples and blocks of points of ``size``."""
@@ -130,7 +158,7 @@ class _Blocks:
 def batched(loss: PlaneLoss, steps: list[Step], size: tuple[int, int]) -> Totals:
     """The totals of a chain's ``steps``, in chunks of samples and blocks of points of ``size``."""
     blocks = _Blocks.of(loss, steps)
-    return blocks.totals(size, blocks.run)
+    return blocks.totals(size, blocks.run_in_memory())
 
 
 @torch.no_grad()
@@ -156,7 +184,7 @@ def compiled_totals(
     if forced:
         raise FailedError(f"path: 'compiled' fails here ({reason}); use 'batched'")
     warnings.warn(f"path: 'batched' in place of 'compiled' ({reason})", PathWarning, stacklevel=5)
-    return blocks.totals(size, blocks.run), "batched"
+    return blocks.totals(size, blocks.run_in_memory()), "batched"
 
 
 def _block(
@@ -167,11 +195,16 @@ def _block(
     products: Tensor,
     targets: Tensor,
     labels: Tensor | None,
+    memory: _Memory | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Mean losses (k,) and hits (k,) of the points c (k, 3) on one chunk of data.
 
     ``products`` (3, out, samples) are the first layer's, ``views`` the centre and directions, (3, *shape).
+    With ``memory`` the layers write there, otherwise to fresh memory.
     """
+
+    def place(outputs: int) -> Tensor | None:  # (k, outputs, samples)
+        return memory.take(len(c), outputs, products.shape[2]) if memory else None
 
     def at_points(name: str) -> Tensor:  # (k, *shape)
         return (c @ views[name].flatten(1)).view(len(c), *views[name].shape[1:])
@@ -179,13 +212,18 @@ def _block(
     first = steps[0]
     assert isinstance(first, LinearStep)
     a, b = c[:, 1, None, None], c[:, 2, None, None]
-    h = torch.addcmul(products[0], a, products[1]).addcmul_(b, products[2])  # (k, out, samples)
+    h = torch.addcmul(products[0], a, products[1], out=place(products.shape[1])).addcmul_(b, products[2])
     if first.bias:
         h += at_points(first.bias).unsqueeze(-1)
     for step in steps[1:]:
         if isinstance(step, LinearStep):
-            w = at_points(step.weight)
-            h = torch.baddbmm(at_points(step.bias).unsqueeze(-1), w, h) if step.bias else torch.bmm(w, h)
+            w, out = at_points(step.weight), place(views[step.weight].shape[1])
+            if step.bias:
+                h = torch.baddbmm(at_points(step.bias).unsqueeze(-1), w, h, out=out)
+            else:
+                h = torch.bmm(w, h, out=out)
+        elif memory and type(step) is nn.ReLU:
+            h = h.relu_()
         else:
             h = step(h)
     losses = stacked_losses(problem.criterion, h, targets.expand(len(c), *targets.shape))
