@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.checkpoint.history import UNITS
+from landscape.checkpoint.parts import storable
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import open_regular
@@ -217,8 +218,8 @@ def import_state(
         for note in notes + dropped + part:
             message(f"{path}: {note}")
         fitted = _fitted(path, state, model, name)
-        rows.append(layout.flatten({key: _wide(value) for key, value in fitted.items() if key in trained}))
-        fixed.append({key: _wide(value) for key, value in fitted.items() if key not in trained})
+        rows.append(layout.flatten({key: storable(value) for key, value in fitted.items() if key in trained}))
+        fixed.append({key: storable(value) for key, value in fitted.items() if key not in trained})
     origin = "".join(
         f'[[import]]\nfile = {json.dumps(path.name)}\nsha256 = "{hdf5.sha256(path)}"\n' for path in files
     )
@@ -241,7 +242,3 @@ def import_state(
             if all(key in row for row in fixed)
         },
     )
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor

@@ -25,6 +25,11 @@ SLOT = np.dtype(
 )
 
 
+def storable(tensor: Tensor) -> Tensor:
+    """``tensor`` in a precision that files have: float32 for bfloat16 and float16."""
+    return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor
+
+
 def layout(rows: h5py.Dataset) -> Layout:
     """The layout as a checkpoint holds it."""
     if rows.dtype.names != SLOT.names:

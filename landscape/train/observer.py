@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from landscape.checkpoint.parts import storable
 from landscape.core.errors import InputError
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Loss, Problem
@@ -253,7 +254,7 @@ class Parameters:
     def kept(self) -> dict[str, Tensor]:
         """Of :meth:`rest` what the module's state_dict has, a row for the one learner, as files take it."""
         saved = {self._names.get(name, name) for name in self.module.state_dict()}
-        return {name: _wide(t)[None].clone() for name, t in self.rest().items() if name in saved}
+        return {name: storable(t)[None].clone() for name, t in self.rest().items() if name in saved}
 
     @torch.no_grad()
     def show(self, copy: nn.Module) -> None:
@@ -267,8 +268,3 @@ class Parameters:
                         f"{tuple(tensor.shape)}; a recorder needs the first one"
                     )
                 theirs[name].copy_(tensor)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """``tensor`` in a precision that files have."""
-    return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor

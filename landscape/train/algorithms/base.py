@@ -12,7 +12,7 @@ from torch import Tensor
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError, InputError
 from landscape.train.distributed.comm import Comm
-from landscape.train.optimizer.base import Optimizer
+from landscape.train.optimizer.base import OptimizerMemory
 from landscape.train.randomness import RESERVED, generator
 
 
@@ -150,7 +150,7 @@ class Rule(ABC):
             directions = directions.div_(lr) if lr else directions.zero_()
         return self.finish(weights, directions, lr, step)
 
-    def update_optimizer_state(self, optimizer: Optimizer, step: int) -> None:  # noqa: B027 - few rules change it
+    def update_optimizer_state(self, optimizer: OptimizerMemory, step: int) -> None:  # noqa: B027 - few rules change it
         """Change ``optimizer.state`` for the next step; by default it stays as it is.
 
         Args:

@@ -15,7 +15,7 @@ from landscape.stability.rules import max_period_step
 from landscape.train.algorithms.base import Rule
 from landscape.train.algorithms.dpsgd import DPSGD
 from landscape.train.mixing import Mixing
-from landscape.train.optimizer.base import Optimizer
+from landscape.train.optimizer.base import OptimizerMemory
 
 Buffers = Literal["keep", "reset", "average"]
 
@@ -102,7 +102,7 @@ class LocalSGD(Rule):
         """``mean`` (P,) after a synchronous step, from which an outer step may have to start."""
         return mean
 
-    def update_optimizer_state(self, optimizer: Optimizer, step: int) -> None:
+    def update_optimizer_state(self, optimizer: OptimizerMemory, step: int) -> None:
         # After synchronous steps all have the optimizer of the mean gradient.
         average = step == self.first or (self._ends_period(step) and self.buffers == "average")
         state = optimizer.state if average else {}

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from landscape.core.errors import FailedError
 from landscape.problem.layout import Layout
+
+
+class OptimizerMemory(Protocol):
+    """What update rules read and change of an optimizer, this package's or a user's own.
+
+    Attributes:
+        counters, state: as of :class:`Optimizer`.
+    """
+
+    state: dict[str, Tensor]
+
+    @property
+    def counters(self) -> frozenset[str]: ...
+
+    def reset(self) -> None:
+        """Forget all steps so far."""
 
 
 class Optimizer(ABC):

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from landscape.checkpoint.parts import storable
 from landscape.core.errors import FailedError, InputError
-from landscape.train.optimizer.base import Optimizer
 from landscape.train.parallel.flat import FlatParameters
 from landscape.train.parallel.group import DefaultGroup
 
@@ -20,8 +20,8 @@ from landscape.train.parallel.group import DefaultGroup
 PRESENT = "present"
 
 
-class OptimizerState(Optimizer):
-    """The state of one learner's torch optimizer behind the interface of :class:`Optimizer`.
+class OptimizerState:
+    """The state of one learner's torch optimizer as update rules take it, an :class:`.OptimizerMemory`.
 
     ``state`` is read and written by rules that average it: name -> (1, …), for each name of torch's the
     parameter tensors one after the other. All processes read it at the same step, since they compare first
@@ -29,7 +29,7 @@ class OptimizerState(Optimizer):
     """
 
     def __init__(self, parameters: FlatParameters, group: DefaultGroup | None) -> None:
-        self._parameters, self._group, self.layout = parameters, group, parameters.layout
+        self._parameters, self._group = parameters, group
         self._first = {p: dict(s) for p, s in self._states() if s}
         if self._first:  # such as Adagrad's, which is made before the first step
             self._first = {p: {k: _copied(v) for k, v in s.items()} for p, s in self._first.items()}
@@ -47,7 +47,7 @@ class OptimizerState(Optimizer):
         return parts
 
     @property
-    def counters(self) -> frozenset[str]:  # type: ignore[override]
+    def counters(self) -> frozenset[str]:
         """Names of tensors that count steps."""
         return frozenset(
             key for key, parts in self._parts().items() if any(t.dim() == 0 or not _real(t) for t in parts)
@@ -82,9 +82,6 @@ class OptimizerState(Optimizer):
             if p in self._first:
                 self._parameters.optimizer.state[p] = {k: _copied(v) for k, v in self._first[p].items()}
 
-    def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
-        raise NotImplementedError("the user's loop calls the optimizer")
-
     # Checkpoints.
 
     def _named(self) -> list[tuple[str, str, Tensor]]:
@@ -103,7 +100,7 @@ class OptimizerState(Optimizer):
 
     def rows(self) -> dict[str, Tensor]:
         """For a checkpoint: "PARAMETER.NAME" -> (1, …), the same names and shapes on all ranks."""
-        mine = {f"{name}.{key}": _wide(value) for name, key, value in self._named()}
+        mine = {f"{name}.{key}": storable(value) for name, key, value in self._named()}
         facts = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in mine.items()}
         texts = self._group.texts(json.dumps(facts)) if self._group is not None else [json.dumps(facts)]
         union: dict[str, Any] = {}
@@ -159,8 +156,3 @@ def _real(tensor: Tensor) -> bool:
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """``tensor`` in a precision that files have."""
-    return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor

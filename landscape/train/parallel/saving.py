@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, misfit
 from landscape.checkpoint.history import UNITS
+from landscape.checkpoint.parts import storable
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.problem.layout import unwrapped
@@ -41,7 +40,7 @@ def save(
     limit = rule.stability_limit(*momentum) if momentum else None
     rows = {name: t.to(parameters.device)[None].clone() for name, t in parameters.rest().items()}
     state = Checkpoint(
-        weights=_wide(parameters.flat),
+        weights=storable(parameters.flat),
         layout=parameters.layout,
         step=stepper.steps,
         epoch=math.nan,
@@ -61,10 +60,10 @@ def save(
         local_batch=0,
         seed=seed,
         history=_history(stepper),
-        buffers={name: _wide(t) for name, t in rows.items()},
+        buffers={name: storable(t) for name, t in rows.items()},
         optimizer=stepper.state.rows(),
-        rule={name: _wide(t) for name, t in rule.state.items()},
-        shared={name: _wide(t) for name, t in rule.shared.items()},
+        rule={name: storable(t) for name, t in rule.state.items()},
+        shared={name: storable(t) for name, t in rule.shared.items()},
     )
     error: InputError | None = None
     if comm.rank:
@@ -170,9 +169,3 @@ def _unwritable(path: Path) -> InputError | None:
     except OSError as error:
         return FailedError(f"{path}: cannot be written ({error.strerror})")
     return None
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """A copy of ``tensor`` in a precision that files have."""
-    half = tensor.is_floating_point() and tensor.itemsize < 4
-    return tensor.detach().to(torch.float32 if half else tensor.dtype, copy=True)
