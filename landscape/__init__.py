@@ -14,10 +14,14 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape import data as data
     from landscape import models as models
     from landscape import stability as stability
+    from landscape.analysis.batch_sharpness import batch_sharpness as batch_sharpness
     from landscape.analysis.contour import contour as contour
+    from landscape.analysis.disagreement import disagreement as disagreement
     from landscape.analysis.hessian_grid import hessian_grid as hessian_grid
     from landscape.analysis.line import line as line
     from landscape.analysis.noise import estimate_noise as estimate_noise
+    from landscape.analysis.noise_alignment import noise_alignment as noise_alignment
+    from landscape.analysis.noise_scale import noise_scale as noise_scale
     from landscape.analysis.planes import (
         between as between,
     )
@@ -33,6 +37,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.analysis.planes import (
         random_plane as random_plane,
     )
+    from landscape.analysis.sharpness import sharpness as sharpness
     from landscape.analysis.smoothing import smoothing as smoothing
     from landscape.analysis.spectrum import spectrum as spectrum
     from landscape.checkpoint.checkpoint import Checkpoint as Checkpoint
@@ -57,17 +62,24 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.curvature.hessian import HessianOperator as HessianOperator
     from landscape.curvature.lanczos import Eigenpairs as Eigenpairs
     from landscape.curvature.lanczos import Ends as Ends
+    from landscape.curvature.preconditioner import Preconditioner as Preconditioner
     from landscape.curvature.trace import trace as trace
     from landscape.problem.problem import Problem as Problem
     from landscape.results.base import save as save
+    from landscape.results.basins import Basins as Basins
+    from landscape.results.batch_sharpness import BatchSharpness as BatchSharpness
+    from landscape.results.disagreement import Disagreement as Disagreement
     from landscape.results.escape import Escape as Escape
     from landscape.results.hessian_grid import HessianGrid as HessianGrid
     from landscape.results.line import Line as Line
     from landscape.results.line import barrier as barrier
     from landscape.results.minima import Minima as Minima
     from landscape.results.noise import NoiseEstimate as NoiseEstimate
+    from landscape.results.noise_alignment import NoiseAlignment as NoiseAlignment
+    from landscape.results.noise_scale import NoiseScale as NoiseScale
     from landscape.results.plane import Plane as Plane
     from landscape.results.run_times import RunTimes as RunTimes
+    from landscape.results.sharpness import Sharpness as Sharpness
     from landscape.results.smoothing import Smoothing as Smoothing
     from landscape.results.spectrum import Density as Density
     from landscape.results.spectrum import Spectrum as Spectrum
@@ -78,13 +90,17 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.train.parallel.module import (
         DecentralizedDataParallel as DecentralizedDataParallel,
     )
+    from landscape.train.preconditioner import preconditioner as preconditioner
     from landscape.train.recorder import Recorder as Recorder
 
 #: Public name -> the module that defines it.
 _MODULES = {
+    "BatchSharpness": "results.batch_sharpness",
+    "Basins": "results.basins",
     "Checkpoint": "checkpoint.checkpoint",
     "DecentralizedDataParallel": "train.parallel.module",
     "Density": "results.spectrum",
+    "Disagreement": "results.disagreement",
     "Eigenpairs": "curvature.lanczos",
     "Ends": "curvature.lanczos",
     "Escape": "results.escape",
@@ -94,21 +110,27 @@ _MODULES = {
     "InputError": "core.errors",
     "Line": "results.line",
     "Minima": "results.minima",
+    "NoiseAlignment": "results.noise_alignment",
     "NoiseEstimate": "results.noise",
+    "NoiseScale": "results.noise_scale",
     "PathWarning": "core.errors",
     "Plane": "results.plane",
+    "Preconditioner": "curvature.preconditioner",
     "Problem": "problem.problem",
     "Recorder": "train.recorder",
     "RunTimes": "results.run_times",
+    "Sharpness": "results.sharpness",
     "Smoothing": "results.smoothing",
     "Spectrum": "results.spectrum",
     "Surface": "results.surface",
     "Sweep": "results.sweep",
     "Trace": "results.spectrum",
     "barrier": "results.line",
+    "batch_sharpness": "analysis.batch_sharpness",
     "between": "analysis.planes",
     "contour": "analysis.contour",
     "density": "curvature.density",
+    "disagreement": "analysis.disagreement",
     "eigen_plane": "analysis.planes",
     "estimate_noise": "analysis.noise",
     "extreme_eigenvalues": "curvature.eigenvalues",
@@ -117,10 +139,14 @@ _MODULES = {
     "learners_plane": "analysis.planes",
     "line": "analysis.line",
     "load": "checkpoint.checkpoint",
+    "noise_scale": "analysis.noise_scale",
+    "noise_alignment": "analysis.noise_alignment",
     "pca_plane": "analysis.planes",
+    "preconditioner": "train.preconditioner",
     "random_plane": "analysis.planes",
     "save": "results.base",
     "save_vts": "results.vtk",
+    "sharpness": "analysis.sharpness",
     "smoothing": "analysis.smoothing",
     "spectrum": "analysis.spectrum",
     "top_eigenvalues": "curvature.eigenvalues",

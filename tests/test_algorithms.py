@@ -492,6 +492,7 @@ def against_post_local(group: Group) -> list[float]:
     return [float((ours - theirs).abs().max()) for theirs in ends]
 
 
+@pytest.mark.slow
 def test_post_local_sgd_is_torchs_but_for_when_it_first_averages() -> None:
     for same, documented in together(2, against_post_local):
         assert same < 1e-12

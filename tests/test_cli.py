@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+import torch
 
 import landscape
 from landscape.core import registry
@@ -366,9 +368,23 @@ def test_a_path_that_cannot_be_a_folder(tmp_path: Path, runs: Path, command: Com
 
 @pytest.mark.slow
 def test_demo(tmp_path: Path, command: Command) -> None:
-    code, out, _ = command("demo", "-o", tmp_path / "demo", "-q")
-    assert code == 0
-    for name in ("training", "contour", "hessian", "noise"):
-        assert (tmp_path / "demo" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    texts = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            code, out, _ = command("demo", "-o", tmp_path / f"demo-{threads}", "-q")
+        finally:
+            torch.set_num_threads(1)
+        assert code == 0
+        texts.append(out.replace(f"demo-{threads}", "demo"))
+    assert texts[0] == texts[1]  # to the last digit, whatever the number of threads
+    for name in ("training", "contour", "noise"):
+        assert (tmp_path / "demo-1" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert f"{name}.png" in out
-    assert "ssgd" in out
+    assert (tmp_path / "demo-1" / "learners.gif").read_bytes().startswith(b"GIF89a")
+    findings = [line for line in out.splitlines() if re.match(r"[1-9]\. ", line)]
+    assert len(findings) == 5
+    assert "trains at its own edge of stability" in findings[0]
+    assert "follows the limits" in findings[1]
+    assert "is flatter" in findings[3]
+    assert len(re.findall(r"in 5 of 5 seeds more", " ".join(out.split()))) == 2

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 # Packages whose examples run; every public function and class in those of EXAMPLES_NEEDED has one.
-ROOMS = ("landscape.core", "landscape.results", "landscape.plots")
+ROOMS = ("landscape.core", "landscape.results", "landscape.plots", "landscape.report")
 EXAMPLES_NEEDED = ("landscape.results", "landscape.plots")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

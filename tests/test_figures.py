@@ -22,7 +22,8 @@ from landscape.paper import figure, gallery, numbers, run_cache
 from landscape.paper.figure import SCALES, Compared, Drawing, Scale, Work
 from landscape.paper.figures import edge_of_stability, landscapes, networks, systems
 from landscape.paper.run_cache import RunCache, identity
-from landscape.plots.picture import panels
+from landscape.paper.table_picture import winners
+from landscape.plots.picture import caption, panels
 from landscape.plots.style import style
 from landscape.results.stability import Stability
 from landscape.train import recipe
@@ -190,13 +191,17 @@ def test_titles_are_no_wider_than_their_picture(tmp_path: Path, width: float) ->
         picture, _ = panels(1, 1, width, 3.0)
     for name in figure.names():
         work = Work(figure.get(name), "laptop", RunCache(tmp_path), {})
-        picture.suptitle(work.title)
-        gallery.wrap_title(picture)
+        with style():
+            picture.suptitle(work.figure.claims)
+            caption(picture, work.about)
         FigureCanvasAgg(picture).draw()
-        assert " ".join(picture.get_suptitle().split()) == " ".join(work.title.split())
-        box = picture._suptitle.get_window_extent()  # type: ignore[attr-defined]
-        assert box.x0 >= 0, name
-        assert box.x1 <= picture.bbox.width, name
+        assert " ".join(picture.get_suptitle().split()) == " ".join(work.figure.claims.split())
+        assert picture.get_caption() == work.about  # type: ignore[attr-defined]
+        title, below = picture._suptitle, picture._caption  # type: ignore[attr-defined]
+        for box in (title.get_window_extent(), below.get_window_extent()):
+            assert box.x0 >= 0, name
+            assert box.x1 <= picture.bbox.width, name
+            assert box.y0 >= 0, name
 
 
 def test_a_figure_that_was_stopped_repeats_no_run(tmp_path: Path, command: Command) -> None:
@@ -253,11 +258,13 @@ def test_a_table_beside_the_papers_shows_differences_and_divergence(tmp_path: Pa
     cache.run(runs.values())
     drawing: Drawing = found.draw(Work(found, "smoke", cache, runs))
     row = next(
-        r for r in drawing.rows if r["setting"] == "DPSGD, lr 0.1" and r["network"] == "LSTM, batch 512"
+        r for r in drawing.rows if r["setting"] == "DPSGD, lr 0.1" and r["network"] == "LSTM, batch 8192"
     )
     assert row["paper"] == 1.66
     assert row["difference"] == pytest.approx(row["ours"] - 1.66)
-    assert Compared("DPSGD, lr 0.1, LSTM, batch 512", f"{row['ours']:.2f}", "1.66") in drawing.compared
+    label = f"DPSGD, lr 0.1, LSTM, batch {row['batch']} (paper 8192)"  # the batch that was used
+    assert Compared(label, f"{row['ours']:.2f}", "1.66") in drawing.compared
+    assert row["batch"] == runs[next(key for key in runs if "-dpsgd/" in key)].batch
 
 
 def test_the_digits_in_other_forms_are_the_same_digits() -> None:
@@ -355,3 +362,26 @@ def test_predicted_times_that_fall_with_more_workers_are_noticed(monkeypatch: py
     worse = plan.plan(recipe_, [2, 4, 8], lambda local: busy.pop(), Cluster(link))
     assert "ssgd" in systems.falls(worse)
     assert "1,000 parameters" in times.label
+
+
+def test_tables_mark_the_best_of_each_setting() -> None:
+    def row(setting: str, network: str, ours: float) -> dict[str, object]:
+        return {"setting": setting, "network": network, "ours": ours}
+
+    rows = [
+        row("SSGD, batch 8", "a", 2.0),
+        row("DPSGD, batch 8", "a", 3.0),
+        row("SSGD, batch 9", "a", 5.0),
+        row("DPSGD, batch 9", "a", np.inf),
+        row("SSGD, batch 8", "b", 2.001),
+        row("DPSGD, batch 8", "b", 2.0),
+    ]
+    assert winners(rows, higher=True) == {1, 2}  # what diverged never wins, and b is a draw
+    assert winners(rows, higher=False) == {0, 2}
+    assert winners([row("batch 1", "a", 2.0), row("batch 2", "a", 3.0)], higher=True) == {1}
+
+
+def test_a_first_sentence_is_a_title() -> None:
+    assert gallery.first_sentence("12 of 12 sizes agree.") == "12 of 12 sizes agree"
+    text = "Median test error: DPSGD 3.09%, SSGD* 5.53%, SSGD 13.33%, which swings to the end; more."
+    assert gallery.first_sentence(text) == text[:-7]

@@ -243,6 +243,7 @@ def test_a_rank_started_by_hand_names_its_lack_of_memory(tiny: Path, tmp_path: P
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_full_or_closed_stream_is_no_traceback(tiny: Path, tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")

@@ -179,7 +179,7 @@ def test_imagenets_networks_say_what_to_install(name: str, monkeypatch: pytest.M
     assert landscape.models.options(name, {}) == {"classes": 1000}
     with pytest.raises(FailedError) as caught:
         landscape.models.build(name)
-    assert str(caught.value).startswith(f"model '{name}': needs torchvision")
+    assert str(caught.value).startswith(f"model '{name}': torchvision is not installed")
     assert "pip install 'sgd-landscape[imagenet]'" in str(caught.value)
     assert "\n" not in str(caught.value)
 

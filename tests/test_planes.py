@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -414,6 +415,10 @@ def test_surfaces_keep_their_markers_and_older_files_load(tmp_path: Path) -> Non
         landscape.load(tmp_path / "s.h5")
 
 
+def words(figure: Any) -> str:
+    return f"{figure.get_suptitle()} {figure.get_caption()}"
+
+
 def test_hessian_grids_and_spectra_say_whose_statistics_batchnorm_used(tmp_path: Path) -> None:
     x, y = torch.randn(24, 3, 8, 8), torch.randint(3, (24,))
     model = torch.nn.Sequential(
@@ -428,9 +433,9 @@ def test_hessian_grids_and_spectra_say_whose_statistics_batchnorm_used(tmp_path:
             result.save(tmp_path / "r.h5")
             back = landscape.load(tmp_path / "r.h5")
             assert (back.batchnorm, back.bn, back.bn_samples) == (True, policy, used)
-            assert "BatchNorm: " in back.plot().get_suptitle()
+            assert "BatchNorm: " in words(back.plot())
     with pytest.raises(InputError, match="its bn is 'train' and not 'center'"):
         landscape.hessian_grid(problem, plane, (2, 2), previous=grid)
     plain = landscape.spectrum(problems.quadratic([1.0, 2.0]), 1)
     assert (plain.batchnorm, plain.bn, plain.bn_samples) == (False, "center", 0)
-    assert "BatchNorm" not in plain.plot().get_suptitle()
+    assert "BatchNorm" not in words(plain.plot())

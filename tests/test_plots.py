@@ -14,10 +14,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import landscape
 from landscape import FailedError, InputError, Surface, plots
+from landscape.core import registry
+from landscape.plots.levels import LOG_LEVELS, MAX_LEVELS, levels
 from landscape.plots.picture import panels
-from landscape.plots.style import decimal_labels
-from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, draw_surfaces, levels
+from landscape.plots.style import ALGORITHMS, OTHER, color_of, decimal_labels, paper_name
+from landscape.plots.surface import draw_surfaces
 from landscape.plots.training import draw_training
+from landscape.results import basin
+from landscape.results.shown import running_quartiles
+from landscape.results.spectrum import Spectrum
+from landscape.results.stability import Stability
 from landscape.train import recipe
 from landscape.train.loop import Trainer
 from tests import problems
@@ -34,14 +40,15 @@ def test_surfaces_share_levels_and_mark_what_is_not_finite(surface: Surface) -> 
     holes[0, 0] = np.nan
     other = dataclasses.replace(surface, loss=holes + 3.0, label="other")
     figure = draw_surfaces([surface, other])
-    first, second, bar = figure.axes
+    (first, second), (under, beside), bar = figure.axes[:2], figure.axes[2:4], figure.axes[4]
+    assert under.get_ylim() == beside.get_ylim()
     assert [ax.get_title().split("\n")[0] for ax in (first, second)] == ["surface", "other"]
     assert first.collections[0].get_clim() == second.collections[0].get_clim()
     low, high = bar.get_ylim()
     assert low <= surface.loss.min()
     assert high >= np.nanmax(other.loss)
     below, above = levels([surface.loss, other.loss])[1:3]
-    assert bar.get_ylabel() == f"test loss (nat), lines {above - below:.3g} apart"
+    assert bar.get_ylabel() == f"loss (nat), lines {above - below:.3g} apart"
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
@@ -90,7 +97,7 @@ def test_training_curves_of_several_seeds() -> None:
             for a in ("ssgd", "dpsgd") for s in (0, 1)]  # fmt: skip
     figure = draw_training(runs)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == ["ssgd (median of 2)", "dpsgd (median of 2)"]
+    assert labels == ["SSGD (median of 2)", "DPSGD (median of 2)"]
 
 
 def test_training_curves_of_several_settings_are_not_seeds_of_one() -> None:
@@ -106,9 +113,9 @@ def test_training_curves_of_several_settings_are_not_seeds_of_one() -> None:
     figure = draw_training(runs)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == [
-        "ssgd, lr 0.5, optimizer sgd, cosine 0.0 (median of 2)",
-        "ssgd, lr 1.0, optimizer sgd, cosine 12.0",
-        "ssgd, lr 0.01, optimizer lamb, cosine 0.0",
+        "SSGD, lr 0.5, optimizer sgd, cosine 0.0 (median of 2)",
+        "SSGD, lr 1.0, optimizer sgd, cosine 12.0",
+        "SSGD, lr 0.01, optimizer lamb, cosine 0.0",
     ]
     colors = [line.get_color() for line in figure.legends[0].get_lines()]
     assert len(set(colors)) == 3
@@ -194,7 +201,8 @@ def test_the_lowest_point_is_the_lowest_finite_one(surface: Surface) -> None:
 
 def test_batchnorm_statistics_are_named_where_there_are_any(surface: Surface) -> None:
     def title(**changes: object) -> str:
-        return plots.draw([dataclasses.replace(surface, **changes)]).get_suptitle()  # type: ignore[arg-type]
+        figure = plots.draw([dataclasses.replace(surface, **changes)])  # type: ignore[arg-type]
+        return figure.get_caption()  # type: ignore[attr-defined, no-any-return]
 
     assert "BatchNorm" not in title()
     assert "BatchNorm: the centre's statistics" in title(batchnorm=True)
@@ -205,11 +213,9 @@ def test_batchnorm_statistics_are_named_where_there_are_any(surface: Surface) ->
         dataclasses.replace(surface, batchnorm=True, bn=bn, bn_samples=9) for bn in ("center", "recalibrate")
     ]
     for style in ("contour", "surface"):
-        figure = plots.draw(two, style)
-        assert "BatchNorm" not in figure.get_suptitle()
-        assert "the centre's statistics" in figure.axes[0].get_title()
-        assert "from 9 samples" in figure.axes[1].get_title()
-    assert plots.draw(two, "difference").get_suptitle().count("BatchNorm") == 2
+        caption = plots.draw(two, style).get_caption()  # type: ignore[attr-defined]
+        assert "the centre's statistics / BatchNorm: from 9 samples" in caption
+    assert plots.draw(two, "difference").get_caption().count("BatchNorm") == 2  # type: ignore[attr-defined]
 
 
 def test_three_dimensions_and_holes(surface: Surface, tmp_path: Path) -> None:
@@ -300,3 +306,154 @@ def test_vts_has_every_point_in_vtks_order(surface: Surface, tmp_path: Path) -> 
     with pytest.raises(FailedError, match="cannot be written"):
         landscape.save_vts(surface, tmp_path / "none" / "t.vts")
     assert [p.name for p in tmp_path.iterdir()] == ["s.vts"]
+
+
+def test_the_same_rise_is_drawn_on_all_panels(surface: Surface) -> None:
+    steep = dataclasses.replace(surface, loss=3 * surface.loss, label="other")
+    figure = plots.draw([surface, steep])
+    rise = basin.shared_rise([surface, steep])
+    for ax, r in zip(figure.axes, (surface, steep), strict=False):
+        thick = [c for c in ax.collections if np.allclose(c.get_linewidth(), 1.8)]
+        assert [c.levels.tolist() for c in thick] == [[pytest.approx(basin.center_loss(r) + rise)]]
+    below = figure.axes[2]
+    np.testing.assert_allclose(below.lines[1].get_ydata(), basin.profile(surface).median)
+    assert f"{rise:.3g} nat above the centre in all panels" in figure.get_caption()  # type: ignore[attr-defined]
+
+
+def test_axes_are_distances_and_coordinates_those_of_the_plane(surface: Surface) -> None:
+    figure = plots.draw([surface])
+    FigureCanvasAgg(figure).draw()
+    ax, length = figure.axes[0], basin.lengths(surface)[0]
+    assert ax.get_xlim() == (surface.x[0], surface.x[-1])
+    ticks = [tick for tick in ax.get_xticks() if abs(tick) <= 1]
+    labels = [ax.xaxis.get_major_formatter()(tick) for tick in ticks]
+    values = [float(label.replace("\N{MINUS SIGN}", "-")) for label in labels]
+    np.testing.assert_allclose(values, np.array(ticks) * length, rtol=1e-2, atol=1e-9)
+    assert "weights' norm" in ax.get_xlabel()
+
+
+def test_the_look_of_surfaces(surface: Surface, tmp_path: Path) -> None:
+    wide = dataclasses.replace(
+        surface, loss=surface.loss * np.geomspace(1, 1e4, surface.loss.size).reshape(4, 6)
+    )
+
+    def caption(*results: Surface, **options: object) -> str:
+        return plots.draw(results, **options).get_caption()  # type: ignore[arg-type, attr-defined, no-any-return]
+
+    assert "logarithmic, as losses differ by a factor of" in caption(wide)
+    assert "linear, as asked" in caption(wide, log=False)
+    assert "logarithmic, as asked" in caption(surface, log=True)
+    assert "linear, as losses differ by a factor of" in caption(surface)
+    top = float(surface.loss.max()) / 2
+    assert plots.draw([surface], vmax=top).axes[0].collections[0].get_clim()[1] == pytest.approx(top, rel=0.5)
+    labelled = plots.draw([surface], labels=True, levels=6, cmap="viridis")
+    assert labelled.axes[0].texts
+    for style in ("hillshade", "surface"):
+        plots.save_figure(plots.draw([surface, wide], style, cmap="cividis"), tmp_path / "a.png", dpi=40)
+    with pytest.raises(InputError, match="--log: not allowed, the lowest loss is 0"):
+        plots.draw([dataclasses.replace(surface, loss=surface.loss - surface.loss.min())], log=True)
+    with pytest.raises(InputError, match="--vmax: .* must be above the lowest loss"):
+        plots.draw([surface], vmax=0.0)
+    with pytest.raises(InputError, match="--levels"):
+        plots.draw([surface], levels=1)
+    with pytest.raises(InputError, match="--cmap: 'viridi'.*'viridis'"):
+        plots.draw([surface], cmap="viridi")
+    with pytest.raises(InputError, match="--vmax: not allowed with style difference"):
+        plots.draw([surface, surface], "difference", vmax=2.0)
+    ends = problems.mlp().theta + problems.mlp().theta.new_tensor([[1.0], [-1.0]])
+    line = landscape.line(problems.mlp(), ends, 3)
+    with pytest.raises(InputError, match="labels: not allowed for a Line"):
+        plots.draw([line], labels=True)
+    with pytest.raises(InputError, match="dpi: 5 is not allowed"):
+        plots.save_figure(labelled, tmp_path / "b.png", dpi=5)
+
+
+def test_a_relief_hides_what_is_not_finite(surface: Surface) -> None:
+    holes = surface.loss.copy()
+    holes[0, 0] = np.nan
+    image = plots.draw([dataclasses.replace(surface, loss=holes)], "hillshade").axes[0].images[0].get_array()
+    assert image is not None
+    assert image[0, 0, 3] == 0
+    assert image[-1, -1, 3] == 1
+
+
+def test_markers_in_three_dimensions_lie_on_the_surface(surface: Surface) -> None:
+    ax = plots.draw([marked(surface, "learners", 4)], "surface").axes[0]
+    lines = {str(h.get_label()): np.array(h.get_data_3d()) for h in ax.lines}  # type: ignore[attr-defined]
+    places = marked(surface, "learners", 4).markers
+    np.testing.assert_allclose(lines["learners"][:2].T, places[:-1])
+    np.testing.assert_allclose(lines["learners"][2], basin.loss_at(surface, *places[:-1].T))
+    assert "their mean $w_a$" in lines
+
+
+def test_each_algorithm_has_one_colour() -> None:
+    colors = [color for _, color in ALGORITHMS.values()]
+    assert len({*colors, OTHER}) == len(colors) + 1
+    assert set(registry.algorithms) <= set(ALGORITHMS)
+    assert color_of("SSGD*") == color_of("ssgd*, seed 0") != color_of("ssgd")
+    assert paper_name("ad-psgd, seed 1") == "AD-PSGD, seed 1"
+
+
+def test_noisy_columns_are_drawn_as_quartiles() -> None:
+    settings = ["steps=120", "decompose.every=1", "model.widths=[64, 8, 10]"]
+    run = Trainer(recipe.read("digits-dpsgd", settings)).run()
+    rate = draw_training([run]).axes[3]
+    (line,) = [line for line in rate.lines if line.get_linestyle() == "-"]
+    at, (low, median, high) = running_quartiles(run.history["step"], run.history["alpha_e"])
+    np.testing.assert_array_equal(line.get_xydata(), np.stack([at, median], 1))
+    assert len(rate.collections) == 1
+    assert np.all(low <= high)
+
+
+def test_limits_at_delay_0_are_joined_to_nothing() -> None:
+    result = Stability(
+        np.array([0, 1, 2]), np.ones((3, 3)), momentum=0.9, lambda_max=2.0, residual=0.0, converged=True, lr=0.1,
+        own_limit=np.nan, own_delay=0, samples=9,
+    )  # fmt: skip
+    for line in plots.draw([result]).axes[0].lines[:3]:
+        x, y = line.get_data()
+        assert np.isnan(y[1])  # type: ignore[index]
+        np.testing.assert_array_equal(x[[0, 2, 3]], [0, 1, 2])  # type: ignore[index]
+
+
+def test_a_trace_alone_and_a_density_alone_are_drawn() -> None:
+    problem = problems.mlp()
+    only = landscape.trace(problem)
+    none, more = np.zeros((0, 0)), landscape.density(problem, probes=2, steps=4)
+    common = {"values": np.zeros(0), "residuals": np.zeros(0), "lowest": 0, "converged": True, "parameters": 9,
+              "hvps": 1, "kind": "hessian", "part": "", "engine": "landscape", "tol": 0.1, "seed": 0, "samples": 9,
+              "dtype": "float64", "label": "dpsgd, seed 0"}  # fmt: skip
+    trace = Spectrum(**common, trace=only.value, trace_error=only.standard_error, nodes=none, weights=none)  # type: ignore[arg-type]
+    ax = plots.draw([trace, dataclasses.replace(trace, label="ssgd")]).axes[0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["DPSGD, seed 0", "SSGD"]
+    assert f"{only.value:.4g} ± {only.standard_error:.2g}" in [text.get_text() for text in ax.texts]
+    dense = dataclasses.replace(trace, trace=np.nan, nodes=more.nodes, weights=more.weights)
+    assert plots.draw([dense]).axes[0].get_ylabel() == "spectral density (log scale)"
+    with pytest.raises(InputError, match="no eigenvalue, no density and no trace"):
+        plots.draw([dataclasses.replace(trace, trace=np.nan)])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"directions": np.full((2, 2), np.inf)},
+        {"directions": np.full((2, 2), np.nan)},
+        {"directions": np.zeros((2, 2))},
+        {"directions": np.ones((2, 2))},
+        {"directions": 1e90 * np.eye(2)},
+        {"directions": 1e-200 * np.eye(2)},
+        {"directions": np.zeros((2, 0)), "center": np.zeros(0)},
+        {"center": np.full(2, np.nan)},
+        {"loss": np.ones((41, 41))},
+        {"loss": 1e99 * basin.parabola().loss + 1},
+        {"loss": 1e-310 * basin.parabola().loss + 5e-324},
+        {"loss": np.where(basin.parabola().loss < 0.1, 1.0, np.inf)},
+        {"loss": np.where(basin.parabola().loss == 0, 1.0, np.nan)},
+        {"x": basin.parabola().x + 5},
+        {"label": "$\\frac$ <b>"},
+    ],
+)
+def test_surfaces_with_strange_numbers_are_drawn(changes: dict[str, object], tmp_path: Path) -> None:
+    strange = dataclasses.replace(basin.parabola(), **changes)  # type: ignore[arg-type]
+    for style in ("contour", "hillshade", "surface"):
+        plots.save_figure(plots.draw([strange, strange], style), tmp_path / "a.png", dpi=30)

@@ -462,7 +462,7 @@ def agree_on_rank(group: Group) -> None:
 def test_what_keeps_processes_from_meeting_is_said_in_a_line() -> None:
     port = free_port()
     wrong = together(2, nothing, environment={1: {"WORLD_SIZE": "3"}}, timeout=5.0)
-    assert {type(e) for e in wrong} == {FailedError}
+    assert all(isinstance(error, FailedError) for error in wrong)  # rank 1 may only see that rank 0 has gone
     assert str(wrong[0]) == "WORLD_SIZE: 2 on rank 0, but 3 on rank 1"
     alone = {"WORLD_SIZE": "2", "MASTER_PORT": str(port)}
     (late,) = together(1, nothing, environment={0: alone}, timeout=2.0)

@@ -717,10 +717,26 @@ def test_numbers_go_to_a_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_tracker_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("tensorboard", "wandb", "trackio"):
         monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(FailedError, match=f"scalars: '{name}' is not installed; pip install {name}"):
+        with pytest.raises(FailedError, match=f"scalars: {name} is not installed; pip install {name}"):
             Recorder(tmp_path / name, net(), F.cross_entropy, digits(), scalars=name)
         with Recorder(tmp_path / name, net(), F.cross_entropy, digits()):
             pass  # nothing was left there
+
+
+def test_a_tracker_that_fails_closes_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Tracker("trackio"), Tracker("wandb")
+
+    def refuse(**options: object) -> None:
+        raise RuntimeError("no key")
+
+    monkeypatch.setattr(second, "init", refuse)
+    monkeypatch.setitem(sys.modules, "trackio", first)
+    monkeypatch.setitem(sys.modules, "wandb", second)
+    with pytest.raises(FailedError, match=r"scalars: 'wandb' cannot be used \(RuntimeError: no key\)"):
+        Recorder(tmp_path / "mine", net(), F.cross_entropy, digits(), scalars=["trackio", "wandb"])
+    assert first.calls[-1] == "finish"
+    with Recorder(tmp_path / "mine", net(), F.cross_entropy, digits()):
+        pass  # the folder was given back
 
 
 def test_a_launcher_without_a_group_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

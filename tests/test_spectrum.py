@@ -541,8 +541,7 @@ def test_one_result_holds_what_was_asked_and_survives_a_file(tmp_path: Path) -> 
     for before, after in zip((everything, default, only), again, strict=True):
         np.testing.assert_equal(vars(after), vars(before))
     assert everything.plot().axes
-    with pytest.raises(InputError, match="nothing to draw"):
-        only.plot()
+    assert only.plot().axes
 
 
 def test_the_figure_shows_the_density_and_every_eigenvalue() -> None:
@@ -643,7 +642,6 @@ def test_the_command_defaults_to_both_ends_beside_the_checkpoint(checkpoint: Pat
         (["--seed", "-1"], ["seed: -1", "≥ 0"]),
         (["--split", "tset"], ["did you mean 'test'"]),
         (["--dtype", "half"], ["--dtype: 'half'", "float64"]),
-        (["--trace", "--plot", "x.png"], ["--plot", "--density"]),
     ],
 )
 def test_bad_values_on_the_command_line(

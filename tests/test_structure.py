@@ -15,7 +15,7 @@ import landscape
 PACKAGE = Path(__file__).parents[1] / "landscape"
 # From the top: a room may import those after it. _version is a number that all may read.
 ROOMS = (
-    "__init__", "__main__", "cli", "integrations", "paper", "train", "plots", "analysis", "checkpoint", "curvature", "evaluation",
+    "__init__", "__main__", "cli", "integrations", "report", "paper", "train", "plots", "analysis", "checkpoint", "curvature", "evaluation",
     "results", "stability", "models", "data", "problem", "core", "_version",
 )  # fmt: skip
 

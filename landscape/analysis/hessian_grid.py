@@ -15,9 +15,11 @@ from landscape.curvature.eigenvalues import eigenpairs, extreme_eigenvalues, poi
 from landscape.curvature.hessian import HessianOptions, operator
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, SearchOptions, ends_of
 from landscape.curvature.start import start_vector
-from landscape.evaluation.grid import MismatchError, Portions, compute_missing, copy_common, difference
+from landscape.evaluation.filling import complete, meets
+from landscape.evaluation.grid import MismatchError, Portions, copy_common, difference
 from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import changed, provenance
+from landscape.evaluation.tolerance import Tolerance
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
@@ -28,6 +30,7 @@ from landscape.results.plane import Plane
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+VALUES = ("lambda_min", "lambda_max", "ratio")
 RESIDUALS = ("residual_min", "residual_max")
 
 
@@ -61,6 +64,7 @@ def hessian_grid(
     max_products: int = MAX_PRODUCTS,
     randomness: str = "refuse",
     search: str = "auto",
+    tolerance: str | float | None = None,
     previous: HessianGrid | None = None,
     save: Callable[[HessianGrid], None] | None = None,
     group: dist.ProcessGroup | None = None,
@@ -79,8 +83,11 @@ def hessian_grid(
         randomness: "refuse" a model that is random in eval mode, or "seed" its random numbers.
         search: "auto" may search with cheaper products, whose results are verified and refined with exact
             ones; "exact": all products are exact.
+        tolerance: as for :func:`landscape.contour`, of λ_min, λ_max and the ratio alike. It pays for grids
+            finer than about 20 × 20, and should not be below ``tol``.
         previous: a result of the same problem and plane, unfinished or on another grid: the points in common
-            are not computed again, except those that did not converge with another ``max_products``.
+            are not computed again, except those that did not converge with another ``max_products``. If these
+            are all, or within the tolerance, it is returned itself.
         save: called with the unfinished result about every ten seconds.
         group: a torch.distributed group whose processes all make this call, each for its part of the points;
             all return the whole result, and its first one saves.
@@ -91,7 +98,8 @@ def hessian_grid(
         lambda_min, lambda_max, their residuals, ratio = |λ_min|/|λ_max|, hvps and converged, (ny, nx) each.
 
     Raises:
-        InputError: a grid below 1, a span, tol or max_products that is not positive, or a model that is
+        InputError: a grid below 1, a span, tol or max_products that is not positive, a tolerance that is not
+            allowed, or a model that is
             random in eval mode.
         MismatchError: an InputError, for a ``previous`` of a different model, plane or setting.
 
@@ -105,10 +113,11 @@ def hessian_grid(
     """
     span = plane.span if span is None else span
     x, y = axes(grid, span)
+    allowed = None if tolerance is None else Tolerance.parse(tolerance)
     operator(problem, randomness=randomness)  # refuses a random model
     wanted = SearchOptions(1, 1, tol, max_products)
     fields = _fields(problem, plane, wanted, randomness, search)
-    columns = {name: np.full((len(y), len(x)), np.nan) for name in ("lambda_min", "lambda_max", *RESIDUALS)}
+    columns = {name: np.full((len(y), len(x)), np.nan) for name in (*VALUES, *RESIDUALS)}
     columns |= {
         name: np.zeros((len(y), len(x)), kind) for name, kind in (("hvps", np.int64), ("converged", bool))
     }
@@ -119,24 +128,24 @@ def hessian_grid(
             raise MismatchError(reason)
         # With other limits a point that did not converge is searched again.
         usable = previous.done & (previous.converged | (previous.max_products == max_products))
-        if np.array_equal(x, previous.x) and np.array_equal(y, previous.y) and usable.all():
+        same = np.array_equal(x, previous.x) and np.array_equal(y, previous.y)
+        if same and np.array_equal(usable, previous.done) and meets(previous, allowed):
             return previous
         old = [(column, getattr(previous, name)) for name, column in columns.items()]
         copy_common((x, y), (previous.x, previous.y), [*old, (done, usable)])
+        for name in VALUES:
+            columns[name][~done] = np.nan  # what was interpolated
 
     def result() -> HessianGrid:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.abs(columns["lambda_min"]) / np.abs(columns["lambda_max"])
         copies: dict[str, Any] = {name: column.copy() for name, column in columns.items()}
-        return HessianGrid(x=x, y=y, ratio=ratio, span=span, done=done.copy(), **copies, **fields, **about)
+        return HessianGrid(x=x, y=y, span=span, done=done.copy(), **copies, **fields, **about)
 
     at_once = points_at_once(problem)
     ends = _ends_at(problem, plane, wanted, HessianOptions(randomness=randomness), search, at_once)
     portions = Portions(
         block=at_once, save=(lambda: save(result())) if save else None, group=group, progress=progress
     )
-    flat = {name: column.reshape(-1) for name, column in columns.items()}
-    compute_missing(grid_points(x, y), done.reshape(-1), flat, ends, portions)
+    fields |= complete(grid_points(x, y), done, columns, ends, portions, allowed, VALUES, seed=plane.seed)
     return result()
 
 
@@ -190,6 +199,9 @@ def _ends_at(
         names = {"lambda_min": "min", "lambda_max": "max"} | {
             name: name for name in (*RESIDUALS, "hvps", "converged")
         }
-        return {name: np.array([getattr(row, key) for row in rows]) for name, key in names.items()}
+        columns = {name: np.array([getattr(row, key) for row in rows]) for name, key in names.items()}
+        with np.errstate(divide="ignore", invalid="ignore"):
+            columns["ratio"] = np.abs(columns["lambda_min"]) / np.abs(columns["lambda_max"])
+        return columns
 
     return ends

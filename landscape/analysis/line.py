@@ -11,6 +11,10 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 from landscape.evaluation import evaluate
+from landscape.evaluation.adaptive import first_points
+from landscape.evaluation.filling import complete
+from landscape.evaluation.grid import Portions
+from landscape.evaluation.tolerance import Tolerance
 from landscape.problem.batchnorm import SAMPLES, has_batchnorm
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
@@ -31,6 +35,7 @@ def line(
     bn: str = "center",
     bn_samples: int = SAMPLES,
     path: str = "auto",
+    tolerance: str | float | None = None,
     progress: evaluate.Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Line:
@@ -46,6 +51,8 @@ def line(
         bn, bn_samples: whose statistics BatchNorm uses, "center", "recalibrate" or "train"; see
             :meth:`landscape.Problem.with_batchnorm`.
         path: how the losses are computed; "auto" takes the fastest path that agrees with the model itself.
+        tolerance: as for :func:`landscape.contour`; of 51 points a smooth line needs 25 exact ones. Where
+            half of them do not suffice, all are computed.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
@@ -54,7 +61,7 @@ def line(
 
     Raises:
         InputError: fewer than 2 points, a span that is not positive or for two ends, an ``along`` of another
-            shape, or an unknown option.
+            shape, an unknown option, or a tolerance that is not allowed.
 
     Example:
         >>> import torch, landscape
@@ -81,29 +88,39 @@ def line(
         kind, t = "direction", np.linspace(-span, span, points)
         start, direction = problem.theta, along
     problem = problem.with_batchnorm(bn, bn_samples)
-    values = evaluate.evaluate_plane(
+    allowed = None if tolerance is None else Tolerance.parse(tolerance)
+    run = evaluate.evaluator(
         problem,
         start,
         torch.stack((direction, torch.zeros_like(direction))),
-        torch.from_numpy(np.stack((t, np.zeros(points)), 1)),
+        points if allowed is None else first_points((points,)),
         path=path,
-        progress=progress,
     )
-    loss = values.loss.numpy()
+
+    def values(places: Tensor, report: evaluate.Progress) -> dict[str, Tensor]:
+        at_points = run(places, report)
+        return {"loss": at_points.loss, "accuracy": at_points.accuracy}
+
+    columns = {"loss": np.full(points, np.nan), "accuracy": np.full(points, np.nan)}
+    done = np.zeros(points, bool)
+    places, portions = torch.from_numpy(np.stack((t, np.zeros(points)), 1)), Portions(progress=progress)
+    errors = complete(places, done, columns, values, portions, allowed, ("loss",), ("accuracy",))
     return Line(
         t=t,
-        loss=loss,
-        accuracy=values.accuracy.numpy(),
+        loss=columns["loss"],
+        accuracy=columns["accuracy"],
+        done=done,
         start=as_array(start),
         direction=as_array(direction),
         kind=kind,
-        barrier=barrier(t, loss) if kind == "interpolation" else float("nan"),
+        barrier=barrier(t, columns["loss"]) if kind == "interpolation" else float("nan"),
         samples=problem.data.samples,
         dtype=str(problem.dtype).removeprefix("torch."),
         bn=bn,
         batchnorm=has_batchnorm(problem.model),
         bn_samples=problem.batchnorm.samples,
-        path=values.path,
+        path=run.path,
         ends=ends,
+        **errors,
         **about,
     )

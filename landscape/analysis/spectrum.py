@@ -11,9 +11,16 @@ from landscape.core.errors import InputError
 from landscape.core.options import choose, positive
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.density import PROBES, STEPS, quadrature
-from landscape.curvature.eigenvalues import eigenpairs, exact_products, top_eigenvalues
+from landscape.curvature.eigenvalues import (
+    SEARCHES,
+    eigenpairs,
+    exact_products,
+    preconditioned_pairs,
+    top_eigenvalues,
+)
 from landscape.curvature.hessian import HessianOptions, Part
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, Eigenpairs, SearchOptions
+from landscape.curvature.preconditioner import Preconditioner, as_preconditioner
 from landscape.curvature.start import start_vector
 from landscape.curvature.trace import TRACE_PRODUCTS, hutchpp, trace
 from landscape.evaluation.paths import Progress
@@ -33,6 +40,7 @@ def spectrum(
     kind: str = "hessian",
     part: Part = None,
     randomness: str = "refuse",
+    precondition: Preconditioner | Tensor | None = None,
     engine: str = "landscape",
     search: str = "auto",
     tol: float = TOL,
@@ -56,6 +64,8 @@ def spectrum(
         kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         randomness: "refuse" a model that is random in eval mode, or "seed" its random numbers.
+        precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
+            checkpoint: all is then of P^{-1/2} H P^{-1/2}, by exact products.
         engine: "pyhessian" gives one eigenvalue, that of largest magnitude, and the trace; no more.
         search: "auto" may search eigenvalues with cheaper products, whose results are verified and refined
             with exact ones; "exact": all products are exact. Trace and density are always exact.
@@ -69,7 +79,8 @@ def spectrum(
         values and residuals (k,), trace, trace_error, nodes and weights (probes, steps).
 
     Raises:
-        InputError: a count, tol or option that is not allowed, or one that pyhessian does not have.
+        InputError: a count, tol or option that is not allowed, a preconditioner that is not positive or of
+            another length, or an option that pyhessian does not have.
 
     Example:
         >>> import torch, landscape
@@ -91,11 +102,20 @@ def spectrum(
             "the eigenvalue of largest magnitude (top_k=1) and the trace"
         )
     options = HessianOptions(kind, part, randomness)
+    given = None if precondition is None else as_preconditioner(precondition)
+    if external:
+        pyhessian_engine.check(problem, kind, part, given)
     h, size = exact_products(problem, None, options)
+    h = given.around(h, problem, part) if given else h
     start = start_vector(problem, seed, size)
     wanted = SearchOptions(int(ends), max(top_k, int(ends)), tol, max_products)
     stages = _Stages([wanted.high > 0, with_trace, with_density], progress)
-    pairs = _pairs(problem, start, wanted, options, engine, search, seed) if wanted.high else None
+    pairs = None
+    if wanted.high and given:
+        choose("search", search, SEARCHES)
+        pairs = preconditioned_pairs(problem, problem.theta, start, wanted, options, given)
+    elif wanted.high:
+        pairs = _pairs(problem, start, wanted, options, engine, search, seed)
     if pairs:
         stages.of(0)(1.0)
     tr, dense = Trace(np.nan, np.nan, 0), None
@@ -119,6 +139,9 @@ def spectrum(
         batchnorm=has_batchnorm(problem.model),
         bn=problem.batchnorm.name,
         bn_samples=problem.batchnorm.samples,
+        precondition=given.name if given else "",
+        lr=given.lr if given else np.nan,
+        limit=given.limit if given else np.nan,
         **about,
     )
 

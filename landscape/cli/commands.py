@@ -8,8 +8,12 @@ from __future__ import annotations
 from landscape.core import registry
 
 SUMMARIES = {
+    "batch-sharpness": "The curvature that minibatch gradients meet, at w_a of each CKPT and its learners.",
+    "basins": "Basins of the contours in FILEs: where they merge, and how wide they are at a given rise.",
     "contour": "Loss contours over a plane around w_a of each CKPT; all have common levels.",
-    "demo": "Train SSGD and DPSGD on the bundled digits, and map the landscape around them.",
+    "demo": "Train SSGD and DPSGD on the bundled digits, and say what the landscape around them is like.",
+    "disagreement": "Shares of the learners' spread and of the gradient in the top-K Hessian space of each "
+    "CKPT.",
     "figures": "Make the papers' figures and tables; without a NAME, list them.",
     "hessian-grid": "Extreme Hessian eigenvalues and |λ_min|/|λ_max| on a grid around w_a of each CKPT.",
     "import": "Weights from STATE (.pt, .pth, .bin, .ckpt or .safetensors) as a checkpoint.",
@@ -17,15 +21,20 @@ SUMMARIES = {
     "line": "Loss and accuracy on the line between w_a of two CKPTs, with the barrier between them.",
     "minima": "The largest learning rates at which training with delay stays at the minimum w_a of a CKPT.",
     "noise": "Four estimates of Δ(2) of each CKPT: definition, full batch, Eq. 4, and first order.",
+    "noise-scale": "The gradient noise scale tr Σ/‖g‖² at w_a of each CKPT, and from its learners.",
+    "noise-alignment": "How the noise of minibatch gradients at w_a of each CKPT lies in the curvature.",
     "plan": "Predict the time of a step and of a run of RECIPE on more workers than this machine has.",
     "plot": "Draw FILEs of one kind in one picture: training, sweeps, contours, lines, spectra, …",
     "recipes": "List the built-in recipes; with NAME (or a .toml file), print that recipe with all defaults.",
+    "report": "Write one page about runs, checkpoints and results: words, charts, tables.",
     "saddles": "Steps until SSGD, SSGD* and DPSGD leave a saddle, by dimension, noise and learning rate.",
+    "sharpness": "Worst-case or average-case sharpness at w_a of each CKPT: the rise of the loss within ρ.",
     "smoothing": "The loss at w_a of each CKPT, smoothed over the spread of its learners, and its sharpness.",
     "spectrum": "Eigenvalues, trace and density of the Hessian at w_a of each CKPT, over the whole split.",
     "stability": "The largest stable ηλ_max under delay τ and momentum, and the limits at a CKPT's minimum.",
     "sweep": "Train all combinations of RECIPEs, values and seeds; a table has mean and deviation.",
     "train": "Train n learners by RECIPE, a built-in name or a .toml file; every step is decomposed.",
+    "watch": "Show how the run in DIR goes, while it goes on in another process.",
 }
 
 for name, summary in SUMMARIES.items():

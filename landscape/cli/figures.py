@@ -48,8 +48,9 @@ def figures(
     """Make the papers' figures and tables; without a NAME, list them.
 
     Trains the runs that a figure needs, each once for all figures, and writes DIR/NAME.png, NAME.csv and a
-    README.md with the figures next to the paper's numbers. The same command resumes after an interruption. A
-    figure whose data is missing is skipped, with a line that says what to download; the exit code is then 1.
+    README.md with the figures next to the paper's numbers, with --all report.html, the same as one page, too.
+    The same command resumes after an interruption. A figure whose data is missing is skipped, with a line
+    that says what to download; the exit code is then 1.
     """
     choose("--scale", scale, SCALES)
     if every and names:
@@ -82,8 +83,18 @@ def figures(
             click.echo(f"{entry.name}: skipped: {error}", err=True)
     if not dry_run and len(skipped) < len(chosen):
         click.echo(gallery.page(Path(output)))
+        if every:
+            _report(Path(output), quiet)
     if skipped:
         raise FailedError(f"{len(skipped)} of {len(chosen)} figures were skipped: {', '.join(skipped)}")
+
+
+def _report(folder: Path, quiet: bool) -> None:
+    """The gallery as one page."""
+    from landscape.cli import report  # and matplotlib: only where it is used
+    from landscape.report.gallery import figures_page
+
+    report.finish(lambda: figures_page(folder), folder / "report.html", quiet)
 
 
 def _scale(name: str) -> Scale:

@@ -59,6 +59,7 @@ def hessian_grid(
                     plane,
                     grid=grid.shape,
                     span=grid.span,
+                    tolerance=grid.tolerance,
                     **vars(eigenvalues),
                     progress=progress,
                     **origins[i],
@@ -73,11 +74,14 @@ def hessian_grid(
 
 def summary(result: HessianGrid, split: str) -> str:
     """One line about a grid: ratios, λ_max, residuals, products."""
-    missed = int((~result.converged).sum())
+    exact = result.done
+    missed = int((~result.converged[exact]).sum())
     at, residual = ((result.lambda_min, result.lambda_max), (result.residual_min, result.residual_max))
     with np.errstate(divide="ignore", invalid="ignore"):
-        largest = float(np.max(np.array(residual) / np.abs(at)))
-    worst = f"; {missed} of {result.ratio.size} points did not converge" if missed else ""
+        largest = float(np.max(np.array(residual)[:, exact] / np.abs(at)[:, exact]))
+    worst = f"; {missed} of {result.evaluations} points did not converge" if missed else ""
+    if result.columns:
+        worst += f"; {result.interpolation()}"
     return (
         f"{result.label}: {split} loss, median |λ_min|/|λ_max| {np.median(result.ratio):.4g}, "
         f"λ_max {result.lambda_max.min():.4g}…{result.lambda_max.max():.4g}, "

@@ -18,6 +18,7 @@ from landscape.core.errors import InputError
 @click.option("--span", type=float, help="One CKPT: t runs over [−span, span]. [default: 0.1]")
 @click.option("--norm", default="none", show_default=True, help="One CKPT: as for contour.")
 @click.option("--ignore", help="One CKPT: as for contour.")
+@options.tolerance
 @options.batchnorm
 @analysis_options("One CKPT: draws the direction.", metavar="CKPT [CKPT]")
 def line(
@@ -27,6 +28,7 @@ def line(
     span: float | None,
     norm: str,
     ignore: str | None,
+    tolerance: str | None,
 ) -> None:
     """Loss and accuracy on the line between w_a of two CKPTs, with the barrier between them.
 
@@ -57,6 +59,7 @@ def line(
             points,
             span,
             ends=(first, last) if two else (),
+            tolerance=tolerance,
             **vars(batchnorm),
             progress=bar,
             **planes.about(runs, kind, analysis),
@@ -66,5 +69,6 @@ def line(
     analysis.message(
         f"{name}: {analysis.split} loss from {result.loss[0]:.4g} to {result.loss[-1]:.4g}, "
         f"highest {np.max(result.loss):.4g}, {rise}"
+        + (f"; {result.interpolation()}" if result.columns else "")
     )
     analysis.write([result], path)

@@ -42,6 +42,13 @@ randomness = click.option(
     help="A model with random numbers in eval mode: refuse or seed.",
 )
 
+tolerance = click.option(
+    "--tolerance",
+    metavar="SIZE",
+    help="Compute exact points only until the others can be interpolated with an error below SIZE: 1% of the "
+    "range shown, or a number such as 0.005. [default: all points are exact]",
+)
+
 
 def grouped(name: str, make: Callable[..., Any], *options: Option) -> Callable[[F], F]:
     """A decorator for a command: its parameter ``name`` is ``make(**values)``, the values of ``options``."""
@@ -110,18 +117,22 @@ batchnorm = grouped(
 
 @dataclass(frozen=True)
 class Grid:
-    """Points on a plane: ``shape`` (nx, ny) over [−span, span] in x and y; ``norm`` scales the directions."""
+    """Points on a plane: ``shape`` (nx, ny) over [−span, span] in x and y; ``norm`` scales the directions.
+
+    Values within ``tolerance`` suffice, if it is given.
+    """
 
     shape: tuple[int, int]
     span: float | None
     norm: str
+    tolerance: str | None
 
 
 def grid(points: str) -> Callable[[F], F]:
     """The options of commands that work on a grid over a plane, with ``points`` by default."""
 
-    def make(grid: str, span: float | None, norm: str) -> Grid:
-        return Grid(parse_grid(grid), span, norm)
+    def make(grid: str, span: float | None, norm: str, tolerance: str | None) -> Grid:
+        return Grid(parse_grid(grid), span, norm, tolerance)
 
     return grouped(
         "grid",
@@ -138,6 +149,7 @@ def grid(points: str) -> Callable[[F], F]:
             show_default=True,
             help="Directions: none (i.i.d. normal, the paper's), filter or layer (Li et al. 2018).",
         ),
+        tolerance,
     )
 
 
@@ -179,3 +191,26 @@ def eigenvalues(products: str) -> Callable[[F], F]:
         ),
         randomness,
     )
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How often minibatches are drawn: until the relative standard error is ``tol``, within these bounds."""
+
+    tol: float
+    draws: int
+    max_draws: int
+
+
+draws = grouped(
+    "draws",
+    Draws,
+    click.option(
+        "--tol",
+        default=0.05,
+        show_default=True,
+        help="Draw minibatches until the standard error is at most this share of the mean.",
+    ),
+    click.option("--draws", default=16, show_default=True, help="At least so many draws."),
+    click.option("--max-draws", default=1000, show_default=True, help="At most so many draws."),
+)

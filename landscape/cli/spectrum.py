@@ -10,10 +10,10 @@ import numpy as np
 from landscape.analysis.spectrum import spectrum as compute_spectrum
 from landscape.cli import common, options
 from landscape.cli.analysis import Analysis, analysis_options
-from landscape.core.errors import InputError
 from landscape.curvature.density import PROBES, STEPS
 from landscape.curvature.trace import TRACE_PRODUCTS
 from landscape.results.spectrum import Spectrum
+from landscape.train.preconditioner import preconditioner
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,11 @@ quantities_options = options.grouped(
 
 @click.command(epilog="Example: landscape spectrum runs/dp/last.h5 --top-k 5 --trace --density --plot f.png")
 @quantities_options
+@click.option(
+    "--precondition",
+    is_flag=True,
+    help="Of P^{-1/2} H P^{-1/2}, P from the state of the optimizer: Adam, AdamW, RMSprop, LARS or LAMB.",
+)
 @click.option("--kind", default="hessian", show_default=True, help="hessian or gauss-newton.")
 @click.option(
     "--part",
@@ -68,6 +73,7 @@ def spectrum(
     analysis: Analysis,
     quantities: Quantities,
     eigenvalues: options.Eigenvalues,
+    precondition: bool,
     kind: str,
     parts: tuple[str, ...],
     engine: str,
@@ -75,16 +81,17 @@ def spectrum(
     """Eigenvalues, trace and density of the Hessian at w_a of each CKPT, over the whole split.
 
     Prints each eigenvalue with its relative residual, the bounds outside which there is no other eigenvalue
-    (with 99% probability), and the trace with its standard error.
+    (with 99% probability), and the trace with its standard error. With --precondition also the learning rate
+    times λ_max, next to the largest stable one of the optimizer.
     """
-    if analysis.output.picture and _only_trace(quantities):
-        raise InputError("--plot: a trace alone is not drawn, add --ends, --top-k or --density")
     runs = analysis.open()
-    path = analysis.target(runs[0], "spectrum", kind)
+    path = analysis.target(runs[0], "spectrum", kind, *(["preconditioned"] if precondition else []))
     results = []
     for run, progress in analysis.each("spectrum", runs):
+        problem = analysis.problem(run)
         result = compute_spectrum(
-            analysis.problem(run),
+            problem,
+            precondition=preconditioner(run, problem) if precondition else None,
             **vars(quantities),
             kind=kind,
             part=list(parts) or None,
@@ -99,13 +106,11 @@ def spectrum(
     analysis.write(results, path)
 
 
-def _only_trace(chosen: Quantities) -> bool:
-    return chosen.with_trace and not (chosen.top_k or chosen.ends or chosen.with_density)
-
-
 def table(result: Spectrum) -> str:
     """The numbers of one spectrum, a line each."""
     what = f"{result.kind}, {result.parameters:,} parameters{f' ({result.part})' if result.part else ''}"
+    if result.precondition:
+        what += f", preconditioned by {result.precondition}"
     missed = "" if result.converged else "; NOT CONVERGED: raise --max-products"
     lines = [f"{result.label}: {result.split} loss, {what}, {result.hvps} products{missed}"]
     for i, (value, residual) in enumerate(zip(result.values, result.residuals, strict=True)):
@@ -113,6 +118,9 @@ def table(result: Spectrum) -> str:
         if result.engine == "pyhessian":
             name = "largest |λ|"
         lines.append(f"  {name:12} {value: .6e}  {common.residual(residual, value)}")
+    if np.isfinite(result.lr) and len(result.values) > result.lowest:
+        limit = f"limit {result.limit:.4g}" if np.isfinite(result.limit) else "limit not known"
+        lines.append(f"  {'lr · λ_max':12} {result.lr * result.values[0]: .4g}  {limit}")
     for name, bound in (("below", result.bound_low), ("above", result.bound_high)):
         if np.isfinite(bound):
             lines.append(f"  {name:12} {bound: .6e}  no other eigenvalue, with 99% probability")

@@ -95,3 +95,34 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def in_use(path: Path) -> bool:
+    """Whether a process has the lock of the folder ``path``, without taking it or waiting for it.
+
+    The hidden file of a process of this machine that was killed does not count. A process of another machine
+    is taken to be alive.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, Lock(Path(folder)) as lock:
+        ...     before = in_use(Path(folder))
+        ...     lock.acquire()
+        ...     before, in_use(Path(folder))
+        (False, True)
+    """
+    try:
+        words = (path / ".lock").read_text("utf-8").split()
+    except (OSError, UnicodeDecodeError):
+        return False
+    if len(words) < 4 or words[0] != "process" or not words[1].isdecimal():
+        return bool(words) or (path / ".lock").exists()  # its holder is about to write its name
+    if words[3] != socket.gethostname():
+        return True
+    try:
+        os.kill(int(words[1]), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # alive, and another user's
+        return True
+    return True

@@ -35,10 +35,12 @@ from landscape.curvature.lanczos import (
     Ends,
     SearchOptions,
     ends_of,
+    lanczos,
     run_in_lockstep,
     search_eigenpairs,
     verify_and_refine,
 )
+from landscape.curvature.preconditioner import Preconditioner, as_preconditioner
 from landscape.curvature.start import start_vector, warm_start
 from landscape.problem.problem import Problem
 
@@ -254,6 +256,7 @@ def top_eigenvalues(
     kind: str = "hessian",
     part: Part = None,
     randomness: str = "refuse",
+    precondition: Preconditioner | Tensor | None = None,
     search: str = "auto",
     engine: str = "landscape",
     start: Tensor | None = None,
@@ -270,6 +273,9 @@ def top_eigenvalues(
         kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         randomness: "refuse" a model that is random in eval mode, or "seed" its random numbers.
+        precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
+            checkpoint: eigenvalues and vectors are those of P^{-1/2} H P^{-1/2}, on which the stability of
+            Adam, RMSProp, LARS and LAMB depends. All products are then exact.
         search: "auto": the search may use cheaper products, with the samples that have most of the curvature
             and the data in bfloat16, and its results are verified and refined with exact ones; "exact": all
             products are exact.
@@ -282,8 +288,8 @@ def top_eigenvalues(
         seed: draws the starting vector.
 
     Raises:
-        InputError: a k below 1 or above P, a start of another shape, an unknown option, a random model, or an
-            option that pyhessian does not have.
+        InputError: a k below 1 or above P, a start of another shape, a preconditioner that is not positive or
+            of another length, an unknown option, a random model, or an option that pyhessian does not have.
 
     Example:
         >>> import torch, landscape
@@ -295,7 +301,7 @@ def top_eigenvalues(
     positive("k", k, least=1)
     h = operator(problem, theta, kind=kind, part=part, randomness=randomness)
     if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
-        pyhessian_engine.check(problem, kind, part)
+        pyhessian_engine.check(problem, kind, part, precondition)
         if k != 1:
             raise InputError(f"k: {k} is not allowed with engine 'pyhessian', it must be 1")
         value, v, hvps = pyhessian_engine.largest_magnitude(
@@ -312,4 +318,29 @@ def top_eigenvalues(
         positive("start: norm", float(start.norm()))
         first = warm_start(start, first)
     options, wanted = HessianOptions(kind, part, randomness), SearchOptions(0, k, tol, max_products)
+    if precondition is not None:
+        choose("search", search, SEARCHES)
+        return preconditioned_pairs(problem, at, first, wanted, options, as_preconditioner(precondition))
     return eigenpairs(problem, at[None], first, wanted, options, search=search)[0]
+
+
+def preconditioned_pairs(
+    problem: Problem,
+    theta: Tensor,
+    start: Tensor,
+    wanted: SearchOptions,
+    options: HessianOptions,
+    precondition: Preconditioner,
+) -> Eigenpairs:
+    """Eigenvalues and vectors of P^{-1/2} H P^{-1/2} at ``theta``; see :func:`eigenpairs`."""
+    products = precondition.around(exact_products(problem, theta, options)[0], problem, options.part)
+    w = wanted
+    found = lanczos(
+        lambda v: products(v[None])[0],
+        start,
+        low=w.low,
+        high=w.high,
+        tol=w.tol,
+        max_products=w.max_products,
+    )
+    return replace(found, search="exact, preconditioned")

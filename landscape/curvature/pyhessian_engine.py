@@ -72,10 +72,12 @@ def _engine(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple
                 parameter.grad = None
 
 
-def check(problem: Problem, kind: str, part: object) -> None:
+def check(problem: Problem, kind: str, part: object, precondition: object = None) -> None:
     """Raise InputError for options that pyhessian does not have."""
     if problem.regularised:
         raise InputError("engine: 'pyhessian' knows no penalty and no weight decay; use 'landscape'")
+    if precondition is not None:
+        raise InputError("engine: 'pyhessian' knows no preconditioner; use 'landscape'")
     if kind != "hessian":
         raise InputError(f"kind: '{kind}' is not allowed with engine 'pyhessian', it must be hessian")
     if part:

@@ -84,10 +84,11 @@ class Work:
     _ends: dict[str, Checkpoint] = field(default_factory=dict)
 
     @property
-    def title(self) -> str:
-        """The title of each picture: the figure, the scale, and what the scale changes."""
-        about = self.figure
-        return f"{about.where}: {about.title}\n{self.scale} scale: {about.notes[self.scale]}"
+    def about(self) -> str:
+        """The first words of each picture's caption: the figure, the scale, and what the scale changes."""
+        entry = self.figure
+        note = " ".join(entry.notes[self.scale].split())
+        return f"{entry.where}: {entry.title}. {self.scale.capitalize()} scale: {note}."
 
     def pick(self, smoke: R2, laptop: R2, paper: R2) -> R2:
         """The value for this scale."""

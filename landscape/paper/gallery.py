@@ -6,9 +6,9 @@ import csv
 import dataclasses
 import io
 import json
-import textwrap
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from PIL import Image
 
@@ -17,13 +17,8 @@ from landscape.core.errors import FailedError
 from landscape.core.files import read_regular, write_text
 from landscape.paper.figure import Drawing, Work, get, names
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 # Colours a picture keeps: what a palette of 8 bits holds. A picture is a third of its size so.
 COLORS = 256
-# Characters of a title in an inch of a picture, at the size that style.mplstyle gives it.
-TITLE = 11
 NO_CONCLUSION = "Smoke scale shows that the figure can be made; its numbers say nothing about the claim."
 # Of the JSON file of a figure: the largest size that is read, in bytes, and the keys that the page needs.
 MAX_BYTES = 1 << 24
@@ -42,10 +37,10 @@ def write(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]
 
     name = work.figure.name
     folder.mkdir(parents=True, exist_ok=True)
+    head(work, drawing)
     pictures = []
     for suffix, picture in drawing.pictures.items():
         path = folder / f"{name}{suffix}.png"
-        wrap_title(picture)
         plots.save_figure(picture, path)
         _shrink(path)
         pictures.append(path)
@@ -68,14 +63,33 @@ def write(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]
     return pictures
 
 
-def wrap_title(picture: Figure) -> None:
-    """Break the lines of the title where the picture ends."""
+def head(work: Work, drawing: Drawing) -> None:
+    """Give the first picture the conclusion as its title, and each one a caption that begins with the figure.
+
+    At smoke scale there is no conclusion, and the picture keeps its title.
+    """
+    from landscape.plots.picture import Picture, caption
     from landscape.plots.style import style
 
-    width = int(TITLE * picture.get_figwidth())
-    title = [textwrap.fill(line, width) for line in picture.get_suptitle().splitlines()]
     with style():
-        picture.suptitle("\n".join(title))
+        for suffix, picture in drawing.pictures.items():
+            if not suffix and work.scale != "smoke":
+                picture.suptitle(first_sentence(drawing.conclusion))
+            elif not picture.get_suptitle():
+                picture.suptitle(work.figure.title)
+            own = picture.get_caption() if isinstance(picture, Picture) else ""
+            caption(picture, f"{work.about} {own}".strip())
+
+
+def first_sentence(text: str) -> str:
+    """The beginning of ``text`` up to a full stop, colon or semicolon that ends 40 characters or more (ours).
+
+    Example:
+        >>> first_sentence("The largest of the batches is the worst one: 3 of 4. More.")
+        'The largest of the batches is the worst one'
+    """
+    ends = [match.start() for match in re.finditer(r"[.;:] |\.$", text)]
+    return text[: next((end for end in ends if end >= 40), len(text))].rstrip(".")
 
 
 def _shrink(path: Path) -> None:
@@ -97,9 +111,13 @@ def table(rows: list[dict[str, Any]]) -> str:
     return buffer.getvalue()
 
 
-def page(folder: Path) -> Path:
-    """Write README.md: every figure that ``folder`` holds, in the order of ``landscape figures``."""
-    entries = {}
+def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
+    """The contents of the figures' JSON files in ``folder``, by name, in the order of ``landscape figures``.
+
+    Raises:
+        FailedError: a damaged file.
+    """
+    entries: dict[str, dict[str, Any]] = {}
     for name in names():
         path = folder / f"{name}.json"
         if path.exists():
@@ -112,6 +130,12 @@ def page(folder: Path) -> Path:
                 if isinstance(error, FailedError):
                     raise
                 raise FailedError(f"{path}: damaged ({error}); make the figure again") from error
+    return entries
+
+
+def page(folder: Path) -> Path:
+    """Write README.md: every figure that ``folder`` holds, in the order of ``landscape figures``."""
+    entries = entries_in(folder)
     lines = [
         "# The figures and tables of the papers",
         "",
@@ -128,7 +152,7 @@ def page(folder: Path) -> Path:
     ]
     for name, entry in entries.items():
         what = f"{entry['where']}: {entry['title']}"
-        claim = "–" if entry["scale"] == "smoke" else _claim_text(entry["held"])
+        claim = "–" if entry["scale"] == "smoke" else claim_text(entry["held"])
         lines.append(f"| [{name}](#{name}) | {what} | {entry['scale']} | {claim} |")
     for name, entry in entries.items():
         lines += ["", f"## {name}", "", f"**{entry['where']}: {entry['title']}.** {entry['claims']}", ""]
@@ -141,7 +165,7 @@ def page(folder: Path) -> Path:
             "",
             entry["verdict"]
             if entry["scale"] == "smoke"
-            else f"**{_claim_text(entry['held']).capitalize()}.** {entry['verdict']}",
+            else f"**{claim_text(entry['held']).capitalize()}.** {entry['verdict']}",
         ]
         if entry["compared"]:
             lines += ["", "| | here | paper |", "|---|---|---|"]
@@ -154,7 +178,7 @@ def page(folder: Path) -> Path:
     return path
 
 
-def _claim_text(holds: bool | None) -> str:
+def claim_text(holds: bool | None) -> str:
     return {True: "holds", False: "does not hold", None: "cannot be said"}[holds]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -28,10 +29,12 @@ def draw(results: Sequence[Any], style: str = "contour", *, ax: Axes | None = No
 
     Args:
         results: results or checkpoints.
-        style: the style of surfaces: "contour"; "surface", in three dimensions; or "difference", the first
-            of two surfaces minus the second. "contour" also stands for the one style of other results.
+        style: the style of surfaces: "contour"; "hillshade", contours on a relief; "surface", in three
+            dimensions; or "difference", the first of two surfaces minus the second. "contour" also stands
+            for the one style of other results.
         ax: axes to draw into, for a picture of one panel. Default: a new figure.
-        options: further arguments of the drawing, such as ``title``.
+        options: further arguments of the drawing, such as ``title``, or ``log``, ``levels``, ``vmax``,
+            ``cmap`` and ``labels`` of surfaces (see :func:`landscape.plots.surface.draw_surfaces`).
 
     Returns:
         The new figure, or that of ``ax``.
@@ -53,25 +56,30 @@ def draw(results: Sequence[Any], style: str = "contour", *, ax: Axes | None = No
     if len({drawing_of(kind) for kind in kinds}) != 1:
         names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "no result"
         raise InputError(f"FILE: {names} cannot be drawn in one picture, all files must be of one kind")
-    drawing = drawing_of(type(results[0]))
+    name, drawing = type(results[0]).__name__, drawing_of(type(results[0]))
+    allowed = inspect.signature(drawing).parameters
     if style != "contour":
-        if "style" not in inspect.signature(drawing).parameters:
-            name = type(results[0]).__name__
+        if "style" not in allowed:
             raise InputError(f"style: '{style}' is not allowed, a {name} has one style (allowed: contour)")
         options["style"] = style
+    for option in options:
+        if option not in allowed:
+            known = ", ".join(list(allowed)[1:])
+            raise InputError(f"{option}: not allowed for a {name}, whose drawing has the options {known}")
     with drawn_into(ax):
         figure = drawing(results, **options)
     return figure if ax is None else cast(Figure, ax.get_figure())
 
 
-def save_figure(figure: Figure, path: str | Path) -> None:
+def save_figure(figure: Figure, path: str | Path, dpi: float | None = None) -> None:
     """Write ``figure`` to a file; a file that already exists is replaced only once the new one is whole.
 
     Args:
         path: its suffix says the format: .png, .pdf or .svg.
+        dpi: pixels per inch. Default: 150.
 
     Raises:
-        InputError: another suffix.
+        InputError: another suffix, or a dpi that is not allowed.
         FailedError: the file cannot be written.
 
     Example:
@@ -85,8 +93,26 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     """
     path = Path(path)
     check_format(path)
+    if dpi is not None:
+        check_dpi("dpi", dpi)
     with replacing(path) as file, _style():
-        figure.savefig(file, format=path.suffix[1:])
+        figure.savefig(file, format=path.suffix[1:], dpi=rcParams["savefig.dpi"] if dpi is None else dpi)
+
+
+def check_dpi(where: str, dpi: float) -> None:
+    """Check that ``dpi`` pixels per inch make a picture that can be written.
+
+    Raises:
+        InputError: naming ``where``, below 20 (nothing can be read) or above 1200 (ours; a picture of 12
+            inches then takes 800 MB of memory).
+
+    Example:
+        >>> check_dpi("--dpi", 0)
+        Traceback (most recent call last):
+        landscape.core.errors.InputError: --dpi: 0 is not allowed, it must be from 20 to 1200
+    """
+    if not 20 <= dpi <= 1200:
+        raise InputError(f"{where}: {dpi:g} is not allowed, it must be from 20 to 1200")
 
 
 def check_format(path: str | Path) -> None:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from landscape.plots.drawing import draws
 from landscape.plots.picture import wrapped_panels
-from landscape.plots.style import COLORS, decimal_labels, style
+from landscape.plots.style import color_of, decimal_labels, paper_name, style
 from landscape.results.escape import Escape
 
 
@@ -34,14 +34,14 @@ def draw_escapes(results: Sequence[Escape], title: str = "") -> Figure:
             low, high = (np.minimum(edge, r.steps) for edge in r.band())
             median = np.minimum(r.median, r.steps)
             for a, name in enumerate(r.algorithms):
-                ax.fill_between(r.values, low[a], high[a], color=COLORS.get(name, "#777777"), alpha=0.2, lw=0)
+                ax.fill_between(r.values, low[a], high[a], color=color_of(name), alpha=0.2, lw=0)
                 ax.plot(
                     r.values,
                     median[a],
-                    color=COLORS.get(name, "#777777"),
+                    color=color_of(name),
                     marker="osD"[a % 3],
                     ms=4,
-                    label=name,
+                    label=paper_name(name),
                 )
             ax.set_xscale("log", base=10 if r.vary == "noise" else 2)
             ax.set_yscale("log")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,19 @@ def split_names(results: Sequence[Any]) -> str:
     return results[0].split or "mean"
 
 
+def interpolation_note(results: Sequence[Any]) -> str:
+    """From how many exact points ``results`` are interpolated, and how well, after "; "; "" if none is.
+
+    Example:
+        >>> from types import SimpleNamespace as Result
+        >>> exact, some = Result(interpolation=lambda: ""), Result(interpolation=lambda: "interpolated …")
+        >>> interpolation_note([exact]), interpolation_note([exact, some])
+        ('', '; all points exact / interpolated …')
+    """
+    notes = [r.interpolation() for r in results]
+    return f"; {' / '.join(dict.fromkeys(n or 'all points exact' for n in notes))}" if any(notes) else ""
+
+
 def shared_note(notes: Sequence[str]) -> tuple[str, list[str]]:
     """Split notes, one for each result, into a note for the whole figure and notes for its panels.
 
@@ -63,6 +77,32 @@ def shared_note(notes: Sequence[str]) -> tuple[str, list[str]]:
     if len(set(notes)) == 1:
         return notes[0], [""] * len(notes)
     return "", list(notes)
+
+
+def between(counts: Sequence[int]) -> str:
+    """The smallest and the largest of ``counts`` as text.
+
+    Example:
+        >>> between([16, 16]), between([1000, 16])
+        ('16', '16 to 1,000')
+    """
+    low, high = min(counts), max(counts)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def plus_minus(value: float, error: float) -> str:
+    """``value`` ± ``error`` with as many decimals as the error's first digit needs.
+
+    Example:
+        >>> plus_minus(0.6712, 0.0213), plus_minus(1234.5, 67.8), plus_minus(2.5e-5, 1e-6)
+        ('0.67 ± 0.02', '1,234 ± 68', '2.5e-05 ± 1e-06')
+    """
+    if not math.isfinite(error) or error <= 0:
+        return f"{value:.3g}"
+    if not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.2g} ± {error:.1g}"
+    decimals = min(4, max(0, -math.floor(math.log10(error))))
+    return f"{value:,.{decimals}f} ± {error:,.{decimals}f}"
 
 
 def batchnorm_note(result: Any) -> str:

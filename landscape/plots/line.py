@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
 from landscape.plots.drawing import draws
-from landscape.plots.labels import batchnorm_note, shared_note, split_names
-from landscape.plots.picture import has_given_axes, panels
-from landscape.plots.style import style
+from landscape.plots.labels import batchnorm_note, interpolation_note, shared_note, split_names
+from landscape.plots.picture import caption, has_given_axes, panels
+from landscape.plots.style import colors_of, paper_name, style
 from landscape.results.line import Line
 
 
@@ -40,16 +40,19 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     with style():
         figure, axes = panels(2 if with_accuracy else 1, 1, 5.4, 2.6, sharex=True)
         note, notes = shared_note([batchnorm_note(r) for r in results])
-        for k, r in enumerate(results):
-            name = " to ".join(r.ends) or r.label or f"line {k + 1}"
+        colors = colors_of([" to ".join(r.ends) or r.label for r in results])
+        for k, (r, color) in enumerate(zip(results, colors, strict=True)):
+            name = " to ".join(map(paper_name, r.ends)) or paper_name(r.label) or f"line {k + 1}"
             if between:
                 name += f" (barrier {r.barrier:.3g})"
             # Points that are not finite leave a gap in the curve.
-            axes[0].plot(r.t, np.where(np.isfinite(r.loss), r.loss, np.nan), label=name + notes[k])
+            axes[0].plot(
+                r.t, np.where(np.isfinite(r.loss), r.loss, np.nan), color=color, label=name + notes[k]
+            )
             if with_accuracy:
-                axes[1].plot(r.t, 100 * r.accuracy)
+                axes[1].plot(r.t, 100 * r.accuracy, color=color)
             if between and np.isfinite(r.barrier):
-                axes[0].plot([0, 1], r.loss[[0, -1]], color=f"C{k % 7}", lw=0.9, ls=":")
+                axes[0].plot([0, 1], r.loss[[0, -1]], color=color, lw=0.9, ls=":")
         axes[0].set_ylabel(f"{split_names(results)} loss (nat)")
         if with_accuracy:
             axes[1].set_ylabel(f"{split_names(results)} accuracy (%)")
@@ -59,4 +62,5 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
             "Loss between two sets of weights; dotted: the straight line" if between else "Loss along a line"
         )
         figure.suptitle(title or usual + note)
+        caption(figure, interpolation_note(results).removeprefix("; ").capitalize())
     return figure

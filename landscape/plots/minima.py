@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from landscape.plots.drawing import draws
 from landscape.plots.labels import splits
 from landscape.plots.picture import shared_legend, wrapped_panels
-from landscape.plots.stability import delay_axes
+from landscape.plots.stability import delay_axes, without_bridge
 from landscape.plots.style import style
 from landscape.results.minima import Minima
 
@@ -35,7 +35,11 @@ def draw_minima(results: Sequence[Minima], title: str = "") -> Figure:
         for ax, r in zip(axes, results, strict=True):
             names = ("no momentum", f"momentum {r.momentum:g}", f"shifted momentum {r.momentum:g}")
             for f, (name, marker) in enumerate(zip(names, "osD", strict=True)):
-                ax.plot(r.delay, r.predicted[f], color=f"C{f}", label=f"{name}: predicted")
+                line = without_bridge(r.delay, r.predicted[f])
+                ax.plot(*line, color=f"C{f}", label=f"{name}: predicted")
+                if 0 in r.delay:  # no line goes through it
+                    start = r.predicted[f][r.delay == 0]
+                    ax.plot(r.delay[r.delay == 0], start, marker="_", ms=14, mew=1.6, color=f"C{f}")
                 bars = np.abs(np.stack([r.stays[f], r.leaves[f]]) - r.boundary[f])
                 ax.errorbar(
                     r.delay, r.boundary[f], bars, color=f"C{f}", marker=marker, ls="none", ms=5, mfc="w",

@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from landscape.plots.drawing import draws
-from landscape.plots.picture import wrapped_panels
-from landscape.plots.style import style
+from landscape.plots.picture import caption, wrapped_panels
+from landscape.plots.style import paper_name, style
 from landscape.results.noise import NoiseEstimate
 
 
@@ -57,8 +57,24 @@ def draw_noise(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
                     fontsize=8.5,
                 )
             ax.set_xticks(place, list(names.values()))
-            ax.set_title(f"{r.label}\nα = {r.lr:g}, {len(r.direct)} draws of {r.learners} × {r.local_batch}")
+            drawn = f"{len(r.direct)} draws of {r.learners} × {r.local_batch}"
+            ax.set_title(f"{paper_name(r.label)}\nα = {r.lr:g}, {drawn}")
             ax.set_ylabel(f"Δ(2), {r.split or 'data'} (squared weights)")
             ax.grid(False, axis="x")
-        figure.suptitle(title or "Δ(2): what the learners' spread adds to the noise, four ways")
+        figure.suptitle(title or _finding(results))
+        caption(
+            figure,
+            "Δ(2) is what the learners' spread adds to the noise of a step. Direct: its definition, with "
+            "minibatches; full-batch: with the whole training set; Eq. 4: the Hessian form of DPSGD-2020; "
+            "first-order: with the Hessians of minibatches. Error bars: one standard error over draws.",
+        )
     return figure
+
+
+def _finding(results: Sequence[NoiseEstimate]) -> str:
+    """Δ(2) by its definition, and what Eq. 4 makes of it."""
+    summaries = [r.summary() for r in results]
+    direct = [s["direct"][0] for s in summaries]
+    shares = ", ".join(f"{s['eq4'][0] / v:.2g}" for s, v in zip(summaries, direct, strict=True) if v > 0)
+    times = f"; Eq. 4 gives {shares} times it" if shares else ""
+    return f"Noise of the spread, Δ(2): {', '.join(f'{v:.2g}' for v in direct)}{times}"

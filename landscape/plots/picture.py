@@ -5,16 +5,24 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, cast
 
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureManagerBase
+from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 
 from landscape.core.errors import FailedError, InputError
 
+# Characters of a title in an inch of a picture, at the size that style.mplstyle gives it.
+TITLE_CHARACTERS = 8.8
+# The caption's size in points, the height of its lines in inches, and characters in an inch of them.
+CAPTION_SIZE, CAPTION_LINE, CAPTION_CHARACTERS = 8.5, 0.155, 15.5
 _GIVEN: ContextVar[Axes | None] = ContextVar("axes that pictures are drawn into", default=None)
 
 
@@ -28,10 +36,65 @@ class Picture(Figure):
         b'PNG'
     """
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._caption: Text | None = None
+        self._caption_text, self._caption_height = "", 0.0
+
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
         self.savefig(buffer, format="png", dpi=self.dpi)
         return buffer.getvalue()
+
+    def set_caption(self, text: str) -> None:
+        """Put ``text`` below everything else; the figure becomes higher by what it takes.
+
+        Args:
+            text: it is broken into lines. In place of an earlier caption; "" removes that one. Legends of the
+                figure stand above it; they must be there already.
+
+        Example:
+            >>> figure = Picture(figsize=(4, 3))
+            >>> figure.set_caption("Settings, " * 12)
+            >>> bool(figure.get_size_inches()[1] > 3.2), figure.get_caption()[:9]
+            (True, 'Settings,')
+        """
+        width, height = self.get_size_inches()
+        height -= self._caption_height
+        lines = textwrap.wrap(text, int(CAPTION_CHARACTERS * width), break_on_hyphens=False)
+        self._caption_text, self._caption_height = text, CAPTION_LINE * len(lines) + 0.08 * bool(lines)
+        self.set_size_inches(width, height + self._caption_height)
+        share = self._caption_height / (height + self._caption_height)
+        if self._caption is not None:
+            self._caption.remove()
+        self._caption = self.text(
+            0.06 / width, 0.04 / height, "\n".join(lines), ha="left", va="bottom", fontsize=CAPTION_SIZE,
+            color="#444444", linespacing=1.25, in_layout=False,
+        )  # fmt: skip
+        # matplotlib's layout leaves room for a legend, but only for one at the very edge of the figure.
+        renderer: Any = RendererAgg(self.bbox.width, self.bbox.height, self.dpi)  # type: ignore[no-untyped-call]
+        below = share
+        for legend in self.legends:
+            legend.set_bbox_to_anchor((0, share, 1, 1 - share), transform=self.transFigure)
+            taken = legend.get_window_extent(renderer).height / self.bbox.height
+            below = max(below, share + taken + 0.1 / self.get_size_inches()[1])
+        engine = self.get_layout_engine()
+        if isinstance(engine, ConstrainedLayoutEngine):
+            engine.set(rect=(0, below, 1, 1 - below))
+
+    def suptitle(self, t: str, **options: Any) -> Text:
+        """As in matplotlib, with lines broken where the picture ends."""
+        width = int(TITLE_CHARACTERS * self.get_size_inches()[0])
+        # A formula is not broken: its dollar signs must stay on one line.
+        lines = [
+            line if "$" in line else textwrap.fill(line, width, break_on_hyphens=False)
+            for line in t.split("\n")
+        ]
+        return super().suptitle("\n".join(lines), **options)
+
+    def get_caption(self) -> str:
+        """The text below the figure; "" for none."""
+        return self._caption_text
 
     def show(self, warn: bool = True) -> None:
         """Show the figure in a notebook, or in a window until the window is closed.
@@ -125,6 +188,52 @@ def wrapped_panels(count: int, width: float, height: float, **options: Any) -> t
     for unused in axes[count:]:
         unused.set_visible(False)
     return figure, axes[:count]
+
+
+def stacked_panels(
+    count: int, width: float, heights: Sequence[float], **options: Any
+) -> tuple[Figure, list[Any], list[Any]]:
+    """``count`` panels as :func:`wrapped_panels` places them, each with another one below it.
+
+    Args:
+        heights: of a panel and, if there is a second one, of that below it, in inches. Axes that the user
+            gave have none below.
+
+    Returns:
+        (figure, panels, those below them or []).
+
+    Example:
+        >>> figure, above, below = stacked_panels(2, 3.0, (3.0, 1.0))
+        >>> len(above), len(below), figure.get_size_inches().tolist()
+        (2, 2, [6.0, 4.0])
+    """
+    if len(heights) == 1 or has_given_axes():
+        figure, axes = wrapped_panels(count, width, heights[0], **options)
+        return figure, axes, []
+    columns = 2 if count == 4 else min(3, count)
+    rows = -(-count // columns)
+    ratios = {"height_ratios": list(heights) * rows}
+    figure, axes = panels(2 * rows, columns, width, sum(heights) / 2, gridspec_kw=ratios, **options)
+    above, below = (
+        [ax for row in range(first, 2 * rows, 2) for ax in axes[row * columns : (row + 1) * columns]]
+        for first in (0, 1)
+    )
+    for unused in above[count:] + below[count:]:
+        unused.set_visible(False)
+    return figure, above[:count], below[:count]
+
+
+def caption(figure: Figure, text: str) -> None:
+    """Put ``text`` below ``figure``; axes that the user gave have no caption.
+
+    Example:
+        >>> figure, axes = panels(1, 1, 3.0, 2.0)
+        >>> caption(figure, "digits, three seeds")
+        >>> figure.get_caption()
+        'digits, three seeds'
+    """
+    if isinstance(figure, Picture):
+        figure.set_caption(text)
 
 
 def shared_legend(figure: Figure, axes: Sequence[Axes], **options: Any) -> None:

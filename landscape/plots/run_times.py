@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import seaborn as sns
 from matplotlib import ticker
 from matplotlib.figure import Figure
 
 from landscape.plots.drawing import draws
 from landscape.plots.picture import panels
-from landscape.plots.style import COLORS, decimal_labels, style
+from landscape.plots.style import color_of, decimal_labels, paper_name, shades, style
 from landscape.results.run_times import RunTimes
 
 
@@ -32,10 +31,12 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
         >>> len(draw_run_times([result]).axes)
         2
     """
-    # Topologies have neither the colour of SSGD nor that of SSGD*; black is the last.
-    palette = [c for i, c in enumerate(sns.color_palette("colorblind").as_hex()) if i not in (0, 3)] + ["k"]
+    # All topologies are DPSGD's: shades of its colour, told apart by their markers.
     names = list(dict.fromkeys(m for r in results for m in r.mixing if m))
-    styles = {m: (palette[i % len(palette)], "sD^v<>Pp*hH8"[i % 12]) for i, m in enumerate(names)}
+    tones = shades(color_of("dpsgd"), max(1, len(names)))
+    styles = {
+        m: (tone, "sD^v<>Pp*hH8"[i % 12]) for i, (m, tone) in enumerate(zip(names, tones, strict=False))
+    }
     with style():
         figure, axes = panels(len(results), 2, 4.6, 4.0, sharey="row")
         for k, r in enumerate(results):
@@ -46,12 +47,12 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
                 for (algorithm, mixing), rows in lines.items():
                     if mixing and not algorithm.endswith(order):
                         continue
-                    color, marker = styles[mixing] if mixing else (COLORS.get(algorithm, "#777777"), "o")
+                    color, marker = styles[mixing] if mixing else (color_of(algorithm), "o")
                     thin = {"color": color, "lw": 1.2, "marker": marker, "mfc": "none"}
                     thick = {**thin, "lw": 2.2, "ls": "--" if algorithm == "ssgd*" else "-"}
                     ax.errorbar(
                         r.workers[rows], r.step_s[rows], r.step_error[rows], **(thin if mixing else thick),
-                        label=mixing or algorithm.upper(),
+                        label=mixing or paper_name(algorithm),
                     )  # fmt: skip
                 ax.set_xscale("log", base=2)
                 ax.set_yscale("log")

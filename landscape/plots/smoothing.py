@@ -14,13 +14,13 @@ from landscape.core.hdf5 import Array
 from landscape.plots.drawing import draws
 from landscape.plots.labels import loss_of, splits
 from landscape.plots.picture import panels
-from landscape.plots.style import decimal_labels, style
+from landscape.plots.style import colors_of, decimal_labels, paper_name, style
 from landscape.results.smoothing import Smoothing
 
 # The loss itself, and smoothed by the measured and by an isotropic spread.
 _NAMES = ("loss", "smoothed by the spread", "smoothed, isotropic")
 _MARKERS: list[dict[str, Any]] = [
-    {"marker": m, "ls": "none", "ms": 7, "capsize": 3, "color": f"C{c}"} for m, c in ("o6", "s2", "D0")
+    {"marker": m, "ls": "none", "ms": 7, "capsize": 3, "color": f"C{c}"} for m, c in ("o3", "s1", "D0")
 ]
 
 
@@ -66,7 +66,10 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
             ax.set_yscale("log")
             if ax is not spread:
                 decimal_labels(ax.yaxis)
-                names = [(r.label or f"{k}").replace(", step", ",\nstep") for k, r in enumerate(results)]
+                names = [
+                    (paper_name(r.label) or f"{k}").replace(", step", ",\nstep")
+                    for k, r in enumerate(results)
+                ]
                 ax.set_xticks(place, names)
                 ax.tick_params(axis="x", labelsize=8)
                 ax.margins(x=0.15)
@@ -99,9 +102,10 @@ def _draw_smoothed(rate: Axes, sharpness: Axes, loss: Axes, results: Sequence[Sm
 
 def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
     """Draw the share of the spread along each eigenvector, against that of an isotropic spread."""
+    colors = colors_of([r.label for r in results])
     for k, r in enumerate(results):
         rank, share = np.arange(1, len(r.share) + 1), np.maximum(r.share, 0.1 / r.parameters)
-        ax.plot(rank, share, marker="o", ms=4, label=r.label or f"{k}", color=f"C{k % 7}")
+        ax.plot(rank, share, marker="o", ms=4, label=paper_name(r.label) or f"{k}", color=colors[k])
     ax.axhline(1 / results[0].parameters, color="#777777", lw=0.9, ls=":")
     ax.annotate("isotropic", (1, 1 / results[0].parameters), va="bottom", fontsize=9, color="#555555")
     ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))

@@ -9,10 +9,11 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from landscape.core.hdf5 import Array
 from landscape.plots.drawing import draws
 from landscape.plots.labels import splits
 from landscape.plots.picture import shared_legend, wrapped_panels
-from landscape.plots.style import style
+from landscape.plots.style import paper_name, style
 from landscape.results.minima import Minima
 from landscape.results.stability import Stability
 
@@ -37,7 +38,7 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
             finite = np.isfinite(r.rates).all()
             for name, rate, marker in zip(names, r.rates, "osD", strict=True):
                 if finite:
-                    ax.plot(r.delay, rate, marker=marker, ms=4, label=name)
+                    ax.plot(*without_bridge(r.delay, rate), marker=marker, ms=4, label=name)
             if np.isfinite(r.lr):
                 ax.plot(
                     r.own_delay, r.lr, marker="*", ls="none", ms=14, mfc="#E69F00", mec="k", zorder=5,
@@ -53,6 +54,17 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
         shared_legend(figure, axes, ncols=2 * min(3, len(axes)))
         figure.suptitle(title or f"Above a line training leaves the minimum ({splits(results)})")
     return figure
+
+
+def without_bridge(delay: Array, values: Array) -> tuple[Array, Array]:
+    """The points of a line with a gap after delay 0, which on the axis is no neighbour of delay 1.
+
+    Example:
+        >>> without_bridge(np.array([0, 1, 2]), np.array([2.0, 1.0, 0.6]))[1].tolist()
+        [2.0, nan, 1.0, 0.6]
+    """
+    after = np.flatnonzero(np.diff(delay == 0)) + 1
+    return np.insert(delay.astype(float), after, np.nan), np.insert(values.astype(float), after, np.nan)
 
 
 def delay_axes(ax: Axes, r: Stability | Minima, largest: int) -> None:
@@ -72,6 +84,8 @@ def delay_axes(ax: Axes, r: Stability | Minima, largest: int) -> None:
     ax.set_yscale("log")
     ax.set_xticks(r.delay, [str(tau) for tau in r.delay])
     ax.xaxis.set_minor_locator(ticker.NullLocator())
-    ax.set_title(f"{r.label or 'minimum'}\n$\\lambda_{{max}}$ = {r.lambda_max:.4g} ({r.split or 'data'})")
+    ax.set_title(
+        f"{paper_name(r.label) or 'minimum'}\n$\\lambda_{{max}}$ = {r.lambda_max:.4g} ({r.split or 'data'})"
+    )
     ax.set_xlabel("delay τ (steps)")
     ax.set_ylabel("learning rate η")

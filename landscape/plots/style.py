@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.style
+import numpy as np
 from matplotlib import ticker
+from matplotlib.colors import to_hex, to_rgb
 
-# Figure 2's colours, in a colour-blind-safe version: DPSGD green, SSGD red, SSGD* blue.
-COLORS = {"ssgd": "#D55E00", "dpsgd": "#009E73", "ssgd*": "#0072B2"}
+# The one colour of each algorithm in every picture, and its name in the papers. DPSGD-2020's Figure 2 has
+# DPSGD green, SSGD red, SSGD* blue; these are its colours in the palette of Okabe and Ito, and so are the
+# next ones. The last three are from Tol's muted palette, which colour-blind readers can tell apart, too.
+ALGORITHMS = {
+    "ssgd": ("SSGD", "#D55E00"),
+    "ssgd*": ("SSGD*", "#0072B2"),
+    "dpsgd": ("DPSGD", "#009E73"),
+    "local-sgd": ("local SGD", "#E69F00"),
+    "slowmo": ("SlowMo", "#CC79A7"),
+    "ad-psgd": ("AD-PSGD", "#56B4E9"),
+    "async-sgd": ("async SGD", "#000000"),
+    "sgp": ("SGP", "#882255"),
+    "diloco": ("DiLoCo", "#332288"),
+    "dsgd-ac": ("DSGD-AC", "#999933"),
+}
+OTHER = "#777777"  # the colour of what is no algorithm of this table, and of lines for comparison
 _SETTINGS = str(Path(__file__).with_name("style.mplstyle"))
 
 
@@ -27,6 +45,86 @@ def style() -> Iterator[None]:
     """
     with matplotlib.style.context(_SETTINGS):
         yield
+
+
+def color_of(algorithm: str) -> str:
+    """The colour of ``algorithm`` in all pictures; grey where it is none of the package.
+
+    Args:
+        algorithm: a name as recipes have it, such as "ssgd*", or a label with one, such as "VGG-19, SSGD".
+
+    Example:
+        >>> color_of("dpsgd") == color_of("dpsgd awc") == color_of("DPSGD, seed 0")
+        True
+    """
+    return ALGORITHMS.get(algorithm_in(algorithm), ("", OTHER))[1]
+
+
+def algorithm_in(label: str) -> str:
+    """The algorithm that one of the parts of ``label`` begins with, as recipes call it; "" for none.
+
+    Example:
+        >>> algorithm_in("VGG-19, SSGD*, epoch 3"), algorithm_in("dpsgd awc"), algorithm_in("mine")
+        ('ssgd*', 'dpsgd', '')
+    """
+    words = [_first_word(part) for part in re.split(r",\s*", label)]
+    return next((word for word in words if word in ALGORITHMS), "")
+
+
+def paper_name(label: str) -> str:
+    """``label`` with the algorithm at its beginning, if there is one, named as in the papers.
+
+    Example:
+        >>> paper_name("ssgd*"), paper_name("dpsgd, seed 0"), paper_name("mine, step 3")
+        ('SSGD*', 'DPSGD, seed 0', 'mine, step 3')
+    """
+    first = _first_word(label)
+    return ALGORITHMS[first][0] + label[len(first) :] if first in ALGORITHMS else label
+
+
+def short_names(labels: Sequence[str]) -> list[str]:
+    """The beginning of each label up to its first comma, where these differ; else the whole labels.
+
+    Example:
+        >>> short_names(["ssgd, seed 0", "dpsgd, seed 0"]), short_names(["dpsgd, step 1", "dpsgd, step 2"])
+        (['SSGD', 'DPSGD'], ['DPSGD, step 1', 'DPSGD, step 2'])
+    """
+    short = [paper_name(label.split(",")[0]) for label in labels]
+    names = short if len(set(short)) == len(short) else [paper_name(label) for label in labels]
+    return [name or f"result {k}" for k, name in enumerate(names)]
+
+
+def _first_word(label: str) -> str:
+    return re.split(r"[\s,]", label, maxsplit=1)[0].lower()
+
+
+def shades(color: str, count: int) -> list[str]:
+    """``count`` shades of ``color``, the darkest first: settings of one algorithm.
+
+    Example:
+        >>> shades("#009E73", 1), len(set(shades("#009E73", 4)))
+        (['#009E73'], 4)
+    """
+    if count == 1:
+        return [color]
+    rgb = np.array(to_rgb(color))
+    # From 60% of the way to black to 60% of the way to white (ours: still told from both).
+    tones = np.linspace(-0.6, 0.6, count)
+    return [to_hex(rgb * (1 + t) if t < 0 else rgb + t * (1 - rgb)) for t in tones]
+
+
+def colors_of(labels: Sequence[str]) -> list[str]:
+    """A colour for each of ``labels``: shades of its algorithm's colour, others in matplotlib's cycle.
+
+    Example:
+        >>> first, second, third = colors_of(["ssgd, seed 0", "mine", "ssgd, seed 1"])
+        >>> second, first != third
+        ('C0', True)
+    """
+    algorithms = [algorithm_in(label) for label in labels]
+    tones = {name: iter(shades(color_of(name), algorithms.count(name))) for name in algorithms}
+    cycle = (f"C{k % 7}" for k in itertools.count())
+    return [next(tones[name] if name in ALGORITHMS else cycle) for name in algorithms]
 
 
 def decimal_labels(axis: Any) -> None:

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.core.errors import InputError
 from landscape.plots.drawing import draws
+from landscape.plots.picture import caption
 from landscape.plots.picture import panels as make_panels
-from landscape.plots.style import COLORS, decimal_labels, style
+from landscape.plots.style import OTHER, colors_of, decimal_labels, paper_name, style
 from landscape.plots.values import literal
+from landscape.results.shown import running_quartiles
 
 
 @draws(Checkpoint)
@@ -24,9 +25,11 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     """Loss, test error, consensus distance, α_e, Δ and Δ(2) by step.
 
     Runs whose recipes differ only in the seed, or in keys that do not change the weights, are one setting:
-    thin lines are its seeds, thick lines their median. The legend names the keys in which settings differ.
-    Dotted lines are the learning rates α; a dashed line marks the step at which a run diverged. Consensus
-    distance and noise are in squared weights.
+    thin lines are its seeds, thick lines their median. α_e, Δ and Δ(2) change more from step to step than
+    over training: of these the running median over 5% of the steps and all seeds is drawn, with a band
+    between the quartiles. The legend names the keys in which settings differ. Dotted lines are the learning
+    rates α; a dashed line marks the step at which a run diverged. Consensus distance and noise are in squared
+    weights.
 
     Where a run monitored its sharpness, three more panels show ηλ_max (with the limit 2 of plain SGD and, in
     the colour of each setting, the limit of its update rule), λ_max, and the share of the spread along the
@@ -45,7 +48,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
         ...     data={"name": "digits", "options": {}}, lr=0.1, local_batch=8, seed=0,
         ...     history={name: np.arange(1.0, 5.0) for name in UNITS})
         >>> draw_training([run]).get_suptitle()
-        'digits, n = 2, nB = 16, seed 0'
+        'Test error after step 4: SSGD -300.00%'
     """
     for run in runs:
         if run.algorithm == IMPORTED:
@@ -83,11 +86,15 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
         figure.legend(
             handles, labels, loc="outside lower center", ncols=2 if wide else min(4, len(labels) or 1)
         )
-        figure.suptitle(title or _run_title(runs))
+        figure.suptitle(title or _finding(groups) or _run_title(runs))
+        caption(figure, _caption(runs))
     return figure
 
 
 _LINEAR = ("alpha_e", "lr_lambda_max", "spread_share")
+# Columns that change from step to step by more than they do over training: drawn as running median and
+# quartiles, of all seeds of a setting together, where they have this many values or more (ours).
+_NOISY, _MANY = ("alpha_e", "delta", "delta_2_full"), 100
 # Columns that are drawn where any run has them: (column, label, scale of the axis).
 _SHARPNESS = (
     ("lr_lambda_max", r"$\eta\lambda_{max}$ of $w_a$ (lines: limits)", "linear"),
@@ -101,6 +108,40 @@ _RECORDED = {
     "consensus": ("grad_norm2", r"$\Vert g\Vert^2$ of the training loss (nat²)", "log"),
     "delta_2_full": ("displacement2", r"$\Vert d\Vert^2$ of a step", "log"),
 }
+
+
+def _finding(groups: Sequence[tuple[str, Any, list[Checkpoint]]]) -> str:
+    """The test errors after the last step, or the training losses; "" where neither was recorded."""
+    for column, what in (("test_accuracy", "Test error"), ("train_loss", "Training loss")):
+        texts = []
+        for label, _, runs in groups:
+            recorded = [r.history[column][np.isfinite(r.history[column])] for r in runs]
+            last = [float(values[-1]) for values in recorded if len(values)]
+            if column == "test_accuracy":
+                last = [100 * (1 - value) for value in last]
+            if last:
+                form = ".2f" if column == "test_accuracy" else ".3g"
+                low, high = min(last), max(last)
+                seeds = f" ({low:{form}} to {high:{form}})" if len(last) > 1 else ""
+                unit = "%" if column == "test_accuracy" else ""
+                texts.append(f"{label} {np.median(last):{form}}{unit}{seeds}")
+        if texts:
+            steps = sorted({run.step for _, _, runs in groups for run in runs})
+            after = f"step {steps[-1]:,}" if len(steps) == 1 else "the last step"
+            return f"{what} after {after}: {', '.join(texts)}"
+    return ""
+
+
+def _caption(runs: Sequence[Checkpoint]) -> str:
+    """The settings, and what lines and bands mean where there are any."""
+    parts = [_run_title(runs)]
+    if any(np.isfinite(r.history[c]).sum() >= _MANY for r in runs for c in _NOISY):
+        parts.append("α_e and noise: running median over 5% of the steps of all seeds, and quartiles")
+    if len(runs) > len(_groups(runs)):
+        parts.append("Thin lines are seeds, thick lines their median; numbers: median, lowest to highest")
+    if any(r.diverged for r in runs):
+        parts.append("Dashed: the step at which a run diverged")
+    return ". ".join(parts) + "."
 
 
 def _run_title(runs: Sequence[Checkpoint]) -> str:
@@ -127,16 +168,9 @@ def _groups(runs: Sequence[Checkpoint]) -> list[tuple[str, Any, list[Checkpoint]
         shown = [k for k in differing if k.endswith(".name") or not k.startswith(tables)]
         key = (run.algorithm, *(f"{k.removesuffix('.name').split('.')[-1]} {setting[k]}" for k in shown))
         runs_of.setdefault(key, []).append(run)
-    # Without blue, green and red, which are those of COLORS but for a digit.
-    palette = [c for i, c in enumerate(sns.color_palette("colorblind").as_hex()) if i not in (0, 2, 3)]
-    algorithms = set[str]()
-    groups: list[tuple[str, Any, list[Checkpoint]]] = []
-    for words, members in runs_of.items():  # the first setting of an algorithm has the algorithm's colour
-        color = None if words[0] in algorithms else COLORS.get(words[0])
-        algorithms.add(words[0])
-        label = literal(", ".join(words[:4]) + ", …" * (len(words) > 4))
-        groups.append((label, color or palette[len(groups) % len(palette)], members))
-    return groups
+    labels = [literal(", ".join(words[:4]) + ", …" * (len(words) > 4)) for words in runs_of]
+    named = map(paper_name, labels)
+    return list(zip(named, colors_of(labels), runs_of.values(), strict=True))
 
 
 def _setting(run: Checkpoint) -> dict[str, Any]:
@@ -156,7 +190,7 @@ def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:
         lr, alpha_e = run.history["lr"], run.history["alpha_e"]
         if not len(lr):
             continue
-        ax.plot(run.history["step"], lr, color="#777777", lw=0.9, ls=":", zorder=0)
+        ax.plot(run.history["step"], lr, color=OTHER, lw=0.9, ls=":", zorder=0)
         # α_e is mostly noise where g is small. Show values near α; or, where the steps are not −α × gradient
         # (delta_s is then NaN) and α_e has another size, 90% of the values.
         finite = np.abs(alpha_e[np.isfinite(alpha_e)])
@@ -170,7 +204,7 @@ def _draw_limits(ax: Axes, groups: Sequence[tuple[str, Any, list[Checkpoint]]]) 
     """Draw the limit 2 of SGD and the limits of the settings, and set the axis to most of the values."""
     values = [r.history["lr_lambda_max"] for _, _, runs in groups for r in runs]
     finite = np.concatenate([v[np.isfinite(v)] for v in values])
-    ax.axhline(2.0, color="#777777", lw=0.9, ls=":", zorder=0)
+    ax.axhline(2.0, color=OTHER, lw=0.9, ls=":", zorder=0)
     for _, color, runs in groups:
         limits = np.concatenate([r.history["lr_lambda_limit"] for r in runs])
         for limit in np.unique(limits[np.isfinite(limits)]):
@@ -188,17 +222,20 @@ def _draw_runs(ax: Axes, label: str, color: Any, runs: Sequence[Checkpoint], col
         shown = np.isfinite(values) & ((values > 0) | (column in _LINEAR))
         if shown.any():
             curves.append((run.history["step"][shown], values[shown]))
-            alone = len(runs) == 1
-            ax.plot(
-                *curves[-1],
-                color=color,
-                lw=1.4 if alone else 0.6,
-                alpha=1 if alone else 0.45,
-                label=label if alone else None,
-            )
         if run.diverged and run.step:
             ax.axvline(run.step, color=color, lw=0.8, ls="--")
-    if len(runs) > 1 and curves:
+    noisy = column in _NOISY and sum(len(steps) for steps, _ in curves) >= _MANY
+    if noisy:
+        at, (low, median, high) = running_quartiles(
+            *(np.concatenate(part) for part in zip(*curves, strict=True))
+        )
+        ax.fill_between(at, low, high, color=color, alpha=0.25, lw=0)
+        ax.plot(at, median, color=color, lw=1.6, label=label)
+    elif len(curves) == 1 == len(runs):
+        ax.plot(*curves[0], color=color, lw=1.4, label=label)
+    elif curves:
+        for curve in curves:
+            ax.plot(*curve, color=color, lw=0.6, alpha=0.45)
         steps = sorted(set.intersection(*(set(c[0].tolist()) for c in curves)))
         table = [np.interp(steps, *curve) for curve in curves]
         ax.plot(

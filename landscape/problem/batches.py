@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,6 +62,29 @@ def clone(tree: Any) -> Any:
 def take(tree: Any, index: Any) -> Any:
     """``tensor[index]`` for every tensor of ``tree``."""
     return tree_map(lambda tensor: tensor[index], tree)
+
+
+def concatenate(trees: Sequence[Any]) -> Any:
+    """The samples of all ``trees``, which have one structure, in one; what is no tensor is the first's.
+
+    InputError for tensors whose samples differ in shape.
+    """
+    first = trees[0]
+    if isinstance(first, Tensor):
+        shapes = dict.fromkeys(tuple(tree.shape[1:]) for tree in trees)
+        if len(shapes) > 1:
+            a, b, *_ = shapes
+            raise InputError(
+                f"data: its batches hold samples of shapes {a} and {b}, of which no minibatch can be made; "
+                "pad all batches to one length"
+            )
+        return torch.cat(list(trees))
+    if isinstance(first, Mapping):
+        return {key: concatenate([tree[key] for tree in trees]) for key in first}
+    if isinstance(first, (tuple, list)):
+        parts = [concatenate(part) for part in zip(*trees, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    return first
 
 
 def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:

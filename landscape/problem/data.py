@@ -279,6 +279,20 @@ class Data:
             part.terms = float(part.each.sum())
         return part
 
+    def only(self, x: Any, y: Any) -> Data:
+        """The samples (x, y), on the device, in place of its own: a minibatch, weighted as in training."""
+        part = copy.copy(self)
+        part._fingerprint, part._picked, part.checksum = "", {}, None
+        part.resident, part.batches, part.samples = (x, y), (), count_samples(x, y, alike=True)
+        each = self._terms_in(x, y)
+        part.terms, part.each = float(each.sum()), each if bool((each != each[:1]).any()) else None
+        if not part.terms > 0:
+            raise InputError(
+                f"batch: a minibatch of {part.samples} samples has only targets that are left out of the "
+                "loss; draw more samples"
+            )
+        return part
+
     def fingerprint(self) -> str:
         """A CRC-32 of the tensors, or the checksums of the batches: other data has another fingerprint.
 

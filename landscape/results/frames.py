@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from landscape.core.errors import FailedError
+from landscape.core.extras import optional
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+
+EXTRA = "'sgd-landscape[frames]'"
 
 
 def arrays(result: Any) -> dict[str, tuple[tuple[str, ...], Array]]:
@@ -66,7 +67,7 @@ def to_dataset(result: Any) -> xr.Dataset:
         >>> dict(to_dataset(result).sizes)
         {'algorithms': 1, 'values': 2, 'run': 6}
     """
-    xarray = _optional("xarray", "to_xarray")
+    xarray = optional("xarray", "to_xarray", EXTRA)
     variables = {name: (d, value) for name, (d, value) in arrays(result).items() if value.size}
     dimensions = dict.fromkeys(d for names, _ in variables.values() for d in names)
     coordinates: dict[str, Any] = {
@@ -89,7 +90,7 @@ def to_frame(result: Any, dims: str = "") -> pd.DataFrame:
         >>> list(to_frame(result).columns), len(to_frame(result))
         (['run', 'times', 'values', 'algorithms'], 12)
     """
-    pandas = _optional("pandas", "to_dataframe")
+    pandas = optional("pandas", "to_dataframe", EXTRA)
     named = arrays(result)
     sizes = {d: n for names, value in named.values() for d, n in zip(names, value.shape, strict=True)}
     wanted = (dims or result.table).split()
@@ -115,13 +116,3 @@ def to_frame(result: Any, dims: str = "") -> pd.DataFrame:
 def _others(axis: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """All axes of ``shape`` but ``axis``."""
     return tuple(i for i in range(len(shape)) if i != axis)
-
-
-def _optional(package: str, method: str) -> Any:
-    """Import ``package``. Raises FailedError where it is not installed."""
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise FailedError(
-            f"{method}: {package} is not installed; install it by pip install 'sgd-landscape[frames]'"
-        ) from error

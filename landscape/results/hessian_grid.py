@@ -9,11 +9,11 @@ from typing import ClassVar
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.results.base import Result
+from landscape.results.interpolated import Interpolated
 
 
 @dataclass(frozen=True)
-class HessianGrid(Result):
+class HessianGrid(Interpolated):
     """λ_min, λ_max and the ratio |λ_min|/|λ_max| of the Hessian on a grid, as in DPSGD-2020, Figure 4.
 
     A low ratio means a nearly convex region, a high ratio a saddle.
@@ -25,7 +25,11 @@ class HessianGrid(Result):
         residual_min, residual_max: (ny, nx), ‖Hv − λv‖ in nats: an eigenvalue lies within this distance.
         hvps: (ny, nx), number of Hessian-vector products.
         converged: (ny, nx), whether both residuals met the tolerance ``tol``.
-        done: (ny, nx), False where not computed yet; files older than this field are complete.
+        done: (ny, nx), True where the values are exact; elsewhere they are interpolated, or not computed yet.
+            Files older than this field are complete.
+        tolerance, columns, stated_error, largest_error, checks, log_columns: of interpolated values, as in
+            :class:`landscape.results.interpolated.Interpolated`. Residuals are NaN there, ``converged`` is
+            False.
         plane_sha256: SHA-256 of the bytes of the centre and the directions.
         batchnorm, bn, bn_samples, provenance: as in :class:`landscape.Surface`. Files older than these fields
             used the statistics of the centre.
@@ -41,7 +45,7 @@ class HessianGrid(Result):
     """
 
     schema: ClassVar[str] = "landscape.hessian_grid"
-    shapes: ClassVar[Mapping[str, str]] = {"x": "x+", "y": "y+"} | dict.fromkeys(
+    shapes: ClassVar[Mapping[str, str]] = {**Interpolated.shapes, "x": "x+", "y": "y+"} | dict.fromkeys(
         ("lambda_min", "lambda_max", "ratio", "residual_min", "residual_max", "hvps", "converged", "done"),
         "y x",
     )
@@ -80,6 +84,13 @@ class HessianGrid(Result):
     max_products: int = 0
     randomness: str = ""
     provenance: tuple[str, ...] = ()
+
+    @property
+    def trusted(self) -> Array:
+        """(ny, nx): where the eigenvalues converged, or are interpolated between exact points."""
+        interpolated = ~self.done if "ratio" in self.columns else np.zeros_like(self.done)
+        found: Array = self.converged.astype(bool) | interpolated
+        return found
 
     def __post_init__(self) -> None:
         if self.done.size == 0:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.results.base import Result
+from landscape.results.interpolated import Interpolated
 
 
 @dataclass(frozen=True)
-class Line(Result):
+class Line(Interpolated):
     """Loss and accuracy at the weights ``start + t·direction``.
 
     Attributes:
@@ -23,6 +23,9 @@ class Line(Result):
         start, direction: (P,), weights.
         kind: "interpolation" (from one set of weights at t = 0 to another at t = 1) or "direction" (t around
             0, start is the centre).
+        done: (K,), True where the values are exact; files older than this field are. Elsewhere they are
+            interpolated, as tolerance, columns, stated_error, largest_error, checks and log_columns say; see
+            :class:`landscape.results.interpolated.Interpolated`.
         barrier: of an interpolation, in nats (see :func:`landscape.barrier`); NaN of a direction.
         ends: names of the two sets of weights.
         batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
@@ -38,9 +41,11 @@ class Line(Result):
 
     schema: ClassVar[str] = "landscape.line"
     shapes: ClassVar[Mapping[str, str]] = {
+        **Interpolated.shapes,
         "t": "t+",
         "loss": "t",
         "accuracy": "t",
+        "done": "t",
         "start": "parameter",
         "direction": "parameter",
     }
@@ -66,6 +71,12 @@ class Line(Result):
     label: str = ""
     source: str = ""
     source_sha256: str = ""
+    done: Array = field(default_factory=lambda: np.zeros(0, bool))
+
+    def __post_init__(self) -> None:
+        if self.done.size == 0:
+            object.__setattr__(self, "done", np.ones(self.loss.shape, bool))
+        super().__post_init__()
 
 
 def barrier(t: Array, loss: Array) -> float:

@@ -10,6 +10,8 @@ from torch import Tensor
 from landscape.core.hdf5 import Array
 
 SPAN = 0.1  # x, y ∈ [−0.1, 0.1] around w_a (DPSGD-2020, section 4.1)
+# Planes whose centre is a set of weights that training reached.
+CENTERED = ("random", "eigen", "learners")
 MARGIN = 1.25  # the span of a plane with markers, relative to the outermost marker (ours)
 
 

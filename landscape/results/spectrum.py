@@ -106,6 +106,9 @@ class Spectrum(Result):
         bound_low, bound_high, verified: as in :class:`landscape.Eigenpairs`; infinite in files older than
             these fields.
         batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
+        precondition: the optimizer whose preconditioner P was used, or "given": all is then of P^{-1/2} H
+            P^{-1/2}, in units of 1/η; "" for none.
+        lr, limit: the optimizer's η and the largest stable ηλ with P fixed; NaN if unknown or without P.
 
     Example:
         >>> none = np.zeros((0, 0))
@@ -157,6 +160,9 @@ class Spectrum(Result):
     bound_low: float = -np.inf
     bound_high: float = np.inf
     verified: bool = False
+    precondition: str = ""
+    lr: float = np.nan
+    limit: float = np.nan
 
     @property
     def density(self) -> Density | None:

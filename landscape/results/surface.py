@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -11,19 +11,23 @@ import torch
 from torch import Tensor
 
 from landscape.core.hdf5 import Array
-from landscape.results.base import Result
-from landscape.results.plane import Plane
+from landscape.results.basins import Basins, Sheet, find_basins
+from landscape.results.interpolated import Interpolated
+from landscape.results.plane import CENTERED, Plane
 
 
 @dataclass(frozen=True)
-class Surface(Result):
+class Surface(Interpolated):
     """Loss and accuracy on a grid: ``loss[i, j]`` is L(center + x[j]·directions[0] + y[i]·directions[1]).
 
     Attributes:
         x, y: (nx,) and (ny,), coordinates in the plane.
         loss: (ny, nx), in nats; NaN or infinite where the model returns that, NaN where not computed yet.
-        accuracy: (ny, nx), between 0 and 1; NaN without class labels.
-        done: (ny, nx), False where not computed yet.
+        accuracy: (ny, nx), between 0 and 1; NaN without class labels, and between exact points if it is too
+            rough to be interpolated.
+        done: (ny, nx), True where the values are exact; elsewhere they are interpolated, or not computed yet.
+        tolerance, columns, stated_error, largest_error, checks, log_columns: of interpolated values, as in
+            :class:`landscape.results.interpolated.Interpolated`.
         directions, center: (2, P) and (P,), the plane in weight space.
         kind, norm, seed, ignore: how the directions were chosen, see :class:`landscape.Plane`; ``ignore`` is
             "" in files older than this field.
@@ -58,6 +62,7 @@ class Surface(Result):
 
     schema: ClassVar[str] = "landscape.surface"
     shapes: ClassVar[Mapping[str, str]] = {
+        **Interpolated.shapes,
         "x": "x+",
         "y": "y+",
         "loss": "y x",
@@ -125,3 +130,51 @@ class Surface(Result):
             self.labels,
             self.explained,
         )
+
+    def basins(
+        self, rises: Sequence[float] | None = None, *, least: float | None = None, around: str | None = None
+    ) -> Basins:
+        """The surface's basins, and the width, area and volume of the region around one point, by its rise.
+
+        Args:
+            rises: rises of the loss in nats at which the region is measured; default: 24 up to the one at
+                which it reaches the edge of the grid.
+            least: the smallest persistence in nats of a basin that is listed; default: 1% of the median rise
+                above the lowest loss, and no less than twice the error of interpolated losses (ours).
+            around: the point that the region contains: "center" or "lowest", the lowest point of the grid;
+                default: the centre of planes around one set of weights, else the lowest point.
+
+        Returns:
+            Basins in order of persistence, and for each rise the area, volume and widths (R, 2).
+
+        Raises:
+            InputError: a rise that is not positive, or an unknown ``around``.
+            FailedError: no finite loss, none at the centre, fewer than 2 × 2 points, parallel directions.
+
+        Example:
+            >>> from landscape.results.basin import parabola
+            >>> parabola().basins([0.25]).area.round(1).tolist()  # π/4
+            [0.8]
+        """
+        chosen = ("center" if self.kind in CENTERED else "lowest") if around is None else around
+        u, v = self.directions.astype(np.float64)
+        gram = np.array([[u @ u, u @ v], [u @ v, v @ v]])
+        loss = self.loss.astype(np.float64)
+        about = {"split": self.split, "label": self.label}
+        origin = {"source": self.source, "source_sha256": self.source_sha256}
+        sheet = Sheet(self.x, self.y, loss, gram, self._loss_error())
+        return find_basins(sheet, chosen, rises, least, **about, **origin)
+
+    def _loss_error(self) -> float:
+        """The largest stated error of a loss in nats, that of interpolation or of the precision."""
+        finite = self.loss[np.isfinite(self.loss)]
+        if "loss" not in self.columns or not finite.size:
+            return self.precision_error
+        stated = float(self.stated_error[self.columns.index("loss")])
+        if not self.tolerance.endswith("%"):
+            return max(self.precision_error, stated)
+        if "loss" in self.log_columns:  # a share of the range of the logarithms
+            return max(
+                self.precision_error, float(np.median(finite) * np.expm1(stated * np.ptp(np.log(finite))))
+            )
+        return max(self.precision_error, stated * float(np.ptp(finite)))

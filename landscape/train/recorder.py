@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -53,9 +52,7 @@ class _Step:
             recorder._before()
         recorder._phase = INSIDE
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         recorder = self._recorder
         recorder._phase = IDLE
         recorder._broken = kind is not None
@@ -172,7 +169,7 @@ class Recorder:
         try:
             self._open({"train": data} | ({} if test is None else {"test": test}))
         except BaseException:
-            self._lock.release()
+            self._release()
             raise
         atexit.register(self._close_at_exit)
 
@@ -192,6 +189,7 @@ class Recorder:
 
     def _open(self, splits: dict[str, Any]) -> None:
         """Take the folder, go on with what it holds, and write the first file."""
+        self._writers: list[scalars.ScalarWriter] = []
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
@@ -370,10 +368,13 @@ class Recorder:
             if not self._broken and self._phase != INSIDE:
                 self._finish()
         finally:
-            self._closed = True
-            for writer in self._writers:
-                writer.close()
-            self._lock.release()
+            self._release()
+
+    def _release(self) -> None:
+        """Give back the folder and what else takes the numbers."""
+        self._closed = True
+        scalars.close(self._writers)
+        self._lock.release()
 
     def _close_at_exit(self) -> None:
         try:
@@ -390,9 +391,7 @@ class Recorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

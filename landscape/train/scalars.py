@@ -5,12 +5,12 @@ Each package is imported only when it is asked for.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from landscape.core.errors import FailedError, InputError
+from landscape.core.extras import optional
 from landscape.core.options import choose
 
 # Under which numbers stand in a run that the user's loop writes to as well.
@@ -31,8 +31,8 @@ class TensorBoard:
     """Event files in the folder "tensorboard" of the run."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        _imported("tensorboard", "tensorboard")
-        module = _imported("torch.utils.tensorboard", "tensorboard")
+        _package("tensorboard")
+        module = _package("torch.utils.tensorboard", "tensorboard")
         # What an unbroken run has not written yet is taken back where one goes on from an earlier step.
         self._writer = module.SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
 
@@ -67,12 +67,12 @@ class TrackedRun:
 
 
 def _wandb(folder: Path, step: int) -> ScalarWriter:
-    wandb = _imported("wandb", "wandb")
+    wandb = _package("wandb")
     return TrackedRun(wandb, wandb.run, folder)
 
 
 def _trackio(folder: Path, step: int) -> ScalarWriter:
-    trackio = _imported("trackio", "trackio")
+    trackio = _package("trackio")
     current = getattr(getattr(trackio, "context_vars", None), "current_run", None)
     return TrackedRun(trackio, current.get() if current else None, folder)
 
@@ -99,9 +99,10 @@ def open_writers(scalars: str | Sequence[str] | None, folder: Path, step: int) -
     for name in names(scalars):
         try:
             opened.append(WRITERS[name](folder, step))
-        except InputError:
-            raise
         except Exception as error:  # whatever the package, or the service behind it, says
+            close(opened)
+            if isinstance(error, InputError):
+                raise
             words = " ".join(str(error).split())[:200]
             raise FailedError(
                 f"scalars: '{name}' cannot be used ({type(error).__name__}: {words})"
@@ -109,10 +110,11 @@ def open_writers(scalars: str | Sequence[str] | None, folder: Path, step: int) -
     return opened
 
 
-def _imported(module: str, package: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise FailedError(
-            f"scalars: '{package}' is not installed; pip install {package}, or leave scalars out"
-        ) from error
+def close(writers: Sequence[ScalarWriter]) -> None:
+    """Close each of ``writers``."""
+    for writer in writers:
+        writer.close()
+
+
+def _package(module: str, install: str = "") -> Any:
+    return optional(module, "scalars", f"{install or module}, or leave scalars out")

@@ -1,18 +1,20 @@
-"""All benchmarks, or those named: python -m tests.benchmarks [contour] [curvature] [training] [distributed] [plan] [recorder]"""
+"""All benchmarks, or those named: python -m tests.benchmarks [contour] [tolerance] [curvature] [training] …"""
 
 from __future__ import annotations
 
 import sys
 
-from tests.benchmarks import contour, curvature, distributed, plan, recorder, training
+from tests.benchmarks import contour, curvature, distributed, plan, recorder, report, tolerance, training
 
 ALL = {
     "contour": contour.main,
+    "tolerance": tolerance.main,
     "curvature": curvature.main,
     "training": training.main,
     "distributed": distributed.main,
     "plan": plan.main,
     "recorder": recorder.main,
+    "report": report.main,
 }
 
 if __name__ == "__main__":  # processes that are spawned import this file, too

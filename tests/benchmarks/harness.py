@@ -21,17 +21,18 @@ def compare(
     rounds: int,
     need: float,
     work: float = 1.0,
+    warm: bool = True,
 ) -> None:
     """Print how many times faster ``ours`` is than ``peer``: both once to warm up, then A, B, A, B, …
 
-    ``work`` is how many times as much of the same work ``ours`` does.
+    ``work`` is how many times as much of the same work ``ours`` does; without ``warm`` the first round counts.
     """
     times: tuple[list[float], list[float]] = ([], [])
-    for k in range(rounds + 1):
+    for k in range(rounds + warm):
         for which, run in enumerate((ours, peer)):
             clock = time.perf_counter()
             run()
-            if k:
+            if k >= warm:
                 times[which].append((time.perf_counter() - clock) / (work if which == 0 else 1.0))
     a, b = (statistics.median(t) for t in times)
     spread = sorted(y / x for x, y in zip(*times, strict=True))

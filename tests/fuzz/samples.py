@@ -77,6 +77,18 @@ def results() -> dict[str, Any]:
         trace_error=0.1, nodes=RNG.random((2, 6)), weights=np.full((2, 6), 1 / 6), parameters=20, hvps=12,
         kind="hessian", part="", engine="lanczos", tol=0.01, seed=0, samples=9, dtype="float32", **about,
     )  # fmt: skip
+    batch_sharpness = landscape.BatchSharpness(
+        curvature=RNG.random(4), norm2=RNG.random(4), batch=12, lambda_max=2.0, residual=0.01, lr=0.1, limit=1.2,
+        tol=0.05, converged=True, samples=9, seed=0, dtype="float32", local_batch=4,
+        learner_curvature=RNG.random((5, 3)), learner_norm2=RNG.random((5, 3)), **about,
+    )  # fmt: skip
+    noise_scale = landscape.NoiseScale(
+        estimates=RNG.random(4) + 1, trace=2.0, trace_error=0.1, norm2=1.0, norm2_error=0.1, batch=12, draws=4,
+        gradient="draws", tol=0.05, converged=False, samples=9, seed=0, dtype="float32", learners=3, local_batch=4,
+        learner_draws=5, learner_estimates=RNG.random(5) + 1, learner_trace=2.0, learner_trace_error=0.1,
+        learner_norm2=1.0, learner_norm2_error=0.1, round_trace=2.0, round_trace_error=0.1, round_norm2=-1.0,
+        round_norm2_error=0.1, **about,
+    )  # fmt: skip
     smoothing = Smoothing(
         loss=0.5, loss_smooth=two, loss_smooth_se=two / 9, lambda_max=2.0, residual=0.1, lambda_smooth=two,
         lambda_smooth_residual=two, lambda_smooth_se=two, lambda_smooth_bias=two, eigenvalues=two, share=two,
@@ -84,14 +96,37 @@ def results() -> dict[str, Any]:
         lipschitz_smooth_se=np.stack([two, two]), lr=0.1, alpha_e=0.1, parameters=9, learners=3, pairs=4,
         samples=9, seed=0, converged=True, **about,
     )  # fmt: skip
+    disagreement = landscape.Disagreement(
+        values=np.array([2.0, 1.0]), residuals=two, spread_share=two / 2, spread_error=two / 9,
+        gradient_share=two / 3, consensus=0.3, cost=0.1, cost_error=0.01, cost_top=0.05, loss=0.5,
+        learners_loss=0.61, gradient_in_span=0.1, dominant_in_span=0.2, rank=2, grad_norm2=0.1, parameters=20,
+        learners=3, hvps=12, converged=True, tol=0.01, seed=0, samples=9, dtype="float32", **about,
+    )  # fmt: skip
+    sharpness = landscape.Sharpness(
+        values=two, standard_error=0.05, loss=0.5, kind="worst", rho=0.05, adaptive=True, m=4, reached=True,
+        residual=0.01, gradients=60, steps=20, starts=1, fixed=2, parameters=20, seed=0, samples=9,
+        dtype="float32", **about,
+    )  # fmt: skip
+    alignment = landscape.NoiseAlignment(
+        values=two, residuals=two / 99, covariance=two, covariance_error=two / 9, ias=0.55, ias_error=0.02,
+        noise_curvature=0.5, noise_curvature_error=0.02, trace_s=2.0, trace_c=1.5, grad_norm2=0.5, gamma=1.1,
+        gamma_error=0.1, gamma_scatter=0.2, batch=4, draws=32, reached=True, parameters=20, hvps=50,
+        converged=True, tol=0.05, seed=0, samples=9, dtype="float32", **about,
+    )  # fmt: skip
     delay = np.array([0, 1, 4])
     three = RNG.random((3, 3)) + 0.1
     found: dict[str, Any] = {
         "surface": surface,
+        "basins": surface.basins(),
         "hessian_grid": hessians,
         "line": line,
         "noise": noise,
+        "batch_sharpness": batch_sharpness,
+        "noise_scale": noise_scale,
         "spectrum": spectrum,
+        "noise_alignment": alignment,
+        "sharpness": sharpness,
+        "disagreement": disagreement,
         "smoothing": smoothing,
         "stability": Stability(delay, three, 0.9, 2.0, 0.1, True, 0.1, 1.2, 1, 9, **about),
         "minima": Minima(

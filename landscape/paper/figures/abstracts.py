@@ -26,7 +26,7 @@ from landscape.paper.figure import (
 )
 from landscape.paper.scales import SMOKE_NOTE, mnist, seeds
 from landscape.plots.picture import panels
-from landscape.plots.style import style
+from landscape.plots.style import color_of, style
 from landscape.results.smoothing import Smoothing
 from landscape.train.experiments import continuation
 
@@ -97,7 +97,7 @@ def _smoothing(work: Work) -> Drawing:
         for when, rs in (("early", early), ("late", late))
     }
     return Drawing(
-        {"": plots.draw(first, title=work.title)},
+        {"": plots.draw(first)},
         rows,
         compared,
         f"Smoothed by DPSGD's measured spread λ_max is {summary(ratio['early'], '.3f')} of the loss's own "
@@ -149,7 +149,7 @@ def _local(work: Work) -> Drawing:
                     [np.std(v, ddof=1) for v in accuracy],
                     marker="os"[k],
                     capsize=3,
-                    color=f"C{k}",
+                    color=color_of(a),
                     label=name,
                 )
             rows += [
@@ -163,7 +163,6 @@ def _local(work: Work) -> Drawing:
         axes[0].set_xticks(PERIODS, [str(h) for h in PERIODS])
         axes[0].set_ylabel("test accuracy of $w_a$ (%)")
         picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        picture.suptitle(work.title)
     compared = [
         Compared(
             f"test accuracy (%), {named[a]}, H = {h}",

@@ -12,6 +12,7 @@ from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure,
 from landscape.paper.figures.abstracts import OURS
 from landscape.paper.scales import SMOKE_NOTE
 from landscape.plots.picture import panels
+from landscape.plots.stability import without_bridge
 from landscape.plots.style import style
 from landscape.results.minima import Minima
 from landscape.train.experiments.minima import minima
@@ -39,7 +40,7 @@ def _boundary(work: Work) -> Drawing:
         picture, (ax,) = panels(1, 1, 6.8, 3.9)
         for k, ((m, form), label) in enumerate(named.items()):
             limits = [stability.max_stable_step(delay=tau, momentum=m, form=form) for tau in DELAYS]
-            ax.plot(DELAYS, limits, marker="osD"[k], ms=4, label=label)
+            ax.plot(*without_bridge(np.array(DELAYS), np.array(limits)), marker="osD"[k], ms=4, label=label)
             rows += [
                 {"momentum": m, "form": form, "delay": t, "limit": v}
                 for t, v in zip(DELAYS, limits, strict=True)
@@ -65,7 +66,6 @@ def _boundary(work: Work) -> Drawing:
         ax.set_xlabel("delay τ (steps)")
         ax.set_ylabel("largest stable ηλ")
         picture.legend(loc="outside lower center", ncols=2)
-        picture.suptitle(work.title)
     return Drawing(
         {"": picture},
         rows,
@@ -125,7 +125,7 @@ def _delay_minima(work: Work) -> Drawing:
     ratio = {form: [r["ratio"] for r in rows if r["form"] == form] for form in forms}
     worst = max(abs(r["ratio"] - 1) for r in rows)
     return Drawing(
-        {"": plots.draw([result], title=work.title)},
+        {"": plots.draw([result])},
         rows,
         [
             Compared(f"largest rate that stays / predicted, {form}", summary(v, ".3f"), "1")

@@ -24,13 +24,13 @@ from landscape.paper.figure import (
 )
 from landscape.paper.scales import SMOKE_NOTE, mnist, seeds
 from landscape.plots.picture import panels
-from landscape.plots.style import decimal_labels, style
+from landscape.plots.style import color_of, decimal_labels, shades, style
 
 # Steps for each rate: the plateau is reached within a third of them (ours).
 STEPS = {0.2: 3000, 0.5: 1000, 1.0: 1000}
 MIXINGS = ("full", "ring(2)", "ring(1)")
 SETTINGS = ("SSGD", *(f"{m} {o}" for o in ("AWC", "ATC") for m in MIXINGS))
-COLORS = {"SSGD": "#D55E00", "full": "#009E73", "ring(2)": "#0072B2", "ring(1)": "#CC79A7"}
+COLORS = {"SSGD": color_of("ssgd"), **dict(zip(MIXINGS, shades(color_of("dpsgd"), 3), strict=True))}
 NOTE = "n = 6, nB = 1998, λ_max on 2,000 training samples every 50 steps; five seeds; all settings but α ours"
 
 
@@ -102,7 +102,6 @@ def _edge(work: Work) -> Drawing:
             ax.set_ylabel(r"$\eta\lambda_{max}$ of $w_a$")
         axes[0].set_ylim(0, 3)
         _legend(picture)
-        picture.suptitle(work.title)
     by = {
         (r["lr"], r["setting"]): [
             q["plateau_lr_lambda_max"] for q in rows if (q["lr"], q["setting"]) == (r["lr"], r["setting"])
@@ -140,9 +139,7 @@ def _draw(ax: Any, name: str, runs: list[Checkpoint]) -> None:
 
 
 def _legend(picture: Picture) -> None:
-    handles = [
-        Line2D([], [], color=c, lw=1.8, label=n if n == "SSGD" else f"DPSGD {n}") for n, c in COLORS.items()
-    ]
+    handles = [Line2D([], [], color=c, lw=1.8, label=_named(n)) for n, c in COLORS.items()]
     handles.append(Line2D([], [], color="#555555", lw=1.2, ls="--", label="its limit on ηλ"))
     picture.legend(handles=handles, loc="outside lower center", ncols=5)
 
@@ -159,6 +156,11 @@ figure(
     laptop=NOTE,
     paper=NOTE,
 )(_edge)
+
+
+def _named(setting: str) -> str:
+    """A setting's name for the legend: a mixing is one of DPSGD."""
+    return setting if setting == "SSGD" else f"DPSGD {setting}"
 
 
 def _flatness_rows(work: Work) -> list[dict[str, Any]]:
@@ -183,7 +185,7 @@ def _flatness_rows(work: Work) -> list[dict[str, Any]]:
     return rows
 
 
-def _flatness_picture(rows: list[dict[str, Any]], title: str) -> Picture:
+def _flatness_picture(rows: list[dict[str, Any]]) -> Picture:
     """Test error and rise of the loss against the final sharpness, a point a run."""
     markers = dict(zip(STEPS, "os^", strict=True))
     quantities = {"test_error_percent": "test error (%)", "median_rise_nat": "median rise of the loss (nat)"}
@@ -207,14 +209,13 @@ def _flatness_picture(rows: list[dict[str, Any]], title: str) -> Picture:
             decimal_labels(ax.yaxis)
             ax.set_xlabel(r"$\lambda_{max}$ of $w_a$, second half of training (nat)")
             ax.set_ylabel(label)
-        handles = [Line2D([], [], color=c, marker="o", ls="none", label=n) for n, c in COLORS.items()]
+        handles = [Line2D([], [], color=c, marker="o", ls="none", label=_named(n)) for n, c in COLORS.items()]
         handles += [
             Line2D([], [], color="#555555", marker=m, ls="none", label=f"α = {r:g}")
             for r, m in markers.items()
         ]
         handles.append(Line2D([], [], color="#555555", marker="o", mfc="none", ls="none", label="ATC order"))
         picture.legend(handles=handles, loc="outside lower center", ncols=4)
-        picture.suptitle(title)
     return picture
 
 
@@ -235,7 +236,7 @@ def _edge_follows(work: Work) -> Drawing:
     correlation = float(np.corrcoef(pairs.T)[0, 1]) if len(pairs) > 2 else float("nan")
     compared.append(Compared("correlation of log λ_max with log rise", f"{correlation:.2f}"))
     return Drawing(
-        {"": _flatness_picture(rows, work.title)},
+        {"": _flatness_picture(rows)},
         rows,
         compared,
         f"Over all runs log λ_max and the log rise of the loss correlate with {correlation:.2f}; DPSGD "
@@ -284,7 +285,7 @@ def _lamb_runs(scale: Scale) -> Runs:
     return runs
 
 
-def _lamb_picture(errors: Mapping[tuple[str, str, float], list[float]], title: str) -> Picture:
+def _lamb_picture(errors: Mapping[tuple[str, str, float], list[float]]) -> Picture:
     """The median test error and its range by learning rate, a curve an algorithm and optimizer."""
     markers = {"SSGD": "o", "ring(2) AWC": "s"}
     with style():
@@ -301,7 +302,7 @@ def _lamb_picture(errors: Mapping[tuple[str, str, float], list[float]], title: s
                 marker=markers[name],
                 capsize=3,
                 mfc="none" if kind == "SGD" else color,
-                label=f"{name.replace(' AWC', '')}, {kind}",
+                label=f"{_named(name.replace(' AWC', ''))}, {kind}",
             )
         ax.set_xscale("log")
         ax.set_yscale("log")
@@ -310,7 +311,6 @@ def _lamb_picture(errors: Mapping[tuple[str, str, float], list[float]], title: s
         ax.set_xlabel("learning rate")
         ax.set_ylabel("test error of $w_a$ (%)")
         picture.legend(loc="outside lower center", ncols=2)
-        picture.suptitle(title)
     return picture
 
 
@@ -338,7 +338,7 @@ def _lamb(work: Work) -> Drawing:
         ]
     advantages = ", ".join(f"with {kind} {gap:.2f} ± {error:.2f}" for kind, (gap, error) in gaps.items())
     return Drawing(
-        {"": _lamb_picture(errors, work.title)},
+        {"": _lamb_picture(errors)},
         rows,
         compared,
         f"At each one's best rate, SSGD's test error less that of DPSGD ring(2) is {advantages} points "

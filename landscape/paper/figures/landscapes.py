@@ -71,7 +71,7 @@ def _fig3(work: Work) -> Drawing:
         if not (failed := _near_chance(work, model)):
             wider.append(rise["dpsgd"] < rise["ssgd"])
         stuck += failed
-    picture = plots.draw(surfaces[::2] + surfaces[1::2], title=work.title)
+    picture = plots.draw(surfaces[::2] + surfaces[1::2])
     return Drawing(
         {"": picture},
         rows,
@@ -133,7 +133,7 @@ def _fig4(work: Work) -> Drawing:
         if not (failed := _near_chance(work, model)) and np.isfinite(list(medians.values())).all():
             lower.append(medians["dpsgd"] < medians["ssgd"])
         stuck += failed
-    picture = plots.draw(grids[::2] + grids[1::2], title=work.title)
+    picture = plots.draw(grids[::2] + grids[1::2])
     return Drawing(
         {"": picture},
         rows,

@@ -138,7 +138,6 @@ def _rates(work: Work) -> Drawing:
             task.draw(ax)
         axes[0].set_ylabel("test error of $w_a$ (%)")
         picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        picture.suptitle(work.title)
     what = "largest rate at which every seed converges"
     larger = [task.largest_rate("dpsgd") > task.largest_rate("ssgd") for task in tasks]
     return Drawing(

@@ -47,12 +47,12 @@ def runs_of(part: str, algorithms: tuple[str, ...] = ALGORITHMS, many: int = 5) 
 
 def _figure2(work: Work, part: str) -> tuple[Drawing, dict[str, list[float]]]:
     groups = {a: work.group(a) for a in ALGORITHMS}
-    picture = plots.draw([run for runs in groups.values() for run in runs], title=work.title)
+    picture = plots.draw([run for runs in groups.values() for run in runs])
     surfaces = [
         work.contour(runs[0], label=f"{NAMED[a]}, seed 0", grid=work.pick(7, 50, 50))
         for a, runs in groups.items()
     ]
-    contour = plots.draw(surfaces, title=f"{work.title}\nloss around the solutions of seed 0")
+    contour = plots.draw(surfaces)
     errors = {a: [test_error(run) for run in runs] for a, runs in groups.items()}
     rows = [
         {

@@ -13,8 +13,9 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure, mean_and_spread, test_error
 from landscape.paper.recipes import NETWORKS
 from landscape.paper.scales import PAPER_CIFAR, PAPER_SPEECH, SMOKE_NOTE, SPEECH_NOTE, cells, cifar_note
+from landscape.paper.table_picture import used
 from landscape.plots.picture import panels, wrapped_panels
-from landscape.plots.style import COLORS, style
+from landscape.plots.style import color_of, style
 
 # What the paper calls the networks.
 NAMED = dict(zip(NETWORKS, (
@@ -24,7 +25,7 @@ NAMED = dict(zip(NETWORKS, (
 BATCHES, SPEECH_BATCHES = (1024, 2048, 4096, 8192), (128, 256, 512)
 BOTH = ("ssgd", "dpsgd")
 ALL = {"ssgd": "SSGD", "ssgd-noise": "SSGD*", "dpsgd": "DPSGD"}
-COLOR = {"ssgd": COLORS["ssgd"], "ssgd-noise": COLORS["ssgd*"], "dpsgd": COLORS["dpsgd"]}
+COLOR = {a: color_of(name) for a, name in ALL.items()}
 SCALED: dict[str, Any] = {"smoke": SMOKE_NOTE, "laptop": cifar_note(), "paper": PAPER_CIFAR}
 SPOKEN: dict[str, Any] = {"smoke": SMOKE_NOTE, "laptop": SPEECH_NOTE, "paper": PAPER_SPEECH}
 
@@ -57,6 +58,12 @@ def cell(model: str, batch: int, algorithm: str, rate: str = "") -> str:
     """The name of a table's cell."""
     task = "speech" if model == "lstm" else "cifar10"
     return f"{task}/{model}-b{batch}-{algorithm}{rate}"
+
+
+def _batch(work: Work, model: str, batch: int) -> str:
+    """The batch that the runs of a cell used, and the paper's where it is another one."""
+    printed = 16 * batch if model == "lstm" else batch  # the cells of speech have the batches used here
+    return used(f"batch {printed}", work.runs[f"{cell(model, batch, 'ssgd')}/0"].batch)
 
 
 def accuracy(run: Checkpoint) -> float:
@@ -125,11 +132,10 @@ def _fig1(work: Work) -> Drawing:
                 compared.append(Compared(f"{what}, {_name(model)}, {name}", ours, printed))
             sign = -1 if column == "test_loss" else 1
             better.append(sign * final["dpsgd"] > max(sign * final["ssgd"], sign * final["ssgd-noise"]))
-            ax.set_title(f"{_name(model)}, batch {batch}")
+            ax.set_title(f"{_name(model)}, {_batch(work, model, batch)}")
             ax.set_xlabel("epoch")
             ax.set_ylabel(_WHAT[column])
         picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-        picture.suptitle(work.title)
     return Drawing(
         {"": picture},
         rows,
@@ -190,12 +196,11 @@ def _progress(work: Work, tasks: list[tuple[str, list[int]]], column: str) -> Dr
                 color="#555555",
                 lw=0.8 + 0.4 * k,
                 alpha=0.35 + 0.65 * (k + 1) / len(tasks[0][1]),
-                label=f"batch {batch}",
+                label=_batch(work, tasks[0][0], batch),
             )
             for k, batch in enumerate(tasks[0][1])
         ]
-        picture.legend(handles=handles, loc="outside lower center", ncols=6)
-        picture.suptitle(work.title)
+        picture.legend(handles=handles, loc="outside lower center", ncols=6 if len(tasks) > 1 else 3)
     pairs = []
     for model, batches in tasks:
         both = [work.group(cell(model, batches[-1], name)) for name in BOTH]

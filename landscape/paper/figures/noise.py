@@ -54,7 +54,6 @@ def _eq4(work: Work) -> Drawing:
             ax.set_xlabel("step")
         axes[0].set_ylabel("Δ(2) (squared weights)")
         picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        picture.suptitle(work.title)
     by = {name: np.array([r["value"] for r in rows if r["estimate"] == name]) for name in names}
     compared, off = [], {}
     for name in list(names)[1:]:
@@ -144,7 +143,6 @@ def _split(work: Work) -> Drawing:
             ax.set_yscale("log")
         axes[0].set_ylabel(r"share of $\Delta_{DP}$")
         picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-        picture.suptitle(work.title)
     compared = [
         Compared(
             f"cross term of Δ_DP, Figure 2({part}): median size; mean ± standard error",
@@ -208,7 +206,7 @@ def _planes(work: Work) -> Drawing:
                 "explained_percent": float(100 * sum(surface.explained)),
             }
         )
-    picture = plots.draw(surfaces, title=work.title)
+    picture = plots.draw(surfaces)
     ratio = [row["learners_loss_median_nat"] / row["loss_at_mean_nat"] for row in rows]
     compared = [
         Compared(f"loss of a learner / loss of the mean, step {row['step']:,}", f"{r:.3g}")
@@ -274,7 +272,6 @@ def _flatness(work: Work) -> Drawing:
         ax.set_xscale("log")
         decimal_labels(ax.xaxis)
         ax.set_xlabel("rise of the loss around SSGD / around DPSGD, a ring a seed, a bar the median")
-        picture.suptitle(work.title)
     compared = [
         Compared(f"rise around SSGD / DPSGD: {k}", summary(list(v), ".2f")) for k, v in ratios.items()
     ]

@@ -51,7 +51,6 @@ def _draw(work: Work) -> Drawing:
         ax.set_xlabel("epoch")
         ax.set_ylabel("test accuracy of $w_a$ (%)")
         picture.legend(loc="outside lower center", ncols=2)
-        picture.suptitle(work.title)
     gap = float(np.mean(ends["dpsgd"]) - np.mean(ends["ssgd"]))
     error = float(np.sqrt(sum(np.var(v, ddof=1) / len(v) for v in ends.values())))
     return Drawing(

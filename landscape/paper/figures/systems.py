@@ -59,7 +59,7 @@ def _saddles(work: Work) -> Drawing:
         and (s["vary"], s["value"]) == (d["vary"], d["value"])
     ]
     return Drawing(
-        {"": plots.draw(results, title=work.title)},
+        {"": plots.draw(results)},
         rows,
         [Compared("steps of SSGD / steps of DPSGD to leave", summary(ratio))],
         f"DPSGD leaves the saddle {np.median(ratio):.2f} times as fast as SSGD (median over the settings, "
@@ -119,7 +119,7 @@ def _runtime(work: Work) -> Drawing:
     odd = falls(result)
     busy = f" Its times fall with more workers for {', '.join(odd)}: they were measured badly." if odd else ""
     return Drawing(
-        {"": plots.draw([result], title=work.title)},
+        {"": plots.draw([result])},
         rows,
         [
             Compared(f"samples/s over SSGD's, {workers[-1]} workers, {name}", f"{value:.2f}")

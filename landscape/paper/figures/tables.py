@@ -29,6 +29,7 @@ from landscape.paper.figures.networks import (
     speech,
 )
 from landscape.paper.recipes import NETWORKS
+from landscape.paper.table_picture import table_picture, used, value_text
 from landscape.plots.picture import panels
 from landscape.plots.style import style
 from landscape.problem.layout import Layout
@@ -52,8 +53,12 @@ def _drawing(
     what: str,
     score: Callable[[Checkpoint], float],
     claim: Callable[..., Any],
+    higher: bool,
 ) -> Drawing:
-    """The table of ``entries`` as a picture: ours, and the paper's below it in grey."""
+    """The table of ``entries`` as a picture: ours, and the paper's below it in grey.
+
+    ``higher``: whether higher scores are better. The labels name the batch that was used.
+    """
     rows: list[dict[str, Any]] = []
     for e in entries:
         values = [score(run) for run in work.group(e.key)]
@@ -66,58 +71,23 @@ def _drawing(
                 "ours": mean,
                 "ours_std": float(np.std(values, ddof=1)) if len(finite) > 1 else float("nan"),
                 "seeds": len(values),
+                "batch": work.runs[f"{e.key}/0"].batch,
                 "diverged": sum(run.diverged != "" for run in work.group(e.key)),
                 "paper": e.paper,
                 "difference": mean - e.paper,
             }
         )
-    picture = _picture(rows, work.title, what)
+    picture = table_picture(rows, what, higher)
     compared = [
-        Compared(f"{r['setting']}, {r['network']}", _value(r["ours"], r["ours_std"]), f"{r['paper']:.2f}")
+        Compared(
+            used(f"{r['setting']}, {r['network']}", r["batch"]),
+            value_text(r["ours"], r["ours_std"]),
+            f"{r['paper']:.2f}",
+        )
         for r in rows
     ]
     conclusion, holds = claim({(r["setting"], r["network"]): r["ours"] for r in rows})
     return Drawing({"": picture}, rows, compared, conclusion, holds)
-
-
-def _value(mean: float, spread: float = float("nan")) -> str:
-    if not np.isfinite(mean):
-        return "diverged"
-    return f"{mean:.2f}" if np.isnan(spread) else f"{mean:.2f} ± {spread:.2f}"
-
-
-def _picture(rows: list[dict[str, Any]], title: str, what: str) -> Any:
-    lines = list(dict.fromkeys(r["setting"] for r in rows))
-    columns = list(dict.fromkeys(r["network"] for r in rows))
-    by_cell = {(r["setting"], r["network"]): r for r in rows}
-    with style():
-        picture, (ax,) = panels(1, 1, max(6.6, 2.6 + 1.35 * len(columns)), 1.0 + 0.38 * (len(lines) + 1))
-        ax.axis("off")
-        ax.set_xlim(-2.2, len(columns) - 0.4)
-        ax.set_ylim(len(lines) + 0.1, -1.1)
-        for j, column in enumerate(columns):
-            ax.text(j, -0.75, column, ha="center", va="center", fontsize=9.5, weight="bold")
-        for i, line in enumerate(lines):
-            if i % 2 == 0:
-                ax.axhspan(i - 0.5, i + 0.5, color="#f2f2f2", lw=0)
-            ax.text(-2.1, i, line, ha="left", va="center", fontsize=9.5)
-            for j, column in enumerate(columns):
-                r = by_cell.get((line, column))
-                if r:
-                    ax.text(
-                        j, i - 0.14, _value(r["ours"], r["ours_std"]), ha="center", va="center", fontsize=9.5
-                    )
-                    ax.text(
-                        j,
-                        i + 0.26,
-                        f"paper {r['paper']:.2f}",
-                        ha="center",
-                        va="center",
-                        fontsize=7,
-                        color="#666666",
-                    )
-        picture.suptitle(f"{title}\n{what}")
-    return picture
 
 
 def _wins(pairs: Iterable[tuple[float, float]], higher: bool) -> tuple[int, int]:
@@ -147,7 +117,7 @@ def _table1(work: Work) -> Drawing:
     with style():
         picture, (ax,) = panels(1, 1, 7.6, 4.2)
         place = np.arange(len(rows))
-        ax.barh(place - 0.2, [r["ours"] for r in rows], 0.38, color="#0072B2", label="here")
+        ax.barh(place - 0.2, [r["ours"] for r in rows], 0.38, color="C0", label="here")
         ax.barh(place + 0.2, [r["paper"] for r in rows], 0.38, color="#BBBBBB", label="paper")
         for k, r in enumerate(rows):
             ax.text(
@@ -159,7 +129,6 @@ def _table1(work: Work) -> Drawing:
         ax.set_xlim(2, 900)
         ax.set_xlabel("size of the float32 parameters (MiB)")
         picture.legend(loc="outside lower center", ncols=2)
-        picture.suptitle(work.title)
     same = sum(abs(r["ours"] - r["paper"]) < 0.0151 for r in rows)
     return Drawing(
         {"": picture},
@@ -216,7 +185,9 @@ def _table2(work: Work) -> Drawing:
         return (f"The largest batch is the worst for {sum(worst)} of {len(worst)} networks.", all(worst))
 
     entries = _table2_entries(work.scale)
-    return _drawing(work, entries, "test accuracy of $w_a$ (%) by batch, at rate 0.1", accuracy, claim)
+    return _drawing(
+        work, entries, "test accuracy of $w_a$ (%) by batch, at rate 0.1", accuracy, claim, higher=True
+    )
 
 
 figure(
@@ -285,12 +256,13 @@ def _claim_cifar(ours: dict[tuple[str, str], float]) -> tuple[str, bool]:
 
 def _table3(work: Work) -> Drawing:
     what = "test accuracy of $w_a$ (%), 10 where training diverged"
-    return _drawing(work, _table3_entries(work.scale), what, accuracy, _claim_cifar)
+    return _drawing(work, _table3_entries(work.scale), what, accuracy, _claim_cifar, higher=True)
 
 
 def _table5(work: Work) -> Drawing:
-    what = "test accuracy of $w_a$ (%) at batch 8192, 10 where training diverged"
-    return _drawing(work, _table5_entries(work.scale), what, accuracy, _claim_cifar)
+    batch = work.runs[f"{_table5_entries(work.scale)[0].key}/0"].batch
+    what = f"test accuracy of $w_a$ (%) at {used('batch 8192', batch)}, 10 where training diverged"
+    return _drawing(work, _table5_entries(work.scale), what, accuracy, _claim_cifar, higher=True)
 
 
 figure(
@@ -317,7 +289,7 @@ figure(
 def _table4_entries(scale: Scale) -> list[Entry]:
     return [
         Entry(
-            f"{row['algorithm']}, batch {batch}",
+            f"{row['algorithm']}, batch {16 * batch}",
             "LSTM",
             cell("lstm", batch, row["algorithm"].lower()),
             float(row[f"SWB300_bs{16 * batch}"]),
@@ -333,7 +305,9 @@ def _table6_entries(scale: Scale) -> list[Entry]:
         rate = "" if row["lr"] == "0.1" else f"-lr{row['lr']}"
         printed = float(row[f"SWB300_bs{16 * batch}"])
         key = cell("lstm", batch, row["algorithm"].lower(), rate)
-        entries.append(Entry(f"{row['algorithm']}, lr {row['lr']}", f"LSTM, batch {batch}", key, printed))
+        entries.append(
+            Entry(f"{row['algorithm']}, lr {row['lr']}", f"LSTM, batch {16 * batch}", key, printed)
+        )
     return entries
 
 
@@ -350,7 +324,11 @@ figure(
     "SSGD diverges from batch 4096 on, DPSGD converges up to 8192.",
     speech,
     **SPOKEN,
-)(lambda work: _drawing(work, _table4_entries(work.scale), "held-out loss (nat)", held_out, _claim_speech))
+)(
+    lambda work: _drawing(
+        work, _table4_entries(work.scale), "held-out loss (nat)", held_out, _claim_speech, higher=False
+    )
+)
 figure(
     "table6",
     "DPSGD-2020, Table 6",
@@ -358,4 +336,8 @@ figure(
     "DPSGD converges at larger rates than SSGD and reaches a lower held-out loss.",
     lambda scale: seeded(scale, [e.key for e in _table6_entries(scale)]),
     **SPOKEN,
-)(lambda work: _drawing(work, _table6_entries(work.scale), "held-out loss (nat)", held_out, _claim_speech))
+)(
+    lambda work: _drawing(
+        work, _table6_entries(work.scale), "held-out loss (nat)", held_out, _claim_speech, higher=False
+    )
+)

@@ -31,10 +31,21 @@ class LARS(Optimizer):
         positive("optimizer.trust", trust)
         self.momentum, self.weight_decay, self.trust = momentum, weight_decay, trust
 
-    def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
+    @property
+    def preconditioned(self) -> tuple[float, str, float]:
+        return self.momentum, "ordinary", 1.0
+
+    def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor:
+        return _scale(self.layout, torch.ones_like(points), 1 / self._ratios(points, gradients))
+
+    def _ratios(self, points: Tensor, gradients: Tensor) -> Tensor:
+        """r (n, slots)."""
         w, g = _norms(self.layout, points), _norms(self.layout, gradients)
         ratios = self.trust * w / (g + self.weight_decay * w)
-        ratios = torch.where((w > 0) & (g > 0), ratios, 1.0)
+        return torch.where((w > 0) & (g > 0), ratios, 1.0)
+
+    def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
+        ratios = self._ratios(points, gradients)
         scaled = _scale(self.layout, torch.add(gradients, points, alpha=self.weight_decay), ratios)
         v = scaled.add_(self.state["momentum"], alpha=self.momentum)
         self.state = {"momentum": v}
@@ -69,10 +80,28 @@ class LAMB(Optimizer):
         first = self.state["first_moment"].lerp(gradients, 1 - beta1)
         second = torch.addcmul(beta2 * self.state["second_moment"], gradients, gradients, value=1 - beta2)
         self.state = {"first_moment": first, "second_moment": second}
-        root = (second / (1 - beta2**step)).sqrt_().add_(self.epsilon)
-        s = torch.div(first, root.mul_(1 - beta1**step)).add_(points, alpha=self.weight_decay)
+        s = torch.div(first, self._root(step)).add_(points, alpha=self.weight_decay)
+        return _scale(self.layout, s, self._ratios(points, s))
+
+    @property
+    def preconditioned(self) -> tuple[float, str, float]:
+        return self.betas[0], "ordinary", 1 - self.betas[0]
+
+    def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor:
+        root = self._root(step)
+        s = torch.div(self.state["first_moment"], root).add_(points, alpha=self.weight_decay)
+        return _scale(self.layout, root, 1 / self._ratios(points, s))
+
+    def _root(self, step: int) -> Tensor:
+        """(√v̂ + ε)(1 − β₁ᵗ), by which m is divided."""
+        beta1, beta2 = self.betas
+        root = (self.state["second_moment"] / (1 - beta2**step)).sqrt_().add_(self.epsilon)
+        return root.mul_(1 - beta1**step)
+
+    def _ratios(self, points: Tensor, s: Tensor) -> Tensor:
+        """‖p‖/‖s‖ (n, slots)."""
         w, norms = _norms(self.layout, points), _norms(self.layout, s)
-        return _scale(self.layout, s, torch.where((w > 0) & (norms > 0), w / norms, 1.0))
+        return torch.where((w > 0) & (norms > 0), w / norms, 1.0)
 
 
 def _norms(layout: Layout, v: Tensor) -> Tensor:

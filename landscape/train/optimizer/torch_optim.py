@@ -102,6 +102,26 @@ class TorchOptimizer(Optimizer):
             return None
         return self.values["momentum"], "nesterov" if self.values["nesterov"] else "ordinary"
 
+    @property
+    def preconditioned(self) -> tuple[float, str, float] | None:
+        values = self.values
+        if values.get("maximize"):
+            return None
+        if self.kind in (torch.optim.Adam, torch.optim.AdamW):
+            return values["betas"][0], "ordinary", 1 - values["betas"][0]
+        return (values["momentum"], "ordinary", 1.0) if self.kind is torch.optim.RMSprop else None
+
+    def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor:
+        state, values = self.state, self.values
+        if self.kind is torch.optim.RMSprop:
+            square = state["square_avg"] - (state["grad_avg"].square() if values["centered"] else 0)
+            return torch.sqrt(square.clamp_(min=0)).add_(values["eps"])
+        beta1, beta2 = values["betas"]
+        updates = state[UPDATES]  # the steps since the state was new, which the corrections of bias count
+        second = state["max_exp_avg_sq" if values["amsgrad"] else "exp_avg_sq"]
+        root = (second / (1 - beta2**updates)).sqrt_().add_(values["eps"])
+        return torch.mul(root, 1 - beta1**updates).to(points)
+
     def _build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         try:
             # The rate is set before each step; the first one is torch's own for AdamW.

@@ -1,0 +1,195 @@
+"""How much of the learners' spread lies along the sharp directions of the loss, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from typing import Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
+from landscape.core.options import SPLIT, positive
+from landscape.curvature import jackknife
+from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
+from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
+from landscape.evaluation.paths import Progress
+from landscape.problem.batchnorm import has_batchnorm
+from landscape.problem.layout import average
+from landscape.problem.problem import Problem
+from landscape.results.base import Provenance
+from landscape.results.disagreement import Disagreement
+
+# The number of outliers in the spectrum of a classifier with ten classes (Gur-Ari et al. 2018).
+TOP_K = 10
+# Numbers of each vector that are in float64 at once: 8 MB a vector (ours).
+BLOCK = 2**20
+# Squared lengths below this share of the largest are rounding of the weights in float32 (ours).
+ROUNDING = 1e-10
+
+
+def disagreement(
+    checkpoint: Checkpoint | Tensor,
+    top_k: int = TOP_K,
+    *,
+    problem: Problem | None = None,
+    tol: float = TOL,
+    max_products: int = MAX_PRODUCTS,
+    search: str = "auto",
+    seed: int = 0,
+    progress: Progress | None = None,
+    **about: Unpack[Provenance],
+) -> Disagreement:
+    """The learners' spread and the gradient in the space of the sharpest directions, and ½ tr(HC).
+
+    Local SGD's learners differ mostly along sharp directions, so that their differences show these without a
+    Hessian (arXiv 2605.27739). BatchNorm has the statistics of the problem at all weights: by default those
+    of w_a, so that the losses of the learners can be compared with the second-order cost.
+
+    Args:
+        checkpoint: a run with at least 2 learners, or their weights (n, P).
+        top_k: k, how many of the largest eigenvalues of the Hessian at w_a span the sharp space; at most P.
+        problem: the loss; default: the checkpoint's, on its training set. Needed with weights, and where the
+            checkpoint's model or data is the user's own.
+        tol: the largest residual of the eigenvalues, relative to them.
+        max_products: Hessian-vector products for the eigenvalues, at most; n more are for tr(HC).
+        search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
+        seed: draws the vector that the search of eigenvalues starts from.
+        progress: called with the share of the work done.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
+
+    Returns:
+        The shares of the spread and of the gradient along each eigenvector (k,), the cost in nats, and how
+        much of the gradient lies in the span of the spread.
+
+    Raises:
+        InputError: fewer than 2 learners, a ``top_k`` that is not allowed, weights of another length, or
+            weights without a problem.
+        FailedError: all learners have the same weights.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.ones(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+        >>> learners = torch.tensor([[0.1, 0.4], [0.1, 0.2], [0.2, 0.3]])
+        >>> result = landscape.disagreement(learners, 1, problem=problem)
+        >>> round(result.value, 3), round(result.cost, 4)  # the sharp direction is the second
+        (0.75, 0.0311)
+    """
+    if isinstance(checkpoint, Checkpoint):
+        weights = checkpoint.weights
+        if problem is None:
+            positive("learners", len(weights), least=2)  # before the data is read
+            problem = checkpoint.problem()
+            about = {"split": SPLIT, "label": checkpoint.label, **about}
+    else:
+        weights = checkpoint
+    if problem is None:
+        raise InputError("problem: missing; weights alone have no loss, give problem=")
+    positive("learners", len(weights), least=2)
+    positive("top_k", top_k, least=1)
+    if weights.dim() != 2 or weights.shape[1] != problem.layout.size:
+        raise InputError(f"weights: shape {tuple(weights.shape)}, it must be (n, {problem.layout.size})")
+    report = progress or (lambda share: None)
+    weights = weights.to(problem.device, problem.dtype)
+    n, mean = len(weights), average(weights)
+    spread = weights - mean
+    centred = torch.eye(n, dtype=torch.float64) - 1 / n  # takes off the mean's rounding, too
+    gram = centred @ _products(spread, spread) @ centred
+    consensus = float(gram.trace()) / n
+    if not 0 < consensus < math.inf:
+        raise FailedError(f"weights: their consensus distance is {consensus:g}, there is no disagreement")
+    pairs = top_eigenvalues(
+        problem, top_k, tol, theta=mean, search=search, max_products=max_products, seed=seed
+    )
+    report(0.6)
+    loss, gradient = problem.loss_and_gradient(mean)
+    vectors = pairs.vectors
+    norm2 = float(_products(gradient[None], gradient[None]))
+    scale = 1 / norm2 if norm2 > 0 else math.nan
+    in_space = _products(vectors, gradient[None])[:, 0]  # (k,)
+    along = centred @ _products(spread, vectors)  # (n, k)
+    bent = (centred @ _curvature(problem, mean, spread) @ centred).diagonal()
+    report(0.8)
+    share, share_error = _shares(along.square().numpy(), gram.diagonal().numpy())
+    cost, cost_error = _half_mean(bent.numpy())
+    rank, in_span = _in_span(gram, centred @ _products(spread, gradient[None])[:, 0])
+    _, sharp_in_span = _in_span(gram, along @ in_space)
+    sharp2 = float(in_space.square().sum())
+    result = Disagreement(
+        values=pairs.values.numpy(),
+        residuals=pairs.residuals.numpy(),
+        spread_share=share,
+        spread_error=share_error,
+        gradient_share=in_space.square().numpy() * scale,
+        consensus=consensus,
+        cost=cost,
+        cost_error=cost_error,
+        cost_top=0.5 * float(pairs.values @ along.square().mean(0)),
+        loss=loss,
+        learners_loss=float(np.mean([problem.loss(w) for w in weights])),
+        gradient_in_span=in_span * scale,
+        dominant_in_span=sharp_in_span / sharp2 if sharp2 > 0 else math.nan,
+        rank=rank,
+        grad_norm2=norm2,
+        parameters=len(mean),
+        learners=n,
+        hvps=pairs.hvps + n,
+        converged=pairs.converged,
+        tol=tol,
+        seed=seed,
+        samples=problem.data.samples,
+        dtype=str(problem.dtype).removeprefix("torch."),
+        batchnorm=has_batchnorm(problem.model),
+        bn=problem.batchnorm.name,
+        bn_samples=problem.batchnorm.samples,
+        **about,
+    )
+    report(1.0)
+    return result
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """(n, m) float64 on the CPU, the inner products of ``a`` (n, P) with ``b`` (m, P), summed in float64."""
+    total = torch.zeros(len(a), len(b), dtype=torch.float64, device=a.device)
+    for left, right in zip(torch.split(a, BLOCK, 1), torch.split(b, BLOCK, 1), strict=True):
+        total += left.double() @ right.double().T
+    return total.cpu()
+
+
+def _curvature(problem: Problem, mean: Tensor, spread: Tensor) -> Tensor:
+    """(n, n), Δw_iᵀHΔw_j; one Hessian product at a time, so that their memory does not grow with n."""
+    products, _ = exact_products(problem, mean)
+    return torch.cat([_products(spread, products(s[None])) for s in spread], 1)
+
+
+def _in_span(gram: Tensor, dots: Tensor) -> tuple[int, float]:
+    """(rank, ‖Px‖²), P the projector on the span of vectors with inner products ``gram``, ``dots`` with x."""
+    sizes, rows = torch.linalg.eigh(gram)
+    kept = sizes > ROUNDING * sizes[-1]
+    parts = rows.T[kept] @ dots
+    return int(kept.sum()), float((parts.square() / sizes[kept]).sum())
+
+
+def _shares(along: Array, each: Array) -> tuple[Array, Array]:
+    """(k,) shares Σ_j along_ji/Σ_j each_j, and (k,) jackknife errors of their cumulative sums."""
+    n = len(each)
+    share = along.sum(0) / each.sum()
+    if n < 3:
+        return share, np.full(len(share), np.nan)
+    summed = np.cumsum(along, 1)
+    # Without learner j the mean moves, and the sum of squares is less by its part times n/(n − 1).
+    without = (summed.sum(0) - summed * n / (n - 1)) / (each.sum() - each * n / (n - 1))[:, None]
+    return share, jackknife.error_of(without)
+
+
+def _half_mean(values: Array) -> tuple[float, float]:
+    """(½ mean, its jackknife error) of vᵀHv of deviations from their own mean."""
+    n = len(values)
+    if n < 3:
+        return float(values.mean()) / 2, math.nan
+    without = (values.sum() - values * n / (n - 1)) / (n - 1) / 2
+    return float(values.mean()) / 2, float(jackknife.error_of(without))

@@ -1,0 +1,199 @@
+"""How the noise of minibatch gradients lies in the curvature of the loss."""
+
+from __future__ import annotations
+
+import math
+from typing import Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.core.errors import InputError
+from landscape.core.hdf5 import Array
+from landscape.core.options import positive
+from landscape.curvature import jackknife
+from landscape.curvature.eigenvalues import Products, exact_products, top_eigenvalues
+from landscape.curvature.hessian import check_deterministic
+from landscape.curvature.lanczos import TOL as EIGEN_TOL
+from landscape.evaluation.paths import Progress
+from landscape.evaluation.stack import Stack
+from landscape.problem.batchnorm import has_batchnorm
+from landscape.problem.problem import Problem
+from landscape.results.base import Provenance
+from landscape.results.noise_alignment import NoiseAlignment
+
+# The number of outliers in the spectrum of a classifier with ten classes (Gur-Ari et al. 2018).
+TOP_K = 10
+# A relative standard error of 5% in at most 256 draws, not judged before the 32nd (ours: an error from fewer
+# is itself wrong by an eighth).
+TOL, DRAWS, FEWEST = 0.05, 256, 32
+# Minibatches whose gradients and products are computed at once (ours: as many products as a trace takes).
+BLOCK = 8
+
+
+def noise_alignment(
+    problem: Problem,
+    batch: int,
+    top_k: int = TOP_K,
+    *,
+    tol: float = TOL,
+    draws: int = DRAWS,
+    search: str = "auto",
+    seed: int = 0,
+    progress: Progress | None = None,
+    **about: Unpack[Provenance],
+) -> NoiseAlignment:
+    """tr(HS)/tr S of minibatch gradients, their covariance by eigenvector of H, and γ in C_ii ∝ λ_i^γ.
+
+    S is the second moment of the gradients of minibatches drawn with replacement, C their covariance around
+    the gradient g of all samples, H the Hessian over all samples. tr(HS)/tr S is the interaction-aware
+    sharpness of "A new characterization of the edge of stability" (2022). The exponent is that of
+    arXiv 2602.05600, which finds 1 ≤ γ ≤ 2, here in the basis of H's top eigenvectors (ours). BatchNorm
+    takes each minibatch's statistics, as in training; H and g are then means over minibatches of that size,
+    without a smaller last one, and g_B has a mean that differs a little from g.
+
+    Args:
+        problem: the loss on the training set.
+        batch: B, samples in a minibatch.
+        top_k: k, the number of eigenvectors; at most P.
+        tol: draws go on until the standard error of tr(HS)/tr S is this share of it…
+        draws: …or until there are so many; at least 2. Each takes a minibatch gradient and a Hessian product.
+        search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
+        seed: draws the minibatches and the start of the search of eigenvalues.
+        progress: called with the share of the draws done.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
+
+    Returns:
+        ``value`` and ``standard_error`` of tr(HS)/tr S, C_ii (k,) and γ with their errors.
+
+    Raises:
+        InputError: a number that is not allowed, data without numbered samples, a penalty, or a model that is
+            random in eval mode.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.ones(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+        >>> result = landscape.noise_alignment(problem, 1, 2)
+        >>> bool(1 <= result.value <= 9)  # H has these eigenvalues
+        True
+    """
+    positive("batch", batch, least=1)
+    positive("top_k", top_k, least=1)
+    positive("tol", tol)
+    positive("draws", draws, least=2)
+    if problem.regularised:
+        raise InputError(
+            "penalty: the noise is of the data's minibatches, leave out penalty and weight_decay"
+        )
+    problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
+    if has_batchnorm(problem.model):
+        size = min(batch, problem.data.samples)
+        problem = problem.subset(slice(problem.data.samples // size * size)).with_batchnorm("train", size)
+    check_deterministic(problem)
+    pairs = top_eigenvalues(problem, top_k, EIGEN_TOL, search=search, seed=seed)
+    products, _ = exact_products(problem)
+    drawn = _Draws(problem, batch, products, pairs.vectors, torch.Generator().manual_seed(seed))
+    rows = np.zeros((0, 4 + top_k))
+    reached = False
+    while len(rows) < draws and not reached:
+        rows = np.concatenate([rows, drawn.terms(min(BLOCK, draws - len(rows)))])
+        ias, ias_error = jackknife.ratio(rows[:, 0], rows[:, 1])
+        reached = len(rows) >= FEWEST and ias_error <= tol * abs(ias)
+        if progress:
+            progress(1.0 if reached else len(rows) / draws)
+    noise, noise_error = jackknife.ratio(rows[:, 2], rows[:, 3])
+    values = pairs.values.numpy()
+    covariance = rows[:, 4:].mean(0)
+    gamma, gamma_error, scatter = exponent(values, rows[:, 4:])
+    return NoiseAlignment(
+        values=values,
+        residuals=pairs.residuals.numpy(),
+        covariance=covariance,
+        covariance_error=rows[:, 4:].std(0, ddof=1) / len(rows) ** 0.5,
+        ias=ias,
+        ias_error=ias_error,
+        noise_curvature=noise,
+        noise_curvature_error=noise_error,
+        trace_s=float(rows[:, 1].mean()),
+        trace_c=float(rows[:, 3].mean()),
+        grad_norm2=float(drawn.gradient.square().sum()),
+        gamma=gamma,
+        gamma_error=gamma_error,
+        gamma_scatter=scatter,
+        batch=batch,
+        draws=len(rows),
+        reached=reached,
+        parameters=problem.layout.size,
+        hvps=pairs.hvps + len(rows) + 1,
+        converged=pairs.converged,
+        tol=tol,
+        seed=seed,
+        samples=problem.data.samples,
+        dtype=str(problem.dtype).removeprefix("torch."),
+        batchnorm=has_batchnorm(problem.model),
+        bn=problem.batchnorm.name,
+        bn_samples=problem.batchnorm.samples,
+        **about,
+    )
+
+
+def exponent(values: Array, squares: Array) -> tuple[float, float, float]:
+    """(γ, its jackknife error, its error from the scatter) of C_ii ∝ λ_i^γ.
+
+    Args:
+        values: (k,), λ_i; those that are not positive are left out.
+        squares: (draws, k), squared deviations along each eigenvector, whose means are C_ii.
+
+    Example:
+        >>> gamma, error, scatter = exponent(np.array([4.0, 2.0, 1.0]), np.array([[16.0, 4, 1], [32, 8, 2]]))
+        >>> round(gamma, 6), round(error, 6), round(scatter, 6)
+        (2.0, 0.0, 0.0)
+    """
+    used = (values > 0) & (squares.mean(0) > 0)
+    if used.sum() < 2:
+        return math.nan, math.nan, math.nan
+    x = np.log(values[used]) - np.log(values[used]).mean()
+    if not x @ x > 0:
+        return math.nan, math.nan, math.nan
+    picked = squares[:, used]
+    heights = np.log(picked.mean(0))
+    gamma = float(x @ heights / (x @ x))
+    left = (picked.sum(0) - picked) / (len(picked) - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        without = np.log(left) @ x / (x @ x)
+    misfit = heights - heights.mean() - gamma * x
+    freedom = len(x) - 2
+    scatter = math.sqrt(float(misfit @ misfit) / freedom / float(x @ x)) if freedom > 0 else math.nan
+    return gamma, float(jackknife.error_of(without)), scatter
+
+
+class _Draws:
+    """Terms of drawn minibatches; ``vectors`` (k, P) are the eigenvectors."""
+
+    def __init__(
+        self, problem: Problem, batch: int, products: Products, vectors: Tensor, generator: torch.Generator
+    ) -> None:
+        self.problem, self.batch, self.products, self.generator = problem, batch, products, generator
+        self.stack, self.vectors = Stack(problem), vectors.double()
+        self.gradient = problem.gradient().double()
+        self.bent = products(self.gradient[None].to(problem.dtype))[0].double()
+
+    def terms(self, count: int) -> Array:
+        """(count, 4 + k): gᵀHg, ‖g‖², both of g_B − g, and its squares along the eigenvectors."""
+        problem = self.problem
+        indices = torch.randint(problem.data.samples, (count, self.batch), generator=self.generator)
+        x, y = problem.data.gather(indices)
+        rows = problem.theta.new_empty(count, len(problem.theta))
+        self.stack.gradients(problem.theta.expand_as(rows), x, y, out=rows)
+        bent, rows = self.products(rows).double(), rows.double()
+        away, bent_away = rows - self.gradient, bent - self.bent
+        columns = [
+            (rows * bent).sum(1),
+            rows.square().sum(1),
+            (away * bent_away).sum(1),
+            away.square().sum(1),
+        ]
+        along = (away @ self.vectors.T).square()
+        return torch.cat([torch.stack(columns, 1), along], 1).cpu().numpy()

@@ -1,0 +1,105 @@
+"""landscape noise-scale"""
+
+from __future__ import annotations
+
+import click
+from torch import Tensor
+
+from landscape.analysis.noise_scale import noise_scale as compute_noise_scale
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.cli import options
+from landscape.cli.analysis import Analysis, analysis_options
+from landscape.cli.batch_sharpness import batch_sizes, check_learners
+from landscape.results.noise_scale import NoiseScale
+from landscape.train.loop import recipe_of
+
+
+@click.command(
+    name="noise-scale",
+    epilog="Example: landscape noise-scale runs/dp/step-0000100.h5 runs/dp/last.h5 --plot noise-scale.png",
+)
+@click.option(
+    "--batch", type=int, metavar="B", help="Samples in a minibatch at w_a. [default: the run's total batch]"
+)
+@click.option("--no-learners", is_flag=True, help="Only w_a, without the learners' own gradients.")
+@click.option(
+    "--gradient",
+    default="whole",
+    show_default=True,
+    help="‖g‖²: whole (of all data, exact), or draws (from pairs of minibatches, no pass over all data).",
+)
+@options.draws
+@options.randomness
+@analysis_options("Draws the minibatches.", split=False)
+def noise_scale(
+    analysis: Analysis,
+    batch: int | None,
+    no_learners: bool,
+    gradient: str,
+    draws: options.Draws,
+    randomness: str,
+) -> None:
+    """The gradient noise scale tr Σ/‖g‖² at w_a of each CKPT, and from its learners.
+
+    It is the batch, in samples of the training set, at which noise and gradient are equal in size. Learners
+    take their gradients where the run's update rule does (SSGD: at w_a), each with a share of 1/n of the
+    batch. Prints value ± standard error, and what the learners' gradients of one step show on average, to
+    which their spread adds.
+    """
+    runs = analysis.open()
+    sizes = [batch_sizes(run, None)[0] if batch is None else batch for run in runs]
+    check_learners(zip(runs, sizes, strict=True), no_learners)
+    path = analysis.target(runs[0], "noise-scale")
+    results = []
+    for (run, size), progress in analysis.each("noise scale", list(zip(runs, sizes, strict=True))):
+        result = compute_noise_scale(
+            analysis.problem(run),
+            size,
+            weights=gradient_points(run) if run.learners > 1 and not no_learners else None,
+            gradient=gradient,
+            **vars(draws),
+            randomness=randomness,
+            seed=analysis.seed,
+            progress=progress,
+            **analysis.about(run),
+        )
+        results.append(result)
+        analysis.message(table(result))
+    analysis.write(results, path)
+
+
+def gradient_points(run: Checkpoint) -> Tensor:
+    """(n, P), where the learners of ``run`` take their gradients: at w_a if the update rule says so."""
+    if run.has_recipe and recipe_of(run).rule().at_mean:
+        return run.mean.expand_as(run.weights)
+    return run.weights
+
+
+def table(result: NoiseScale) -> str:
+    """The numbers of one result, a line each."""
+    missed = "" if result.converged else f"; NOT within {result.tol:.0%}: raise --max-draws"
+    lines = [f"{result.label}: noise scale over {result.samples:,} samples{missed}"]
+
+    def rows(name: str, value: float, error: float, parts: tuple[float, float, float, float]) -> None:
+        lines.append(f"  {name:34} {value: .4g} ± {error:.2g} samples")
+        lines.append(f"  {'  tr Σ':34} {parts[0]: .4e} ± {parts[1]:.1e}")
+        exact = "exact" if parts[3] == 0 else f"± {parts[3]:.1e}"
+        lines.append(f"  {'  ‖g‖²':34} {parts[2]: .4e} {exact}")
+
+    r = result
+    rows(
+        f"at w_a, {r.draws} draws of {r.batch:,}", r.value, r.standard_error,
+        (r.trace, r.trace_error, r.norm2, r.norm2_error),
+    )  # fmt: skip
+    if not r.resolved:
+        lines.append("  ‖g‖² is within two standard errors of 0: more draws, or --gradient whole")
+    if r.learners:
+        rows(
+            f"mean of {r.learners} learners, {r.learner_draws} draws", r.learner_value,
+            r.learner_standard_error,
+            (r.learner_trace, r.learner_trace_error, r.learner_norm2, r.learner_norm2_error),
+        )  # fmt: skip
+        lines.append("  from the learners' gradients of one step, on average")
+        lines.append(f"  {'  tr Σ':34} {r.round_trace: .4e} ± {r.round_trace_error:.1e}")
+        lines.append(f"  {'  ‖g‖²':34} {r.round_norm2: .4e} ± {r.round_norm2_error:.1e}")
+    return "\n".join(lines)

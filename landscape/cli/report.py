@@ -1,0 +1,101 @@
+"""landscape report"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from landscape.cli import common, options
+from landscape.cli.contour import contour
+from landscape.cli.source import SOURCE
+from landscape.cli.spectrum import spectrum
+from landscape.core.errors import FailedError, InputError
+from landscape.core.files import printable
+from landscape.report import contents, page, scrubber
+from landscape.report.contents import Contents, Run
+from landscape.report.parts import Page
+from landscape.results.spectrum import Spectrum
+from landscape.results.surface import Surface
+
+
+@click.command(epilog="Example: landscape report runs/ss runs/dp contour.h5 -o report.html --analyse")
+@click.argument("files", metavar="FILE…", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    default="report.html",
+    show_default=True,
+    metavar="F.html",
+    help="The page: one file, which sends no request.",
+)
+@click.option("--title", default="", help="Title in place of the default one.")
+@click.option(
+    "--analyse",
+    is_flag=True,
+    help="Compute what is missing of each checkpoint: a contour, a plane of its learners or trajectory, "
+    "eigenvalues and trace; files as the commands write them.",
+)
+@options.grouped("source", dict, *SOURCE, options.device)
+@options.quiet
+def report(
+    files: tuple[str, ...], output: str, title: str, analyse: bool, source: dict[str, Any], quiet: bool
+) -> None:
+    """Write one page about runs, checkpoints and results: words, charts, tables.
+
+    A FILE is a checkpoint, a result, or the folder of a run with the results in it. The page says what is not
+    in the files, and which command makes it.
+    """
+    path = Path(output)
+    if path.suffix not in (".html", ".htm"):
+        raise InputError(f"-o: '{output}' is not allowed, the name of a page must end in .html")
+    page.check_installed()
+    common.make_folder(path.parent)
+    paths = [Path(file) for file in files]
+    given = contents.read(paths)
+    if analyse and (made := _analyse(given, path.parent, source | {"quiet": quiet})):
+        given = contents.read([*paths, *made])
+    page.write(page.build(given, title), path)
+    click.echo(printable(path))
+
+
+def finish(make: Callable[[], Page], path: Path, quiet: bool) -> None:
+    """End a command with a report; where a package for it is missing, a line says what to install."""
+    try:
+        page.check_installed()
+    except FailedError as error:
+        common.message(str(error), quiet)
+        return
+    page.write(make(), path)
+    click.echo(printable(path))
+
+
+def _analyse(given: Contents, folder: Path, values: dict[str, Any]) -> list[Path]:
+    """The files of what was missing: contours, planes of learners or trajectories, spectra."""
+    context = click.get_current_context()
+    made = []
+
+    def make(command: click.Command, run: Run, words: str, **chosen: Any) -> None:
+        target = _target(run, words, folder)
+        context.invoke(command, checkpoints=(str(run.path),), output=str(target), **chosen, **values)
+        made.append(target)
+
+    for run in given.lacking(Surface):
+        make(contour, run, "contour")
+    for run in given.runs:
+        kind = scrubber.plane_of(run)
+        if len(scrubber.frames_of(run)) >= scrubber.LEAST and run in given.lacking(Surface, kind=kind):
+            make(contour, run, f"contour-{kind}", kind=kind)
+    for run in given.lacking(Spectrum):
+        make(spectrum, run, "spectrum", ends=True, with_trace=True)
+    return made
+
+
+def _target(run: Run, words: str, folder: Path) -> Path:
+    """Next to the checkpoint, where its folder can be written to; else next to the page."""
+    if os.access(run.path.parent, os.W_OK):
+        return run.path.with_name(f"{run.path.stem}-{words}.h5")
+    return folder / f"{run.path.resolve().parent.name}-{run.path.stem}-{words}.h5"

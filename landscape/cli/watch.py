@@ -1,0 +1,262 @@
+"""landscape watch"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
+from landscape.core.errors import FailedError
+from landscape.core.files import printable
+from landscape.core.hdf5 import Array
+from landscape.core.lock import in_use
+from landscape.core.options import positive
+from landscape.results.shown import running_quartiles
+
+# Rows of the history over which the speed is measured, and characters of a curve (ours).
+RECENT, WIDTH = 100, 40
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a run goes: the ``end`` so far (no weights; None before its first file), and what is known of it.
+
+    ``steps`` is 0 where the number of steps is not known, as of a recorded loop. ``saved_s`` is the age of
+    the last file, ``left_s`` the time left, NaN where it is not known; ``state`` is "waiting", "running",
+    "ended", "diverged" or "stopped" (no process writes it, and it has not reached its last step).
+    """
+
+    folder: Path
+    end: Checkpoint | None
+    steps: int
+    state: str
+    saved_s: float
+    left_s: float
+
+
+@click.command(epilog="Example: landscape watch runs/dp")
+@click.argument("folder", metavar="DIR")
+@click.option("--once", is_flag=True, help="Print it once, and do not wait.")
+@click.option("--every", default=1.0, show_default=True, metavar="S", help="Seconds between two looks.")
+def watch(folder: str, once: bool, every: float) -> None:
+    """Show how the run in DIR goes, while it goes on in another process.
+
+    Shows the last numbers and the course of loss, α_e, Δ, consensus distance, and ηλ_max against its limit,
+    the samples per second and the time left, as of the run's last file, which a run writes every
+    checkpoint.every steps (a Recorder: save_every). Ends when the run ends. Where stdout is no terminal, it
+    prints a line for each file.
+    """
+    positive("--every", every)
+    place = Path(folder)
+    status = look(place)
+    if once:
+        if status.end is None:
+            raise FailedError(f"{place}: its run has not written a file yet")
+        if sys.stdout.isatty():
+            Console().print(view(status))
+        else:
+            click.echo(printable(head(status)))
+            for row in rows(status.end):
+                click.echo(f"  {row.name}: {row.text}")
+    elif sys.stdout.isatty():
+        with Live(view(status), auto_refresh=False) as live:
+            _follow(place, status, every, lambda now: live.update(view(now), refresh=True))
+    else:
+        _follow(place, status, every, _Lines())
+
+
+def _follow(folder: Path, status: Status, every: float, show: Callable[[Status], None]) -> None:
+    """Show the status of a run until no process writes it any more."""
+    show(status)
+    while status.state in ("waiting", "running"):
+        time.sleep(every)
+        status = look(folder)
+        show(status)
+
+
+class _Lines:
+    """Prints a line for each new file of a run, and one at its end."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[int, str] | None = None
+
+    def __call__(self, status: Status) -> None:
+        step = status.end.step if status.end else -1
+        if self._seen != (step, status.state):
+            self._seen = (step, status.state)
+            click.echo(printable(line(status)))
+
+
+def look(folder: Path) -> Status:
+    """The status of the run in ``folder``; its lock is not taken, and of its file only the history is read.
+
+    Raises:
+        FailedError: no such folder, one without a run, or a damaged file.
+    """
+    if not folder.is_dir():
+        raise FailedError(f"{folder}: no such folder; the folder of a run is needed")
+    written = in_use(folder)  # before the file: a run that ends in between has then written its last one
+    last = folder / "last.h5"
+    if not last.exists():
+        if not written and not (folder / "recipe.toml").exists():
+            raise FailedError(
+                f"{folder}: a folder without a run; that of landscape train or a Recorder is needed"
+            )
+        return Status(folder, None, 0, "waiting" if written else "stopped", math.nan, math.nan)
+    age = max(0.0, time.time() - last.stat().st_mtime)
+    end = Checkpoint.load(last, learners=lambda n: slice(0))
+    if end.algorithm == IMPORTED:
+        raise FailedError(f"{last}: imported weights, there is no run to watch")
+    steps = tomllib.loads(end.recipe).get("steps", 0) if end.has_recipe else 0
+    if end.diverged:
+        state = "diverged"
+    elif steps and end.step >= steps:
+        state = "ended"
+    elif written:
+        state = "running"
+    else:
+        state = "stopped" if steps else "ended"
+    left = (steps - end.step) * _seconds_a_step(end) - age if state == "running" and steps else math.nan
+    return Status(folder, end, steps, state, age, max(0.0, left) if math.isfinite(left) else left)
+
+
+def _seconds_a_step(end: Checkpoint) -> float:
+    """Of the last rows of the history; NaN for fewer than two."""
+    steps, clock = end.history["step"][-RECENT:], end.history["wall_s"][-RECENT:]
+    known = np.isfinite(clock)
+    steps, clock = steps[known], clock[known]
+    if len(steps) < 2 or steps[-1] <= steps[0]:
+        return math.nan
+    return float((clock[-1] - clock[0]) / (steps[-1] - steps[0]))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the view: a name, the last number in words, and the values by step that its curve shows."""
+
+    name: str
+    text: str
+    steps: Array
+    values: Array
+
+
+def rows(end: Checkpoint) -> list[Row]:
+    """What the view shows of a run: those columns that it recorded.
+
+    α_e and Δ are the running median over 5% of the steps, with the quartiles.
+    """
+    shown = []
+    named = {
+        "loss": "minibatch loss (nat)",
+        "train_loss": "training loss (nat)",
+        "test_loss": "test loss (nat)",
+        "test_accuracy": "test error (%)",
+        "alpha_e": "effective rate α_e",
+        "delta": "noise Δ",
+        "consensus": "consensus distance",
+        "lr_lambda_max": "ηλ_max",
+        "samples_per_s": "samples/s",
+    }
+    for column, name in named.items():
+        known = np.isfinite(end.history[column])
+        if not known.any():
+            continue
+        steps, values = end.history["step"][known], end.history[column][known]
+        if column == "test_accuracy":
+            values = 100 * (1 - values)
+        text = f"{values[-1]:.4g}"
+        if column in ("alpha_e", "delta", "samples_per_s"):
+            steps, (low, values, high) = running_quartiles(steps, values)
+            text = f"{values[-1]:.3g}  ({low[-1]:.3g} to {high[-1]:.3g})"
+        if column == "alpha_e":
+            text += f", α = {end.history['lr'][-1]:.3g}"
+        if column == "lr_lambda_max":
+            text += _against(end, float(values[-1]))
+        shown.append(Row(name, text, steps, values))
+    return shown
+
+
+def _against(end: Checkpoint, value: float) -> str:
+    """The limit on ηλ_max and the share of it that is reached; "" where it is not known."""
+    limits = end.history["lr_lambda_limit"]
+    known = limits[np.isfinite(limits)]
+    return f" of {known[-1]:.3g} ({value / known[-1]:.0%} of the limit)" if len(known) else ""
+
+
+def curve(row: Row) -> str:
+    """The values by step as a line of bars, from the lowest to the highest of them; log where all are > 0.
+
+    Example:
+        >>> curve(Row("loss", "3", np.arange(8.0), 2.0 ** np.arange(8)))
+        '▁▂▃▄▅▆▇█'
+    """
+    values = np.log(row.values) if (row.values > 0).all() else row.values
+    count = min(WIDTH, len(values))
+    edges = np.linspace(row.steps[0], row.steps[-1], count + 1)
+    places = np.clip(np.searchsorted(edges, row.steps, "right") - 1, 0, count - 1)
+    means = [values[places == k].mean() if (places == k).any() else np.nan for k in range(count)]
+    low, high = float(np.nanmin(means)), float(np.nanmax(means))
+    span = high - low or 1.0
+    return "".join(" " if np.isnan(m) else _BARS[round((m - low) / span * (len(_BARS) - 1))] for m in means)
+
+
+def head(status: Status) -> str:
+    """One line: the run, its step, its state and the time left."""
+    if status.end is None:
+        words = "waiting for its first file" if status.state == "waiting" else "stopped without a file"
+        return f"{status.folder}: {words}"
+    end = status.end
+    of = f" of {status.steps:,} ({end.step / status.steps:.0%})" if status.steps else ""
+    state = f"diverged at step {end.diverged_at:,}" if end.diverged else status.state
+    parts = [f"{status.folder}: {end.algorithm}, seed {end.seed}", f"step {end.step:,}{of}", state]
+    if math.isfinite(status.left_s):
+        parts.append(f"{duration(status.left_s)} left")
+    if status.state == "running":
+        parts.append(f"saved {duration(status.saved_s)} ago")
+    return ", ".join(parts)
+
+
+def line(status: Status) -> str:
+    """The status in one line, for a file or a pipe."""
+    numbers = rows(status.end) if status.end else []
+    return "; ".join([head(status), *(f"{row.name} {row.text}" for row in numbers)])
+
+
+def view(status: Status) -> Group:
+    """The status as a table, for a terminal. Texts are shown as they are, not as rich's markup."""
+    shown = rows(status.end) if status.end else []
+    table = Table(box=None, pad_edge=False)  # a narrow terminal cuts the curves, not the numbers
+    table.add_column("", no_wrap=True, min_width=max((len(row.name) for row in shown), default=0))
+    table.add_column("last", no_wrap=True, min_width=max((len(row.text) for row in shown), default=0))
+    table.add_column("over the run", no_wrap=True)
+    for row in shown:
+        table.add_row(Text(row.name), Text(row.text), Text(curve(row)))
+    return Group(Text(printable(head(status)), style="bold"), table)
+
+
+def duration(seconds: float) -> str:
+    """A time in words, to the unit that matters.
+
+    Example:
+        >>> duration(8.2), duration(75), duration(7300)
+        ('8 s', '1 min 15 s', '2 h 2 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,98 @@
+"""Tables as pictures: our numbers beside the paper's, with the winner marked and the batch that was used."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:  # matplotlib is imported where a figure is drawn
+    from matplotlib.figure import Figure
+
+
+def value_text(mean: float, spread: float = float("nan")) -> str:
+    """ "36.90 ± 1.10", or "diverged" for what is not finite."""
+    if not np.isfinite(mean):
+        return "diverged"
+    return f"{mean:.2f}" if np.isnan(spread) else f"{mean:.2f} ± {spread:.2f}"
+
+
+def used(label: str, batch: int) -> str:
+    """``label`` with the batch of the run where that is not the paper's.
+
+    Example:
+        >>> used("SSGD, batch 8192", 512), used("SSGD, batch 512", 512), used("SSGD, lr 0.8", 512)
+        ('SSGD, batch 512 (paper 8192)', 'SSGD, batch 512', 'SSGD, lr 0.8')
+    """
+    return re.sub(
+        r"batch (\d+)", lambda m: m[0] if int(m[1]) == batch else f"batch {batch} (paper {m[1]})", label
+    )
+
+
+def winners(rows: list[dict[str, Any]], higher: bool) -> set[int]:
+    """The rows that are best among those of their network that differ in the algorithm alone.
+
+    Where no two rows do, the best of each network. Means closer than the paper prints (0.005) are equal, and
+    nobody has won.
+    """
+    groups: dict[tuple[str, str], list[int]] = {}
+    for k, r in enumerate(rows):
+        groups.setdefault((r["network"], re.sub(r"^(SSGD\*?|DPSGD)(, )?", "", r["setting"])), []).append(k)
+    if all(len(members) == 1 for members in groups.values()):
+        groups = {}
+        for k, r in enumerate(rows):
+            groups.setdefault((r["network"], ""), []).append(k)
+    won = set()
+    for members in groups.values():
+        ranked = sorted(members, key=lambda k: rows[k]["ours"], reverse=higher)
+        finite = [k for k in ranked if np.isfinite(rows[k]["ours"])]
+        if len(members) > 1 and finite:
+            second = rows[finite[1]]["ours"] if len(finite) > 1 else np.inf
+            if abs(second - rows[finite[0]]["ours"]) > 0.005:
+                won.add(finite[0])
+    return won
+
+
+def table_picture(rows: list[dict[str, Any]], what: str, higher: bool) -> Figure:
+    """A table: our numbers, the best of each setting in bold, and the paper's below them in grey."""
+    from landscape.plots.picture import caption, panels
+    from landscape.plots.style import style
+
+    lines = list(dict.fromkeys(r["setting"] for r in rows))
+    columns = list(dict.fromkeys(r["network"] for r in rows))
+    by_cell = {(r["setting"], r["network"]): k for k, r in enumerate(rows)}
+    won = winners(rows, higher)
+    shown = [used(line, next(r["batch"] for r in rows if r["setting"] == line)) for line in lines]
+    heads = [used(column, next(r["batch"] for r in rows if r["network"] == column)) for column in columns]
+    with style():
+        width = 1.0 + 0.075 * max(map(len, shown)) + 1.45 * len(columns)
+        picture, (ax,) = panels(1, 1, max(6.6, width), 1.0 + 0.38 * (len(lines) + 1))
+        left = -0.6 - 0.052 * max(map(len, shown))
+        ax.axis("off")
+        ax.set_xlim(left - 0.1, len(columns) - 0.4)
+        ax.set_ylim(len(lines) - 0.4, -1.3)
+        for j, column in enumerate(heads):
+            text = column.replace(", batch", ",\nbatch")
+            ax.text(j, -0.9, text, ha="center", va="center", fontsize=9.5, weight="bold")
+        for i, line in enumerate(lines):
+            if i % 2 == 0:
+                ax.axhspan(i - 0.5, i + 0.5, color="#f2f2f2", lw=0)
+            ax.text(left, i, shown[i], ha="left", va="center", fontsize=9.5)
+            for j, column in enumerate(columns):
+                if (line, column) in by_cell:
+                    k = by_cell[line, column]
+                    _draw_cell(ax, (j, i), rows[k], k in won)
+        caption(picture, f"{what[0].upper()}{what[1:]}. Bold: the best mean of its setting.")
+    return picture
+
+
+def _draw_cell(ax: Any, at: tuple[int, int], row: dict[str, Any], won: bool) -> None:
+    from landscape.plots.style import OTHER, color_of
+
+    (j, i), color = at, color_of(row["setting"])
+    look = {"weight": "bold", "color": color if color != OTHER else "k"} if won else {}
+    text = value_text(row["ours"], row["ours_std"])
+    ax.text(j, i - 0.14, text, ha="center", va="center", fontsize=9.5, **look)
+    paper = f"paper {row['paper']:.2f}"
+    ax.text(j, i + 0.26, paper, ha="center", va="center", fontsize=7, color="#666666")

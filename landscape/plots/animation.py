@@ -1,0 +1,231 @@
+"""Films: the learners of a run on the landscape that moves with their mean, and a dial of ηλ_max."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import seaborn as sns
+from matplotlib import animation, cm, ticker
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+
+from landscape.core.errors import FailedError, InputError
+from landscape.core.files import read_regular, replacing
+from landscape.core.hdf5 import Array
+from landscape.plots.levels import Look, scale
+from landscape.plots.picture import caption, panels
+from landscape.plots.style import color_of, decimal_labels, paper_name
+from landscape.plots.style import style as figure_style
+from landscape.plots.surface import CMAP
+from landscape.plots.surface_parts import LEARNER, MEAN, label_axes, settings
+from landscape.plots.values import drawable
+from landscape.results.surface import Surface
+
+FORMATS = (".gif", ".mp4")
+LINES = 10  # of a frame (ours)
+_LINE: dict[str, Any] = {"colors": "w", "linewidths": 0.6, "alpha": 0.8}
+_STABLE, _UNSTABLE = "#BBBBBB", "#D55E00"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One moment of a film: the surface around w_a with the learners as its markers, w_a the last.
+
+    Attributes:
+        step: of the run.
+        lr_lambda_max, limit: ηλ_max at w_a, and its largest stable value; NaN if unknown.
+        loss: the training loss of the run there; NaN if unknown.
+
+    Example:
+        >>> from landscape.results.basin import parabola
+        >>> Frame(parabola(), step=50, lr_lambda_max=0.8, limit=1.0).step
+        50
+    """
+
+    surface: Surface
+    step: int
+    lr_lambda_max: float
+    limit: float
+    loss: float = np.nan
+
+
+@dataclass(frozen=True)
+class Film:
+    """A figure and the function that draws frame k into it; ``count`` frames.
+
+    Example:
+        >>> Film(Figure(), print, count=1).draw(0)
+        0
+    """
+
+    figure: Figure
+    draw: Callable[[int], None]
+    count: int
+
+
+def film(frames: Sequence[Frame], algorithm: str) -> Film:
+    """The learners on the landscape around their mean, by step, beside a dial of ηλ_max.
+
+    All frames have the same levels and colours.
+
+    Args:
+        frames: in the order of their steps.
+        algorithm: that of the run, such as "dpsgd".
+
+    Raises:
+        InputError: no frame, or no loss that is finite.
+
+    Example:
+        >>> film([], "dpsgd")
+        Traceback (most recent call last):
+        landscape.core.errors.InputError: animate: no frame, there is nothing to draw
+    """
+    if not frames:
+        raise InputError("animate: no frame, there is nothing to draw")
+    shown = [drawable(frame.surface) for frame in frames]
+    with figure_style():
+        figure, (ax, dial) = panels(1, 2, 4.6, 4.6, width_ratios=(1.6, 1.0))
+        chosen = scale([r.loss for r in shown], Look())
+        cmap = sns.color_palette(CMAP, as_cmap=True)
+        bar = figure.colorbar(cm.ScalarMappable(chosen.norm, cmap), ax=ax, shrink=0.8, pad=0.02)
+        bar.set_label("loss (nat)")
+        if isinstance(chosen.norm, LogNorm):
+            decimal_labels(bar.ax.yaxis)
+        lines = f"Lines: {LINES} levels between the lowest and the highest loss of the frame."
+        caption(figure, f"{settings(shown[:1])} Colours: {chosen.why}. {lines} Centre: w_a of the frame.")
+    values = [v for f in frames for v in (f.lr_lambda_max, f.limit) if np.isfinite(v)]
+    top = 1.15 * max(values, default=2.0)
+
+    def draw(k: int) -> None:
+        frame, r = frames[k], shown[k]
+        with figure_style():
+            for part in (ax, dial):
+                part.clear()
+            _draw_surface(ax, r, chosen.levels, {"cmap": cmap, "norm": chosen.norm})
+            _draw_dial(dial, frame, top, color_of(algorithm))
+            loss = f", training loss {frame.loss:.3g} nat" if np.isfinite(frame.loss) else ""
+            figure.suptitle(f"{paper_name(algorithm)}, step {frame.step:,}{loss}")
+
+    return Film(figure, draw, len(frames))
+
+
+def _draw_surface(ax: Axes, r: Surface, levels: Any, look: dict[str, Any]) -> None:
+    masked = np.ma.masked_invalid(r.loss)
+    ax.set_facecolor("#bbbbbb")
+    ax.grid(False)
+    ax.set_aspect("equal")
+    ax.contourf(r.x, r.y, masked, levels, extend="max", **look)
+    low, high = float(masked.min()), float(masked.max())
+    if low < high:  # what the frame looks like, also where one colour covers it
+        ax.contour(r.x, r.y, masked, np.linspace(low, high, LINES + 2)[1:-1], **_LINE)
+    reach = np.abs([r.x[0], r.y[0]])
+    learners, mean = r.markers[:-1], r.markers[-1]
+    inside: Array = np.all(np.abs(learners) <= reach, axis=1)
+    ax.plot(*learners[inside].T, label="learners", **LEARNER)
+    edge = np.clip(learners[~inside], -0.97 * reach, 0.97 * reach)
+    ax.plot(*edge.T, label="outside", **{**LEARNER, "mfc": "none"})
+    ax.plot(*mean, label="$w_a$", **MEAN)
+    ax.set_xlim(r.x[0], r.x[-1])
+    ax.set_ylim(r.y[0], r.y[-1])
+    label_axes(ax, r)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
+
+
+def _draw_dial(ax: Axes, frame: Frame, top: float, color: str) -> None:
+    """A half circle from 0 to ``top`` with a needle; beyond the limit its rim has a warning colour."""
+
+    def rim(low: float, high: float, radius: float = 1.0) -> tuple[Any, Any]:
+        angle = np.pi * (1 - np.linspace(low, high, 60) / top)
+        return radius * np.cos(angle), radius * np.sin(angle)
+
+    known = np.isfinite(frame.limit)
+    limit = frame.limit if known else top
+    ax.plot(*rim(0.0, limit), color=_STABLE, lw=9, solid_capstyle="butt")
+    if known:
+        ax.plot(*rim(limit, top), color=_UNSTABLE, lw=9, solid_capstyle="butt", alpha=0.75)
+        (x, *_), (y, *_) = rim(limit, limit, 1.17)
+        ax.text(x, y, f"limit\n{limit:.3g}", ha="center", va="center", fontsize=8.5)
+    for tick in ticker.MaxNLocator(4).tick_values(0, top):
+        if tick <= top:
+            (x, *_), (y, *_) = rim(tick, tick, 0.82)
+            ax.text(x, y, f"{tick:g}", ha="center", va="center", fontsize=8, color="#555555")
+    if np.isfinite(frame.lr_lambda_max):
+        at = min(max(frame.lr_lambda_max, 0.0), top)
+        (x, *_), (y, *_) = rim(at, at, 0.93)
+        ax.plot([0, x], [0, y], color=color, lw=3)
+        words = rf"$\eta\lambda_{{max}}$ = {frame.lr_lambda_max:.2f}"
+    else:
+        words = r"$\eta\lambda_{max}$ not known"
+    ax.plot(0, 0, "o", color=color, ms=8)
+    ax.text(0, -0.22, words, ha="center", va="top")
+    ax.set_xlim(-1.35, 1.35)
+    ax.set_ylim(-0.6, 1.35)
+    ax.set_aspect("equal")
+    ax.axis("off")
+
+
+def save_film(made: Film, path: Path, fps: int, dpi: float, progress: Callable[[float], None]) -> None:
+    """Write a film to ``path``; a file that already exists is replaced only once the new one is whole.
+
+    Args:
+        path: .gif, or .mp4 where ffmpeg is installed.
+        fps: frames per second.
+        dpi: pixels per inch.
+        progress: called with the share of the frames that are drawn.
+
+    Raises:
+        InputError: another suffix.
+        FailedError: ffmpeg is missing or fails, or the file cannot be written.
+
+    Example:
+        >>> still = Film(Figure(figsize=(1, 1)), lambda k: None, count=2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "still.gif")
+        ...     save_film(still, path, fps=5, dpi=50, progress=lambda share: None)
+        ...     path.read_bytes()[:6]
+        b'GIF89a'
+    """
+    check_film(path)
+    kind = animation.PillowWriter if path.suffix == ".gif" else animation.FFMpegWriter
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder, f"film{path.suffix}")
+        writer = kind(fps=fps)
+        try:
+            with figure_style(), writer.saving(made.figure, str(target), dpi):
+                for k in range(made.count):
+                    made.draw(k)
+                    writer.grab_frame()
+                    progress((k + 1) / made.count)
+        except (OSError, RuntimeError) as error:
+            words = " ".join(str(error).split())[:120]
+            raise FailedError(f"{path}: the film cannot be written ({words})") from error
+        with replacing(path) as file:
+            file.write(read_regular(target))
+
+
+def check_film(path: Path) -> None:
+    """Check that a film of this name can be written here.
+
+    Raises:
+        InputError: another suffix than .gif and .mp4.
+        FailedError: an .mp4 without ffmpeg.
+
+    Example:
+        >>> check_film(Path("run.gif"))
+        >>> check_film(Path("run.png"))
+        Traceback (most recent call last):
+        landscape.core.errors.InputError: run.png: a film's name must end in .gif, .mp4
+    """
+    if path.suffix not in FORMATS:
+        raise InputError(f"{path}: a film's name must end in {', '.join(FORMATS)}")
+    if path.suffix == ".mp4" and shutil.which("ffmpeg") is None:
+        raise FailedError(
+            f"{path}: an .mp4 needs ffmpeg, which is not installed; install it, or write a .gif"
+        )

@@ -1,0 +1,266 @@
+"""What all pictures of surfaces share: axes in distances, markers, titles, captions, one colour bar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import cm, ticker
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+
+from landscape.core.errors import InputError
+from landscape.core.hdf5 import LARGEST
+from landscape.plots.labels import batchnorm_note, interpolation_note, split_names
+from landscape.plots.picture import shared_legend
+from landscape.plots.style import algorithm_in, decimal_labels, paper_name
+from landscape.results import basin
+from landscape.results.plane import Plane
+from landscape.results.surface import Surface
+
+# Markers, as keyword arguments of matplotlib's plot. Colours from Okabe and Ito's palette.
+_POINT: dict[str, Any] = {"ls": "none", "mec": "k", "mew": 0.8, "zorder": 5}
+CENTER: dict[str, Any] = {"marker": "+", "ls": "none", "mec": "#E69F00", "ms": 9, "mew": 2, "zorder": 6}
+_LOWEST: dict[str, Any] = {**_POINT, "marker": "v", "mfc": "w", "ms": 6}
+LEARNER: dict[str, Any] = {**_POINT, "marker": "o", "mfc": "#F0E442", "ms": 6}
+MEAN: dict[str, Any] = {**_POINT, "marker": "*", "mfc": "#E69F00", "ms": 13}
+_PATH: dict[str, Any] = {
+    "marker": "o",
+    "color": "#F0E442",
+    "mec": "k",
+    "mew": 0.6,
+    "ms": 4.5,
+    "lw": 1.4,
+    "zorder": 5,
+}
+_ANCHORS = (("o", "#F0E442"), ("s", "#56B4E9"), ("D", "#CC79A7"))
+_KINDS = {
+    "between": "plane through checkpoints",
+    "pca": "principal components of the trajectory",
+    "learners": "plane nearest to the learners",
+    "eigen": "Hessian eigenvectors",
+}
+
+
+def check_grids(results: Sequence[Surface]) -> None:
+    """Check that each grid has 2 × 2 points or more.
+
+    Raises:
+        InputError: for a smaller one.
+
+    Example:
+        >>> check_grids([basin.parabola()])
+    """
+    for r in results:
+        if min(r.loss.shape) < 2:
+            raise InputError(f"grid: {r.loss.shape[::-1]} points cannot be drawn as contours, 2 × 2 can")
+
+
+class _Distances(ticker.MaxNLocator):
+    """Ticks at round distances, of an axis whose coordinate times ``length`` is a distance."""
+
+    def __init__(self, length: float) -> None:
+        super().__init__(5)
+        self.length = length
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        return np.asarray(super().tick_values(vmin * self.length, vmax * self.length)) / self.length
+
+
+def _number(value: float) -> str:
+    """A number of an axis with a minus sign, as matplotlib writes it."""
+    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
+
+
+def axis_labels(r: Surface) -> tuple[str, str]:
+    """The labels of the two axes of a surface.
+
+    Example:
+        >>> axis_labels(basin.parabola())[0]
+        "distance along u (weights' norm = 0)"
+    """
+    weights = basin.lengths(r)[2]
+    if r.kind == "between":
+        return r.axes[0], r.axes[1]
+    usual = Plane.__dataclass_fields__["axes"].default
+    names = ("u", "v") if r.axes == usual else r.axes
+    gap = " " if names[0] == "u" else "\n"
+    return f"distance along {names[0]}{gap}(weights' norm = {weights:.3g})", f"distance along {names[1]}"
+
+
+def label_axes(ax: Axes, r: Surface) -> None:
+    """Label the axes with distances in weight space; coordinates stay those of the plane.
+
+    Example:
+        >>> from landscape.plots.picture import panels
+        >>> figure, (ax,) = panels(1, 1, 4.0, 3.0)
+        >>> label_axes(ax, basin.parabola())
+        >>> ax.get_ylabel()
+        'distance along v'
+    """
+    lengths = (1.0, 1.0) if r.kind == "between" else basin.lengths(r)[:2]
+    for axis, length, label in zip((ax.xaxis, ax.yaxis), lengths, axis_labels(r), strict=True):
+        if 0 < length < LARGEST:
+            axis.set_major_locator(_Distances(length))
+            axis.set_major_formatter(ticker.FuncFormatter(lambda v, _, by=length: _number(v * by)))
+        axis.set_label_text(label)
+
+
+def marks(r: Surface) -> list[tuple[np.ndarray[Any, Any], str, dict[str, Any]]]:
+    """(coordinates (n, 2), name, look) of what is marked on a surface.
+
+    That is the lowest grid point, and the centre or the markers of the plane.
+
+    Example:
+        >>> [name for _, name, _ in marks(basin.parabola())]
+        ['lowest grid point', 'centre']
+    """
+    finite = np.where(np.isfinite(r.loss), r.loss, np.inf)
+    i, j = np.unravel_index(finite.argmin(), finite.shape)
+    marked = [(np.array([[r.x[j], r.y[i]]]), "lowest grid point", {**_LOWEST, "clip_on": False})]
+    if r.kind == "pca" and len(r.markers):
+        marked += [(r.markers, "trajectory", _PATH), (r.markers[-1:], "last checkpoint", MEAN)]
+    elif r.kind == "learners" and len(r.markers):
+        marked += [(r.markers[:-1], "learners", LEARNER), (r.markers[-1:], "their mean $w_a$", MEAN)]
+    elif r.kind == "between":
+        for label, place, (shape, color) in zip(r.labels, r.markers, _ANCHORS, strict=False):
+            look = {**_POINT, "marker": shape, "mfc": color, "ms": 7}
+            marked.append((place[None], paper_name(label), look))
+    else:
+        marked.append((np.zeros((1, 2)), "centre", CENTER))
+    return marked
+
+
+def mark(ax: Axes, r: Surface) -> None:
+    """Draw :func:`marks` on a contour, which keeps the limits of the grid.
+
+    Example:
+        >>> from landscape.plots.picture import panels
+        >>> figure, (ax,) = panels(1, 1, 4.0, 3.0)
+        >>> mark(ax, basin.parabola())
+        >>> len(ax.lines)
+        2
+    """
+    for places, label, look in marks(r):
+        ax.plot(*places.T, label=label, **look)
+    ax.set_xlim(r.x[0], r.x[-1])
+    ax.set_ylim(r.y[0], r.y[-1])
+    if r.kind == "pca" and len(r.markers):
+        ax.annotate(r.labels[0], r.markers[0], xytext=(5, 5), textcoords="offset points", fontsize=8.5)
+
+
+def add_scale_and_legend(
+    figure: Figure, axes: Sequence[Any], norm: Any, cmap: Any, label: str, extend: Any = "neither"
+) -> None:
+    """One colour bar and one legend for all panels.
+
+    Args:
+        figure, axes: the figure and its panels.
+        norm, cmap, label, extend: of the colour bar, as matplotlib has them.
+
+    Example:
+        >>> from landscape.plots.picture import panels
+        >>> figure, axes = panels(1, 2, 4.0, 3.0)
+        >>> add_scale_and_legend(figure, axes, LogNorm(0.1, 10), "viridis", "loss")
+        >>> figure.axes[-1].get_ylabel()
+        'loss'
+    """
+    bar = figure.colorbar(cm.ScalarMappable(norm, cmap), ax=axes, shrink=0.85, pad=0.02, extend=extend)
+    bar.set_label(label)
+    if isinstance(norm, LogNorm):
+        decimal_labels(bar.ax.yaxis)
+    names = [name for ax in axes for name in ax.get_legend_handles_labels()[1]]
+    shared_legend(figure, axes, ncols=2 if max(map(len, names), default=0) > 20 else 4)
+
+
+def plane_note(r: Surface) -> str:
+    """How the plane was chosen, and how far it reaches.
+
+    Example:
+        >>> plane_note(basin.parabola())
+        'random directions u, v, normalisation: none, ‖u‖ = 1, ‖v‖ = 1, span 1'
+    """
+    note = _KINDS.get(r.kind, r.kind)
+    if r.kind == "random":
+        fixed = ", bias and norm parameters fixed" if r.ignore == "bias+norm" else ""
+        note = f"random directions u, v, normalisation: {r.norm}{fixed}"
+    u, v, _ = basin.lengths(r)
+    steps = f", ‖u‖ = {u:.3g}, ‖v‖ = {v:.3g}" if r.kind == "random" else ""
+    return f"{note}{steps}, span {r.span:.3g}"
+
+
+def panel_title(r: Surface) -> str:
+    """The name of a surface, the loss at its centre and the lowest one.
+
+    Example:
+        >>> panel_title(basin.parabola())
+        'surface\\nnear centre 0, lowest 0'
+    """
+    center = r.loss[np.abs(r.y).argmin(), np.abs(r.x).argmin()]
+    lowest = np.nanmin(np.where(np.isfinite(r.loss), r.loss, np.nan)) if np.isfinite(r.loss).any() else np.nan
+    where = "near middle" if r.kind == "between" else "near centre"
+    return f"{paper_name(r.label) or 'surface'}\n{where} {center:.4g}, lowest {lowest:.4g}"
+
+
+def settings(results: Sequence[Surface]) -> str:
+    """What the surfaces are of, for the caption; what differs is named in the order of the panels.
+
+    Example:
+        >>> settings([basin.parabola()])[:54]
+        'Mean loss over 1 samples; 41 × 41 points; random direc'
+    """
+    data = [
+        f"{split_names(results).capitalize()} loss over {_joined(f'{r.samples:,}' for r in results)} samples"
+    ]
+    data.append(_joined(f"{len(r.x)} × {len(r.y)} points" for r in results))
+    data.append(_joined(plane_note(r) for r in results))
+    notes = _joined(batchnorm_note(r).strip() or "no BatchNorm" for r in results)
+    text = "; ".join(data + [notes] * any(r.batchnorm for r in results))
+    return f"{text}{interpolation_note(results)}."
+
+
+def _joined(texts: Any) -> str:
+    return " / ".join(dict.fromkeys(texts))
+
+
+def finding(results: Sequence[Surface]) -> str:
+    """One line that says what the surfaces show, with numbers from them.
+
+    Example:
+        >>> finding([basin.parabola()])
+        'Around the centre the loss rises by 0.663 nat (median over the plane)'
+    """
+    if basin.comparable(results):
+        return _flatness(results)
+    if len(results) == 1 and len(results[0].marker_loss):
+        losses = results[0].marker_loss
+        if results[0].kind == "pca":
+            return f"Along the trajectory the loss goes from {losses[0]:.3g} to {losses[-1]:.3g} nat"
+        named = zip(results[0].labels, losses, strict=True)
+        return f"Loss at {', '.join(f'{paper_name(label)}: {loss:.3g}' for label, loss in named)} nat"
+    lowest = [float(np.min(r.loss, initial=np.inf, where=np.isfinite(r.loss))) for r in results]
+    return f"Lowest loss {', '.join(f'{loss:.3g}' for loss in lowest)} nat"
+
+
+def _flatness(results: Sequence[Surface]) -> str:
+    rises: dict[str, list[float]] = {}
+    for k, r in enumerate(results):
+        algorithm = algorithm_in(r.label)
+        name = paper_name(algorithm) or r.label.split(",")[0] or f"surface {k + 1}"
+        rises.setdefault(name, []).append(basin.median_rise(r))
+    middle = {name: float(np.median(values)) for name, values in rises.items()}
+    if len(middle) == 1:
+        ((name, rise),) = middle.items()
+        where = f"{name}'s weights" if results[0].label else "the centre"
+        many = f", {len(results)} surfaces" if len(results) > 1 else ""
+        return f"Around {where} the loss rises by {rise:.3g} nat (median over the plane{many})"
+    flat, steep = min(middle, key=middle.__getitem__), max(middle, key=middle.__getitem__)
+    if not middle[flat] > 0:
+        listed = ", ".join(f"{name} {rise:.3g}" for name, rise in middle.items())
+        return f"Median rise of the loss around the centre: {listed} nat"
+    ratio = middle[steep] / middle[flat]
+    if ratio < 1.1:  # closer than seeds differ (ours)
+        return f"{flat}'s minimum is about as flat as {steep}'s (median rises of the loss within 10%)"
+    return f"{flat}'s minimum is {ratio:.2g} times as flat as {steep}'s"

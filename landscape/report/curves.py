@@ -1,0 +1,197 @@
+"""Training curves: decimated so that no peak is lost, with the median of stretches where they are noisy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from landscape.core.hdf5 import Array
+from landscape.report.contents import Run
+from landscape.report.parts import Chart, Missing, Section, chart_text, listed
+from landscape.report.settings import lines_of
+from landscape.results.shown import WINDOW, running_quartiles
+
+BUCKETS = 400  # of a curve: its lowest and highest point in each are drawn, two for each pixel (ours)
+MANY = 40  # rows of a noisy curve above which its running median is drawn, too (ours)
+# Of logarithmic axes: their lower end relative to the median (a spread that is 0 but for rounding would make
+# all else one line), and the decades below which ticks have decimal labels (ours).
+FLOOR, SHORT = 1e-5, 4.0
+# (column, title, unit of the axis, whether its axis is logarithmic, whether medians are drawn).
+_PANELS = (
+    ("train_loss", "Training loss at w_a", "nat", True, False),
+    ("test_error", "Test error of w_a", "%", True, False),
+    ("alpha_e", "Effective learning rate α_e", "", False, True),
+    ("delta", "Noise Δ of a step", "squared weights", True, True),
+    ("delta_2_full", "Δ(2), the part of the spread", "squared weights", True, True),
+    ("consensus", "Consensus distance", "squared weights", True, True),
+    ("lr_lambda_max", "lr·λ_max of w_a and the limit of the rule", "", False, False),
+)
+_ABSENT = {
+    "lr_lambda_max": Missing(
+        "The sharpness along the runs was not recorded, so lr·λ_max is not compared with its limit.",
+        "landscape train RECIPE --set monitor.sharpness=50",
+    ),
+    "alpha_e": Missing(
+        "No step was decomposed into effective rate and noise.",
+        "landscape train RECIPE --set decompose.every=10",
+    ),
+    "test_error": Missing(
+        "The test accuracy was not evaluated along the runs.",
+        "landscape train RECIPE --set evaluate.every=50",
+    ),
+}
+
+
+def decimate(x: Array, y: Array, buckets: int = BUCKETS) -> tuple[Array, Array]:
+    """The lowest and the highest point of each of ``buckets`` stretches, and the first and the last point.
+
+    Args:
+        x, y: (T,), without NaN; a curve of at most 2·buckets points is returned as it is.
+
+    Returns:
+        Points of the curve, in order, at most 2·buckets + 2.
+
+    Example:
+        >>> y = np.zeros(10_000)
+        >>> y[1234] = 9.0
+        >>> x, kept = decimate(np.arange(10_000), y)
+        >>> len(x) <= 2 * BUCKETS + 2, x[kept == 9.0].tolist()
+        (True, [1234])
+    """
+    if len(y) <= 2 * buckets:
+        return x, y
+    edges = np.linspace(0, len(y), buckets + 1).astype(int)
+    kept = {0, len(y) - 1}
+    for low, high in itertools.pairwise(edges):
+        kept |= {low + int(y[low:high].argmin()), low + int(y[low:high].argmax())}
+    places = np.array(sorted(kept))
+    return x[places], y[places]
+
+
+def section(runs: Sequence[Run]) -> Section:
+    """The curves of all runs, a chart for each quantity that any run recorded."""
+    charts, missing = [], []
+    for panel in _PANELS:
+        chart = _chart(runs, *panel)
+        if chart:
+            charts.append(chart)
+        elif panel[0] in _ABSENT and any(run.checkpoint.has_recipe for run in runs):
+            missing.append(_ABSENT[panel[0]])
+    text = (
+        f"Of a curve with more than {2 * BUCKETS} points, the lowest and the highest in each of {BUCKETS} "
+        "stretches are drawn, so that every peak is there. Of noisy quantities, thick lines are running "
+        f"medians over {100 * WINDOW:g}% of the steps. Dashed lines are the rules' limits, dotted ones the "
+        "learning rates. A "
+        f"logarithmic axis leaves zeros and negative values out, and begins at {FLOOR:g} of the median or "
+        "above (drag it to see what is below)."
+    )
+    return Section(
+        "curves", "Training", (text,) if charts else (), tuple(charts), missing=tuple(missing), runs=True
+    )
+
+
+def values_of(run: Run, column: str) -> tuple[Array, Array]:
+    """(step, value) of the rows in which a run has a finite value; the test error is in %."""
+    history = run.checkpoint.history
+    if column == "test_error":
+        values = 100 * (1 - history["test_accuracy"])
+    else:
+        values = history.get(column, np.full(len(history["step"]), np.nan))
+    there = np.isfinite(values)
+    return history["step"][there], values[there]
+
+
+def _chart(runs: Sequence[Run], column: str, title: str, unit: str, log: bool, noisy: bool) -> Chart | None:
+    traces, words, shown = [], [], []
+    for k, (run, line) in enumerate(zip(runs, lines_of(runs), strict=True)):
+        x, y = values_of(run, column)
+        if log and (y > 0).any():
+            x, y = x[y > 0], y[y > 0]
+        if not len(y) or not y.any():
+            continue
+        many = noisy and len(y) > MANY
+        traces.append(_trace(run.name, k, decimate(x, y), line, 0.6 if many else 1.5, 0.25 if many else 1))
+        if many:
+            at, (_, middle, _) = running_quartiles(x, y)
+            traces.append(_trace(f"{run.name}, running median", k, (at, middle), line, 2.5, 1))
+        words.append(f"{run.name} from {y[0]:.3g} to {y[-1]:.3g}")
+        shown.append(middle if many else y)
+    if not traces:
+        return None
+    yaxis: dict[str, Any] = {"title": {"text": unit}}
+    layout: dict[str, Any] = {"xaxis": {"title": {"text": "step"}}, "yaxis": yaxis}
+    if log:
+        yaxis |= _log_axis(np.concatenate([y[y > 0] for y in shown]))
+    if column == "lr_lambda_max":
+        _add_limits(runs, traces, layout)
+    if column == "alpha_e":
+        _add_rates(runs, traces, layout, shown)
+    alt = f"{title} by step: {'; '.join(words)}."
+    return Chart(f"curve-{column}", title, alt, {"data": traces, "layout": layout})
+
+
+def _log_axis(values: Array) -> dict[str, Any]:
+    """A logarithmic axis for ``values``, from FLOOR of their median up; ticks at 1, 2, 5 if it is short."""
+    if not len(values):
+        return {}
+    low = max(float(values.min()), FLOOR * float(np.median(values)))
+    ends = np.log10([low / 1.15, 1.15 * float(values.max())])
+    axis: dict[str, Any] = {"type": "log", "range": listed(ends), "exponentformat": "power"}
+    if ends[1] - ends[0] < SHORT:
+        digits = (1, 2, 5) if ends[1] - ends[0] < SHORT / 2 else (1,)
+        ticks = [d * 10.0**k for k in range(math.floor(ends[0]), math.ceil(ends[1])) for d in digits]
+        axis |= {"tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
+    return axis
+
+
+def _trace(
+    name: str, run: int, points: tuple[Array, Array], line: dict[str, str], width: float, opacity: float
+) -> dict[str, Any]:
+    """A line of one run; ``meta`` is the run's place, by which the page hides it."""
+    return {
+        "type": "scatter",
+        "mode": "lines" if len(points[0]) > 1 else "markers",
+        "name": chart_text(name),
+        "x": listed(points[0]),
+        "y": listed(points[1]),
+        "line": {**line, "width": width},
+        "marker": {"color": line["color"]},
+        "opacity": opacity,
+        "meta": run,
+    }
+
+
+def _add_limits(runs: Sequence[Run], traces: list[dict[str, Any]], layout: dict[str, Any]) -> None:
+    """The limit of each run's rule as a dashed line of its colour, and an axis from 0."""
+    for k, (run, line) in enumerate(zip(runs, lines_of(runs), strict=True)):
+        x, y = values_of(run, "lr_lambda_limit")
+        if len(y):
+            x, y = _corners(x, y)
+            own = {"color": line["color"], "dash": "dash"}
+            traces.append(_trace(f"limit of {run.name}", k, (x, y), own, 1.2, 0.9))
+    layout["yaxis"]["rangemode"] = "tozero"
+
+
+def _add_rates(
+    runs: Sequence[Run], traces: list[dict[str, Any]], layout: dict[str, Any], shown: list[Array]
+) -> None:
+    """The learning rates as dotted lines, and an axis that shows the usual values, not the outliers."""
+    top = float(np.quantile(np.abs(np.concatenate(shown)), 0.98))
+    for k, (run, line) in enumerate(zip(runs, lines_of(runs), strict=True)):
+        x, y = values_of(run, "lr")
+        if len(y):
+            top = max(top, float(y.max()))
+            own = {"color": line["color"], "dash": "dot"}
+            traces.append(_trace(f"learning rate α of {run.name}", k, _corners(x, y), own, 1.2, 0.9))
+    layout["yaxis"]["range"] = [-0.25 * top, 1.5 * top]
+
+
+def _corners(x: Array, y: Array) -> tuple[Array, Array]:
+    """The points between which a curve of constant pieces changes, then decimated."""
+    change = np.flatnonzero(np.diff(y))
+    places = np.unique(np.concatenate(([0], change, change + 1, [len(y) - 1])))
+    return decimate(x[places], y[places])

@@ -1,0 +1,193 @@
+"""What was run and on what, how each number was made, its error, and the command that makes it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from pathlib import Path
+
+import numpy as np
+
+from landscape.plots.labels import batchnorm_note
+from landscape.plots.style import paper_name
+from landscape.report.contents import Contents, Run
+from landscape.report.parts import Cell, Section, Table, number, text_cells
+from landscape.results.base import Result
+from landscape.results.hessian_grid import HessianGrid
+from landscape.results.noise import NoiseEstimate
+from landscape.results.spectrum import Spectrum
+from landscape.results.surface import Surface
+
+_COLUMNS = (
+    "run", "algorithm", "model", "parameters", "data", "training samples", "n", "nB", "lr", "seed", "step",
+    "test error (%)", "test loss (nat)", "training loss (nat)", "consensus distance", "time (s)",
+)  # fmt: skip
+
+
+def runs_section(contents: Contents) -> Section:
+    """A table of the runs, and their recipes."""
+    rows = tuple(_run(run) for run in contents.runs)
+    text = (
+        "Losses and errors are those of w_a, the mean of the n learners, at the last evaluated step. "
+        "The error of a test error is the standard error of its test samples."
+    )
+    texts = tuple((f"Recipe of {r.name}", r.checkpoint.recipe) for r in contents.runs if r.checkpoint.recipe)
+    return Section(
+        "runs",
+        "What was run, and on what",
+        (*((text,) if rows else ("No run is among the files.",)), *contents.notes),
+        tables=(Table("Runs", _COLUMNS, rows),) if rows else (),
+        texts=texts,
+    )
+
+
+def _run(run: Run) -> tuple[Cell, ...]:
+    c = run.checkpoint
+    share = _last(run, "test_accuracy")
+    samples = c.data["test"]
+    error = 100 * math.sqrt(share * (1 - share) / samples) if samples and 0 <= share <= 1 else math.nan
+    model = f"{c.model['name']} {_options(c.model['options'])}".strip()
+    data = f"{c.data['name'] or 'not known'} {_options(c.data['options'])}".strip()
+    return (
+        *text_cells(run.name, paper_name(c.algorithm), model),
+        Cell(f"{c.layout.size:,}", c.layout.size),
+        *text_cells(data),
+        *(number(float(v)) for v in (c.data["train"], c.learners, c.learners * c.local_batch, c.lr, c.seed)),
+        Cell(f"{c.step:,}" + (" (diverged)" if c.diverged else ""), c.step),
+        number(100 * (1 - share), error),
+        *(number(_last(run, name)) for name in ("test_loss", "train_loss", "consensus", "wall_s")),
+    )
+
+
+def _options(options: dict[str, object]) -> str:
+    return ", ".join(f"{k} = {v}" for k, v in options.items())
+
+
+def _last(run: Run, column: str) -> float:
+    values = run.checkpoint.history.get(column, np.zeros(0))
+    values = values[np.isfinite(values)]
+    return float(values[-1]) if len(values) else math.nan
+
+
+def section(contents: Contents) -> Section:
+    """A row for each result: how it was made, its error, its command, its file and that of its weights."""
+    rows = []
+    for found in contents.found:
+        how, error = _made(found.result)
+        label = " ".join(str(getattr(found.result, "label", "")).split()) or "–"
+        source = getattr(found.result, "source_sha256", "")
+        of = f", of weights with SHA-256 {source[:12]}…" if source else ""
+        rows.append(
+            text_cells(
+                type(found.result).__name__,
+                label,
+                how,
+                error,
+                command(contents, found.result, found.path),
+                f"{found.path}{of}",
+            )
+        )
+    for run in contents.runs:
+        if run.checkpoint.has_recipe:
+            recipe = shlex.quote(str(run.path.parent / "recipe.toml"))
+            how = "every step decomposed as the recipe's decompose.every says; trained by landscape"
+            cells = text_cells(
+                "Run",
+                run.name,
+                how,
+                "the columns …_se of the history; 0 where exact",
+                f"landscape train {recipe} -o NEW-FOLDER",
+                f"{run.path}, SHA-256 {run.sha256[:12]}…",
+            )
+            rows.append(cells)
+    columns = ("kind", "of", "how it was made", "its error", "the command that makes it again", "file")
+    return Section(
+        "origins",
+        "How each number was made",
+        tables=(Table("Origin of the numbers", columns, tuple(rows)),) if rows else (),
+        paragraphs=() if rows else ("There are no numbers.",),
+    )
+
+
+def _made(result: Result) -> tuple[str, str]:
+    """How a result was made, and the error of its numbers."""
+    samples = f"{getattr(result, 'samples', 0):,} samples of {getattr(result, 'split', '') or 'the data'}"
+    if isinstance(result, Surface):
+        ny, nx = result.loss.shape
+        how = (
+            f"mean loss of {samples} at {nx} × {ny} points, plane: {result.kind}, in {result.dtype}, "
+            f"path {result.path}{batchnorm_note(result).replace(chr(10), '; ')}"
+        )
+        if result.columns:
+            return how, f"{result.interpolation()}; another sample gives other losses"
+        if result.precision == "model":
+            return how, f"none but the rounding of {result.dtype}; another sample gives other losses"
+        return how, f"{result.precision}: at most {result.precision_error:.2g} nat where compared"
+    if isinstance(result, HessianGrid):
+        products = f"{int(result.hvps.sum()):,} products"
+        how = f"Lanczos at each of {result.ratio.size} points, loss of {samples}, {products}"
+        missed, note = int((~result.trusted).sum()), result.interpolation()
+        error = f"relative residual at most {result.tol:g}; {missed} points did not converge"
+        return how, f"{error}; {note}" if note else error
+    if isinstance(result, Spectrum):
+        how = f"{result.engine} on the {result.kind} of the loss of {samples}, {result.hvps:,} products"
+        return how, "residuals of the eigenvalues; one standard error of the trace"
+    if isinstance(result, NoiseEstimate):
+        drawn = f"{len(result.direct)} draws of {result.learners} minibatches of {result.local_batch}"
+        how = f"{drawn}, data: {samples}"
+        return how, "one standard error over the draws; full batch and Eq. 4 are exact"
+    return _fields(result), "as the picture shows it"
+
+
+def _fields(result: Result) -> str:
+    """The numbers and short texts of a result of any kind."""
+    hidden = ("label", "source", "source_sha256")
+    values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name not in hidden}
+    words = [
+        f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in values.items()
+        if isinstance(value, (bool, int, float, str)) and value != ""
+    ]
+    return ", ".join(words)[:600]
+
+
+def command(contents: Contents, result: Result, path: Path) -> str:
+    """The command that makes ``result`` again; names of files are quoted for a shell."""
+    run = contents.run_of(result)
+    source = str(run.shown_path) if run else str(getattr(result, "source", "")) or "CKPT"
+    places = source.split(", ") if isinstance(result, Surface) and result.kind == "between" else [source]
+    words: list[object] = [
+        "landscape",
+        _COMMANDS.get(result.schema, result.schema.partition(".")[2].replace("_", "-")),
+        *places,
+    ]
+    if isinstance(result, (Surface, HessianGrid)):
+        words += ["--grid", f"{len(result.x)}x{len(result.y)}", "--span", f"{result.span:g}"]
+        words += ["--seed", result.seed]
+        words += ["--norm", result.norm] if result.kind == "random" else []
+        if isinstance(result, Surface):
+            words += ["--plane", result.kind]
+    elif isinstance(result, Spectrum):
+        top = result.values.size - result.lowest
+        words += ["--top-k", top] if top > 1 or not result.lowest else []
+        words += ["--ends"] * bool(result.lowest) + ["--trace"] * math.isfinite(result.trace)
+        words += ["--density"] * (result.density is not None) + ["--kind", result.kind, "--seed", result.seed]
+        words += ["--part", result.part] if result.part else []
+        words += ["--precondition"] * bool(result.precondition)
+    elif isinstance(result, NoiseEstimate):
+        words += ["--draws", len(result.direct), "--seed", result.seed]
+    else:
+        return f"{shlex.join(map(str, words))}, with the options that it was given"
+    if getattr(result, "split", "") and not isinstance(result, NoiseEstimate):
+        words += ["--split", getattr(result, "split", "")]
+    if getattr(result, "dtype", "float32") != "float32":
+        words += ["--dtype", getattr(result, "dtype", "")]
+    return shlex.join(map(str, [*words, "-o", path]))
+
+
+# Commands whose name is not that of the file format.
+_COMMANDS = {
+    "landscape.surface": "contour",
+    "landscape.escape": "saddles",
+}

@@ -1,0 +1,130 @@
+"""A report as one HTML file: the sections in their order, the data of the charts, and the template."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from landscape._version import __version__
+from landscape.core.extras import optional
+from landscape.core.files import printable, read_regular, write_text
+from landscape.plots.style import paper_name
+from landscape.report import analyses, contents, curves, findings, origins, scrubber, surfaces
+from landscape.report.contents import Contents
+from landscape.report.parts import Page, chart_text, script_json
+from landscape.report.settings import lines_of
+
+EXTRA = "'sgd-landscape[report]'"
+_FOLDER = Path(__file__).parent
+
+
+def check_installed() -> None:
+    """Check that the packages for a report are there, before work is done for one.
+
+    Raises:
+        FailedError: plotly or jinja2 is not installed; the line says what to install.
+    """
+    optional("jinja2", "a report", EXTRA)
+    optional("plotly", "a report", EXTRA)
+
+
+def report(paths: Iterable[str | Path], path: str | Path, title: str = "") -> None:
+    """Write a report on runs, checkpoints and results to the HTML file ``path``.
+
+    Args:
+        paths: checkpoints, results, and folders of runs with the results in them.
+        path: of the page, which needs no other file and sends no request.
+        title: of the page. Default: the algorithms and data of the runs.
+
+    Raises:
+        FailedError: a file that cannot be read or written; plotly or jinja2 is not installed.
+
+    Example:
+        >>> report(["missing.h5"], "report.html")
+        Traceback (most recent call last):
+        landscape.core.errors.FailedError: missing.h5: no such file; ...
+    """
+    write(build(contents.read(map(Path, paths)), title), path)
+
+
+def build(given: Contents, title: str = "") -> Page:
+    """The page about ``given``."""
+    learners, scrubbers = scrubber.section(given)
+    sections = [
+        origins.runs_section(given),
+        curves.section(given.runs),
+        *surfaces.sections(given),
+        learners,
+        *analyses.sections(given),
+        origins.section(given),
+    ]
+    runs = [
+        {"name": run.name, "color": line["color"], "dash": line["dash"]}
+        for run, line in zip(given.runs, lines_of(given.runs), strict=True)
+    ]
+    data = surfaces.data(given) | {"scrubbers": scrubbers, "runs": runs}
+    shown = tuple(s for s in sections if s.charts or s.tables or s.pictures or s.missing or s.widget)
+    return Page(title or _title(given), findings.sentences(given), shown, data)
+
+
+def write(page: Page, path: str | Path) -> None:
+    """Render ``page`` and write it to ``path``, which is replaced only once the new file is whole.
+
+    Raises:
+        FailedError: the file cannot be written; plotly or jinja2 is not installed.
+    """
+    write_text(path, render(page))
+
+
+def render(page: Page) -> str:
+    """The HTML of ``page``. The code of Plotly is in it only if there is something for it to draw."""
+    jinja2 = optional("jinja2", "a report", EXTRA)
+    markup = optional("markupsafe", "a report", EXTRA)
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: value if isinstance(value, markup.Markup) else _visible(value),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    template = environment.from_string(_part("template.html"))
+    charts = [chart for section in page.sections for chart in section.charts]
+    plotly = ""
+    if charts or any(section.widget for section in page.sections):
+        plotly = optional("plotly.offline", "a report", EXTRA).get_plotlyjs()
+    data = page.data | {
+        "charts": {c.name: {"title": chart_text(c.title), "figure": c.figure} for c in charts}
+    }
+    text: str = template.render(
+        page=page,
+        version=__version__,
+        data=markup.Markup(script_json(data)),
+        style=markup.Markup(_part("report.css")),
+        script=markup.Markup(_part("report.js")),
+        plotly=markup.Markup(plotly.replace("</script", "<\\/script")),
+        image=_image,
+    )
+    return text
+
+
+def _part(name: str) -> str:
+    return read_regular(_FOLDER / name).decode()
+
+
+def _visible(value: Any) -> Any:
+    """Texts with characters that cannot be printed as escapes, but for the ends of lines."""
+    return "\n".join(map(printable, value.split("\n"))) if isinstance(value, str) else value
+
+
+def _image(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def _title(given: Contents) -> str:
+    names = dict.fromkeys(run.checkpoint.algorithm for run in given.runs)
+    data = dict.fromkeys(run.checkpoint.data["name"] or "unknown data" for run in given.runs)
+    if not names:
+        return "Loss landscape"
+    return f"{' and '.join(map(paper_name, names))} on {', '.join(data)}"

@@ -1,0 +1,185 @@
+"""What a page consists of: sections with sentences, charts, tables and pictures."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from landscape.core.files import printable
+from landscape.core.hdf5 import Array
+
+DIGITS = 6  # of a number in a chart: finer than a screen shows (ours)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart that the page draws.
+
+    Attributes:
+        name: unique on the page.
+        title: the heading above it, as plain text.
+        alt: a sentence that says what it shows, for readers who do not see it.
+        figure: the data and layout of Plotly; ``{"surface": k}`` for the contour of the page's surface k.
+    """
+
+    name: str
+    title: str
+    alt: str
+    figure: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """ "contour" for a surface that the page draws itself, else "figure"."""
+        return "contour" if "surface" in self.figure else "figure"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: its text, and the value by which rows are sorted."""
+
+    text: str
+    key: float | str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose rows can be sorted by each column."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG picture and a sentence that says what it shows."""
+
+    title: str
+    alt: str
+    png: bytes
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What is not in the files, and the command that makes it."""
+
+    text: str
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page.
+
+    Attributes:
+        name: its anchor.
+        widget: "", "scene" (the three-dimensional view) or "scrubber".
+        linked: a group of charts with linked cursors; "" for none.
+        wide: whether its charts take the whole width.
+    """
+
+    name: str
+    title: str
+    paragraphs: tuple[str, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    tables: tuple[Table, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    missing: tuple[Missing, ...] = ()
+    texts: tuple[tuple[str, str], ...] = ()  # a title and a preformatted text each
+    widget: str = ""
+    linked: str = ""
+    runs: bool = False  # whether the checkboxes of the runs stand above its charts
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole page: its title, findings in words, sections, and the data that its script draws."""
+
+    title: str
+    findings: tuple[str, ...]
+    sections: tuple[Section, ...]
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def number(value: float, error: float = math.nan, unit: str = "") -> Cell:
+    """A number with its error, if it has one, as a cell: "0.123 ± 0.004"; "–" for NaN.
+
+    Example:
+        >>> number(0.12345, 0.004).text, number(float("nan")).text, number(3.0, unit="%").text
+        ('0.123 ± 0.004', '–', '3%')
+    """
+    if math.isnan(value):
+        return Cell("–", -math.inf)
+    return Cell(in_words(value, error) + unit, value)
+
+
+def in_words(value: float, error: float = math.nan) -> str:
+    """A number to four digits; with an error, to its first digit, or to its second where it begins with 1.
+
+    Example:
+        >>> in_words(1234.5678), in_words(0.5), in_words(12.3456, 0.21), in_words(1.5e-7, 2e-9)
+        ('1,235', '0.5', '12.3 ± 0.2', '1.5e-07 ± 2e-09')
+        >>> in_words(1.38, 1.21), in_words(3.178e-5, 3.1e-6)
+        ('1.4 ± 1.2', '3.2e-05 ± 3e-06')
+    """
+    if not math.isfinite(error) or error < 0:
+        return f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.4g}"
+    if error == 0 or not math.isfinite(value):
+        return f"{value:.4g} ± {error:g}"
+    size = math.floor(math.log10(error))
+    more = int(10 ** (math.log10(error) - size) < 1.95)
+    places = more - size
+    if not -3 <= places <= 4:
+        digits = places + math.floor(math.log10(abs(value))) if value else 0
+        return f"{value:.{min(max(digits, 0), 15) + 1}g} ± {error:.{more}e}"
+    return f"{value:,.{max(places, 0)}f} ± {error:,.{max(places, 0)}f}"
+
+
+def text_cells(*texts: object) -> tuple[Cell, ...]:
+    """Cells of texts, which are sorted as texts."""
+    return tuple(Cell(str(text), str(text)) for text in texts)
+
+
+def listed(values: Array | Sequence[float]) -> list[Any]:
+    """Numbers as lists for JSON, to six digits, with None for those that are not finite.
+
+    Example:
+        >>> listed(np.array([[1 / 3, np.nan], [np.inf, 2.0]]))
+        [[0.333333, None], [None, 2.0]]
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim > 1:
+        return [listed(row) for row in array]
+    return [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in array.tolist()]
+
+
+def chart_text(text: str) -> str:
+    """``text`` in the form in which Plotly shows its characters unchanged: it reads some tags of HTML.
+
+    Example:
+        >>> chart_text("<b>a & b</b>")
+        '&lt;b&gt;a &amp; b&lt;/b&gt;'
+    """
+    return html.escape(printable(text), quote=False)
+
+
+def script_json(value: Any) -> str:
+    """``value`` as JSON that can stand inside a script element: in ASCII, without <, > and &.
+
+    Raises:
+        ValueError: a number that is not finite.
+
+    Example:
+        >>> script_json({"label": "</script>"})
+        '{"label":"\\\\u003c/script\\\\u003e"}'
+    """
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text

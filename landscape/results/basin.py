@@ -1,0 +1,177 @@
+"""How far the loss rises around the centre of a surface: what its pictures and titles say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from landscape.core.hdf5 import Array
+from landscape.results.plane import CENTERED
+from landscape.results.surface import Surface
+
+# Directions that a profile is a median over, and its points (ours: more change nothing that can be seen).
+DIRECTIONS, POINTS = 128, 60
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The loss against the distance from the centre, over all directions of a plane.
+
+    Attributes:
+        distance: (K,), Euclidean distances in weight space, from 0 to the edge of the grid.
+        low, median, high: (K,), quartiles of the loss over the directions, in nats; infinite where more
+            than a quarter (half, three quarters) of the directions have no finite loss.
+
+    Example:
+        >>> profile(parabola()).distance.shape
+        (60,)
+    """
+
+    distance: Array
+    low: Array
+    median: Array
+    high: Array
+
+
+def lengths(surface: Surface) -> tuple[float, float, float]:
+    """(‖u‖, ‖v‖, ‖centre‖): the lengths of the directions and of the weights at the centre.
+
+    Example:
+        >>> lengths(parabola())
+        (1.0, 1.0, 0.0)
+    """
+    norms = [float(np.linalg.norm(v.astype(np.float64))) for v in (*surface.directions, surface.center)]
+    return norms[0], norms[1], norms[2]
+
+
+def loss_at(surface: Surface, x: Array, y: Array) -> Array:
+    """The loss at points of the plane, between the points of the grid by bilinear interpolation.
+
+    Losses that are not finite count as infinite, also beside such a point.
+
+    Example:
+        >>> loss_at(parabola(), np.array([0.0, 0.5]), np.array([1.0, 0.0])).round(3).tolist()
+        [1.0, 0.25]
+    """
+    loss = np.where(np.isfinite(surface.loss), surface.loss, np.inf)
+    total = np.zeros(np.broadcast(x, y).shape)
+    for row, y_share in _neighbours(surface.y, y):
+        for column, x_share in _neighbours(surface.x, x):
+            share = x_share * y_share
+            total = total + np.where(share > 0, np.where(share > 0, share, 1) * loss[row, column], 0.0)
+    return total
+
+
+def _neighbours(grid: Array, at: Array) -> list[tuple[Array, Array]]:
+    """The two neighbours of ``at`` on a grid, and the share of each."""
+    left = np.clip(np.searchsorted(grid, at, "right") - 1, 0, len(grid) - 2)
+    share = np.clip((at - grid[left]) / (grid[left + 1] - grid[left]), 0.0, 1.0)
+    return [(left, 1 - share), (left + 1, share)]
+
+
+def profile(surface: Surface) -> Profile:
+    """The loss against the distance from the centre: quartiles over all directions of the plane.
+
+    Example:
+        >>> p = profile(parabola())
+        >>> float(p.distance[-1]), round(float(p.median[-1]), 2)
+        (1.0, 1.0)
+    """
+    u, v = surface.directions.astype(np.float64)
+    gram = np.array([[u @ u, u @ v], [u @ v, v @ v]])
+    angle = np.arange(DIRECTIONS) / DIRECTIONS * 2 * np.pi
+    circle = np.stack([np.cos(angle), np.sin(angle)])
+    steps = np.linalg.solve(np.linalg.cholesky(gram).T, circle)  # coordinates of points at distance 1
+    with np.errstate(divide="ignore"):
+        reach = [
+            np.where(s > 0, grid[-1], grid[0]) / np.where(s == 0, np.nan, s)
+            for s, grid in zip(steps, (surface.x, surface.y), strict=True)
+        ]
+    distance = np.linspace(0.0, float(np.nanmin(reach)), POINTS)
+    along = loss_at(surface, *(s * distance[:, None] for s in steps))
+    # "inverted_cdf" takes one of the losses and so never the difference of two infinite ones.
+    return Profile(distance, *np.quantile(along, (0.25, 0.5, 0.75), axis=1, method="inverted_cdf"))
+
+
+def has_profile(surface: Surface) -> bool:
+    """Whether a surface has a profile: its centre is a set of weights inside the grid, its loss finite there.
+
+    Example:
+        >>> has_profile(parabola())
+        True
+    """
+    if surface.kind not in CENTERED or min(surface.loss.shape) < 2:
+        return False
+    inside = all(grid[0] < 0 < grid[-1] and np.all(np.diff(grid) > 0) for grid in (surface.x, surface.y))
+    u, v = surface.directions.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is no comparison of lengths, nor NaN
+        area = (u @ u) * (v @ v)
+        independent = np.isfinite(area) and area - (u @ v) ** 2 > 1e-12 * area
+    zero = np.zeros(1)
+    return bool(inside and independent and np.isfinite(loss_at(surface, zero, zero)[0]))
+
+
+def center_loss(surface: Surface) -> float:
+    """The loss at the centre, interpolated where the grid has no point there.
+
+    Example:
+        >>> center_loss(parabola())
+        0.0
+    """
+    return float(loss_at(surface, np.zeros(1), np.zeros(1))[0])
+
+
+def median_rise(surface: Surface) -> float:
+    """The median over the plane of the loss, less that at the centre: how flat a minimum is, in nats.
+
+    Example:
+        >>> round(median_rise(parabola()), 2)
+        0.66
+    """
+    finite = surface.loss[np.isfinite(surface.loss)]
+    return float(np.median(finite)) - center_loss(surface) if finite.size else np.nan
+
+
+def shared_rise(surfaces: Sequence[Surface]) -> float:
+    """The rise of the loss above the centre whose contour is drawn on all ``surfaces``; NaN for none.
+
+    Half the median rise at the edge of the profile, of the surface on which that is the smallest (ours): the
+    contour is then inside every picture.
+
+    Example:
+        >>> round(shared_rise([parabola()]), 2)
+        0.5
+    """
+    rises = [float(p.median[-1] - p.median[0]) for p in map(profile, filter(has_profile, surfaces))]
+    positive = [rise for rise in rises if np.isfinite(rise) and rise > 0]
+    return min(positive) / 2 if positive else np.nan
+
+
+def comparable(surfaces: Sequence[Surface]) -> bool:
+    """Whether the rises of ``surfaces`` can be compared.
+
+    They must be of networks of one size, over one kind of plane, one span and one split of the data.
+
+    Example:
+        >>> comparable([parabola(), parabola()])
+        True
+    """
+    kinds = {(s.kind, s.norm, s.seed, s.ignore, s.span, s.split, len(s.center)) for s in surfaces}
+    return len(kinds) == 1 and all(map(has_profile, surfaces))
+
+
+def parabola() -> Surface:
+    """L = x² + y² on 41 × 41 points, for examples.
+
+    Example:
+        >>> parabola().loss.shape
+        (41, 41)
+    """
+    grid = np.linspace(-1, 1, 41)
+    loss = grid**2 + grid[:, None] ** 2
+    return Surface(
+        x=grid, y=grid, loss=loss, accuracy=loss, done=loss < 9, directions=np.eye(2), center=np.zeros(2),
+        kind="random", norm="none", seed=0, span=1.0, samples=1, dtype="float64", bn="center", path="batched",
+    )  # fmt: skip

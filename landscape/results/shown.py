@@ -1,0 +1,64 @@
+"""How numbers are shown, in pictures and on pages: on which scale, and noisy ones as running quartiles."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from landscape.core.hdf5 import Array
+
+# The ratio of the largest to the smallest number above which a scale is logarithmic (ours): at equal
+# distances a whole valley would then lie below the first of some forty levels.
+LOG_RATIO = 100.0
+# The share of the steps that a running median is of, and the number of its points (ours): what is shown of
+# 10,000 steps then follows changes over 500 of them.
+WINDOW, POINTS = 0.05, 200
+
+
+def logarithmic(values: Array) -> bool:
+    """Whether ``values`` are shown on a logarithmic scale by default.
+
+    Args:
+        values: numbers of any shape; those that are not finite are ignored.
+
+    Returns:
+        True where all finite numbers are > 0 and the largest is more than 100 times the smallest.
+
+    Example:
+        >>> logarithmic(np.array([0.01, 2.0])), logarithmic(np.array([0.1, 2.0])), logarithmic(np.zeros(2))
+        (True, False, False)
+    """
+    values = np.asarray(values, dtype=np.float64)
+    finite = values[np.isfinite(values)]
+    if not finite.size or finite.min() <= 0:
+        return False
+    # A product: the ratio of a large number to a subnormal one overflows.
+    return bool(finite.max() > LOG_RATIO * finite.min())
+
+
+def running_quartiles(steps: Array, values: Array) -> tuple[Array, Array]:
+    """The quartiles of noisy ``values`` in a window that moves along the steps.
+
+    Args:
+        steps: (T,), in any order; of several runs one after another.
+        values: (T,); those that are not finite are ignored.
+
+    Returns:
+        (at, quartiles): at (K,) steps, and quartiles (3, K), the lower quartile, the median and the upper
+        quartile of the values at most 2.5% of the range of the steps away. Empty without a finite value.
+
+    Example:
+        >>> at, (low, median, high) = running_quartiles(np.arange(1000.0), np.arange(1000.0) % 5)
+        >>> float(low[100]), float(median[100]), float(high[100])
+        (1.0, 2.0, 3.0)
+    """
+    finite = np.isfinite(values) & np.isfinite(steps)
+    order = np.argsort(steps[finite], kind="stable")
+    steps, values = steps[finite][order], values[finite][order]
+    places = np.unique(steps)
+    if len(places) > POINTS:
+        places = places[np.linspace(0, len(places) - 1, POINTS).round().astype(int)]
+    reach = WINDOW / 2 * float(np.ptp(steps)) if len(steps) else 0.0
+    first = np.searchsorted(steps, places - reach, "left")
+    last = np.searchsorted(steps, places + reach, "right")
+    inside = [np.quantile(values[a:b], (0.25, 0.5, 0.75)) for a, b in zip(first, last, strict=True)]
+    return places, np.array(inside).reshape(-1, 3).T

@@ -1,0 +1,158 @@
+"""Pictures of 51 × 51 points within 1%, stated, against all points by the textbook loops."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import landscape
+from tests.benchmarks.contour import resnet18
+from tests.benchmarks.harness import compare, installed, mnist
+
+POINTS = 51
+IMAGES = 64  # of ResNet-18: a picture of it takes a minute
+
+
+def main() -> None:
+    small()
+    large()
+    language()
+
+
+def said(surface: landscape.Surface, whole: landscape.Surface | None = None) -> None:
+    """Print how many points a picture took, and its error."""
+    true = ""
+    if whole is not None:
+        true = f", true {np.abs(surface.loss - whole.loss).max() / np.ptp(whole.loss):.2%}"
+    print(
+        f"  {surface.evaluations} of {surface.done.size} points, stated {surface.stated_error[0]:.2%}{true}",
+        flush=True,
+    )
+
+
+def small() -> None:
+    """784-50-50-10 trained for 1,500 steps, 10,000 images."""
+    data = landscape.data.load(**mnist())
+    x, y = (t[:10_000] for t in data.test)
+    torch.manual_seed(0)
+    model = landscape.models.build("mlp", widths=[784, 50, 50, 10])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(1500):
+        rows = torch.randint(len(data.train[1]), (500,))
+        optimizer.zero_grad()
+        data.loss(model(data.train[0][rows]), data.train[1][rows]).backward()
+        optimizer.step()
+    problem = landscape.Problem(model, data.loss, (x, y))
+    plane = landscape.random_plane(problem)
+    moved = copy.deepcopy(model).eval()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=256)
+    found: dict[str, landscape.Surface] = {}
+
+    def ours() -> None:
+        found["some"] = landscape.contour(problem, plane, POINTS, tolerance="1%")
+
+    def full() -> None:
+        found["all"] = landscape.contour(problem, plane, POINTS, path="batched")
+
+    @torch.no_grad()
+    def loader_pass() -> None:
+        """16 of the points."""
+        for a, b in np.linspace(-0.1, 0.1, 16)[:, None].repeat(2, 1).tolist():
+            theta = plane.center + a * plane.directions[0] + b * plane.directions[1]
+            torch.nn.utils.vector_to_parameters(theta, moved.parameters())
+            sum(float(data.loss(moved(xb), yb)) * len(yb) for xb, yb in loader)
+
+    title = "contour within 1%, 784-50-50-10, 51 × 51 points, 10,000 images"
+    compare(f"{title}, against all points", ours, full, rounds=5, need=8.0)
+    said(found["some"], found["all"])
+    work = POINTS**2
+    if (peer := installed("loss_landscapes")) is not None:
+        metric = peer.metrics.Loss(data.loss, x, y)
+        compare(
+            f"{title}, against loss-landscapes, all points", ours,
+            lambda: peer.random_plane(moved, metric, distance=1, steps=20, deepcopy_model=True),
+            rounds=5, need=60.0, work=work / 400,
+        )  # fmt: skip
+    compare(
+        f"{title}, against a loader pass for each of all points", ours, loader_pass,
+        rounds=5, need=400.0, work=work / 16,
+    )  # fmt: skip
+
+
+def patterns(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images of ten classes: a fixed pattern each, and noise."""
+    each = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    labels = torch.randint(10, (count,))
+    return torch.randn(count, 3, 32, 32) + 0.7 * each[labels], labels
+
+
+def large() -> None:
+    """ResNet-18 of CIFAR's size with BatchNorm, after 30 steps; filter-normalised directions."""
+    torch.manual_seed(0)
+    model = resnet18()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for _ in range(30):
+        x, y = patterns(64)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    model.eval()
+    x, y = patterns(IMAGES)
+    problem = landscape.Problem(model, F.cross_entropy, (x, y))
+    plane = landscape.random_plane(problem, norm="filter")
+    moved = copy.deepcopy(model)
+    found: dict[str, landscape.Surface] = {}
+
+    def ours(precision: str) -> None:
+        found[precision] = landscape.contour(
+            problem, plane, POINTS, span=0.5, tolerance="1%", precision=precision
+        )
+
+    @torch.no_grad()
+    def loop() -> None:
+        """20 of the points."""
+        for a in np.linspace(-0.5, 0.5, 20).tolist():
+            theta = plane.center + a * plane.directions[0] - a * plane.directions[1]
+            torch.nn.utils.vector_to_parameters(theta, moved.parameters())
+            float(F.cross_entropy(moved(x), y))
+
+    for precision, need in (("model", 8.0), ("bfloat16", 15.0)):
+        name = "float32" if precision == "model" else precision
+        compare(
+            f"contour within 1%, ResNet-18, {name}, {IMAGES} images, against the plain loop over 51 × 51 points",
+            lambda p=precision: ours(p), loop, rounds=1, need=need, work=POINTS**2 / 20, warm=False,
+        )  # fmt: skip
+        said(found[precision])
+
+
+def language() -> None:
+    """GPT-2 of 2 layers from a configuration, batches of tokens as a dictionary."""
+    if (transformers := installed("transformers")) is None:
+        return
+    torch.manual_seed(0)
+    settings = transformers.GPT2Config(vocab_size=1000, n_positions=64, n_embd=128, n_layer=2, n_head=4)
+    model = transformers.GPT2LMHeadModel(settings).eval()
+    tokens = torch.randint(1000, (32, 64))
+    batch = {"input_ids": tokens, "labels": tokens}
+    problem = landscape.Problem(model, None, [batch])
+    plane = landscape.random_plane(problem, norm="filter")
+    found: list[landscape.Surface] = []
+
+    def ours() -> None:
+        found.append(landscape.contour(problem, plane, POINTS, span=0.5, tolerance="1%"))
+
+    moved = copy.deepcopy(model)
+
+    @torch.no_grad()
+    def loop() -> None:
+        for a in np.linspace(-0.5, 0.5, 50).tolist():
+            theta = plane.center + a * plane.directions[0] - a * plane.directions[1]
+            torch.nn.utils.vector_to_parameters(theta, moved.parameters())
+            float(moved(**batch).loss)
+
+    title = "contour within 1%, GPT-2 of 2 layers, 32 × 64 tokens, against the plain loop over 51 × 51 points"
+    compare(title, ours, loop, rounds=3, need=8.0, work=POINTS**2 / 50)
+    said(found[-1])

@@ -1,0 +1,352 @@
+"""Surfaces from some of their points: the error that is stated, and what the others are interpolated from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import landscape
+from landscape import InputError, Problem, Surface
+from landscape.core.hdf5 import Array
+from landscape.evaluation import adaptive, grid
+from landscape.evaluation.adaptive import base_places, first_points, interpolate
+from landscape.evaluation.interpolation import KERNELS, Interpolant
+from landscape.evaluation.tolerance import Scale, Tolerance
+from landscape.train import launch, recipe
+from tests import problems
+from tests.conftest import Command
+from tests.test_cli import one_line
+
+POINTS = 51
+
+
+def _at(function: Callable[[Array, Array], Array], nx: int = POINTS, ny: int = POINTS) -> Array:
+    return np.asarray(function(*np.meshgrid(np.linspace(-1, 1, nx), np.linspace(-1, 1, ny))), float)
+
+
+def _with(values: Array, where: Array, value: float) -> Array:
+    values[where] = value
+    return values
+
+
+# Surfaces, and how many points of 2,601 are exact at most.
+SURFACES: dict[str, tuple[Callable[[Array, Array], Array], int]] = {
+    "kink": (lambda x, y: np.maximum(2 + x + 0.3 * y, 2 - 0.7 * x + 0.5 * y), 1000),
+    "kink along a grid line": (lambda x, y: np.maximum(2 + x, 2 - 0.5 * x), 1200),
+    "Rosenbrock": (lambda x, y: 0.01 + (1 - 2 * x) ** 2 / 100 + (2 * y - 4 * x * x) ** 2, 450),
+    "NaN half-plane": (lambda x, y: _with(1 + x * x + y * y, x + 0.3 * y > 0.2, np.nan), 1000),
+    "infinite island": (lambda x, y: _with(1 + x * x + y * y, np.hypot(x - 0.3, y) < 0.25, np.inf), 1000),
+    "constant": (lambda x, y: np.ones_like(x), 229),
+    "cliff": (lambda x, y: 1 / (1 + np.exp(-40 * (x - 0.3 * y - 0.37))), 500),
+    "narrow bump": (lambda x, y: x * x + y * y + 0.5 * np.exp(-((x - 0.33) ** 2 + y * y) / 0.01), 550),
+    "wall": (lambda x, y: 1 + x * x + 50 * np.maximum(x - 0.7, 0) ** 2 + np.exp(8 * (y - 0.5)), 450),
+    "eleven orders": (lambda x, y: np.exp(12 * x * x + 3 * y), 229),
+    "negative": (lambda x, y: -np.exp(3 * x) + np.sin(5 * y), 229),
+}
+
+
+def _interpolated(truth: Array, tolerance: Tolerance, seed: int) -> tuple[Array, Array, adaptive.Outcome]:
+    """The values found for a surface that is known, which of them are exact, and the errors stated."""
+    columns, done = {"loss": np.full(truth.size, np.nan)}, np.zeros(truth.size, bool)
+
+    def compute(places: Array) -> None:
+        done[places] = True
+        columns["loss"][places] = truth.flat[places]
+
+    outcome = interpolate(truth.shape, columns, done, compute, tolerance, ("loss",), seed)
+    return columns["loss"].reshape(truth.shape), done, outcome
+
+
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 20), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", SURFACES)
+def test_the_stated_error_covers_the_true_one(name: str, seeds: range) -> None:
+    function, most = SURFACES[name]
+    truth = _at(function)
+    tolerance, finite = Tolerance.parse("1%"), np.isfinite(truth)
+    for seed in seeds:
+        found, done, outcome = _interpolated(truth, tolerance, seed)
+        scale = Scale.of(truth[finite], tolerance)
+        error = float(np.abs(scale(found[finite]) - scale(truth[finite])).max())
+        assert np.array_equal(np.isfinite(found), finite)
+        assert done.sum() <= most
+        assert outcome.stated["loss"] <= 1.0
+        assert error <= 1.0
+        assert error <= 3 * outcome.stated["loss"]
+
+
+def test_noise_is_not_interpolated() -> None:
+    truth = np.random.default_rng(0).normal(size=(30, 40))
+    found, done, outcome = _interpolated(truth, Tolerance.parse("1%"), 0)
+    assert done.all()
+    assert outcome.stated == {"loss": 0.0}
+    np.testing.assert_array_equal(found, truth)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (51, 1), (1, 51), (7, 60), (50, 50), (1, 1), (101, 33)])
+def test_grids_of_any_shape(shape: tuple[int, int]) -> None:
+    ny, nx = shape
+    truth = _at(lambda x, y: np.exp(x) + y * y, nx, ny)
+    found, done, outcome = _interpolated(truth, Tolerance.parse(0.01), 0)
+    assert done.sum() >= first_points(shape) or done.all()
+    assert np.abs(found - truth).max() <= 0.01 * max(outcome.stated["loss"], 1e-12)
+    assert set(np.flatnonzero(done)) >= set(base_places(shape))
+
+
+@given(
+    st.sampled_from(sorted(KERNELS)),
+    st.integers(1, 2),
+    st.integers(0, 2**32 - 1),
+)
+def test_leaving_a_point_out_is_fitting_without_it(kernel: str, d: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    places = draw.choice(20**d, 14, replace=False)
+    at = np.stack(np.unravel_index(places, (20,) * d), axis=1) / 20.0 + draw.uniform(-0.01, 0.01, (14, d))
+    values = draw.normal(size=len(at))
+    whole = Interpolant(at, kernel)
+    coefficients = whole.coefficients(values)
+    np.testing.assert_allclose(whole(coefficients, at), values, atol=1e-5)
+    missed = whole.left_out(coefficients)
+    for i in range(len(at)):
+        rest = Interpolant(np.delete(at, i, 0), kernel)
+        error = values[i] - rest(rest.coefficients(np.delete(values, i)), at[i : i + 1])[0]
+        assert missed[i] == pytest.approx(error, rel=1e-3, abs=1e-4)
+
+
+@given(st.integers(0, 2), st.integers(0, 2**32 - 1))
+def test_polynomials_are_met_exactly(degree: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    at, other = draw.uniform(-1, 1, (20, 2)), draw.uniform(-1, 1, (5, 2))
+    factors = draw.normal(size=(degree + 1, degree + 1))
+
+    def polynomial(p: Array) -> Array:
+        terms = [
+            factors[i, j] * p[:, 0] ** i * p[:, 1] ** j
+            for i, j in np.ndindex(factors.shape)
+            if i + j <= degree
+        ]
+        return np.asarray(sum(terms))
+
+    kernel = ("linear", "cubic", "quintic")[degree]
+    fitted = Interpolant(at, kernel)
+    found = fitted(fitted.coefficients(polynomial(at)), other)
+    np.testing.assert_allclose(found, polynomial(other), atol=1e-6)
+
+
+@given(st.one_of(st.text(max_size=8), st.floats(), st.integers()))
+def test_a_tolerance_is_positive_or_refused(value: str | float) -> None:
+    try:
+        tolerance = Tolerance.parse(value)
+    except InputError as error:
+        message = str(error)
+    else:
+        message = ""
+        assert 0 < tolerance.size < (1 if tolerance.relative else np.inf)
+        assert tolerance.relative == str(value).strip().endswith("%")
+    assert message.startswith("tolerance: ") or not message
+
+
+@pytest.mark.parametrize("value", ["0", "-1%", "100%", "nan", "inf", "%", "", "1%%", "a", True, 0.0])
+def test_these_tolerances_are_refused(value: str | float) -> None:
+    with pytest.raises(InputError, match="tolerance: .* is not allowed"):
+        landscape.contour(problems.mlp(), landscape.random_plane(problems.mlp()), (3, 3), tolerance=value)
+
+
+@pytest.mark.parametrize("name", ["mlp tanh", "mlp relu", "conv", "positive definite"])
+def test_exact_points_have_the_bits_of_the_full_grid(name: str) -> None:
+    problem = problems.ALL[name]()
+    plane = landscape.random_plane(problem, seed=3)
+    whole = landscape.contour(problem, plane, (41, 37), span=0.5)
+    some = landscape.contour(problem, plane, (41, 37), span=0.5, tolerance="1%")
+    assert 200 < some.evaluations < 0.5 * some.done.size
+    np.testing.assert_array_equal(some.loss[some.done], whole.loss[some.done])
+    tolerance = Tolerance.parse("1%")
+    scale = Scale.of(whole.loss, tolerance)
+    error = 0.01 * float(np.abs(scale(some.loss) - scale(whole.loss)).max())
+    stated = dict(zip(some.columns, some.stated_error, strict=True))["loss"]
+    assert error <= 3 * stated <= 0.03
+    assert some.tolerance == "1%"
+    assert some.checks in (adaptive.CHECKS[2], 2 * adaptive.CHECKS[2] // 3)
+    assert float(some.largest_error[0]) <= stated
+    again = landscape.contour(problem, plane, (41, 37), span=0.5, previous=some)
+    np.testing.assert_array_equal(again.loss, whole.loss)
+    np.testing.assert_array_equal(again.accuracy, whole.accuracy)
+    assert again.done.all()
+    assert again.columns == ()
+    assert again.interpolation() == ""
+    for tolerance in ("1%", "2%"):
+        assert (
+            landscape.contour(problem, plane, (41, 37), span=0.5, previous=some, tolerance=tolerance) is some
+        )
+    assert landscape.contour(problem, plane, (41, 37), span=0.5, previous=whole, tolerance="1%") is whole
+
+
+def test_accuracy_is_left_out_where_it_is_too_rough() -> None:
+    problem = problems.mlp(samples=20)  # steps of 5%
+    surface = landscape.contour(problem, landscape.random_plane(problem), (41, 41), span=1.0, tolerance="1%")
+    assert surface.columns == ("loss",)
+    assert np.array_equal(np.isnan(surface.accuracy), ~surface.done)
+    assert np.isfinite(surface.loss).all()
+
+
+def test_an_unfinished_surface_goes_on_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "PORTION_SECONDS", 0.0)
+    monkeypatch.setattr(grid, "SAVE_SHARE", 0.0)
+    problem = problems.mlp()
+    plane = landscape.random_plane(problem)
+    saved: list[Surface] = []
+    whole = landscape.contour(problem, plane, (31, 29), span=2.0, tolerance="0.3%", save=saved.append)
+    assert len(saved) >= 5
+    for surface in saved[:: len(saved) // 5]:
+        assert surface.columns == ()
+        assert np.array_equal(np.isnan(surface.loss), ~surface.done)
+        again = landscape.contour(problem, plane, (31, 29), span=2.0, tolerance="0.3%", previous=surface)
+        np.testing.assert_array_equal(again.loss, whole.loss)
+        np.testing.assert_array_equal(again.done, whole.done)
+        assert again.stated_error.tolist() == whole.stated_error.tolist()
+
+
+def test_results_are_saved_and_read(tmp_path: Path) -> None:
+    problem = problems.mlp()
+    surface = landscape.contour(problem, landscape.random_plane(problem), (31, 31), tolerance=0.01, label="a")
+    surface.save(tmp_path / "s.h5")
+    read = Surface.load(tmp_path / "s.h5")
+    assert (read.tolerance, read.columns, read.checks) == (surface.tolerance, surface.columns, surface.checks)
+    np.testing.assert_array_equal(read.stated_error, surface.stated_error)
+    assert "interpolated from 229 of 961 points, error of loss below" in read.interpolation()
+    assert read.tolerance == "0.01"
+    assert "%" not in read.interpolation()
+
+
+def test_lines_and_hessian_grids() -> None:
+    problem = problems.mlp()
+    direction = landscape.random_plane(problem).directions[0]
+    whole = landscape.line(problem, direction, 101, span=1.0)
+    some = landscape.line(problem, direction, 101, span=1.0, tolerance="1%")
+    assert some.evaluations < 60
+    np.testing.assert_array_equal(some.loss[some.done], whole.loss[some.done])
+    assert np.abs(some.loss - whole.loss).max() <= 0.01 * np.ptp(whole.loss)
+    plane = landscape.random_plane(problem)
+    few = landscape.hessian_grid(problem, plane, (25, 25), tolerance="2%", tol=1e-4)
+    all_of_them = landscape.hessian_grid(problem, plane, (25, 25), tol=1e-4, previous=few)
+    assert few.evaluations < 0.5 * 625
+    assert few.columns == ("lambda_min", "lambda_max", "ratio")
+    for name, stated in zip(few.columns, few.stated_error, strict=True):
+        ours, truth = getattr(few, name), getattr(all_of_them, name)
+        np.testing.assert_array_equal(ours[few.done], truth[few.done])
+        assert np.abs(ours - truth).max() <= 3 * stated * np.ptp(truth)
+    assert np.isnan(few.residual_max[~few.done]).all()
+    assert not few.converged[~few.done].any()
+    assert all_of_them.done.all()
+    assert all_of_them.converged.all()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    launch.launch(recipe.read("digits-dpsgd", ["steps=20", "model.widths=[64, 16, 10]"]), folder)
+    return folder / "last.h5"
+
+
+def test_the_command_and_its_processes(run: Path, tmp_path: Path, command: Command) -> None:
+    one, two, picture = tmp_path / "1.h5", tmp_path / "2.h5", tmp_path / "1.png"
+    wanted = ("contour", run, "--grid", "40", "--tolerance", "1%")
+    code, printed, err = command(*wanted, "-o", one, "--plot", picture)
+    assert (code, printed) == (0, f"{one}\n{picture}\n")
+    assert "interpolated from 229 of 1,600 points, error of loss below" in err
+    words = ["-m", "landscape", *map(str, wanted), "-o", str(two), "--nproc", "2"]
+    assert subprocess.run([sys.executable, *words], capture_output=True).returncode == 0
+    a, b = landscape.load(one), landscape.load(two)
+    np.testing.assert_array_equal(a.done, b.done)
+    np.testing.assert_allclose(a.loss, b.loss, rtol=1e-5)
+    assert "nothing is computed" in command(*wanted, "-o", one)[2]
+    code, _, err = command("contour", run, "--grid", "40", "-o", one)
+    assert code == 0
+    assert "229 of 1,600 points were in the file" in err
+    assert landscape.load(one).done.all()
+    one_line(command(*wanted[:-1], "much", "-o", two), 2, "tolerance: 'much' is not allowed", "1%")
+    code, _, err = command("line", run, "--tolerance", "1%", "-o", tmp_path / "line.h5", "--plot", picture)
+    assert code == 0
+    assert "interpolated from 25 of 51 points" in err
+
+
+class Plain(nn.Module):
+    """Not a chain: each point is a forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.b(self.a(x).tanh()) + x[:, :3]
+        return out
+
+
+def test_data_is_seen_once_an_exact_point() -> None:
+    passes = []
+
+    class Batches:
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            passes.append(1)
+            torch.manual_seed(0)
+            yield torch.randn(30, 6), torch.randint(3, (30,))
+
+    problem = Problem(Plain(), nn.functional.cross_entropy, Batches(), check="off")
+    plane = landscape.random_plane(problem)
+    passes.clear()
+    surface = landscape.contour(problem, plane, 41, tolerance="1%", path="pointwise")
+    assert surface.evaluations <= len(passes) <= surface.evaluations + 5
+
+
+def _trained(model: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> nn.Module:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model.train()
+    for _ in range(steps):
+        rows = torch.randint(len(y), (128,))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def _network(name: str) -> Problem:
+    """A network on the bundled digits; GPT-2 on tokens that follow a rule."""
+    torch.manual_seed(0)
+    data = landscape.data.load("digits")
+    x, y = data.train
+    if name == "residual":
+        images = x.reshape(-1, 1, 8, 8).expand(-1, 3, 8, 8)
+        model = _trained(landscape.models.build("resnet-20", width=0.25), images, y, 60)
+        return Problem(model, data.loss, (images[:400], y[:400]))
+    if name == "language":
+        transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+        settings = transformers.GPT2Config(vocab_size=32, n_positions=16, n_embd=32, n_layer=2, n_head=4)
+        tokens = (torch.randint(32, (64, 1)) + 5 * torch.arange(16)) % 32
+        return Problem(
+            transformers.GPT2LMHeadModel(settings).eval(), None, [{"input_ids": tokens, "labels": tokens}]
+        )
+    model = landscape.models.build("mlp", widths=[64, 50, 50, 10])
+    return Problem(model if name == "untrained" else _trained(model, x, y, 500), data.loss, (x, y))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("norm", "span"), [("none", 0.1), ("filter", 1.0)])
+@pytest.mark.parametrize("name", ["mlp", "untrained", "residual", "language"])
+def test_networks_are_within_the_tolerance_everywhere(name: str, norm: str, span: float) -> None:
+    problem, tolerance = _network(name), Tolerance.parse("1%")
+    for seed in range(2):
+        plane = landscape.random_plane(problem, norm=norm, seed=seed)
+        some = landscape.contour(problem, plane, POINTS, span=span, tolerance="1%")
+        whole = landscape.contour(problem, plane, POINTS, span=span, previous=some)
+        scale = Scale.of(whole.loss, tolerance)
+        error = 0.01 * float(np.abs(scale(some.loss) - scale(whole.loss)).max())
+        stated = float(some.stated_error[0]) if some.columns else 0.0
+        assert error <= min(0.01, 3 * stated)

@@ -1,0 +1,128 @@
+"""Films of a run's learners: what is in them, and one line where there can be none."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import landscape
+from landscape.cli import animate
+from landscape.cli.source import Source
+from landscape.plots import animation
+from landscape.results import basin
+from landscape.train import launch, recipe
+from tests.conftest import Command
+
+SMALL = ("steps=12", "checkpoint.every=4", "model.widths=[64, 8, 10]", "monitor.sharpness=4")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "dp"
+    launch.launch(recipe.read("digits-dpsgd", SMALL), folder)
+    return folder
+
+
+def film(**changes: object) -> animate.Film:
+    values = {"of": "learners", "grid": 5, "frames": 60, "fps": 6.0}
+    return animate.Film(**(values | changes), source=Source.of_options(None, None, None, None))  # type: ignore[arg-type]
+
+
+def test_frames_are_the_checkpoints(run: Path) -> None:
+    runs = animate.checkpoints(run / "last.h5", 60)
+    assert [r.step for r in runs] == [4, 8, 12]  # at the start all learners are equal
+    frames = animate.frames(runs, film(), lambda share: None)
+    end = landscape.load(run / "last.h5")
+    for frame, r in zip(frames, runs, strict=True):
+        spread = (r.weights - r.weights.mean(0)).double().numpy()
+        directions = frame.surface.directions
+        np.testing.assert_allclose(directions @ directions.T, np.eye(2), atol=1e-5)
+        np.testing.assert_allclose(frame.surface.markers[:-1], spread @ directions.T, atol=1e-5)
+        np.testing.assert_array_equal(frame.surface.markers[-1], 0)
+        np.testing.assert_allclose(frame.surface.center, r.mean.numpy(), rtol=1e-6)
+        assert frame.lr_lambda_max == end.history["lr_lambda_max"][end.history["step"] == r.step]
+        assert frame.limit == pytest.approx(1.0)  # 1 + ω_min of full averaging
+    assert len({f.surface.span for f in frames}) == 1
+    surface = frames[0].surface
+    assert surface.marker_loss[-1] == pytest.approx(surface.loss[2, 2], rel=1e-4)
+
+
+def test_a_gif_has_a_frame_for_each(run: Path, tmp_path: Path, command: Command) -> None:
+    path = tmp_path / "new" / "run.gif"
+    code, out, err = command(
+        "plot", run, "--animate", "learners", "--film-grid", "5", "--frames", "2", "-o", path
+    )
+    assert (code, out.strip()) == (0, str(path)), err
+    with Image.open(path) as picture:
+        assert (picture.format, picture.n_frames) == ("GIF", 2)  # type: ignore[attr-defined]
+
+
+def test_the_dial_shows_the_limit_and_learners_outside() -> None:
+    markers = np.array([[0.5, 0], [5, 5], [0, 0]])
+    marked = dataclasses.replace(
+        basin.parabola(),
+        kind="learners",
+        markers=markers,
+        marker_loss=np.ones(3),
+        labels=("a", "b", "w_a"),
+        axes=("1", "2"),
+    )
+    known = animation.Frame(marked, 3, 0.8, 1.0, 0.2)
+    made = animation.film([known, animation.Frame(marked, 4, np.nan, np.nan)], "dpsgd")
+    made.draw(0)
+    ax, dial = made.figure.axes[:2]
+    by_name = {h.get_label(): h.get_xydata() for h in ax.lines}
+    np.testing.assert_array_equal(by_name["learners"], [[0.5, 0]])
+    np.testing.assert_allclose(by_name["outside"], [[0.97, 0.97]])
+    assert "DPSGD, step 3" in made.figure.get_suptitle()
+    assert "limit\n1" in [text.get_text() for text in dial.texts]
+    made.draw(1)
+    assert "not known" in dial.texts[-1].get_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--animate", "learnrs"], 2, "did you mean 'learners'"),
+        (["--animate", "learners", "-o", "x.png"], 2, "must end in .gif, .mp4"),
+        (["--animate", "learners", "--film-grid", "1"], 2, "--film-grid: 1 is not allowed"),
+        (["--animate", "learners", "--fps", "0"], 2, "--fps"),
+        (["--animate", "learners", "--log"], 2, "--log: not allowed with --animate"),
+        (["--animate", "learners", "--style", "surface"], 2, "--style: not allowed with --animate"),
+        (["--dpi", "5"], 2, "--dpi: 5 is not allowed"),
+    ],
+)
+def test_options_that_are_not_allowed(
+    run: Path, command: Command, options: list[str], code: int, words: str
+) -> None:
+    result = command("plot", run, *options)
+    assert result[0] == code
+    assert words in result[2]
+    assert len(result[2].splitlines()) == 1
+
+
+def test_one_checkpoint_is_no_film(tmp_path: Path, command: Command) -> None:
+    launch.launch(recipe.read("digits-ssgd", [*SMALL, "checkpoint.every=0"]), tmp_path / "ss")
+    code, _, err = command("plot", tmp_path / "ss", "--animate", "learners", "-o", tmp_path / "a.gif")
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert "checkpoint.every=N" in err
+    assert "takes one run" in command("plot", tmp_path / "ss", tmp_path / "ss", "--animate", "learners")[2]
+
+
+def test_mp4_needs_ffmpeg(
+    run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.mp4"
+    if shutil.which("ffmpeg"):
+        assert command("plot", run, "--animate", "learners", "--film-grid", "3", "-o", path)[0] == 0
+        assert b"ftyp" in path.read_bytes()[:16]
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    code, _, err = command("plot", run, "--animate", "learners", "-o", tmp_path / "other.mp4")
+    assert code == 1
+    assert "needs ffmpeg" in err
+    assert not (tmp_path / "other.mp4").exists()

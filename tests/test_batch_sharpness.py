@@ -1,0 +1,271 @@
+"""Batch sharpness against dense matrices, closed forms on the quadratic, and the command."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import landscape
+from landscape import BatchSharpness, FailedError, InputError, Problem
+from landscape.cli.batch_sharpness import table
+from landscape.data.synthetic import mean_output
+from landscape.evaluation.minibatches import stream
+from tests import problems
+from tests.conftest import Command
+from tests.test_cli import one_line
+
+SPECTRUM = [0.2, 1.0, 3.0, -0.5]
+
+
+def noisy(curvature_std: float, gradient_std: float = 0.0, samples: int = 500) -> Problem:
+    """A quadratic whose samples differ in curvature and gradient."""
+    model = landscape.models.build("quadratic", eigenvalues=SPECTRUM)
+    data = landscape.data.load(
+        "quadratic", dimension=4, samples=samples, curvature_std=curvature_std, gradient_std=gradient_std
+    )
+    return Problem(model, mean_output, data.train)
+
+
+def along_gradient(problem: Problem) -> float:
+    """wᵀH³w/wᵀH²w: the curvature of the quadratic along its gradient."""
+    h, w = problem.model.get_buffer("hessian"), problem.theta
+    return float((w @ h @ h @ h @ w) / (w @ h @ h @ w))
+
+
+def dense(problem: Problem, theta: Tensor, indices: Tensor) -> tuple[float, float]:
+    """gᵀHg/‖g‖² and ‖g‖² of a minibatch, from the whole matrix."""
+    part = problem.subset(indices)
+    g = problems.textbook_gradient(part, theta)
+    own = copy.copy(part)
+    own.theta = theta
+    return float(g @ problems.textbook_hessian(own) @ g / (g @ g)), float(g @ g)
+
+
+@pytest.mark.parametrize("name", [name for name in (*problems.ALL, *problems.STRUCTURED) if name != "conv"])
+def test_each_draw_is_that_of_the_dense_matrix(name: str) -> None:
+    problem = {**problems.ALL, **problems.STRUCTURED}[name]()
+    n, batch, draws = 2, 8, 2
+    noise = torch.randn(n, problem.layout.size, dtype=torch.float64, generator=stream(5, 0))
+    weights = problem.theta + 0.1 * noise
+    result = landscape.batch_sharpness(problem, batch, weights=weights, draws=draws, max_draws=draws, seed=3)
+    total, local = stream(3, 0), stream(3, 1)
+    for k in range(draws):
+        indices = torch.randint(problem.samples, (1, batch), generator=total)[0]
+        curvature, norm2 = dense(problem, problem.theta, indices)
+        assert result.curvature[k] == pytest.approx(curvature, rel=1e-8)
+        assert result.norm2[k] == pytest.approx(norm2, rel=1e-8)
+        for j, own in enumerate(torch.randint(problem.samples, (n, batch // n), generator=local)):
+            curvature, norm2 = dense(problem, weights[j], own)
+            assert result.learner_curvature[k, j] == pytest.approx(curvature, rel=1e-8)
+            assert result.learner_norm2[k, j] == pytest.approx(norm2, rel=1e-8)
+    assert result.local_batch == batch // n
+    values = result.curvature
+    assert result.standard_error == pytest.approx(abs(values[1] - values[0]) / 2)
+    assert result.pooled == pytest.approx((values * result.norm2).sum() / result.norm2.sum())
+    assert result.learner_value == pytest.approx(result.learner_curvature.mean())
+    top = float(torch.linalg.eigvalsh(problems.textbook_hessian(problem))[-1])
+    assert result.lambda_max == pytest.approx(top, rel=0.01)
+
+
+def test_without_noise_in_the_curvature_it_is_exact_and_one_truth_for_all_batches() -> None:
+    problem = noisy(0.0)
+    for batch in (1, 7):
+        result = landscape.batch_sharpness(problem, batch)
+        assert result.value == pytest.approx(along_gradient(problem), rel=1e-12)
+        assert result.standard_error < 1e-12
+        assert result.converged
+        assert len(result.curvature) == 16
+
+
+def test_the_closed_form_lies_within_the_error_bar_and_the_error_is_as_small_as_asked() -> None:
+    problem = noisy(1.0)
+    truth = along_gradient(problem)
+    few, many = (landscape.batch_sharpness(problem, 5, tol=tol, seed=2) for tol in (0.1, 0.02))
+    for result in (few, many):
+        assert abs(result.value - truth) < 4 * result.standard_error
+        assert result.standard_error <= result.tol * abs(result.value)
+        assert result.converged
+        low, high = result.interval()
+        assert low < result.value < high
+    assert len(many.curvature) > 10 * len(few.curvature)
+
+
+def test_at_a_minimum_isotropic_noise_meets_the_mean_curvature() -> None:
+    """At w = 0 a minibatch's gradient is its noise alone, in each direction alike: tr H/P on average."""
+    model = landscape.models.build("quadratic", eigenvalues=[0.5, 1.0, 3.0], start=0.0)
+    data = landscape.data.load("quadratic", dimension=3, samples=20000, gradient_std=1.0)
+    result = landscape.batch_sharpness(Problem(model, mean_output, data.train), 50, tol=0.01, max_draws=5000)
+    assert abs(result.value - 1.5) < 4 * result.standard_error
+    assert result.lambda_max == pytest.approx(3.0, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.4, 1.0])
+def test_the_error_bar_covers_the_truth_as_often_as_it_says(noise: float) -> None:
+    problem = noisy(noise)
+    truth = along_gradient(problem)
+    results = [landscape.batch_sharpness(problem, 5, seed=s, with_lambda_max=False) for s in range(400)]
+    within = [r.interval()[0] <= truth <= r.interval()[1] for r in results]
+    assert 0.91 < np.mean(within) < 0.98
+    one = np.mean([abs(r.value - truth) <= r.standard_error for r in results])
+    assert 0.60 < one < 0.76
+
+
+@pytest.mark.parametrize("bn", ["center", "recalibrate"])
+def test_batchnorm_takes_the_statistics_of_minibatches_unless_it_is_told_otherwise(bn: str) -> None:
+    problem = problems.conv(samples=23).with_batchnorm(bn, 23)
+    batch = 6
+    result = landscape.batch_sharpness(problem, batch, draws=2, max_draws=2)
+    model = copy.deepcopy(problems.conv(samples=23).model)
+    x, y = problems.conv(samples=23).tensors or ()
+    generator = stream(0, 0)
+    if bn == "recalibrate":
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.BatchNorm2d):
+                layer.reset_running_stats()
+                layer.momentum = None
+        model.train()(x)
+        model.eval()
+    else:
+        model.train()
+
+    def loss(theta: Tensor, indices: Tensor) -> Tensor:
+        views = problem.layout.views(theta)
+        outputs = torch.func.functional_call(copy.deepcopy(model), views, (x[indices],))
+        return torch.nn.functional.cross_entropy(outputs, y[indices])
+
+    for k in range(2):
+        indices = torch.randint(23, (1, batch), generator=generator)[0]
+        g = torch.func.grad(loss)(problem.theta, indices)
+        h = torch.autograd.functional.hessian(lambda t, i=indices: loss(t, i), problem.theta)
+        assert result.curvature[k] == pytest.approx(float(g @ h @ g / (g @ g)), rel=1e-7)
+    assert result.batchnorm
+    assert (result.bn, result.bn_samples) == (("train", batch) if bn == "center" else ("recalibrate", 23))
+
+
+def as_batches(problem: Problem, sizes: list[int]) -> list[Any]:
+    """The data of ``problem`` as a list of batches, dicts where the model has its own loss."""
+    assert problem.resident is not None
+    x, y = problem.resident
+    rows = torch.arange(problem.samples).split(sizes)
+    take = landscape.problem.batches.take
+    if isinstance(x, dict):
+        return [take(x, r) for r in rows]
+    return [(take(x, r), take(y, r)) for r in rows]
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes"),
+    [(problems.mlp, [20, 20, 13]), (problems.language_model, [4, 4, 3]), (problems.structured, [5, 6]),
+     (problems.masked_classes, [9, 9, 5]), (problems.conv, [8, 12])],
+)  # fmt: skip
+def test_data_given_as_batches_has_the_same_draws(make: Any, sizes: list[int]) -> None:
+    problem = make()
+    own = problem.criterion if make is not problems.language_model else None
+    batches = Problem(problem.model, own, as_batches(problem, sizes), dtype=torch.float64)
+    assert not batches.indexed
+    one, other = (landscape.batch_sharpness(p, 7, draws=20, max_draws=20) for p in (problem, batches))
+    np.testing.assert_allclose(other.curvature, one.curvature, rtol=1e-9)
+    if make is not problems.conv:  # whose full loss has the statistics of the data's own batches
+        assert other.lambda_max == pytest.approx(one.lambda_max, rel=1e-6)
+
+
+def test_batches_of_unequal_length_are_refused_in_words() -> None:
+    ids = [torch.randint(7, (3, length)) for length in (4, 5)]
+    batches = [{"input_ids": each, "labels": each} for each in ids]
+    problem = Problem(problems.LanguageModel(True), None, batches)
+    with pytest.raises(InputError, match=r"shapes \(4,\) and \(5,\).*pad"):
+        landscape.batch_sharpness(problem, 4)
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_one_others() -> None:
+    problem = problems.mlp()
+    state = torch.get_rng_state()
+    first, again, other = (landscape.batch_sharpness(problem, 9, seed=s, max_draws=20) for s in (4, 4, 5))
+    np.testing.assert_array_equal(first.curvature, again.curvature)
+    assert not np.allclose(first.curvature[:16], other.curvature[:16])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_bad_input_is_named() -> None:
+    problem = noisy(0.1)
+    weights = torch.ones(2, 4, dtype=torch.float64)
+
+    def refused(match: str, batch: int = 4, of: Problem = problem, **options: Any) -> None:
+        with pytest.raises(InputError, match=match):
+            landscape.batch_sharpness(of, batch, **options)
+
+    refused("batch: 0", 0)
+    refused("batch: 1 .*≥ 2", 1, problems.conv())
+    refused("tol: 0", tol=0)
+    refused("draws: 1", draws=1)
+    refused("max_draws: 5", max_draws=5)
+    refused("seed: -1", seed=-1)
+    refused("weights: shape", weights=torch.ones(2, 3))
+    refused("batch: 5 is no multiple of the 2 learners", 5, weights=weights)
+    refused("local_batch: 3 .*without weights", local_batch=3)
+    refused("local_batch: 0", weights=weights, local_batch=0)
+    refused("randomness: 'no'", randomness="no")
+    flat = Problem(problem.model, mean_output, problem.tensors or (), theta=torch.zeros(4))
+    with pytest.raises(FailedError, match="gradient of a minibatch of 4 samples is zero"):
+        landscape.batch_sharpness(flat, 4)
+
+
+def test_dropout_left_on_is_refused_or_drawn_from_a_seed() -> None:
+    class Random(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(torch.nn.functional.dropout(x, 0.5).tanh())
+
+    x, y = torch.randn(20, 3), torch.randint(2, (20,))
+    problem = Problem(Random(), torch.nn.functional.cross_entropy, (x, y), check="off")
+    with pytest.raises(InputError, match="random"):
+        landscape.batch_sharpness(problem, 4)
+    one, two = (landscape.batch_sharpness(problem, 4, randomness="seed", max_draws=16) for _ in range(2))
+    np.testing.assert_array_equal(one.curvature, two.curvature)
+
+
+def test_result_and_picture(tmp_path: Path) -> None:
+    problem = noisy(1.0)
+    weights = problem.theta + 0.1 * torch.randn(2, 4, dtype=torch.float64, generator=stream(0, 9))
+    results = [
+        landscape.batch_sharpness(problem, b, weights=weights, lr=0.5, limit=1.0, label="dpsgd, seed 0")
+        for b in (4, 16)
+    ]
+    results[0].save(tmp_path / "x.h5")
+    read = BatchSharpness.load(tmp_path / "x.h5")
+    assert (read.value, read.learner_value) == (results[0].value, results[0].learner_value)
+    figure = results[0].plot(path=tmp_path / "x.png")
+    assert "times η" in figure.get_suptitle()
+    assert "limit on η λ" in table(results[0])
+    assert len(results[0].to_dataframe()) == len(results[0].curvature)
+
+
+def test_the_command(tiny: Path, tmp_path: Path, command: Command) -> None:
+    assert command("train", tiny, "-o", tmp_path / "run", "-q")[0] == 0
+    last, out, picture = tmp_path / "run" / "last.h5", tmp_path / "b.h5", tmp_path / "b.png"
+    args = ("batch-sharpness", last, "--max-draws", "16")
+    code, stdout, err = command(*args, "-o", out, "--plot", picture)
+    assert (code, stdout.split()) == (0, [str(out), str(picture)]), err
+    result = landscape.load(out)
+    assert isinstance(result, BatchSharpness)
+    assert (result.batch, result.local_batch, result.lr) == (40, 10, 0.2)
+    assert result.limit == pytest.approx(2 / 3)
+    assert np.isfinite([result.lambda_max, result.learner_value]).all()
+    assert "batch sharpness at w_a" in err
+    other = ("--batch", "10,20", "--no-learners", "--no-lambda-max", "-o", tmp_path / "c.h5")
+    assert command(*args, *other)[0] == 0
+    two = landscape.load(tmp_path / "c.h5")
+    assert [(r.batch, r.local_batch) for r in two] == [(10, 0), (20, 0)]
+    one_line(command(*args, "--batch", "x", "-o", tmp_path / "d.h5"), 2, "--batch: 'x'")
+    one_line(command(*args, "--batch", "1", "-o", tmp_path / "d.h5"), 2, "no multiple of the 4 learners")
+    one_line(command("batch-sharpness", last, "--max-draws", "3"), 2, "max_draws: 3")

@@ -1,0 +1,235 @@
+"""The spread in the sharp subspace against dense matrices, closed forms and repeated draws."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import landscape
+from landscape import FailedError, InputError, Problem, plots
+from tests import problems
+from tests.conftest import Command
+from tests.test_cli import one_line
+
+SPECTRUM = [9.0, 4.0, 1.0, 0.5, 0.2, -0.3]
+
+
+def learners(problem: Problem, n: int, scale: float = 0.1, seed: int = 0) -> torch.Tensor:
+    """(n, P), weights around the problem's own."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(n, problem.layout.size, dtype=torch.float64, generator=generator)
+    return problem.theta + scale * noise.to(problem.theta)
+
+
+def check_against_dense(problem: Problem, weights: torch.Tensor, k: int, samples: int) -> None:
+    mean, n = weights.mean(0), len(weights)
+    at_mean = Problem(problem.model, problem.criterion, problem.resident, theta=mean)
+    h, g = problems.textbook_hessian(at_mean), problems.textbook_gradient(problem, mean)
+    values, vectors = (t.flip(-1)[..., :k] for t in torch.linalg.eigh(h))
+    spread = weights - mean
+    c = spread.T @ spread / n
+    found = landscape.disagreement(weights, k, problem=problem, tol=1e-8, search="exact")
+    np.testing.assert_allclose(found.values, values, rtol=1e-6)
+    shares = torch.stack([v @ c @ v for v in vectors.T]) / c.trace()
+    np.testing.assert_allclose(found.spread_share, shares, rtol=1e-4, atol=1e-9)
+    np.testing.assert_allclose(found.gradient_share, (vectors.T @ g) ** 2 / (g @ g), rtol=1e-4, atol=1e-9)
+    assert found.consensus == pytest.approx(float(c.trace()), rel=1e-9)
+    assert found.cost == pytest.approx(float(torch.trace(h @ c)) / 2, rel=1e-8)
+    top = float(sum(value * (v @ c @ v) for value, v in zip(values, vectors.T, strict=True))) / 2
+    assert found.cost_top == pytest.approx(top, rel=1e-4)
+    p = torch.linalg.pinv(spread, rtol=1e-9) @ spread  # (P, P), the projector on the span
+    q = vectors @ vectors.T
+    assert found.gradient_in_span == pytest.approx(float((p @ g) @ (p @ g) / (g @ g)), rel=1e-6)
+    sharp = q @ g
+    assert found.dominant_in_span == pytest.approx(
+        float((p @ sharp).square().sum() / (sharp @ sharp)), rel=1e-4
+    )
+    assert found.rank == min(n - 1, len(g))
+    assert found.loss == pytest.approx(problem.loss(mean), rel=1e-12)
+    assert found.learners_loss == pytest.approx(np.mean([problem.loss(w) for w in weights]), rel=1e-12)
+    # The jackknife, learner by learner, with the mean of the others.
+    without, costs = [], []
+    for j in range(n):
+        rest = torch.cat([weights[:j], weights[j + 1 :]])
+        away = rest - rest.mean(0)
+        without.append(float((away @ vectors).square().sum() / away.square().sum()))
+        costs.append(float(torch.einsum("ni,ij,nj->", away, h, away)) / (n - 1) / 2)
+    assert found.standard_error == pytest.approx((n - 1) ** 0.5 * np.std(without), rel=1e-3)
+    assert found.cost_error == pytest.approx((n - 1) ** 0.5 * np.std(costs), rel=1e-6)
+    assert (found.samples, found.learners, found.parameters) == (samples, n, len(g))
+    assert found.chance == k / len(g)
+
+
+def test_a_network_matches_dense_matrices() -> None:
+    check_against_dense(problems.mlp(samples=30), learners(problems.mlp(samples=30), 5), 4, 30)
+
+
+def test_a_problem_with_unused_parameters_does() -> None:
+    check_against_dense(problems.linear_regression(), learners(problems.linear_regression(), 4, 0.3), 2, 40)
+
+
+def test_more_learners_than_parameters_span_everything() -> None:
+    problem = problems.quadratic([3.0, 1.0])
+    found = landscape.disagreement(learners(problem, 6), 1, problem=problem)
+    assert found.rank == 2
+    assert found.gradient_in_span == pytest.approx(1)
+    assert found.dominant_in_span == pytest.approx(1)
+
+
+def test_known_numbers_of_a_quadratic() -> None:
+    problem = problems.quadratic(SPECTRUM)
+    vectors = torch.linalg.eigh(problem.model.get_buffer("hessian")).eigenvectors.T.flip(0)
+    # Deviations ±2 along the sharpest eigenvector, ±1 along the third.
+    away = torch.stack([2 * vectors[0], -2 * vectors[0], vectors[2], -vectors[2]])
+    found = landscape.disagreement(problem.theta + away, 2, problem=problem, tol=1e-6)
+    np.testing.assert_allclose(found.spread_share, [0.8, 0], atol=1e-9)
+    assert found.consensus == pytest.approx(2.5)
+    assert found.cost == pytest.approx((4 * 9 + 1) / 4)
+    assert found.cost_top == pytest.approx(4 * 9 / 4)
+    assert found.learners_loss - found.loss == pytest.approx(found.cost)  # there is no higher order
+    assert found.rank == 2
+
+
+def test_the_mean_of_learners_in_float32_adds_nothing() -> None:
+    model = torch.nn.Linear(50, 3)
+    x, y = torch.randn(40, 50), torch.randint(3, (40,))
+    problem = Problem(model, torch.nn.functional.cross_entropy, (x, y))
+    weights = problem.theta + 1e-5 * torch.randn(6, problem.theta.numel())  # close to rounding
+    found = landscape.disagreement(weights, 2, problem=problem)
+    exact = landscape.disagreement(weights, 2, problem=problem.to(torch.float64))
+    assert found.rank == 5
+    assert found.consensus == pytest.approx(exact.consensus, rel=1e-6)
+    assert found.gradient_in_span == pytest.approx(exact.gradient_in_span, rel=1e-3)
+
+
+def test_two_learners_have_no_error_and_a_zero_gradient_no_share() -> None:
+    problem = problems.quadratic([3.0, 1.0], start=0.0)
+    found = landscape.disagreement(
+        torch.eye(2, dtype=torch.float64) * torch.tensor([[1.0], [-1.0]]), problem=problem, top_k=1
+    )
+    assert math.isnan(found.standard_error)
+    assert math.isnan(found.cost_error)
+    exact = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    zero = landscape.disagreement(exact, 1, problem=problem)
+    assert zero.grad_norm2 == 0
+    assert np.isnan(zero.gradient_share).all()
+    assert math.isnan(zero.gradient_in_span)
+    assert math.isnan(zero.dominant_in_span)
+    assert 0 <= zero.value <= 1
+    assert plots.draw([zero]).axes
+
+
+@pytest.mark.slow
+def test_the_error_bars_cover_the_truth() -> None:
+    """Learners drawn independently: of 200 sets about 68% and 95% within one and two standard errors."""
+    sizes = np.concatenate([np.full(3, 2.0), np.full(37, 0.5)])
+    problem = problems.quadratic([5.0, 4.0, 3.0, *np.linspace(0.1, 1, 37)], rotate=False)
+    h = problem.model.get_buffer("hessian").diagonal().numpy()
+    n = 16
+    share = sizes[:3].__pow__(2).sum() / (sizes**2).sum()
+    cost = (n - 1) / n * (h * sizes**2).sum() / 2
+    inside = []
+    for seed in range(200):
+        noise = np.random.default_rng(seed).normal(size=(n, 40)) * sizes
+        found = landscape.disagreement(problem.theta + torch.from_numpy(noise), 3, problem=problem, tol=1e-4)
+        inside.append(
+            (abs(found.value - share) / found.standard_error, abs(found.cost - cost) / found.cost_error)
+        )
+    for deviations in np.array(inside).T:
+        assert 0.58 <= np.mean(deviations < 1) <= 0.78
+        assert 0.88 <= np.mean(deviations < 2) <= 0.99
+
+
+def test_batches_and_batchnorm_with_the_statistics_of_the_mean() -> None:
+    problem = problems.conv()
+    assert problem.resident is not None
+    x, y = problem.resident
+    batches = Problem(problem.model, problem.criterion, [(x[:12], y[:12]), (x[12:], y[12:])])
+    weights = learners(problem, 4, 0.05)
+    check_against_dense(problem, weights, 3, 20)
+    whole, found = (landscape.disagreement(weights, 3, problem=p) for p in (problem, batches))
+    assert found.batchnorm
+    assert found.bn == "center"
+    for name in ("value", "cost", "gradient_in_span", "learners_loss"):
+        assert getattr(found, name) == pytest.approx(getattr(whole, name), rel=1e-4)
+    again = landscape.disagreement(weights, 3, problem=problem.with_batchnorm("recalibrate", 10))
+    assert (again.bn, again.bn_samples) == ("recalibrate", 10)
+    assert again.learners_loss != found.learners_loss
+    assert "BatchNorm" in plots.draw([again]).get_caption()  # type: ignore[attr-defined]
+
+
+def test_a_model_with_its_own_loss_and_dict_batches() -> None:
+    problem = problems.language_model()
+    tokens = problems.tokens()
+    parts = [{k: t[i : i + 4] for k, t in tokens.items()} for i in (0, 4, 8)]
+    batches = Problem(problem.model, None, parts, dtype=torch.float64)
+    weights = learners(problem, 3, 0.05)
+    whole, found = (landscape.disagreement(weights, 2, problem=p) for p in (problem, batches))
+    assert found.value == pytest.approx(whole.value, rel=1e-3)
+    assert found.cost == pytest.approx(whole.cost, rel=1e-6)
+    check_against_dense(problem, weights, 2, problem.samples)
+
+
+def test_the_same_seed_gives_the_same_numbers_and_a_file_keeps_them(tmp_path: Path) -> None:
+    problem = problems.mlp()
+    one, two = (landscape.disagreement(learners(problem, 3), 3, problem=problem, seed=4) for _ in range(2))
+    np.testing.assert_equal(vars(one), vars(two))
+    one.save(tmp_path / "d.h5")
+    np.testing.assert_equal(vars(landscape.load(tmp_path / "d.h5")), vars(one))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"top_k": 0}, "top_k: 0"),
+        ({"top_k": 999}, "k: 999"),
+        ({"checkpoint": torch.zeros(1, 107)}, "learners: 1"),
+        ({"checkpoint": torch.zeros(3, 5)}, r"weights: shape \(3, 5\)"),
+        ({"checkpoint": torch.zeros(3, 107)}, "consensus distance is 0"),
+        ({"checkpoint": torch.full((3, 107), torch.nan)}, "consensus distance is nan"),
+        ({"problem": None}, "problem: missing"),
+        ({"tol": 0.0}, "tol: 0"),
+        ({"seed": -1}, "seed: -1"),
+        ({"search": "fast"}, "search: 'fast'"),
+    ],
+)
+def test_bad_input_is_one_line(change: dict[str, object], words: str) -> None:
+    problem = problems.mlp()
+    given = {"checkpoint": learners(problem, 3), "problem": problem, **change}
+    with pytest.raises(InputError, match=words) as caught:
+        landscape.disagreement(**given)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_and_a_checkpoint_of_its_own(tiny: Path, tmp_path: Path, command: Command) -> None:
+    assert command("train", tiny, "-o", tmp_path / "run", "-q")[0] == 0
+    last = tmp_path / "run" / "last.h5"
+    code, out, err = command("disagreement", last, "--top-k", "4", "--plot", tmp_path / "d.png")
+    assert (code, out.split()) == (
+        0,
+        [str(tmp_path / "run" / "last-disagreement.h5"), str(tmp_path / "d.png")],
+    ), err
+    saved = landscape.load(tmp_path / "run" / "last-disagreement.h5")
+    run = landscape.load(last)
+    found = landscape.disagreement(run, 4)
+    assert found.split == saved.split == "train"
+    assert found.label == saved.label == run.label
+    for name in ("value", "standard_error", "cost", "gradient_in_span", "dominant_in_span"):
+        assert getattr(saved, name) == pytest.approx(getattr(found, name), rel=1e-6)
+    for words in ("of the spread in the top 4", "½ tr(HC)", f"{100 * saved.value:.4f}%"):
+        assert words in err
+    one_line(command("disagreement", last), 1, "finished landscape.disagreement", "--force")
+    one_line(command("disagreement", last, "--top-k", "0", "--force"), 2, "top_k: 0")
+    torch.save(landscape.models.build("mlp", widths=[6, 8, 3]).state_dict(), tmp_path / "one.pt")
+    one_line(
+        command("disagreement", tmp_path / "one.pt", "--model", "mlp(widths=[6, 8, 3])", "--data", "synthetic"),
+        2, "one.pt: learners: 1", "≥ 2",
+    )  # fmt: skip
+    figure = plots.draw([saved, found])
+    assert figure.get_suptitle().startswith("Of the learners' spread")
+    with pytest.raises(FailedError):
+        landscape.disagreement(run.weights[:1].expand(2, -1), problem=run.problem())

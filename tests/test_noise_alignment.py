@@ -1,0 +1,197 @@
+"""The noise of minibatch gradients in the curvature, against dense matrices and a quadratic with known noise."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import landscape
+from landscape import InputError, Problem, plots
+from landscape.analysis.noise_alignment import exponent
+from landscape.data.synthetic import mean_output
+from tests import problems
+from tests.conftest import Command
+from tests.test_cli import one_line
+
+
+def noisy(spectrum: list[float], gamma: float, samples: int = 4000) -> Problem:
+    """A quadratic without rotation, whose samples have gradients of covariance diag(λ^γ) exactly."""
+    model = landscape.models.build("quadratic", eigenvalues=spectrum, rotate=False)
+    data = landscape.data.load("quadratic", dimension=len(spectrum), samples=samples, gradient_std=1.0)
+    x = data.train[0].clone()
+    b = x[:, 1:]
+    white = b @ torch.linalg.inv(torch.linalg.cholesky(b.T @ b / samples)).T
+    x[:, 1:] = white * torch.tensor(spectrum, dtype=torch.float64).abs() ** (gamma / 2)
+    return Problem(model, mean_output, (x, data.train[1]), dtype=torch.float64)
+
+
+def test_known_noise_of_a_quadratic() -> None:
+    spectrum, gamma, batch = [8.0, 4.0, 2.0, 1.0, 0.5], 1.5, 20
+    problem = noisy(spectrum, gamma)
+    h = np.array(spectrum)
+    found = landscape.noise_alignment(problem, batch, 5, tol=0.002, draws=4000, seed=2)
+    c = h**gamma / batch
+    s = c + h**2  # w = 1, so that g = h
+    assert abs(found.ias - (h * s).sum() / s.sum()) < 4 * found.ias_error
+    assert abs(found.noise_curvature - (h * c).sum() / c.sum()) < 4 * found.noise_curvature_error
+    assert np.all(np.abs(found.covariance - c) < 4 * found.covariance_error)
+    assert abs(found.gamma - gamma) < 4 * found.gamma_error < 0.2
+    assert found.gamma_scatter < 0.1
+    assert found.trace_c == pytest.approx(c.sum(), rel=0.1)
+    assert found.grad_norm2 == pytest.approx((h**2).sum())
+    assert found.reached
+    assert found.ias_error <= 0.002 * found.ias
+    assert 32 <= found.draws < 4000
+    assert found.value == found.ias <= found.values[0]
+    np.testing.assert_allclose(found.shares.sum(), 1, rtol=1e-6)
+
+
+def test_a_network_matches_dense_matrices_draw_by_draw() -> None:
+    problem, batch, count, k = problems.mlp(samples=30), 6, 11, 3
+    found = landscape.noise_alignment(problem, batch, k, draws=count, seed=9)
+    h = problems.textbook_hessian(problem)
+    g = problems.textbook_gradient(problem, problem.theta)
+    values, vectors = torch.linalg.eigh(h)
+    vectors = vectors.flip(1)[:, :k]
+    generator, rows = torch.Generator().manual_seed(9), []
+    for size in (8, 3):
+        for indices in torch.randint(30, (size, batch), generator=generator):
+            rows.append(problems.textbook_gradient(problem.subset(indices), problem.theta))
+    drawn = torch.stack(rows)
+    second = drawn.T @ drawn / count
+    away = drawn - g
+    c = away.T @ away / count
+    assert found.ias == pytest.approx(float(torch.trace(h @ second) / second.trace()), rel=1e-8)
+    assert found.noise_curvature == pytest.approx(float(torch.trace(h @ c) / c.trace()), rel=1e-8)
+    np.testing.assert_allclose(found.covariance, [v @ c @ v for v in vectors.T], rtol=1e-2)
+    np.testing.assert_allclose(found.values, values.flip(0)[:k], rtol=1e-3)
+    assert found.trace_s == pytest.approx(float(second.trace()))
+    without = []
+    for j in range(count):
+        rest = torch.cat([drawn[:j], drawn[j + 1 :]])
+        without.append(float(torch.einsum("ni,ij,nj->", rest, h, rest) / rest.square().sum()))
+    assert found.ias_error == pytest.approx((count - 1) ** 0.5 * np.std(without), rel=1e-6)
+    assert (found.draws, found.reached) == (count, False)
+
+
+def test_the_exponent_is_the_slope_of_logarithms() -> None:
+    values = np.array([4.0, 2.0, 1.0, -1.0])
+    squares = np.random.default_rng(0).chisquare(1, (50, 4)) * [8, 2, 1, 7]
+    gamma, error, scatter = exponent(values, squares)
+    fit, covariance = np.polyfit(np.log(values[:3]), np.log(squares.mean(0)[:3]), 1, cov="unscaled")
+    assert gamma == pytest.approx(fit[0])
+    misfit = np.log(squares.mean(0)[:3]) - np.polyval(fit, np.log(values[:3]))
+    assert scatter == pytest.approx(np.sqrt((misfit @ misfit) * covariance[0, 0]))
+    slopes = [
+        np.polyfit(np.log(values[:3]), np.log(np.delete(squares, j, 0).mean(0)[:3]), 1)[0] for j in range(50)
+    ]
+    assert error == pytest.approx(7 * np.std(slopes), rel=1e-6)
+    assert all(map(math.isnan, exponent(values[2:], squares[:, 2:])))
+    assert math.isnan(exponent(values[:2], squares[:, :2])[2])
+    assert all(map(math.isnan, exponent(np.ones(3), squares[:, :3])))
+
+
+@pytest.mark.slow
+def test_the_error_bars_cover_the_truth() -> None:
+    spectrum, gamma, batch = [8.0, 4.0, 2.0, 1.0, 0.5], 1.2, 10
+    problem, h = noisy(spectrum, gamma), np.array(spectrum)
+    c = h**gamma / batch
+    truth = (h * (c + h**2)).sum() / (c + h**2).sum(), (h * c).sum() / c.sum(), gamma
+    deviations = []
+    for seed in range(200):
+        r = landscape.noise_alignment(problem, batch, 5, tol=1e-9, draws=128, seed=seed)
+        pairs = ((r.ias, r.ias_error), (r.noise_curvature, r.noise_curvature_error), (r.gamma, r.gamma_error))
+        deviations.append(
+            [abs(value - true) / error for (value, error), true in zip(pairs, truth, strict=True)]
+        )
+    for column in np.array(deviations).T:
+        assert 0.58 <= np.mean(column < 1) <= 0.78
+        assert 0.9 <= np.mean(column < 2) <= 0.99
+
+
+def test_batchnorm_takes_the_statistics_of_minibatches() -> None:
+    problem = problems.conv()
+    assert problem.resident is not None
+    x, y = problem.resident
+    found = landscape.noise_alignment(problem, 6, 2, draws=4, seed=4)
+    assert (found.batchnorm, found.bn, found.bn_samples, found.samples) == (True, "train", 6, 18)
+
+    def gradient(indices: torch.Tensor) -> torch.Tensor:
+        model = copy.deepcopy(problem.model).train()
+        torch.nn.utils.vector_to_parameters(problem.theta, model.parameters())
+        problem.criterion(model(x[indices]), y[indices]).backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    drawn = torch.randint(18, (4, 6), generator=torch.Generator().manual_seed(4))
+    rows = torch.stack([gradient(indices) for indices in drawn])
+    assert found.trace_s == pytest.approx(float(rows.square().sum(1).mean()), rel=1e-9)
+    g = torch.stack([gradient(part) for part in torch.arange(18).split(6)]).mean(0)
+    assert found.grad_norm2 == pytest.approx(float(g @ g), rel=1e-9)
+    assert found.trace_c == pytest.approx(float((rows - g).square().sum(1).mean()), rel=1e-9)
+
+
+def test_a_model_with_its_own_loss_and_a_dict_of_data() -> None:
+    found = landscape.noise_alignment(problems.language_model(), 4, 2, draws=8)
+    assert 0 < found.ias <= found.values[0] * (1 + 1e-6)
+
+
+def test_the_same_seed_gives_the_same_numbers_and_a_file_keeps_them(tmp_path: Path) -> None:
+    problem = problems.mlp()
+    one, two, three = (landscape.noise_alignment(problem, 5, 3, draws=9, seed=s) for s in (1, 1, 2))
+    np.testing.assert_equal(vars(one), vars(two))
+    assert one.value != three.value
+    one.save(tmp_path / "n.h5")
+    np.testing.assert_equal(vars(landscape.load(tmp_path / "n.h5")), vars(one))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch": 0}, "batch: 0"),
+        ({"top_k": 0}, "top_k: 0"),
+        ({"top_k": 999}, "k: 999"),
+        ({"draws": 1}, "draws: 1"),
+        ({"tol": 0.0}, "tol: 0"),
+        ({"seed": -1}, "seed: -1"),
+        ({"search": "fast"}, "search: 'fast'"),
+    ],
+)
+def test_bad_input_is_one_line(options: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        landscape.noise_alignment(problems.mlp(), **{"batch": 5, **options})  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_data_and_losses_that_it_is_not_defined_for() -> None:
+    problem = problems.mlp()
+    assert problem.tensors is not None
+    batches = Problem(problem.model, problem.criterion, [problem.tensors])
+    with pytest.raises(InputError, match="drawing minibatches needs"):
+        landscape.noise_alignment(batches, 5)
+    decayed = Problem(problem.model, problem.criterion, problem.tensors, weight_decay=0.1)
+    with pytest.raises(InputError, match="penalty: "):
+        landscape.noise_alignment(decayed, 5)
+
+
+def test_the_command(tiny: Path, tmp_path: Path, command: Command) -> None:
+    assert command("train", tiny, "-o", tmp_path / "run", "-q")[0] == 0
+    last = tmp_path / "run" / "last.h5"
+    out_file, picture = tmp_path / "run" / "last-noise-alignment.h5", tmp_path / "n.png"
+    code, out, err = command("noise-alignment", last, "--top-k", "3", "--plot", picture)
+    assert (code, out.split()) == (0, [str(out_file), str(picture)]), err
+    saved = landscape.load(out_file)
+    assert saved.batch == 40  # 4 learners of 10 samples
+    problem = landscape.load(last).problem()
+    assert landscape.noise_alignment(problem, 40, 3).ias == pytest.approx(saved.ias, rel=1e-4)
+    for words in ("tr(HS)/tr S", f"{saved.ias:.6e}", "λ_3", "γ"):
+        assert words in err
+    one_line(command("noise-alignment", last, "--batch", "0", "--force"), 2, "batch: 0")
+    torch.save(landscape.models.build("mlp", widths=[6, 8, 3]).state_dict(), tmp_path / "one.pt")
+    own = ("--model", "mlp(widths=[6, 8, 3])", "--data", "synthetic")
+    one_line(command("noise-alignment", tmp_path / "one.pt", *own), 2, "--batch", "one.pt")
+    assert plots.draw([saved, saved]).get_suptitle().startswith("tr(HS)/tr S: DPSGD")

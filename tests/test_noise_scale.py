@@ -1,0 +1,270 @@
+"""The gradient noise scale against textbook gradients, closed forms on the quadratic, and the command."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import landscape
+from landscape import FailedError, InputError, NoiseScale, Problem
+from landscape.cli.noise_scale import gradient_points, table
+from landscape.data.synthetic import mean_output
+from landscape.evaluation.gradient_noise import Jackknife, from_round
+from landscape.evaluation.minibatches import stream
+from tests import problems
+from tests.conftest import Command
+from tests.test_batch_sharpness import as_batches
+from tests.test_cli import one_line
+
+SPECTRUM = [0.2, 1.0, 3.0, -0.5]
+
+
+def noisy(gradient_std: float, samples: int = 500) -> Problem:
+    """A quadratic whose samples' gradients have exactly this standard deviation in each of 4 coordinates."""
+    model = landscape.models.build("quadratic", eigenvalues=SPECTRUM)
+    data = landscape.data.load("quadratic", dimension=4, samples=samples, gradient_std=gradient_std)
+    return Problem(model, mean_output, data.train)
+
+
+def norm2(problem: Problem) -> float:
+    """‖∇L‖² = wᵀH²w."""
+    return float((problem.model.get_buffer("hessian") @ problem.theta).square().sum())
+
+
+@pytest.mark.parametrize("name", [name for name in (*problems.ALL, *problems.STRUCTURED) if name != "conv"])
+def test_each_draw_is_that_of_textbook_gradients(name: str) -> None:
+    problem = {**problems.ALL, **problems.STRUCTURED}[name]()
+    n, batch, draws = 2, 8, 16
+    noise = torch.randn(n, problem.layout.size, dtype=torch.float64, generator=stream(5, 0))
+    weights = problem.theta + 0.1 * noise
+    options: dict[str, Any] = {"draws": draws, "max_draws": draws, "seed": 3}
+    result = landscape.noise_scale(problem, batch, weights=weights, **options)
+    pairs = landscape.noise_scale(problem, batch, gradient="draws", **options)
+    total, local = stream(3, 0), stream(3, 1)
+    g = problems.textbook_gradient(problem, problem.theta)
+    at_mean, rounds = [], []
+    for _ in range(draws):
+        indices = torch.randint(problem.samples, (1, batch), generator=total)[0]
+        at_mean.append(problems.textbook_gradient(problem.subset(indices), problem.theta))
+        own = torch.randint(problem.samples, (n, batch // n), generator=local)
+        rounds.append(
+            torch.stack([problems.textbook_gradient(problem.subset(i), w) for i, w in zip(own, weights, strict=True)])
+        )  # fmt: skip
+    drawn = torch.stack(at_mean)
+    traces = batch * (drawn - g).square().sum(1).numpy()
+    np.testing.assert_allclose(result.estimates, traces / float(g @ g), rtol=1e-8)
+    assert result.trace == pytest.approx(traces.mean(), rel=1e-8)
+    assert result.norm2 == pytest.approx(float(g @ g), rel=1e-8)
+    assert result.norm2_error == 0
+    # From pairs: the mean of all ⟨g_j, g_k⟩ of different draws, and the sample variance.
+    gram = (drawn @ drawn.T).numpy()
+    assert pairs.norm2 == pytest.approx(
+        (gram.sum() - np.trace(gram)) / (draws * (draws - 1)), rel=1e-8, abs=1e-12
+    )
+    assert pairs.trace == pytest.approx(batch * float(drawn.var(0).sum()), rel=1e-8, abs=1e-12)
+    # The learners: of each round the product of both gradients, and half of their squared distance.
+    u = np.mean([float(r[0] @ r[1]) for r in rounds])
+    v = np.mean([4 * float((r[0] - r[1]).square().sum()) / 2 for r in rounds])
+    assert result.round_norm2 == pytest.approx(u, rel=1e-8, abs=1e-12)
+    assert result.round_trace == pytest.approx(v, rel=1e-8, abs=1e-12)
+    means = torch.stack([r.mean(0) for r in rounds])
+    trace, square = from_round(means, batch)
+    assert result.learner_norm2 == pytest.approx(square, rel=1e-8, abs=1e-12)
+    assert result.learner_trace == pytest.approx(trace, rel=1e-8, abs=1e-12)
+
+
+def test_the_jackknife_is_that_of_leaving_each_draw_out() -> None:
+    draws = torch.randn(9, 5, dtype=torch.float64, generator=stream(0, 3)) + 0.7
+    whole = Jackknife(draws[0], 3)
+    for row in draws:
+        whole.add(row[None])
+    full = from_round(draws, 3)
+    left = [from_round(torch.cat((draws[:k], draws[k + 1 :])), 3) for k in range(9)]
+    scale = whole.scale()
+    assert (scale.trace, scale.norm2) == pytest.approx(full)
+    ratio, ratios = full[0] / full[1], np.array([a / b for a, b in left])
+    np.testing.assert_allclose(scale.estimates, 9 * ratio - 8 * ratios)
+    assert scale.standard_error == pytest.approx(np.sqrt(8 / 9 * np.square(ratios - ratios.mean()).sum()))
+
+
+@given(st.integers(2, 6), st.integers(1, 4), st.integers(0, 1000))
+def test_a_round_is_the_sample_variance_and_the_mean_product_of_pairs(n: int, size: int, seed: int) -> None:
+    rows = torch.randn(n, size, dtype=torch.float64, generator=stream(seed, 0))
+    trace, square = from_round(rows, 7)
+    gram = rows @ rows.T
+    assert trace == pytest.approx(7 * float(rows.var(0).sum()), abs=1e-9)
+    assert square == pytest.approx(float(gram.sum() - gram.trace()) / (n * (n - 1)), abs=1e-9)
+
+
+@pytest.mark.parametrize("gradient", ["whole", "draws"])
+@pytest.mark.parametrize("batch", [1, 20])
+def test_the_closed_form_lies_within_the_error_bar_whatever_the_batch(gradient: str, batch: int) -> None:
+    problem = noisy(2.0)
+    truth = 4 * 2.0**2 / norm2(problem)
+    result = landscape.noise_scale(problem, batch, gradient=gradient, tol=0.04, max_draws=4000, seed=1)
+    assert abs(result.value - truth) < 4 * result.standard_error
+    assert abs(result.trace - 16) < 4 * result.trace_error
+    assert abs(result.norm2 - norm2(problem)) <= max(4 * result.norm2_error, 1e-12)
+    assert result.converged
+    assert result.resolved
+    assert result.standard_error <= 0.04 * result.value
+
+
+def test_the_learners_have_the_closed_form_with_their_spread() -> None:
+    problem = noisy(2.0)
+    n, batch = 5, 30
+    weights = problem.theta + 0.2 * torch.randn(n, 4, dtype=torch.float64, generator=stream(1, 1))
+    own = weights @ problem.model.get_buffer("hessian")  # each learner's mean gradient
+    variance, square = float(own.var(0).sum()), float(own.mean(0).square().sum())
+    result = landscape.noise_scale(problem, n * batch, weights=weights, tol=0.05, seed=3)
+    assert (result.learners, result.local_batch) == (n, batch)
+    # The mean gradient's noise has no part of the spread; what single steps show has.
+    assert abs(result.learner_trace - 16) < 4 * result.learner_trace_error
+    assert abs(result.learner_norm2 - square) < 4 * result.learner_norm2_error
+    assert abs(result.learner_value - 16 / square) < 4 * result.learner_standard_error
+    assert abs(result.round_trace - (16 + batch * variance)) < 4 * result.round_trace_error
+    assert abs(result.round_norm2 - (square - variance / n)) < 4 * result.round_norm2_error
+    assert batch * variance > 4 * result.round_trace_error
+
+
+def test_without_noise_it_is_zero_and_at_a_minimum_it_is_not_resolved() -> None:
+    exact = landscape.noise_scale(noisy(0.0), 4, max_draws=20)
+    assert exact.value == pytest.approx(0, abs=1e-25)
+    flat = noisy(1.0)
+    flat = Problem(flat.model, mean_output, flat.tensors or (), theta=torch.zeros(4))
+    result = landscape.noise_scale(flat, 4, gradient="draws", max_draws=40)
+    assert not result.converged
+    assert not result.resolved
+    assert "within two standard errors of 0" in table(result)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gradient", "tol"), [("whole", 0.05), ("draws", 0.1)])
+def test_the_error_bar_covers_the_truth_as_often_as_it_says(gradient: str, tol: float) -> None:
+    problem = noisy(2.0)
+    truth = 16 / norm2(problem)
+    results = [landscape.noise_scale(problem, 4, gradient=gradient, tol=tol, seed=s) for s in range(400)]
+    covered = [np.mean([abs(r.value - truth) <= k * r.standard_error for r in results]) for k in (1, 2)]
+    assert 0.60 < covered[0] < 0.76
+    assert 0.91 < covered[1] < 0.985
+    assert np.mean([abs(r.trace - 16) <= 2 * r.trace_error for r in results]) > 0.91
+
+
+@pytest.mark.slow
+def test_the_learners_error_bar_covers_the_truth_as_often_as_it_says() -> None:
+    problem = noisy(2.0)
+    weights = problem.theta + 0.2 * torch.randn(3, 4, dtype=torch.float64, generator=stream(1, 1))
+    own = weights @ problem.model.get_buffer("hessian")
+    truth = 16 / float(own.mean(0).square().sum())
+    results = [
+        landscape.noise_scale(problem, 12, weights=weights, tol=0.1, seed=seed, max_draws=3000)
+        for seed in range(200)
+    ]
+    covered = [
+        np.mean([abs(r.learner_value - truth) <= k * r.learner_standard_error for r in results])
+        for k in (1, 2)
+    ]
+    assert 0.60 < covered[0] < 0.77
+    assert 0.91 < covered[1] < 0.99
+
+
+def test_batchnorm_takes_the_statistics_of_minibatches() -> None:
+    problem = problems.conv(samples=23)
+    result = landscape.noise_scale(problem, 6, draws=2, max_draws=2)
+    x, y = problem.tensors or ()
+    model = copy.deepcopy(problem.model).train()
+
+    def gradient(indices: torch.Tensor) -> torch.Tensor:
+        own = copy.deepcopy(model)
+        torch.nn.functional.cross_entropy(own(x[indices]), y[indices]).backward()
+        return torch.cat([p.grad.flatten() for p in own.parameters() if p.grad is not None])
+
+    g = sum(gradient(part) for part in torch.arange(18).split(6)) / 3
+    draw = stream(0, 0)
+    for k in range(2):
+        own = gradient(torch.randint(23, (1, 6), generator=draw)[0])
+        assert result.estimates[k] == pytest.approx(
+            6 * float((own - g).square().sum() / g.square().sum()), rel=1e-8
+        )
+    assert (result.batchnorm, result.bn, result.bn_samples) == (True, "train", 6)
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes"),
+    [(problems.mlp, [20, 20, 13]), (problems.language_model, [4, 4, 3]), (problems.masked_classes, [9, 9, 5]),
+     (problems.conv, [8, 12])],
+)  # fmt: skip
+def test_data_given_as_batches_has_the_same_draws(make: Any, sizes: list[int]) -> None:
+    problem = make()
+    own = problem.criterion if make is not problems.language_model else None
+    batches = Problem(problem.model, own, as_batches(problem, sizes), dtype=torch.float64)
+    options: dict[str, Any] = {"gradient": "draws", "draws": 20, "max_draws": 20}
+    one, other = (landscape.noise_scale(p, 7, **options) for p in (problem, batches))
+    np.testing.assert_allclose(other.estimates, one.estimates, rtol=1e-7)
+    assert np.isfinite(landscape.noise_scale(batches, 7, draws=2, max_draws=2).value)
+
+
+def test_bad_input_is_named() -> None:
+    problem = noisy(0.1)
+
+    def refused(match: str, batch: int = 4, **options: Any) -> None:
+        with pytest.raises(InputError, match=match):
+            landscape.noise_scale(problem, batch, **options)
+
+    refused("batch: 0", 0)
+    refused("gradient: 'some'", gradient="some")
+    refused("tol: -1", tol=-1)
+    refused("max_draws: 2", max_draws=2)
+    refused("seed: -2", seed=-2)
+    refused("weights: those of 1 learner", weights=torch.ones(1, 4))
+    refused("weights: shape", weights=torch.ones(2, 5))
+    refused("no multiple of the 3 learners", weights=torch.ones(3, 4))
+    wild = Problem(
+        problem.model, mean_output, problem.tensors or (), theta=torch.full((4,), 1e308, dtype=torch.float64)
+    )
+    with pytest.raises(FailedError, match="not finite"):
+        landscape.noise_scale(wild, 4)
+
+
+def test_the_command(tiny: Path, tmp_path: Path, command: Command) -> None:
+    assert command("train", tiny, "-o", tmp_path / "run", "-q")[0] == 0
+    last, out, picture = tmp_path / "run" / "last.h5", tmp_path / "n.h5", tmp_path / "n.png"
+    early = tmp_path / "run" / "step-0000010.h5"
+    code, stdout, err = command("noise-scale", early, last, "-o", out, "--plot", picture)
+    assert (code, stdout.split()) == (0, [str(out), str(picture)]), err
+    results = landscape.load(out)
+    assert isinstance(results, list)
+    for result in results:
+        assert isinstance(result, NoiseScale)
+        assert (result.batch, result.local_batch, result.learners) == (40, 10, 4)
+        assert np.isfinite([result.value, result.learner_value]).all()
+    assert "mean of 4 learners" in err
+    assert command("train", tiny, "-o", tmp_path / "ss", "-q", "--set", "algorithm={name='ssgd'}")[0] == 0
+    run = landscape.load(tmp_path / "ss" / "last.h5")
+    assert isinstance(run, landscape.Checkpoint)
+    assert (
+        float((gradient_points(run) - run.mean).abs().max())
+        == 0
+        < float((run.weights - run.mean).abs().max())
+    )
+    again = (
+        "noise-scale",
+        last,
+        "--no-learners",
+        "--gradient",
+        "draws",
+        "--batch",
+        "5",
+        "-o",
+        tmp_path / "m.h5",
+    )
+    assert command(*again)[0] == 0
+    one_line(command("noise-scale", last, "--batch", "0", "--no-learners"), 2, "batch: 0")
+    one_line(command("noise-scale", last, "--batch", "6"), 2, "--batch: 6 is no multiple of the 4 learners")

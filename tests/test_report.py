@@ -1,0 +1,454 @@
+"""The page of landscape report: what is on it, that it is right, shows texts as texts, and sends no request."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import itertools
+import json
+import math
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plotly import graph_objects
+
+import landscape
+from landscape.analysis.noise import estimate_noise
+from landscape.analysis.planes import learners_plane
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.errors import FailedError
+from landscape.core.files import printable
+from landscape.paper import gallery
+from landscape.report import analyses, contents, curves, findings, page, scrubber, surfaces
+from landscape.report.gallery import figures_page
+from landscape.report.parts import (
+    Missing,
+    Page,
+    Section,
+    Table,
+    chart_text,
+    in_words,
+    script_json,
+    text_cells,
+)
+from landscape.results.base import save
+from landscape.results.spectrum import Spectrum
+from landscape.train import launch, recipe
+from tests.benchmarks import report as benchmark
+from tests.conftest import Command
+from tests.test_cli import one_line
+
+MOST_BYTES = 8_000_000
+HOSTILE = "<script>alert('1')</script>\"&amp;é漢$x$%{y}"
+OLD = Path(__file__).parent / "data" / "v0.6.0"
+
+
+class Reader(html.parser.HTMLParser):
+    """Texts, tags and attributes of a page; what is inside scripts and styles apart."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.scripts: list[str] = []
+        self.styles: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag == "script":
+            self.scripts.append("")
+        if tag == "style":
+            self.styles.append("")
+
+    def handle_data(self, data: str) -> None:
+        inside = {"script": self.scripts, "style": self.styles}.get(self.lasttag or "")
+        if inside is not None and self.cdata_elem is not None:
+            inside[-1] += data
+        else:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.words).split())
+
+    @property
+    def data(self) -> Any:
+        return json.loads(self.scripts[0])
+
+
+def steps(**more: str) -> list[str]:
+    """A run of a fraction of a second, with all that a report shows of it."""
+    table = {
+        "steps": "30", "checkpoint.every": "5", "decompose.every": "1", "evaluate.every": "5",
+        "monitor.sharpness": "10", "monitor.samples": "200", "model.widths": "[64, 8, 10]", **more,
+    }  # fmt: skip
+    return [f"{key}={value}" for key, value in table.items()]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of SSGD and one of DPSGD, and surfaces around both in one file, made once."""
+    folder = tmp_path_factory.mktemp("report")
+    made = []
+    for name in ("ssgd", "dpsgd"):
+        launch.launch(recipe.read(f"digits-{name}", steps()), folder / name, device="cpu")
+        run = Checkpoint.load(folder / name / "last.h5")
+        made.append(contour_of(run, landscape.random_plane(run.problem("train"))))
+    save(made, folder / "both.h5")
+    run = Checkpoint.load(folder / "dpsgd" / "last.h5")
+    plane = learners_plane(run.problem("train"), run.weights)
+    save([contour_of(run, plane)], folder / "dpsgd" / "learners.h5")
+    spectrum = landscape.spectrum(
+        run.problem("train"), top_k=3, ends=True, with_trace=True, with_density=True, probes=2, steps=10,
+        **about(run),
+    )  # fmt: skip
+    save([spectrum], folder / "dpsgd" / "spectrum.h5")
+    problem = run.problem("train")
+    grid = landscape.hessian_grid(problem, landscape.random_plane(problem), grid=(3, 2), **about(run))
+    save([grid], folder / "ratio.h5")
+    noise = estimate_noise(problem, run.weights, run.lr, run.local_batch, draws=4, **about(run))
+    save([noise], folder / "noise.h5")
+    return folder
+
+
+def about(run: Checkpoint) -> Any:
+    from landscape.cli.analysis import about
+
+    return about(run, "train")
+
+
+def contour_of(run: Checkpoint, plane: Any) -> Any:
+    return landscape.contour(run.problem("train"), plane, grid=(9, 7), **about(run))
+
+
+FILES = ("ssgd", "dpsgd", "both.h5", "ratio.h5", "noise.h5")
+
+
+@pytest.fixture(scope="module")
+def made(runs: Path) -> contents.Contents:
+    return contents.read([runs / name for name in FILES])
+
+
+@pytest.fixture(scope="module")
+def whole(runs: Path) -> Path:
+    """The page about all of it."""
+    page.report([runs / name for name in FILES], runs / "page.html")
+    return runs / "page.html"
+
+
+def test_the_page_has_all_sections_and_the_numbers(runs: Path, whole: Path, made: contents.Contents) -> None:
+    read = Reader(whole.read_text())
+    for title in (
+        "SSGD and DPSGD on digits", "Outcome", "What was run, and on what", "Training", "In three dimensions",
+        "Learners along the run", "Hessian ratios", "Spectra", "Noise of the spread", "How each number was made",
+        "Glossary", "consensus distance", "ω_min", "AWC", "ATC",
+    ):  # fmt: skip
+        assert title in read.text
+    for run in made.runs:
+        accuracy = run.checkpoint.history["test_accuracy"][-1]
+        error = math.sqrt(accuracy * (1 - accuracy) / 360)
+        assert f"{in_words(100 * (1 - accuracy), 100 * error)}%" in read.text
+        assert run.checkpoint.recipe.split("\n")[0] in read.text
+        assert run.sha256[:12] in read.text
+    spectrum = Spectrum.load(runs / "dpsgd" / "spectrum.h5")
+    assert in_words(spectrum.values[0], spectrum.residuals[0]) in read.text
+    assert in_words(spectrum.trace, spectrum.trace_error) in read.text
+    curve = next(t for t in read.data["charts"]["curve-consensus"]["figure"]["data"] if t["meta"] == 1)
+    np.testing.assert_allclose(curve["y"], made.runs[1].checkpoint.history["consensus"], rtol=1e-5)
+    assert read.data["surfaces"][1]["z"][0][0] == pytest.approx(
+        made.of(landscape.Surface)[1][0].loss[0, 0], rel=1e-5
+    )
+    assert {surface["group"] for surface in read.data["surfaces"]} == {0, 1}
+
+
+def test_what_is_missing_is_named_with_its_command(runs: Path, tmp_path: Path) -> None:
+    page.report([runs / "ssgd" / "last.h5"], tmp_path / "p.html")
+    text = Reader((tmp_path / "p.html").read_text()).text
+    for command in ("contour", "spectrum", "hessian-grid", "noise"):
+        assert f"landscape {command} {runs / 'ssgd'}" in text
+    assert f"landscape contour {runs / 'ssgd'} --plane learners" in text
+    assert "In three dimensions" not in text  # nothing is drawn of what is not there
+
+
+def test_analyse_makes_what_is_missing(runs: Path, tmp_path: Path, command: Command) -> None:
+    folder = Path(shutil.copytree(runs / "dpsgd", tmp_path / "dpsgd"))
+    for path in ("learners.h5", "spectrum.h5"):
+        (folder / path).unlink()
+    code, out, err = command(
+        "report", folder, "-o", tmp_path / "p.html", "--analyse", "-q", "--device", "cpu"
+    )
+    assert (code, err) == (0, "")
+    names = ("last-contour.h5", "last-contour-learners.h5", "last-spectrum.h5")
+    assert out.splitlines() == [*(str(folder / name) for name in names), str(tmp_path / "p.html")]
+    text = Reader((tmp_path / "p.html").read_text()).text
+    assert "There is no" not in text
+    assert "Learners along the run" in text
+    code, out, _ = command("report", folder, "-o", tmp_path / "p.html", "--analyse", "-q")
+    assert (code, out) == (0, f"{tmp_path}/p.html\n")  # nothing is made twice
+
+
+def test_bad_use_is_one_line(
+    runs: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_line(command("report", runs / "ssgd", "-o", tmp_path / "x.h5"), 2, "-o", "x.h5", ".html")
+    one_line(command("report", tmp_path / "no.h5", "-o", tmp_path / "x.html"), 1, "no.h5", "no such file")
+    one_line(command("report", tmp_path, "-o", tmp_path / "x.html"), 1, "last.h5")
+    damaged = tmp_path / "damaged.h5"
+    damaged.write_bytes(b"no HDF5")
+    one_line(command("report", damaged, "-o", tmp_path / "x.html"), 1, "damaged.h5")
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    one_line(
+        command("report", runs / "ssgd", "-o", tmp_path / "x.html"),
+        1,
+        "plotly is not installed",
+        "pip install",
+    )
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_a_damaged_result_in_a_folder_is_named(runs: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(runs / "ssgd", tmp_path / "ssgd"))
+    (folder / "broken.h5").write_bytes(b"no HDF5")
+    page.report([folder], tmp_path / "p.html")
+    assert "broken.h5" in Reader((tmp_path / "p.html").read_text()).text
+
+
+def test_the_page_is_small_and_names_no_other_place(whole: Path) -> None:
+    assert whole.stat().st_size < MOST_BYTES
+    read = Reader(whole.read_text())
+    assert (
+        "content",
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:",
+    ) in read.attributes
+    for name, value in read.attributes:
+        if name in ("src", "srcset", "href", "action", "data", "poster", "background"):
+            assert value.startswith(("#", "data:image/png;base64,")), (name, value)
+        assert "http:" not in value
+        assert "https:" not in value
+    assert not re.search(r"@import|url\(|https?:", "".join(read.styles))
+    own = read.scripts[-1]
+    assert not re.search(r"fetch\(|XMLHttpRequest|https?:|import\(|eval\(|localStorage", own)
+    assert {"link", "iframe", "object", "base"}.isdisjoint(read.tags)
+
+
+def test_figures_are_figures_of_plotly(made: contents.Contents) -> None:
+    charts = [chart for s in page.build(made).sections for chart in s.charts if chart.kind == "figure"]
+    assert len(charts) >= 10
+    for chart in charts:
+        figure = graph_objects.Figure(chart.figure)  # refuses what Plotly does not know
+        assert len(figure.data) == len(chart.figure["data"]) > 0
+        assert len(chart.alt) > 20
+    assert len({chart.name for chart in charts}) == len(charts)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(1, 40))
+def test_decimation_keeps_every_peak_and_the_ends(values: list[float], buckets: int) -> None:
+    x, y = np.arange(len(values)), np.array(values)
+    kept_x, kept_y = curves.decimate(x, y, buckets)
+    assert len(kept_x) <= max(2 * buckets + 2, 2)
+    assert (np.diff(kept_x) > 0).all()
+    np.testing.assert_array_equal(kept_y, y[kept_x])
+    assert {0, len(y) - 1} <= {*kept_x.tolist()}
+    if len(y) > 2 * buckets:
+        edges = np.linspace(0, len(y), buckets + 1).astype(int)
+        for low, high in itertools.pairwise(edges):
+            inside = kept_y[(kept_x >= low) & (kept_x < high)]
+            assert (inside.min(), inside.max()) == (y[low:high].min(), y[low:high].max())
+
+
+@given(st.floats(-1e300, 1e300), st.floats(0, 1e300))
+def test_every_number_has_words(value: float, error: float) -> None:
+    words = in_words(value, error)
+    if math.isfinite(value) and 0 < error < math.inf:
+        shown, wrong = (float(part.replace(",", "")) for part in words.split(" ± "))
+        assert abs(shown - value) <= max(error, 1e-15 * abs(value))
+        assert wrong == pytest.approx(error, rel=0.3, abs=1e-320)
+
+
+texts = st.text(st.characters(), max_size=40)
+
+
+@given(texts)
+def test_json_is_safe_inside_a_script_and_reads_back(text: str) -> None:
+    made = script_json({"a": [text], text: 1})
+    assert json.loads(made) == {"a": [text], text: 1}
+    assert made.isascii()
+    assert not set("<>&") & set(made)
+
+
+@given(texts)
+def test_every_text_is_shown_as_text(text: str) -> None:
+    section = Section(
+        "s", f"b{text}", (f"c{text}",), tables=(Table(f"d{text}", (f"e{text}",), (text_cells(f"f{text}"),)),),
+        missing=(Missing(f"g{text}", f"h{text}"),), texts=((f"i{text}", f"j{text}"),),
+    )  # fmt: skip
+    plain = dataclasses.replace(
+        section, title="b", paragraphs=("c",), tables=(Table("d", ("e",), (text_cells("f"),)),),
+        missing=(Missing("g", "h"),), texts=(("i", "j"),),
+    )  # fmt: skip
+    rendered = page.render(Page(f"a{text}", (f"k{text}",), (section,)))
+    read, expected = Reader(rendered), Reader(page.render(Page("a", ("k",), (plain,))))
+    assert read.tags == expected.tags
+    assert [name for name, _ in read.attributes] == [name for name, _ in expected.attributes]
+    assert read.scripts[1:] == expected.scripts[1:]
+    shown = "\n".join(map(printable, text.split("\n")))
+    whole = "".join(read.words)
+    for letter in "abcdefghijk":
+        assert f"{letter}{shown}" in whole
+
+
+def test_hostile_names_and_labels(runs: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(runs / "dpsgd", tmp_path / f"run {HOSTILE.replace('/', '')}"))
+    surface = landscape.Surface.load(folder / "learners.h5")
+    hostile = dataclasses.replace(
+        surface, label=HOSTILE, axes=(HOSTILE, HOSTILE), labels=(HOSTILE,) * len(surface.labels)
+    )
+    save([hostile], folder / "learners.h5")
+    page.report([folder], tmp_path / "p.html", title=HOSTILE)
+    read = Reader((tmp_path / "p.html").read_text())
+    assert read.tags.count("script") == 3  # data, Plotly, the page's own
+    assert read.text.count(HOSTILE) >= 5
+    assert folder.name in read.text
+    assert read.data["surfaces"][0]["label"] == chart_text(HOSTILE)
+    assert "<" not in read.data["surfaces"][0]["label"]
+
+
+def test_results_of_every_kind_and_age(tmp_path: Path, command: Command) -> None:
+    paths = [path for path in sorted(OLD.rglob("*.h5")) if path.name != "step-0000006.h5"]
+    code, out, err = command("report", *paths, "-o", tmp_path / "p.html", "-q")
+    assert (code, out, err) == (0, f"{tmp_path}/p.html\n", "")
+    read = Reader((tmp_path / "p.html").read_text())
+    assert read.tags.count("img") == 3  # line, smoothing and stability, as landscape plot draws them
+    assert all(value for name, value in read.attributes if name == "alt")
+
+
+def test_sentences_say_what_the_runs_can_tell_apart(made: contents.Contents) -> None:
+    said = findings.sentences(made)
+    assert any("lr·λ_max in the last quarter" in s and "limit 1" in s for s in said)
+    one = findings.TestError(5.0, 1.0, 1.0, "")
+    (undecided,) = findings._comparison({"A": one, "B": dataclasses.replace(one, mean=6.0)})
+    assert "do not tell the two apart" in undecided
+    (decided,) = findings._comparison({"A": one, "B": dataclasses.replace(one, mean=15.0)})
+    assert "A has the lowest test error, 10.0 ± 1.4 points below B, 7.1 standard errors" in decided
+    (unknown,) = findings._comparison({"A": dataclasses.replace(one, standard_error=math.nan), "B": one})
+    assert "cannot be said" in unknown
+
+
+def test_a_run_that_left_its_minimum_is_named(made: contents.Contents) -> None:
+    run = made.runs[1]
+    history = dict(run.checkpoint.history)
+    history["train_loss"] = np.where(history["step"] < 15, 0.001, 1.0)
+    lost = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, history=history))
+    assert not any("left a minimum" in sentence for sentence in findings.sentences(made))
+    (said,) = [s for s in findings.sentences(contents.Contents((lost,), ())) if "left a minimum" in s]
+    assert "DPSGD: 1 of 1 runs" in said
+    assert "1e+03 times that of step 1" in said
+
+
+def test_seeds_of_one_setting_are_one(runs: Path, tmp_path: Path) -> None:
+    launch.launch(recipe.read("digits-dpsgd", steps(seed="1")), tmp_path / "other", device="cpu")
+    two = contents.read([runs / "dpsgd", tmp_path / "other", runs / "ssgd"])
+    settings = findings.settings_of(two.runs)
+    assert [(s.name, s.places) for s in settings] == [("DPSGD", (0, 1)), ("SSGD", (2,))]
+    error = findings.test_error(two.runs, settings[0])
+    assert error
+    values = [100 * (1 - run.checkpoint.history["test_accuracy"][-1]) for run in two.runs[:2]]
+    assert (error.mean, error.spread) == (
+        pytest.approx(np.mean(values)),
+        pytest.approx(np.std(values, ddof=1)),
+    )
+    lines = curves.lines_of(two.runs)
+    assert lines[0]["color"] == lines[1]["color"] != lines[2]["color"]
+    assert lines[0]["dash"] != lines[1]["dash"]
+
+
+def test_frames_are_the_projections_of_the_learners(made: contents.Contents, runs: Path) -> None:
+    section, scrubbers = scrubber.section(made)
+    (only,) = scrubbers
+    assert section.widget == "scrubber"
+    assert [frame["step"] for frame in only["frames"]] == list(range(0, 31, 5))
+    surface = landscape.Surface.load(runs / "dpsgd" / "learners.h5")
+    np.testing.assert_allclose(only["frames"][-1]["points"], surface.markers[:-1], atol=1e-5)
+    np.testing.assert_allclose(only["frames"][-1]["mean"], surface.markers[-1], atol=1e-5)
+    early = Checkpoint.load(runs / "dpsgd" / "step-0000010.h5", whole_history=False).weights.double().numpy()
+    expected = (early - surface.center) @ surface.directions.T
+    np.testing.assert_allclose(only["frames"][2]["points"], expected, atol=1e-4)
+
+
+def test_one_scale_for_the_surfaces_of_a_group(made: contents.Contents) -> None:
+    first, second = surfaces.groups(made)
+    assert [len(group.surfaces) for group in (first, second)] == [2, 1]
+    losses = np.concatenate([s.loss.ravel() for _, s in first.surfaces])
+    scale = first.scale
+    ends = np.array([scale["low"], scale["high"]])
+    ends = 10**ends if scale["log"] else ends
+    assert ends[0] <= losses.min() * (1 + 1e-9)
+    assert ends[1] >= np.quantile(losses, 0.97)
+
+
+def test_missing_numbers_are_null(tmp_path: Path, runs: Path) -> None:
+    surface = landscape.Surface.load(runs / "dpsgd" / "learners.h5")
+    loss = surface.loss.copy()
+    loss[0, 1], loss[2, 2] = np.nan, np.inf
+    save([dataclasses.replace(surface, loss=loss)], tmp_path / "s.h5")
+    page.report([tmp_path / "s.h5"], tmp_path / "p.html")
+    z = Reader((tmp_path / "p.html").read_text()).data["surfaces"][0]["z"]
+    assert (z[0][1], z[2][2]) == (None, None)
+    save([dataclasses.replace(surface, loss=np.full_like(loss, np.nan))], tmp_path / "s.h5")
+    page.report([tmp_path / "s.h5"], tmp_path / "p.html")  # nothing finite: nothing to draw, and no error
+    assert Reader((tmp_path / "p.html").read_text()).data["surfaces"] == []
+
+
+def test_ratios_that_do_not_exist(runs: Path, tmp_path: Path) -> None:
+    grid = landscape.HessianGrid.load(runs / "ratio.h5")
+    nothing = np.full_like(grid.ratio, np.nan)
+    save(
+        [dataclasses.replace(grid, ratio=nothing, lambda_max=nothing, residual_max=nothing)],
+        tmp_path / "g.h5",
+    )
+    section = analyses.sections(contents.read([tmp_path / "g.h5"]))[0]
+    assert section.tables[0].rows[0][1].text == "–"
+
+
+def test_the_gallery_as_one_page(tmp_path: Path, command: Command) -> None:
+    code, _, err = command(
+        "figures", "delay-boundary", "-o", tmp_path, "--runs", tmp_path / "runs", "--scale", "smoke", "-q"
+    )
+    assert code == 0, err
+    (entry,) = gallery.entries_in(tmp_path).values()
+    read = Reader(page.render(figures_page(tmp_path)))
+    assert entry["claims"] in read.text
+    assert entry["command"] in read.text
+    assert read.tags.count("img") == len(entry["pictures"])
+    assert len(read.scripts) == 2  # without Plotly: there is nothing for it to draw
+
+
+def test_a_command_ends_well_without_plotly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from landscape.cli import report
+
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    report.finish(lambda: Page("a", (), ()), tmp_path / "p.html", False)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "a report: plotly is not installed; pip install 'sgd-landscape[report]'\n"
+    with pytest.raises(FailedError, match="plotly"):
+        page.check_installed()
+
+
+@pytest.mark.slow
+def test_many_surfaces_and_a_long_run_take_less_than_ten_seconds(tmp_path: Path) -> None:
+    paths = benchmark.make(tmp_path)
+    assert benchmark.seconds(paths, tmp_path / "p.html") < benchmark.MOST
+    assert (tmp_path / "p.html").stat().st_size < MOST_BYTES

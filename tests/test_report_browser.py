@@ -1,0 +1,271 @@
+"""The report in a real browser: every chart is drawn, everything on it works, and no request leaves it.
+
+It takes Playwright (pip install playwright, without its browsers) and Chromium from the system's packages.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from landscape.report import page as pages
+from tests.benchmarks import report as benchmark
+from tests.conftest import Command
+from tests.test_report import FILES, HOSTILE, MOST_BYTES, runs  # noqa: F401  (a fixture)
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+# On Debian /usr/bin/chromium is a script around this program.
+PLACES = ("/usr/lib/chromium/chromium", "chromium", "chromium-browser", "google-chrome")
+PROGRAM = next((found for name in PLACES if (found := shutil.which(name))), None)
+if PROGRAM is None:
+    pytest.skip("no Chromium among the system's programs", allow_module_level=True)
+FLAGS = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist")
+
+pytestmark = pytest.mark.xdist_group("browser")  # one browser and one page for all tests here
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        program = started.chromium.launch(executable_path=PROGRAM, args=[*FLAGS])
+        yield program
+        program.close()
+
+
+class Opened:
+    """A page in the browser, with its errors and requests."""
+
+    def __init__(self, browser: Any, path: Path, width: int = 1400, scheme: str = "light") -> None:
+        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
+        self.page.on("pageerror", lambda e: self.errors.append(str(e)))
+        self.page.on("dialog", lambda d: self.errors.append(f"dialog: {d.message}"))
+        self.page.on("request", lambda r: self.requests.append(r.url))
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector('html[data-ready="1"]', state="attached", timeout=120_000)
+
+    def close(self) -> None:
+        outside = [url for url in self.requests[1:] if not url.startswith(("data:", "blob:"))]
+        self.page.close()
+        assert not self.errors
+        assert not outside
+
+
+def colours(opened: Opened, selector: str) -> int:
+    """How many colours a picture of the element has: a blank canvas has one."""
+    png = opened.page.locator(selector).first.screenshot()
+    return len(np.unique(np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).reshape(-1, 3), axis=0))
+
+
+@pytest.fixture(scope="module")
+def report(runs: Path) -> Path:  # noqa: F811
+    """A report on two runs, as tests/test_report.py has it."""
+    pages.report([runs / name for name in FILES], runs / "browser.html", title=HOSTILE)
+    return runs / "browser.html"
+
+
+@pytest.fixture
+def opened(browser: Any, report: Path) -> Iterator[Opened]:
+    shown = Opened(browser, report)
+    yield shown
+    shown.close()
+
+
+def test_every_chart_is_drawn(opened: Opened) -> None:
+    drawn = opened.page.evaluate("""() => {
+        const charts = JSON.parse(document.getElementById("data").textContent).charts;
+        return [...document.querySelectorAll("[data-chart]")].map((figure) => {
+            const div = figure.querySelector(".plot"), wanted = charts[figure.dataset.chart].figure;
+            return {
+                name: figure.dataset.chart, traces: div.data ? div.data.length : 0, kind: wanted.data ? "figure" : "contour",
+                wanted: wanted.data ? wanted.data.length : 3, marks: div.querySelectorAll("path, image, canvas").length,
+            };
+        });
+    }""")
+    assert len(drawn) == 14
+    for chart in drawn:
+        assert chart["traces"] >= chart["wanted"] if chart["kind"] == "figure" else chart["traces"] >= 2, (
+            chart
+        )
+        assert chart["marks"] > 3, chart
+        assert colours(opened, f'[data-chart="{chart["name"]}"] .plot') > 10, chart
+    assert opened.page.locator(".gl-container canvas").count() == 2  # no browser allows many
+    for selector in ("#plot-a", "#plot-b", "#plot-scrub"):
+        assert colours(opened, selector) > 200
+    assert opened.page.title() == HOSTILE
+    assert opened.page.locator("h1").inner_text() == HOSTILE
+
+
+def test_selector_and_synchronised_cameras(opened: Opened) -> None:
+    page = opened.page
+    scene = "(id) => { const l = document.getElementById(id)._fullLayout.scene; return [l._scene.getCamera().eye.x, l.zaxis.range]; }"
+    assert page.evaluate(scene, "plot-a")[1] == pytest.approx(page.evaluate(scene, "plot-b")[1])
+    before = page.evaluate(scene, "plot-a")[0]
+    page.click('[data-turn="left"]')
+    page.wait_for_timeout(300)
+    after = page.evaluate(scene, "plot-a")[0]
+    assert after != before
+    assert page.evaluate(scene, "plot-b")[0] == pytest.approx(after)
+    page.locator("#plot-a").scroll_into_view_if_needed()
+    box = page.locator("#plot-a").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.wait_for_timeout(200)
+    page.mouse.down()
+    for k in range(8):
+        page.mouse.move(x + 15 * k, y + 2 * k)
+        page.wait_for_timeout(50)
+    page.mouse.up()
+    page.wait_for_timeout(500)
+    turned = page.evaluate(scene, "plot-a")[0]
+    assert turned != pytest.approx(after)
+    assert page.evaluate(scene, "plot-b")[0] == pytest.approx(turned)
+    picture = page.locator("#plot-a").screenshot()
+    page.select_option("#scene-a", "0")
+    page.wait_for_timeout(500)
+    assert page.locator("#plot-a").screenshot() != picture
+    assert page.evaluate("document.getElementById('plot-a').data.map((t) => t.name)").count("learners") == 1
+    page.select_option("#scene-b", "")
+    page.wait_for_timeout(300)
+    assert not page.locator("#plot-b").is_visible()
+    page.select_option("#scene-b", "1")
+    page.wait_for_timeout(300)
+    assert colours(opened, "#plot-b") > 200
+
+
+def test_cursors_are_linked(opened: Opened) -> None:
+    page = opened.page
+    first, second = (page.locator(f'[data-chart="surface-{k}"]') for k in (1, 2))
+    first.scroll_into_view_if_needed()
+    box = first.locator(".nsewdrag").bounding_box()
+    page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 0.3 * box["height"], steps=5)
+    page.wait_for_timeout(300)
+    read = [figure.locator(".reading").inner_text() for figure in (first, second)]
+    place = [text.split(": loss")[0] for text in read]
+    assert place[0] == place[1] != ""
+    assert read[0] != read[1]
+    assert all(figure.locator(".cursor").is_visible() for figure in (first, second))
+    x, y = (float(part.split("=")[1]) for part in place[0].split(","))
+    assert x > 0
+    assert y > 0
+    second.focus()
+    page.keyboard.press("ArrowLeft")
+    moved = first.locator(".reading").inner_text()
+    assert float(moved.split(",")[0].split("=")[1]) < x
+    other = page.locator('[data-chart="surface-0"] .reading').inner_text()  # of another group
+    assert "loss" not in other
+
+
+def test_the_scrubber_moves_the_learners(opened: Opened) -> None:
+    page = opened.page
+    dots = "() => JSON.stringify(document.getElementById('plot-scrub').data[2].x)"
+    text, at_end = page.locator("#scrub-text"), page.evaluate(dots)
+    assert text.inner_text().startswith("step 30,")
+    page.locator("#scrub").focus()
+    page.keyboard.press("Home")
+    assert text.inner_text().startswith("step 0")
+    page.wait_for_timeout(200)
+    assert page.evaluate(dots) != at_end
+    page.click("#scrub-on")
+    assert text.inner_text().startswith("step 5,")
+    assert "consensus distance" in text.inner_text()
+    wide = page.evaluate("document.getElementById('plot-scrub')._fullLayout.xaxis.range")
+    page.check("#scrub-close")
+    page.wait_for_timeout(200)
+    near = page.evaluate("document.getElementById('plot-scrub')._fullLayout.xaxis.range")
+    assert near != wide
+    page.click("#scrub-play")
+    page.wait_for_timeout(2500)
+    assert text.inner_text().startswith("step 30,")
+
+
+def test_runs_tables_and_theme(opened: Opened) -> None:
+    page = opened.page
+    visible = "() => document.querySelector('[data-chart=curve-consensus] .plot').data.map((t) => t.visible ?? true)"
+    assert page.evaluate(visible) == [True, True]
+    page.locator("[data-runs] input").first.uncheck()
+    page.wait_for_timeout(200)
+    assert page.evaluate(visible) == [False, True]
+    header = page.locator("#runs th", has_text="test error")
+    column = 1 + page.locator("#runs th").all_inner_texts().index(header.inner_text())
+    cells = page.locator(f"#runs tbody td:nth-child({column})")
+    header.locator("button").click()
+    up = [float(text.split("±")[0]) for text in cells.all_inner_texts()]
+    header.locator("button").click()
+    down = [float(text.split("±")[0]) for text in cells.all_inner_texts()]
+    assert up == sorted(up) == down[::-1]
+    assert header.get_attribute("aria-sort") == "descending"
+    ink = "() => document.querySelector('[data-chart=curve-consensus] .xtick text').style.fill"
+    before = page.evaluate(ink)
+    page.click("#theme")
+    page.wait_for_timeout(1500)
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert page.evaluate(ink) != before
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_readable_on_a_phone_and_by_a_screen_reader(browser: Any, report: Path, scheme: str) -> None:
+    opened = Opened(browser, report, 390, scheme)
+    page = opened.page
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    assert (
+        page.evaluate("""() => [...document.querySelectorAll("button, select, input")].filter((e) =>
+        !(e.textContent.trim() || e.getAttribute("aria-label") || e.closest("label")) && !e.closest(".plot")).length""")
+        == 0
+    )
+    assert (
+        page.evaluate("""() => [...document.querySelectorAll("[role=img], img")].filter((e) =>
+        (e.getAttribute("aria-label") ?? e.alt).length < 20).length""")
+        == 0
+    )
+    opened.close()
+
+
+@pytest.mark.slow
+def test_twenty_surfaces_open_without_jank(browser: Any, tmp_path: Path) -> None:
+    """No task holds the page for long, but for those that read Plotly's code and start WebGL."""
+    pages.report(benchmark.make(tmp_path), tmp_path / "p.html")
+    opened = Opened(browser, tmp_path / "p.html")
+    assert opened.page.locator(".js-plotly-plot").count() >= 20 + 7 + 2
+    opened.page.evaluate("""() => { window.tasks = [];
+        new PerformanceObserver((list) => window.tasks.push(...list.getEntries().map((e) => e.duration)))
+            .observe({ type: "longtask" }); }""")
+    first = opened.page.locator('[data-chart="surface-0"]')
+    first.focus()
+    for key in ("ArrowLeft", "ArrowUp") * 10:
+        opened.page.keyboard.press(key)
+    opened.page.wait_for_timeout(300)
+    reading = opened.page.locator('[data-chart="surface-19"] .reading').inner_text()
+    assert reading.startswith("x = -0.4, y = 0.4")
+    assert max(opened.page.evaluate("window.tasks"), default=0) < 200
+    opened.close()
+
+
+@pytest.mark.slow
+def test_the_report_of_the_demo(browser: Any, tmp_path: Path, command: Command) -> None:
+    code, out, err = command("demo", "-o", tmp_path / "demo", "-q")
+    assert code == 0, err
+    assert out.splitlines()[-1] == f"{tmp_path}/demo/report.html"
+    assert (tmp_path / "demo" / "report.html").stat().st_size < MOST_BYTES
+    opened = Opened(browser, tmp_path / "demo" / "report.html")
+    page = opened.page
+    said = page.locator(".findings li").all_inner_texts()
+    words = " ".join(out.split())
+    assert [sentence in words for sentence in said[:5]] == [True] * 5
+    assert page.locator(".js-plotly-plot").count() == page.locator("[data-chart]").count() + 3
+    for figure in page.locator("[data-chart]").all():
+        assert figure.locator(".plot path, .plot image").count() > 3
+    for selector in ("#plot-a", "#plot-b", "#plot-scrub"):
+        assert colours(opened, selector) > 200
+    assert page.locator("#scrub-text").inner_text().startswith("step 500,")
+    opened.close()

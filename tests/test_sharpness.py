@@ -1,0 +1,222 @@
+"""Sharpness against trust-region problems that are solved exactly, closed forms, and invariance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+
+import landscape
+from landscape import InputError, Problem, plots
+from landscape.data.synthetic import mean_output
+from tests import problems
+from tests.conftest import Command
+from tests.test_cli import one_line
+
+
+def largest(h: np.ndarray, g: np.ndarray, rho: float) -> float:
+    """max gᵀε + ½εᵀhε over ‖ε‖ ≤ ρ: (μ − h)ε = g, μ ≥ λ_max, ‖ε‖ = ρ, where h has a positive eigenvalue."""
+    values, vectors = np.linalg.eigh(h)
+    b = vectors.T @ g
+
+    def excess(mu: float) -> float:
+        return float(np.linalg.norm(b / (mu - values)) - rho)
+
+    low, high = values[-1] + 1e-12, values[-1] + np.linalg.norm(b) / rho + 1
+    e = b / (brentq(excess, low, high, xtol=1e-14) - values)
+    return float(b @ e + 0.5 * e @ (values * e))
+
+
+@given(
+    st.lists(st.floats(-3, 5), min_size=3, max_size=6).filter(lambda v: max(v) > 0.5),
+    st.floats(0.05, 2),
+    st.booleans(),
+)
+def test_a_quadratic_has_the_maximum_of_its_trust_region(
+    spectrum: list[float], rho: float, adaptive: bool
+) -> None:
+    problem = problems.quadratic(spectrum)
+    problem.theta.copy_(torch.linspace(0.4, 1.3, len(spectrum)))
+    h, w = problem.model.get_buffer("hessian").numpy(), problem.theta.numpy()
+    c = np.abs(w) if adaptive else np.ones_like(w)
+    exact = largest(c[:, None] * h * c, c * (h @ w), rho)
+    found = landscape.sharpness(problem, rho, adaptive=adaptive, steps=300, starts=4)
+    assert found.value <= exact + 1e-9
+    assert found.value == pytest.approx(exact, rel=2e-3)
+    assert found.standard_error == 0
+    assert found.reached
+    assert found.draws == 0
+
+
+def test_at_a_minimum_it_is_half_of_the_largest_eigenvalue() -> None:
+    model = landscape.models.build("quadratic", eigenvalues=[4.0, 1.0, 0.5], start=1.0, center=1.0)
+    data = landscape.data.load("quadratic", dimension=3, samples=10)
+    problem = Problem(model, mean_output, data.train, dtype=torch.float64)
+    found = landscape.sharpness(problem, 0.3)  # |w| = 1, so that adaptive and plain sharpness are the same
+    assert found.value == pytest.approx(0.3**2 * 4 / 2, rel=1e-3)
+    assert landscape.sharpness(problem, 0.3, adaptive=False).value == pytest.approx(found.value, rel=1e-3)
+    assert found.residual < 0.05
+
+
+def test_the_average_is_half_of_the_trace() -> None:
+    problem = problems.quadratic([4.0, 1.0, 0.5, -0.2])
+    problem.theta.copy_(torch.tensor([0.5, 1.0, 2.0, -1.0]))
+    h = problem.model.get_buffer("hessian").diagonal()
+    for adaptive, c2 in ((True, problem.theta**2), (False, torch.ones(4))):
+        found = landscape.sharpness(problem, 0.2, "average", adaptive=adaptive, tol=0.03, draws=20000)
+        truth = 0.2**2 / 2 * float((h * c2).sum())
+        assert abs(found.value - truth) < 4 * found.standard_error
+        assert found.reached
+        assert found.standard_error <= 0.03 * found.value
+        assert found.draws == len(found.values) >= 32
+        assert found.gradients == 2 * found.draws + 1
+
+
+def noisy(samples: int = 400) -> Problem:
+    """Least squares in 3 dimensions, of which minibatches have different Hessians."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(samples, 3, dtype=torch.float64, generator=generator)
+    y = x.sum(1, keepdim=True) + 0.3 * torch.randn(samples, 1, dtype=torch.float64, generator=generator)
+    model = torch.nn.Linear(3, 1, bias=False).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.9, 1.2, 0.7]]))
+    return Problem(model, torch.nn.functional.mse_loss, (x, y))
+
+
+def test_minibatches_match_dense_matrices_draw_by_draw() -> None:
+    problem, rho, m = noisy(), 0.4, 5
+    found = landscape.sharpness(problem, rho, m=m, draws=6, steps=200, starts=0, seed=3)
+    generator = torch.Generator().manual_seed(3)
+    assert problem.tensors is not None
+    x, y = (t.numpy() for t in problem.tensors)
+    w = problem.theta.numpy()
+    c, exact = np.abs(w), []
+    for _ in range(6):
+        rows = torch.randint(400, (m,), generator=generator).numpy()
+        h, g = 2 * x[rows].T @ x[rows] / m, 2 * x[rows].T @ (x[rows] @ w - y[rows, 0]) / m
+        exact.append(largest(c[:, None] * h * c, c * g, rho))
+    np.testing.assert_allclose(found.values, exact, rtol=2e-3)
+    assert found.standard_error == pytest.approx(np.std(exact, ddof=1) / 6**0.5, rel=0.02)
+    assert (found.m, found.reached, found.draws) == (5, False, 6)
+
+
+def test_smaller_minibatches_are_sharper() -> None:
+    small, large = (landscape.sharpness(noisy(), 0.3, m=m, draws=32).value for m in (2, 100))
+    assert small > large > landscape.sharpness(noisy(), 0.3).value * 0.9
+
+
+def test_adaptive_sharpness_does_not_see_the_scale_of_layers() -> None:
+    problem = problems.mlp(activation="relu")
+    scaled = problem.theta.clone()
+    views = problem.layout.views(scaled)
+    names = [slot.name for slot in problem.layout.slots]
+    for name, factor in zip(names[:3], (5.0, 5.0, 0.2), strict=True):  # weight and bias, and the next weight
+        views[name].mul_(factor)
+    other = Problem(problem.model, problem.criterion, problem.resident, theta=scaled)
+    assert other.loss() == pytest.approx(problem.loss())
+    for options in ({"starts": 0}, {"kind": "average", "draws": 20}):
+        one, two = (landscape.sharpness(p, 0.3, **options).value for p in (problem, other))  # type: ignore[arg-type]
+        assert two == pytest.approx(one, rel=1e-6)
+    plain = [landscape.sharpness(p, 0.3, adaptive=False, starts=0).value for p in (problem, other)]
+    assert abs(plain[0] / plain[1] - 1) > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("m", [None, 4])
+def test_the_error_bars_cover_the_truth(m: int | None) -> None:
+    problem, rho = noisy(), 0.3
+    assert problem.tensors is not None
+    x = problem.tensors[0]
+    truth = rho**2 * float((x.square().mean(0) * problem.theta**2).sum())  # ½ρ² tr(diag(c²)·2XᵀX/N)
+    deviations = []
+    for seed in range(200):
+        found = landscape.sharpness(problem, rho, "average", m=m, tol=1e-9, draws=60, seed=seed)
+        deviations.append(abs(found.value - truth) / found.standard_error)
+    assert 0.58 <= np.mean(np.array(deviations) < 1) <= 0.78
+    assert 0.9 <= np.mean(np.array(deviations) < 2) <= 0.99
+
+
+def test_batchnorm_batches_and_weights_that_are_zero() -> None:
+    problem = problems.conv()
+    assert problem.resident is not None
+    x, y = problem.resident
+    batches = Problem(problem.model, problem.criterion, [(x[:12], y[:12]), (x[12:], y[12:])])
+    for kind in ("worst", "average"):
+        one, two = (landscape.sharpness(p, 0.1, kind, draws=8) for p in (problem, batches))
+        assert two.value == pytest.approx(one.value, rel=1e-5)
+        assert one.value > 0
+        assert (one.batchnorm, one.bn) == (True, "center")
+    # BatchNorm's bias begins at 0, and stays there.
+    assert one.fixed == sum(int((t == 0).sum()) for t in problem.layout.views(problem.theta).values()) > 0
+    assert landscape.sharpness(problem, 0.1, m=8, draws=3).batchnorm
+    with pytest.raises(InputError, match="drawing minibatches needs"):
+        landscape.sharpness(batches, 0.1, m=8)
+
+
+def test_a_model_with_its_own_loss_and_dict_batches() -> None:
+    problem, tokens = problems.language_model(), problems.tokens()
+    parts = [{k: t[i : i + 4] for k, t in tokens.items()} for i in (0, 4, 8)]
+    batches = Problem(problem.model, None, parts, dtype=torch.float64)
+    one, two = (landscape.sharpness(p, 0.1, steps=5) for p in (problem, batches))
+    assert two.value == pytest.approx(one.value, rel=1e-6)
+
+
+def test_the_same_seed_gives_the_same_numbers_and_a_file_keeps_them(tmp_path: Path) -> None:
+    problem = problems.mlp()
+    one, two, three = (landscape.sharpness(problem, 0.1, m=10, draws=4, steps=5, seed=s) for s in (1, 1, 2))
+    np.testing.assert_equal(vars(one), vars(two))
+    assert one.value != three.value
+    one.save(tmp_path / "s.h5")
+    np.testing.assert_equal(vars(landscape.load(tmp_path / "s.h5")), vars(one))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rho": 0.0}, "rho: 0.0 is not allowed"),
+        ({"rho": float("nan")}, "rho: nan"),
+        ({"rho": 0.1, "kind": "mean"}, "kind: 'mean' is not known.*average, worst"),
+        ({"rho": 0.1, "m": 0}, "m: 0"),
+        ({"rho": 0.1, "m": 54}, "m: 54 is not allowed, the data has 53 samples"),
+        ({"rho": 0.1, "steps": 0}, "steps: 0"),
+        ({"rho": 0.1, "starts": -1}, "starts: -1"),
+        ({"rho": 0.1, "draws": 1}, "draws: 1"),
+        ({"rho": 0.1, "tol": 0.0}, "tol: 0"),
+        ({"rho": 0.1, "seed": -1}, "seed: -1"),
+    ],
+)
+def test_bad_input_is_one_line(options: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        landscape.sharpness(problems.mlp(), **options)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+    zero = problems.quadratic([1.0, 2.0], start=0.0)
+    with pytest.raises(InputError, match="adaptive: all weights are 0"):
+        landscape.sharpness(zero, 0.1)
+
+
+def test_the_command(tiny: Path, tmp_path: Path, command: Command) -> None:
+    assert command("train", tiny, "-o", tmp_path / "run", "-q")[0] == 0
+    last = tmp_path / "run" / "last.h5"
+    picture, out_file = tmp_path / "s.png", tmp_path / "run" / "last-sharpness.h5"
+    code, out, err = command("sharpness", last, "--rho", "0.01", "--rho", "0.1", "--plot", picture)
+    assert (code, out.split()) == (0, [str(out_file), str(picture)]), err
+    small, large = landscape.load(out_file)
+    assert small.value < large.value
+    problem = landscape.load(last).problem()
+    assert landscape.sharpness(problem, 0.1).value == pytest.approx(large.value, rel=1e-5)
+    for words in ("ρ = 0.1", f"{large.value:.6e}", "lower bound"):
+        assert words in err
+    code, out, err = command(
+        "sharpness", last, "--rho", "0.1", "--kind", "average", "--draws", "3", "--m", "9"
+    )
+    assert (code, out.strip()) == (0, str(tmp_path / "run" / "last-sharpness-average.h5")), err
+    assert "NOT REACHED" in err
+    one_line(command("sharpness", last), 2, "--rho")
+    one_line(command("sharpness", last, "--rho", "-1", "--force"), 2, "rho: -1.0")
+    one_line(command("sharpness", last, "--rho", "1", "--kind", "max", "--force"), 2, "kind: 'max'")
+    assert plots.draw([small]).get_suptitle().startswith("Worst-case adaptive sharpness at ρ = 0.01:")

@@ -1,0 +1,160 @@
+"""landscape watch: what it says of a run, while the run goes on and after it, and that it takes no lock."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import landscape
+from landscape.cli.watch import Row, curve, duration, line, look, rows, view
+from landscape.core.lock import Lock, in_use
+from landscape.train import launch, recipe
+from tests.conftest import Command
+
+SMALL = (
+    "steps=40",
+    "checkpoint.every=20",
+    "monitor.sharpness=10",
+    "evaluate.every=10",
+    "model.widths=[64, 8, 10]",
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "dp"
+    launch.launch(recipe.read("digits-dpsgd", SMALL), folder)
+    return folder
+
+
+def test_it_prints_an_ended_run_once(run: Path, command: Command) -> None:
+    code, out, _ = command("watch", run, "--once")
+    assert code == 0
+    assert "dpsgd, seed 0, step 40 of 40 (100%), ended" in out
+    for word in ("loss", "α_e", "noise Δ", "consensus distance", "samples/s", "test error"):
+        assert word in out
+    history = landscape.load(run / "last.h5").history
+    known = history["lr_lambda_max"][np.isfinite(history["lr_lambda_max"])]
+    assert f"{known[-1]:.4g} of 1 ({known[-1]:.0%} of the limit)" in out
+    assert not (run / ".lock").exists()
+
+
+def test_without_a_terminal_it_prints_plain_lines_and_ends(run: Path, command: Command) -> None:
+    code, out, _ = command("watch", run)
+    assert code == 0
+    assert len(out.splitlines()) == 1
+    assert out.isprintable() or out[:-1].isprintable()
+
+
+def test_it_follows_a_run_of_another_process_until_that_ends(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    sets = [word for setting in (*SMALL[1:], "steps=600") for word in ("--set", setting)]
+    training = start("train", "digits-dpsgd", "-o", tmp_path / "run", *sets)
+    for _ in range(600):
+        if in_use(tmp_path / "run"):
+            break
+        time.sleep(0.05)
+    watching = subprocess.run(
+        [sys.executable, "-m", "landscape", "watch", str(tmp_path / "run"), "--every", "0.2"],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert training.wait() == 0
+    lines = watching.stdout.splitlines()
+    assert "step 600 of 600 (100%), ended" in lines[-1]
+    assert any(" left, saved " in text for text in lines[:-1])
+    assert not watching.stderr
+
+
+def test_a_recorders_run(tmp_path: Path, command: Command) -> None:
+    x, y = torch.randn(64, 4), torch.randint(3, (64,))
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = torch.nn.functional.cross_entropy
+    recorder = landscape.Recorder(
+        tmp_path / "mine", model, loss, (x, y), every=2, save_every=4, optimizer=optimizer
+    )
+    for step in range(8):
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        with recorder.step():
+            optimizer.step()
+        if step == 5:
+            status = look(tmp_path / "mine")
+            assert (status.state, status.end.step if status.end else 0) == ("running", 4)
+    recorder.close()
+    status = look(tmp_path / "mine")
+    assert (status.state, status.steps) == ("ended", 0)
+    assert "step 8, ended" in line(status)
+    assert command("watch", tmp_path / "mine", "--once")[0] == 0
+
+
+def test_states(run: Path, tmp_path: Path, command: Command) -> None:
+    code, _, err = command("watch", tmp_path / "none")
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert "no such folder" in err
+    assert "a folder without a run" in command("watch", tmp_path)[2]
+    assert "it must be" in command("watch", run, "--every", "0")[2]
+    with Lock(tmp_path) as lock:
+        lock.acquire()
+        assert look(tmp_path).state == "waiting"
+        assert "not written a file yet" in command("watch", tmp_path, "--once")[2]
+    (tmp_path / "last.h5").write_bytes((run / "step-0000020.h5").read_bytes())
+    assert look(tmp_path).state == "stopped"
+    with Lock(tmp_path) as lock:
+        lock.acquire()
+        status = look(tmp_path)
+        assert status.state == "running"
+        assert status.left_s >= 0
+    (tmp_path / "last.h5").write_bytes(b"damaged")
+    assert command("watch", tmp_path, "--once")[0] == 1
+
+
+def test_a_lock_is_seen_and_not_taken(tmp_path: Path) -> None:
+    assert not in_use(tmp_path)
+    for words, used in (
+        (f"process {os.getpid()} on {socket.gethostname()} since now\n", True),
+        (f"process 999999999 on {socket.gethostname()} since now\n", False),
+        (f"process {10**30} on {socket.gethostname()} since now\n", False),
+        ("process 1 on another-machine since now\n", True),
+        ("", True),
+    ):
+        (tmp_path / ".lock").write_text(words)
+        assert in_use(tmp_path) == used
+        assert (tmp_path / ".lock").read_text() == words
+
+
+def test_curves_and_durations() -> None:
+    steps = np.arange(400.0)
+    assert curve(Row("a", "", steps, steps - 200))[0] == "▁"
+    assert len(curve(Row("a", "", steps, np.ones(400)))) == 40
+    assert curve(Row("a", "", steps[:1], np.ones(1))) == "▁"
+    assert [duration(s) for s in (59.6, 3599.6)] == ["1 min 0 s", "1 h 0 min"]
+
+
+def test_rows_leave_out_what_was_not_recorded(run: Path) -> None:
+    end = landscape.load(run / "last.h5")
+    end.history["lr_lambda_max"][:] = np.nan
+    assert "ηλ_max" not in [row.name for row in rows(end)]
+
+
+def test_the_view_of_a_terminal_keeps_the_numbers_when_it_is_narrow(run: Path) -> None:
+    status = look(run)
+    console = Console(width=60, record=True, file=io.StringIO())
+    console.print(view(status))
+    shown = console.export_text()
+    assert status.end is not None
+    for row in rows(status.end):
+        assert row.text in shown
+    assert "▁" in shown
