@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -95,7 +96,8 @@ def save_figure(figure: Figure, path: str | Path, dpi: float | None = None) -> N
     check_format(path)
     if dpi is not None:
         check_dpi("dpi", dpi)
-    with replacing(path) as file, _style():
+    # matplotlib projects the unused corners of 3-D facets, too: memory with any content, which may overflow.
+    with replacing(path) as file, _style(), np.errstate(over="ignore", invalid="ignore"):
         figure.savefig(file, format=path.suffix[1:], dpi=rcParams["savefig.dpi"] if dpi is None else dpi)
 
 
