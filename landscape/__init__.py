@@ -88,6 +88,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.results.surface import Surface as Surface
     from landscape.results.sweep import Sweep as Sweep
     from landscape.results.vtk import save_vts as save_vts
+    from landscape.train.experiments.critical_batch import critical_batch as critical_batch
     from landscape.train.parallel.module import (
         DecentralizedDataParallel as DecentralizedDataParallel,
     )

@@ -47,7 +47,7 @@ from landscape.train.launch import pick_device
 @click.option("--seed", default=0, show_default=True, help="Draws the minibatches of the first branch.")
 @options.data_dir
 @options.device
-@options.grouped("output", options.Output, *options.OUTPUT)
+@options.grouped("output", lambda **v: options.Output(v["output"], v["force"], v["picture"]), *options.OUTPUT)
 @options.quiet
 def critical_batch(
     checkpoints: tuple[str, ...],
