@@ -27,7 +27,7 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
         ...     loss=np.array([[1.0, 1.0], [1.2, 1.2]]), own_batch=10, step=100, trained_samples=400, tol=0.1,
         ...     scaling="linear", samples=50, seed=0, dtype="float32", label="ssgd, seed 0")
         >>> draw_critical_batch([result]).get_suptitle()
-        'Critical batch: 20 ± 0 samples (SSGD, seed 0, step 100)'
+        'Critical batch: 20 samples (SSGD, seed 0, step 100)'
     """
     with style():
         figure, (ax,) = panels(1, 1, 6.4, 4.0)
