@@ -184,7 +184,7 @@ def compare(
         rho_average=float(rho_average),
         top_k=top_k,
         seed=seed,
-        samples=np.array([each["samples"] for each in table.settings_of]),
+        sample_counts=np.array([each["samples"] for each in table.settings_of]),
         dtype=table.settings_of[0]["dtype"],
         split=SPLIT,
         batchnorm=any(each["batchnorm"] for each in table.settings_of),
@@ -289,17 +289,16 @@ def _entries(
 
 def _check_group(name: str, entries: Sequence[Entry]) -> None:
     """InputError where a group has the same weights, or runs of the same seed, twice: its error would lie."""
-    thetas = [
-        entry.given.mean if isinstance(entry.given, Checkpoint) else entry.given.theta for entry in entries
-    ]
-    if len({theta.double().cpu().numpy().tobytes() for theta in thetas}) < len(thetas):
+    known = {
+        entry.run.mean.double().cpu().numpy().tobytes() if entry.run else id(entry.given) for entry in entries
+    }
+    if len(known) < len(entries):
         raise InputError(f"checkpoints: the group '{name}' holds the same weights twice")
     seeds = Counter(entry.run.seed for entry in entries if entry.run and entry.run.has_recipe)
-    twice = [seed for seed, count in seeds.items() if count > 1]
-    if twice:
+    seed, count = max(seeds.items(), key=lambda item: item[1], default=(0, 0))
+    if count > 1:
         raise InputError(
-            f"checkpoints: the group '{name}' has {seeds[twice[0]]} checkpoints of seed {twice[0]}, each must "
-            "be of another run"
+            f"checkpoints: the group '{name}' has {count} checkpoints of seed {seed}, not of {count} seeds"
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -134,5 +133,7 @@ def table(result: Comparison) -> str:
         "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
         for row in [heads, *rows]
     ]
-    said = [textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in footnotes(c)]
+    said = [
+        textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for line in footnotes(c)
+    ]
     return "\n".join([*lines, "", *summary(c), *said])

@@ -148,7 +148,7 @@ def correct(outputs: Any, targets: Any, loss: Any) -> Tensor:
 
 
 def correct_shares(outputs: Any, targets: Any, loss: Any) -> Tensor:
-    """(B,) float64, 1 for each of (B, classes, ...) ``outputs`` whose largest entry is at the target (B, ...).
+    """(B,) float64: 1 for (B, classes, ...) ``outputs`` with the largest entry at the target (B, ...).
 
     Of an output with ``logits``, these are meant. A sample with several targets has the share that is right,
     and only where the loss is PyTorch's cross-entropy or negative log-likelihood, which say that the classes

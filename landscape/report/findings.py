@@ -10,7 +10,7 @@ import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import standard_error, t_quantile, welch_freedom
-from landscape.report import surfaces
+from landscape.report import comparisons, surfaces
 from landscape.report.contents import Contents, Run
 from landscape.report.curves import values_of
 from landscape.report.settings import Setting, settings_of
@@ -50,6 +50,7 @@ def sentences(contents: Contents) -> tuple[str, ...]:
     errors = {s.name: e for s in settings if (e := test_error(contents.runs, s))}
     said = [f"{name}: test error {error.words}." for name, error in errors.items()]
     said += _comparison(errors)
+    said += comparisons.sentences(contents)
     for setting in settings:
         said += _divergence(contents.runs, setting)
         said += _relapse(contents.runs, setting)

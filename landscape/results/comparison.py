@@ -55,7 +55,8 @@ class Comparison(Result):
         notes: what was left out and why, and what else must be known.
         batch, draws, planes, rise, rho, rho_average, top_k: of the measurements, see
             :func:`landscape.compare`; batch 0 where none was needed.
-        seed, dtype, split, batchnorm: as in other results; samples (M,), of each checkpoint's data.
+        sample_counts: (M,), samples of each one's data.
+        seed, dtype, split, batchnorm: as in other results.
 
     Example:
         >>> two = example()
@@ -73,7 +74,7 @@ class Comparison(Result):
         ),
         **dict.fromkeys(("value", "error", "freedom"), "quantities sides"),
         **dict.fromkeys(
-            ("side_of", "sources", "sources_sha256", "steps", "given_steps", "samples"), "labels"
+            ("side_of", "sources", "sources_sha256", "steps", "given_steps", "sample_counts"), "labels"
         ),
         **dict.fromkeys(("own_value", "own_error"), "quantities labels"),
         **dict.fromkeys(("first", "second"), "pair"),
@@ -126,7 +127,7 @@ class Comparison(Result):
     rho_average: float
     top_k: int
     seed: int
-    samples: Array
+    sample_counts: Array
     dtype: str
     split: str
     batchnorm: bool
@@ -214,7 +215,7 @@ def example() -> Comparison:
         rho_average=0.05,
         top_k=10,
         seed=0,
-        samples=np.array([1437, 1437]),
+        sample_counts=np.array([1437, 1437]),
         dtype="float32",
         split="train",
         batchnorm=False,

@@ -139,8 +139,8 @@ def footnotes(comparison: Comparison) -> list[str]:
     Example:
         >>> from landscape.results.comparison import example
         >>> print(footnotes(example())[1])  # doctest: +NORMALIZE_WHITESPACE
-        Told apart: p ≤ 0.05 by paired t (batch-sharpness), by Holm's correction for all 1 tests of this table;
-        bounds where they do not overlap (lambda-max).
+        Told apart: p ≤ 0.05 by paired t (batch-sharpness), with Holm's correction for 1 test; bounds where
+        they do not overlap (lambda-max).
     """
     c = comparison
     errors = []
@@ -159,17 +159,17 @@ def footnotes(comparison: Comparison) -> list[str]:
     count = int(np.isfinite(c.p).sum())
     said = []
     if drawn:
-        said.append(
-            f"p ≤ {c.level:g} by {' or '.join(drawn)}, by Holm's correction for all {count} tests of this table"
-        )
+        tests = f"{count} tests" if count > 1 else "1 test"
+        said.append(f"p ≤ {c.level:g} by {' or '.join(drawn)}, with Holm's correction for {tests}")
     if "bounds" in named:
         said.append(f"bounds where they do not overlap ({named['bounds']})")
     if "exact" in named:
         said.append(f"exact numbers where they differ by more than rounding ({named['exact']})")
     lines.append(f"Told apart: {'; '.join(said)}.")
     if math.isfinite(c.equal_loss):
-        taken = ", ".join(
-            f"{label} (of {given:,})" for label, given in zip(c.labels, c.given_steps, strict=True)
-        )
+        steps = zip(c.labels, c.given_steps.tolist(), strict=True)
+        taken = "; ".join(f"{label} (of {given:,})" for label, given in steps)
         lines.append(f"At the training loss nearest to {c.equal_loss:.4g} nat: {taken}.")
+    if not c.grouped:
+        lines.append("This is about these weights alone; what made them is compared by groups of seeds.")
     return [*lines, *(f"Note: {note}" for note in c.notes)]
