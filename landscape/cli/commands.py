@@ -12,6 +12,8 @@ SUMMARIES = {
     "basins": "Basins of the contours in FILEs: where they merge, and how wide they are at a given rise.",
     "compare": "Is this minimum flatter than that one: all instruments at CKPTs in one table, with tests.",
     "contour": "Loss contours over a plane around w_a of each CKPT; all have common levels.",
+    "critical-batch": "The batch above which training from each CKPT loses, sample for sample, by training "
+    "branches from it.",
     "demo": "Train SSGD and DPSGD on the bundled digits, and say what the landscape around them is like.",
     "disagreement": "Shares of the learners' spread and of the gradient in the top-K Hessian space of each "
     "CKPT.",

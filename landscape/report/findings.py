@@ -27,7 +27,7 @@ RELAPSE = 10.0  # times its lowest training loss, above which a run is said to h
 
 @dataclass(frozen=True)
 class TestError:
-    """The test error of a setting in %: mean and deviation over ``seeds``, and the standard error of the mean.
+    """The test error of a setting in %: mean and deviation over ``seeds``, standard error of the mean.
 
     Of one seed, spread and standard error are those of the test samples.
     """
