@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape import models as models
     from landscape import stability as stability
     from landscape.analysis.batch_sharpness import batch_sharpness as batch_sharpness
+    from landscape.analysis.compare import compare as compare
     from landscape.analysis.contour import contour as contour
     from landscape.analysis.disagreement import disagreement as disagreement
     from landscape.analysis.hessian_grid import hessian_grid as hessian_grid
@@ -68,6 +69,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.results.base import save as save
     from landscape.results.basins import Basins as Basins
     from landscape.results.batch_sharpness import BatchSharpness as BatchSharpness
+    from landscape.results.comparison import Comparison as Comparison
     from landscape.results.critical_batch import CriticalBatch as CriticalBatch
     from landscape.results.disagreement import Disagreement as Disagreement
     from landscape.results.escape import Escape as Escape
@@ -100,6 +102,7 @@ _MODULES = {
     "BatchSharpness": "results.batch_sharpness",
     "Basins": "results.basins",
     "Checkpoint": "checkpoint.checkpoint",
+    "Comparison": "results.comparison",
     "DecentralizedDataParallel": "train.parallel.module",
     "Density": "results.spectrum",
     "CriticalBatch": "results.critical_batch",
@@ -131,6 +134,7 @@ _MODULES = {
     "barrier": "results.line",
     "batch_sharpness": "analysis.batch_sharpness",
     "between": "analysis.planes",
+    "compare": "analysis.compare",
     "contour": "analysis.contour",
     "critical_batch": "train.experiments.critical_batch",
     "density": "curvature.density",

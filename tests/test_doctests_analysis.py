@@ -40,6 +40,7 @@ PUBLIC = [
     landscape.noise_scale,
     landscape.critical_batch,
     landscape.noise_alignment,
+    landscape.compare,
     landscape.disagreement,
     landscape.sharpness,
     landscape.Surface.basins,

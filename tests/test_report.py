@@ -34,11 +34,11 @@ from landscape.report.parts import (
     Section,
     Table,
     chart_text,
-    in_words,
     script_json,
     text_cells,
 )
 from landscape.results.base import save
+from landscape.results.shown import in_words
 from landscape.results.spectrum import Spectrum
 from landscape.train import launch, recipe
 from tests.benchmarks import report as benchmark

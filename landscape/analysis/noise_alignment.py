@@ -115,6 +115,7 @@ def noise_alignment(
         covariance_error=np.array([standard_error(column) for column in rows[:, 4:].T]),
         ias=ias,
         ias_error=ias_error,
+        estimates=jackknife.ratio_estimates(rows[:, 0], rows[:, 1]),
         noise_curvature=noise,
         noise_curvature_error=noise_error,
         trace_s=float(rows[:, 1].mean()),

@@ -64,13 +64,19 @@ class Analysis:
         run.path = path
         return run
 
-    def problem(self, run: Checkpoint) -> Problem:
-        """The problem of ``run`` at w_a, on the split, in the precision and on the device of the options."""
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The precision of --dtype. InputError for another one."""
         if self.dtype not in ("float32", "float64"):
             raise InputError(f"--dtype: '{self.dtype}' is not allowed, it must be float32 or float64")
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    def problem(self, run: Checkpoint) -> Problem:
+        """The problem of ``run`` at w_a, on the split, in the precision and on the device of the options."""
         self.source.check_model(run)
         other = self.source.other_data(run)
-        problem = open_problem(run, self.split, self.source, self.device, getattr(torch, self.dtype))
+        problem = open_problem(run, self.split, self.source, self.device, self.torch_dtype)
         if other:
             known = user_code.command_text(run.data["name"], run.data["options"])
             self.message(f"--data: {other} is not the data of {run.path}, {known}")

@@ -10,6 +10,7 @@ from landscape.core import registry
 SUMMARIES = {
     "batch-sharpness": "The curvature that minibatch gradients meet, at w_a of each CKPT and its learners.",
     "basins": "Basins of the contours in FILEs: where they merge, and how wide they are at a given rise.",
+    "compare": "Is this minimum flatter than that one: all instruments at CKPTs in one table, with tests.",
     "contour": "Loss contours over a plane around w_a of each CKPT; all have common levels.",
     "critical-batch": "The batch above which training from each CKPT loses, sample for sample, by training "
     "branches from it.",

@@ -20,6 +20,7 @@ from landscape.checkpoint.history import UNITS
 from landscape.data.idx import FILES
 from landscape.problem.layout import Layout, Slot
 from landscape.results import base
+from landscape.results.comparison import example as comparison
 from landscape.results.escape import Escape
 from landscape.results.minima import Minima
 from landscape.results.run_times import RunTimes
@@ -129,6 +130,7 @@ def results() -> dict[str, Any]:
         "noise_scale": noise_scale,
         "spectrum": spectrum,
         "noise_alignment": alignment,
+        "comparison": comparison(),
         "sharpness": sharpness,
         "critical_batch": critical,
         "disagreement": disagreement,
