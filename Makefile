@@ -60,6 +60,7 @@ test-lowest: $(LOWEST)/ready  ## make test with the lowest versions that pyproje
 # The wheel is built from the sdist, which shows that nothing is missing there.
 package: $(PACKAGING)/ready  ## sdist and wheel into dist/, their contents, and the demo from the wheel in a fresh environment
 	rm -rf dist build/wheel
+	$(PACKAGING)/bin/sp-repo-review . --show errskip
 	$(PACKAGING)/bin/check-sdist --inject-junk
 	$(PACKAGING)/bin/python -m build
 	$(PACKAGING)/bin/twine check --strict dist/*
