@@ -14,6 +14,7 @@ import landscape
 from landscape import InputError, Problem, plots
 from landscape.analysis.noise_alignment import exponent
 from landscape.data.synthetic import mean_output
+from landscape.evaluation.minibatches import stream
 from tests import problems
 from tests.conftest import Command
 from tests.test_cli import one_line
@@ -58,10 +59,10 @@ def test_a_network_matches_dense_matrices_draw_by_draw() -> None:
     g = problems.textbook_gradient(problem, problem.theta)
     values, vectors = torch.linalg.eigh(h)
     vectors = vectors.flip(1)[:, :k]
-    generator, rows = torch.Generator().manual_seed(9), []
-    for size in (8, 3):
-        for indices in torch.randint(30, (size, batch), generator=generator):
-            rows.append(problems.textbook_gradient(problem.subset(indices), problem.theta))
+    generator, rows = stream(9, 0), []
+    for _ in range(count):
+        indices = torch.randint(30, (batch,), generator=generator)
+        rows.append(problems.textbook_gradient(problem.subset(indices), problem.theta))
     drawn = torch.stack(rows)
     second = drawn.T @ drawn / count
     away = drawn - g
@@ -127,8 +128,8 @@ def test_batchnorm_takes_the_statistics_of_minibatches() -> None:
         problem.criterion(model(x[indices]), y[indices]).backward()
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
-    drawn = torch.randint(18, (4, 6), generator=torch.Generator().manual_seed(4))
-    rows = torch.stack([gradient(indices) for indices in drawn])
+    generator = stream(4, 0)
+    rows = torch.stack([gradient(torch.randint(len(y), (6,), generator=generator)) for _ in range(4)])
     assert found.trace_s == pytest.approx(float(rows.square().sum(1).mean()), rel=1e-9)
     g = torch.stack([gradient(part) for part in torch.arange(18).split(6)]).mean(0)
     assert found.grad_norm2 == pytest.approx(float(g @ g), rel=1e-9)
@@ -136,8 +137,12 @@ def test_batchnorm_takes_the_statistics_of_minibatches() -> None:
 
 
 def test_a_model_with_its_own_loss_and_a_dict_of_data() -> None:
-    found = landscape.noise_alignment(problems.language_model(), 4, 2, draws=8)
+    problem, tokens = problems.language_model(), problems.tokens()
+    parts = [{k: t[i : i + 4] for k, t in tokens.items()} for i in (0, 4, 8)]
+    batches = Problem(problem.model, None, parts, dtype=torch.float64)
+    found, streamed = (landscape.noise_alignment(p, 4, 2, draws=8) for p in (problem, batches))
     assert 0 < found.ias <= found.values[0] * (1 + 1e-6)
+    assert streamed.ias == pytest.approx(found.ias, rel=1e-6)  # read from batches, as from a file
 
 
 def test_the_same_seed_gives_the_same_numbers_and_a_file_keeps_them(tmp_path: Path) -> None:
@@ -170,9 +175,6 @@ def test_bad_input_is_one_line(options: dict[str, object], words: str) -> None:
 def test_data_and_losses_that_it_is_not_defined_for() -> None:
     problem = problems.mlp()
     assert problem.tensors is not None
-    batches = Problem(problem.model, problem.criterion, [problem.tensors])
-    with pytest.raises(InputError, match="drawing minibatches needs"):
-        landscape.noise_alignment(batches, 5)
     decayed = Problem(problem.model, problem.criterion, problem.tensors, weight_decay=0.1)
     with pytest.raises(InputError, match="penalty: "):
         landscape.noise_alignment(decayed, 5)

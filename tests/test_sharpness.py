@@ -14,6 +14,7 @@ from scipy.optimize import brentq
 import landscape
 from landscape import InputError, Problem, plots
 from landscape.data.synthetic import mean_output
+from landscape.evaluation.minibatches import stream
 from tests import problems
 from tests.conftest import Command
 from tests.test_cli import one_line
@@ -91,7 +92,7 @@ def noisy(samples: int = 400) -> Problem:
 def test_minibatches_match_dense_matrices_draw_by_draw() -> None:
     problem, rho, m = noisy(), 0.4, 5
     found = landscape.sharpness(problem, rho, m=m, draws=6, steps=200, starts=0, seed=3)
-    generator = torch.Generator().manual_seed(3)
+    generator = stream(3, 0)
     assert problem.tensors is not None
     x, y = (t.numpy() for t in problem.tensors)
     w = problem.theta.numpy()
@@ -149,13 +150,13 @@ def test_batchnorm_batches_and_weights_that_are_zero() -> None:
     for kind in ("worst", "average"):
         one, two = (landscape.sharpness(p, 0.1, kind, draws=8) for p in (problem, batches))
         assert two.value == pytest.approx(one.value, rel=1e-5)
-        assert one.value > 0
+        assert one.value > 0 or kind == "average"
         assert (one.batchnorm, one.bn) == (True, "center")
     # BatchNorm's bias begins at 0, and stays there.
     assert one.fixed == sum(int((t == 0).sum()) for t in problem.layout.views(problem.theta).values()) > 0
     assert landscape.sharpness(problem, 0.1, m=8, draws=3).batchnorm
-    with pytest.raises(InputError, match="drawing minibatches needs"):
-        landscape.sharpness(batches, 0.1, m=8)
+    drawn = [landscape.sharpness(p, 0.1, m=8, draws=3).values for p in (problem, batches)]
+    np.testing.assert_allclose(*drawn, rtol=1e-4)
 
 
 def test_a_model_with_its_own_loss_and_dict_batches() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -187,6 +188,11 @@ def test_a_minimum_against_the_limits(tmp_path: Path) -> None:
     assert isinstance(back, Stability)
     np.testing.assert_array_equal(back.limit, found.limit)
     assert len(back.plot().axes) == 1
+    diagonal = torch.tensor([1.0, 16.0], dtype=torch.float64)
+    h = problems.quadratic([0.5, 4.0]).model.get_buffer("hessian") / torch.outer(diagonal, diagonal).sqrt()
+    seen = stability(problems.quadratic([0.5, 4.0]), [0], lr=0.3, precondition=diagonal)
+    assert seen.lambda_max == pytest.approx(float(torch.linalg.eigvalsh(h)[-1]), rel=1e-6)
+    assert (seen.precondition, math.isnan(seen.lr)) == ("given", True)
     maximum = stability(problems.quadratic([-1.0, -2.0]), [0], 0.9)
     assert np.isinf(maximum.rates).all()
     assert maximum.plot()

@@ -14,6 +14,7 @@ from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.errors import InputError
 from landscape.results.stability import Stability
 from landscape.train.loop import recipe_of
+from landscape.train.preconditioner import preconditioner
 from landscape.train.recording import read_settings
 
 DELAYS = "0,1,3,7,31"  # DESIGN's table
@@ -42,6 +43,11 @@ HEADS = ("no momentum", "ordinary", "shifted")
     "it does the batch matter.",
 )
 @click.option("--tol", default=0.01, show_default=True, help="Residual of λ_max, relative to it.")
+@click.option(
+    "--precondition",
+    is_flag=True,
+    help="λ_max of P^{-1/2} H P^{-1/2}, P the preconditioner of the run's optimizer, against its limit.",
+)
 @analysis_options("Draws the vector that the search starts from.", metavar="[CKPT…]", required=False)
 def stability(
     analysis: Analysis,
@@ -55,6 +61,7 @@ def stability(
     from_batch: int,
     noise: float,
     tol: float,
+    precondition: bool,
 ) -> None:
     """The largest stable ηλ_max under delay τ and momentum, and the limits at a CKPT's minimum.
 
@@ -64,8 +71,8 @@ def stability(
     """
     chosen = parse_delays(delays)
     if not analysis.checkpoints:
-        if analysis.output.picture or analysis.output.path:
-            raise InputError("--plot, -o: not allowed without a CKPT")
+        if analysis.output.picture or analysis.output.path or precondition:
+            raise InputError("--plot, -o: not allowed without a CKPT, nor --precondition")
         click.echo(table(chosen, momentum, noise / batch))
         if lr is not None:
             before = limits.Setting(from_delay, from_momentum, from_form, from_batch)
@@ -78,13 +85,15 @@ def stability(
     results = []
     for run, _ in analysis.each("stability", runs):
         rate, rule_limit, delay = known(run)
+        problem = analysis.problem(run)
         result = compute_stability(
-            analysis.problem(run),
+            problem,
             chosen,
             momentum,
             lr=rate,
             own_limit=rule_limit,
             own_delay=delay,
+            precondition=preconditioner(run, problem) if precondition else None,
             tol=tol,
             seed=analysis.seed,
             **analysis.about(run),
@@ -147,7 +156,8 @@ def summary(result: Stability) -> str:
     """λ_max, where the run stands, and the rates above which training leaves, a line a delay."""
     missed = "" if result.converged else "; NOT CONVERGED"
     sharp = result.lambda_max
-    head = f"{result.label}: {result.split} loss, λ_max {sharp:.5g}"
+    by = f" (preconditioned by {result.precondition})" if result.precondition else ""
+    head = f"{result.label}: {result.split} loss, λ_max {sharp:.5g}{by}"
     lines = [f"{head}, {common.residual(result.residual, sharp)}{missed}"]
     if math.isfinite(result.lr):
         limit = f", limit {result.own_limit:.4g}" if math.isfinite(result.own_limit) else ", limit not known"
