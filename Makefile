@@ -52,7 +52,7 @@ lint: $(READY)  ## style, types and spelling
 	$(BIN)/codespell $$(git ls-files)
 
 coverage: $(READY)  ## make test with the coverage of lines and branches; fails below pyproject.toml's share
-	$(BIN)/python -m pytest -n auto --cov --cov-report=term:skip-covered --cov-report=html
+	$(BIN)/python -m pytest -n auto --cov --cov-report=term:skip-covered --cov-report=html:build/coverage
 
 test-lowest: $(LOWEST)/ready  ## make test with the lowest versions that pyproject.toml allows
 	$(LOWEST)/bin/python -m pytest -n auto $(OUTDATED)
@@ -107,4 +107,4 @@ $(LOWEST)/ready: pyproject.toml constraints.txt
 	touch $(LOWEST)/ready
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(INTEGRATIONS) $(LOWEST) $(PACKAGING) build dist htmlcov .coverage* *.egg-info demo
+	rm -rf $(VENV) $(PEERS) $(INTEGRATIONS) $(LOWEST) $(PACKAGING) build dist .coverage* *.egg-info demo
