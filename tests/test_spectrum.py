@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import landscape
-from landscape import HessianOperator, InputError, Problem
+from landscape import FailedError, HessianOperator, InputError, Problem
 from landscape.curvature.density import quadrature
 from landscape.curvature.hessian import KINDS, dense_hessian
 from landscape.curvature.lanczos import lanczos
@@ -387,6 +388,12 @@ def test_pyhessian_and_what_it_cannot_do() -> None:
     with pytest.raises(InputError, match="engine: 'pyhessian' cannot take this model"):  # an unused parameter
         landscape.trace(problems.linear_regression(), engine="pyhessian")
     assert all(p.grad is None for p in problem.model.parameters())
+
+
+def test_pyhessian_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyhessian", None)
+    with pytest.raises(FailedError, match=r"engine 'pyhessian': pyhessian is not installed; .*\[pyhessian\]"):
+        landscape.trace(problems.mlp(), engine="pyhessian")
 
 
 class Shaky(nn.Module):

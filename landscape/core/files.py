@@ -191,7 +191,7 @@ def read_regular(path: str | Path, most: int | None = None) -> bytes:
         try:
             return file.read()
         except (OSError, MemoryError) as error:
-            raise FailedError(f"{path}: cannot be read ({error or 'too little memory'})") from error
+            raise FailedError(f"{path}: cannot be read ({str(error) or 'too little memory'})") from error
 
 
 def printable(text: object) -> str:
