@@ -7,7 +7,7 @@ from typing import Unpack
 
 import numpy as np
 
-from landscape.curvature.eigenvalues import top_eigenvalues
+from landscape.curvature.eigenvalues import Progress, top_eigenvalues
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.stability import Stability
@@ -24,6 +24,7 @@ def stability(
     own_delay: int = 0,
     tol: float = 0.01,
     seed: int = 0,
+    progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Stability:
     """λ_max of the Hessian at the problem's centre, and the limits of stability for ``delays``.
@@ -36,6 +37,7 @@ def stability(
         own_limit, own_delay: the limit on ηλ of the run itself, and its delay.
         tol: residual of λ_max, relative to it.
         seed: draws the starting vector.
+        progress: called with an estimate of the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -54,7 +56,7 @@ def stability(
         (9.0, [2.0, 1.0])
     """
     table = limits(delays, momentum)
-    top = top_eigenvalues(problem, 1, tol, seed=seed)
+    top = top_eigenvalues(problem, 1, tol, seed=seed, progress=progress)
     return Stability(
         np.asarray(delays, dtype=np.int64),
         table,

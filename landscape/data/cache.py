@@ -42,7 +42,7 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
         digest.update(f"\0{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
     with contextlib.ExitStack() as alone:
         try:
-            folder = _folder()
+            folder = cache_folder()
             alone.enter_context(_alone(folder))
         except FailedError as error:
             warnings.warn(f"{error}; nothing is cached", stacklevel=2)
@@ -66,7 +66,8 @@ def _contiguous(make: Callable[[], Arrays]) -> Arrays:
     return {key: np.ascontiguousarray(array) for key, array in make().items()}
 
 
-def _folder() -> Path:
+def cache_folder() -> Path:
+    """The folder of the cache; FailedError where no home folder is known and LANDSCAPE_CACHE is not set."""
     folder = os.environ.get("LANDSCAPE_CACHE")
     if folder:
         return Path(folder)
