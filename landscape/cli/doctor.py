@@ -180,7 +180,7 @@ def _dense_ends(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
         return cross_entropy(torch.func.functional_call(copied, values, (x.double(),)), y)
 
     flat = torch.cat([each.detach().flatten() for each in parameters.values()])
-    values = torch.linalg.eigvalsh(torch.func.hessian(loss)(flat))
+    values = torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss, flat, vectorize=True))
     return float(values[0]), float(values[-1])
 
 

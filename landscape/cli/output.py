@@ -129,6 +129,7 @@ def _store(name: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
         if value and not context.resilient_parsing:
             setattr(out, name, True)
             if out.quiet and out.verbose:
+                out.verbose = False
                 raise InputError("-q and -v: only one of the two is allowed")
         return value
 

@@ -249,7 +249,8 @@ def _download(
             return
         except _MirrorError as error:
             failures.append(str(error))
-            message(str(error))
+            if mirror != mirrors[-1]:
+                message(f"{error}; trying the next mirror")
     raise FailedError(
         f"{'; '.join(failures)}; try again, give --mirror, or put {file.name} into {path.parent} yourself"
     )
@@ -258,6 +259,7 @@ def _download(
 def _blocks(url: str, progress: Callable[[float], None]) -> Generator[bytes]:
     """The bytes at an address; _MirrorError names the address and the reason."""
     from http.client import HTTPException
+    from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
     try:
@@ -276,7 +278,10 @@ def _blocks(url: str, progress: Callable[[float], None]) -> Generator[bytes]:
     except (OSError, HTTPException, ValueError) as error:
         if isinstance(error, FailedError):
             raise
-        reason = getattr(error, "reason", None) or error
+        reason = getattr(error, "reason", error)
+        if isinstance(error, HTTPError):  # an answer, too
+            error.close()
+            reason = error
         raise _MirrorError(f"{url}: cannot be downloaded ({reason or type(error).__name__})") from error
 
 
