@@ -31,10 +31,10 @@ battery-huggingface: $(INTEGRATIONS)/ready  ## GPT-2, BERT, ViT, Llama, T5, CLIP
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m pytest -m "" tests/battery/test_huggingface.py
 
 figures: $(READY)  ## every figure and table of the papers at laptop scale, into figures/ (hours; LANDSCAPE_DATA)
-	$(BIN)/landscape figures --all --nproc 2
+	$(BIN)/landscape figures --all --jobs 2
 
 figures-smoke: $(READY)  ## the same with bundled data, to see that each can be made
-	OMP_NUM_THREADS=1 $(BIN)/landscape figures --all --scale smoke --nproc 2 -o build/figures --runs build/runs
+	OMP_NUM_THREADS=1 $(BIN)/landscape figures --all --scale smoke --jobs 2 -o build/figures --runs build/runs
 
 fuzz: $(READY)  ## 10,000 damaged and hostile files for every reader, in processes with limits (15 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz

@@ -35,7 +35,7 @@ def test_known_noise_of_a_quadratic() -> None:
     spectrum, gamma, batch = [8.0, 4.0, 2.0, 1.0, 0.5], 1.5, 20
     problem = noisy(spectrum, gamma)
     h = np.array(spectrum)
-    found = landscape.noise_alignment(problem, batch, 5, tol=0.002, draws=4000, seed=2)
+    found = landscape.noise_alignment(problem, batch, 5, tol=0.002, max_draws=4000, seed=2)
     c = h**gamma / batch
     s = c + h**2  # w = 1, so that g = h
     assert abs(found.ias - (h * s).sum() / s.sum()) < 4 * found.ias_error
@@ -54,7 +54,7 @@ def test_known_noise_of_a_quadratic() -> None:
 
 def test_a_network_matches_dense_matrices_draw_by_draw() -> None:
     problem, batch, count, k = problems.mlp(samples=30), 6, 11, 3
-    found = landscape.noise_alignment(problem, batch, k, draws=count, seed=9)
+    found = landscape.noise_alignment(problem, batch, k, max_draws=count, seed=9)
     h = problems.textbook_hessian(problem)
     g = problems.textbook_gradient(problem, problem.theta)
     values, vectors = torch.linalg.eigh(h)
@@ -105,7 +105,7 @@ def test_the_error_bars_cover_the_truth() -> None:
     truth = (h * (c + h**2)).sum() / (c + h**2).sum(), (h * c).sum() / c.sum(), gamma
     deviations = []
     for seed in range(200):
-        r = landscape.noise_alignment(problem, batch, 5, tol=1e-9, draws=128, seed=seed)
+        r = landscape.noise_alignment(problem, batch, 5, tol=1e-9, max_draws=128, seed=seed)
         pairs = ((r.ias, r.ias_error), (r.noise_curvature, r.noise_curvature_error), (r.gamma, r.gamma_error))
         deviations.append(
             [abs(value - true) / error for (value, error), true in zip(pairs, truth, strict=True)]
@@ -119,7 +119,7 @@ def test_batchnorm_takes_the_statistics_of_minibatches() -> None:
     problem = problems.conv()
     assert problem.resident is not None
     x, y = problem.resident
-    found = landscape.noise_alignment(problem, 6, 2, draws=4, seed=4)
+    found = landscape.noise_alignment(problem, 6, 2, max_draws=4, seed=4)
     assert (found.batchnorm, found.bn, found.bn_samples, found.samples) == (True, "train", 6, 18)
 
     def gradient(indices: torch.Tensor) -> torch.Tensor:
@@ -140,14 +140,14 @@ def test_a_model_with_its_own_loss_and_a_dict_of_data() -> None:
     problem, tokens = problems.language_model(), problems.tokens()
     parts = [{k: t[i : i + 4] for k, t in tokens.items()} for i in (0, 4, 8)]
     batches = Problem(problem.model, None, parts, dtype=torch.float64)
-    found, streamed = (landscape.noise_alignment(p, 4, 2, draws=8) for p in (problem, batches))
+    found, streamed = (landscape.noise_alignment(p, 4, 2, max_draws=8) for p in (problem, batches))
     assert 0 < found.ias <= found.values[0] * (1 + 1e-6)
     assert streamed.ias == pytest.approx(found.ias, rel=1e-6)  # read from batches, as from a file
 
 
 def test_the_same_seed_gives_the_same_numbers_and_a_file_keeps_them(tmp_path: Path) -> None:
     problem = problems.mlp()
-    one, two, three = (landscape.noise_alignment(problem, 5, 3, draws=9, seed=s) for s in (1, 1, 2))
+    one, two, three = (landscape.noise_alignment(problem, 5, 3, max_draws=9, seed=s) for s in (1, 1, 2))
     np.testing.assert_equal(vars(one), vars(two))
     assert one.value != three.value
     one.save(tmp_path / "n.h5")

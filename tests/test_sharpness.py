@@ -69,7 +69,7 @@ def test_the_average_is_half_of_the_trace() -> None:
     problem.theta.copy_(torch.tensor([0.5, 1.0, 2.0, -1.0]))
     h = problem.model.get_buffer("hessian").diagonal()
     for adaptive, c2 in ((True, problem.theta**2), (False, torch.ones(4))):
-        found = landscape.sharpness(problem, 0.2, "average", adaptive=adaptive, tol=0.03, draws=20000)
+        found = landscape.sharpness(problem, 0.2, "average", adaptive=adaptive, tol=0.03, max_draws=20000)
         truth = 0.2**2 / 2 * float((h * c2).sum())
         assert abs(found.value - truth) < 4 * found.standard_error
         assert found.reached
@@ -91,7 +91,7 @@ def noisy(samples: int = 400) -> Problem:
 
 def test_minibatches_match_dense_matrices_draw_by_draw() -> None:
     problem, rho, m = noisy(), 0.4, 5
-    found = landscape.sharpness(problem, rho, m=m, draws=6, steps=200, starts=0, seed=3)
+    found = landscape.sharpness(problem, rho, m=m, max_draws=6, steps=200, starts=0, seed=3)
     generator = stream(3, 0)
     assert problem.tensors is not None
     x, y = (t.numpy() for t in problem.tensors)
@@ -107,7 +107,7 @@ def test_minibatches_match_dense_matrices_draw_by_draw() -> None:
 
 
 def test_smaller_minibatches_are_sharper() -> None:
-    small, large = (landscape.sharpness(noisy(), 0.3, m=m, draws=32).value for m in (2, 100))
+    small, large = (landscape.sharpness(noisy(), 0.3, m=m, max_draws=32).value for m in (2, 100))
     assert small > large > landscape.sharpness(noisy(), 0.3).value * 0.9
 
 
@@ -136,7 +136,7 @@ def test_the_error_bars_cover_the_truth(m: int | None) -> None:
     truth = rho**2 * float((x.square().mean(0) * problem.theta**2).sum())  # ½ρ² tr(diag(c²)·2XᵀX/N)
     deviations = []
     for seed in range(200):
-        found = landscape.sharpness(problem, rho, "average", m=m, tol=1e-9, draws=60, seed=seed)
+        found = landscape.sharpness(problem, rho, "average", m=m, tol=1e-9, max_draws=60, seed=seed)
         deviations.append(abs(found.value - truth) / found.standard_error)
     assert 0.58 <= np.mean(np.array(deviations) < 1) <= 0.78
     assert 0.9 <= np.mean(np.array(deviations) < 2) <= 0.99
@@ -148,14 +148,14 @@ def test_batchnorm_batches_and_weights_that_are_zero() -> None:
     x, y = problem.resident
     batches = Problem(problem.model, problem.criterion, [(x[:12], y[:12]), (x[12:], y[12:])])
     for kind in ("worst", "average"):
-        one, two = (landscape.sharpness(p, 0.1, kind, draws=8) for p in (problem, batches))
+        one, two = (landscape.sharpness(p, 0.1, kind, max_draws=8) for p in (problem, batches))
         assert two.value == pytest.approx(one.value, rel=1e-5)
         assert one.value > 0 or kind == "average"
         assert (one.batchnorm, one.bn) == (True, "center")
     # BatchNorm's bias begins at 0, and stays there.
     assert one.fixed == sum(int((t == 0).sum()) for t in problem.layout.views(problem.theta).values()) > 0
-    assert landscape.sharpness(problem, 0.1, m=8, draws=3).batchnorm
-    drawn = [landscape.sharpness(p, 0.1, m=8, draws=3).values for p in (problem, batches)]
+    assert landscape.sharpness(problem, 0.1, m=8, max_draws=3).batchnorm
+    drawn = [landscape.sharpness(p, 0.1, m=8, max_draws=3).values for p in (problem, batches)]
     np.testing.assert_allclose(*drawn, rtol=1e-4)
 
 
@@ -169,7 +169,9 @@ def test_a_model_with_its_own_loss_and_dict_batches() -> None:
 
 def test_the_same_seed_gives_the_same_numbers_and_a_file_keeps_them(tmp_path: Path) -> None:
     problem = problems.mlp()
-    one, two, three = (landscape.sharpness(problem, 0.1, m=10, draws=4, steps=5, seed=s) for s in (1, 1, 2))
+    one, two, three = (
+        landscape.sharpness(problem, 0.1, m=10, max_draws=4, steps=5, seed=s) for s in (1, 1, 2)
+    )
     np.testing.assert_equal(vars(one), vars(two))
     assert one.value != three.value
     one.save(tmp_path / "s.h5")

@@ -212,7 +212,7 @@ def test_a_sweep_that_was_killed_goes_on(
 def test_several_processes_make_the_same_table(tiny: Path, tmp_path: Path, command: Command) -> None:
     args = ("sweep", tiny, *SMALL, "--set", "lr=0.1,0.2")
     assert command(*args, "-o", tmp_path / "one")[0] == 0
-    code, _, err = command(*args, "--nproc", "2", "-o", tmp_path / "two")
+    code, _, err = command(*args, "--jobs", "2", "-o", tmp_path / "two")
     assert (code, err.count("seed-0")) == (0, 2)
     assert without_seconds(tmp_path / "one") == without_seconds(tmp_path / "two")
 
@@ -220,7 +220,7 @@ def test_several_processes_make_the_same_table(tiny: Path, tmp_path: Path, comma
 @pytest.mark.slow
 def test_a_failure_in_a_process_is_one_line(tmp_path: Path, command: Command) -> None:
     folder = tmp_path / "s"
-    args = ("mnist-fig2a-ssgd", "--data-dir", tmp_path, "--nproc", "2", "-o", folder)
+    args = ("mnist-fig2a-ssgd", "--data-dir", tmp_path, "--jobs", "2", "-o", folder)
     one_line(command("sweep", *args), 1, "seed-0", "data mnist")
 
 
@@ -245,7 +245,7 @@ def test_a_folder_of_another_recipe_is_refused(tiny: Path, tmp_path: Path, comma
         (["--set", "learnrs=4,8"], "did you mean 'learners'?"),
         (["--seeds", "3-1"], "--seeds: '3-1' is not allowed"),
         (["--seeds", "x"], "--seeds: 'x' is not allowed"),
-        (["--nproc", "0"], "--nproc: 0"),
+        (["--jobs", "0"], "--jobs: 0"),
         (["--rounds", "99"], "--rounds: 99"),
         (["--search", "lr=1"], "--search: 'lr=1' is not allowed, it must be KEY=LO..HI"),
         (["--search", "lr=2..1"], "with 0 < LO < HI"),

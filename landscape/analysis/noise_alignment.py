@@ -14,6 +14,7 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
+from landscape.core.progress import portion
 from landscape.core.statistics import standard_error
 from landscape.curvature import jackknife
 from landscape.curvature.eigenvalues import Products, exact_products, top_eigenvalues
@@ -41,7 +42,7 @@ def noise_alignment(
     top_k: int = TOP_K,
     *,
     tol: float = TOL,
-    draws: int = DRAWS,
+    max_draws: int = DRAWS,
     search: str = "auto",
     seed: int = 0,
     progress: Progress | None = None,
@@ -61,10 +62,11 @@ def noise_alignment(
         batch: B, samples in a minibatch.
         top_k: k, the number of eigenvectors; at most P.
         tol: draws go on until the standard error of tr(HS)/tr S is this share of it…
-        draws: …or until there are so many; at least 2. Each takes a minibatch gradient and a Hessian product.
+        max_draws: …or until there are so many; at least 2. Each takes a minibatch gradient and a Hessian
+            product.
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: draws the minibatches and the start of the search of eigenvalues.
-        progress: called with the share of the draws done.
+        progress: called with an estimate of the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -84,7 +86,7 @@ def noise_alignment(
     positive("batch", batch, least=1)
     positive("top_k", top_k, least=1)
     positive("tol", tol)
-    positive("draws", draws, least=2)
+    positive("max_draws", max_draws, least=2)
     if problem.regularised:
         raise InputError(
             "penalty: the noise is of the data's minibatches, leave out penalty and weight_decay"
@@ -92,18 +94,20 @@ def noise_alignment(
     minibatches = Minibatches(problem, batch, stream(seed, 0))
     problem, parts = minibatches.whole, iter(minibatches)
     check_deterministic(problem)
-    pairs = top_eigenvalues(problem, top_k, EIGEN_TOL, search=search, seed=seed)
+    pairs = top_eigenvalues(
+        problem, top_k, EIGEN_TOL, search=search, seed=seed, progress=portion(progress, 0, 0.5)
+    )
     products, _ = exact_products(problem)
     terms = _Terms(problem, products, pairs.vectors)
     rows = np.zeros((0, 4 + top_k))
-    reached = False
-    while len(rows) < draws and not reached:
-        block = itertools.islice(parts, min(BLOCK, draws - len(rows)))
+    reached, drawing = False, portion(progress, 0.5, 1)
+    while len(rows) < max_draws and not reached:
+        block = itertools.islice(parts, min(BLOCK, max_draws - len(rows)))
         rows = np.concatenate([rows, terms.of([part for (part,) in block])])
         ias, ias_error = jackknife.ratio(rows[:, 0], rows[:, 1])
         reached = len(rows) >= FEWEST and ias_error <= tol * abs(ias)
-        if progress:
-            progress(1.0 if reached else len(rows) / draws)
+        if drawing:
+            drawing(1.0 if reached else len(rows) / max_draws)
     noise, noise_error = jackknife.ratio(rows[:, 2], rows[:, 3])
     values = pairs.values.numpy()
     covariance = rows[:, 4:].mean(0)

@@ -222,7 +222,7 @@ def _noise_scale(subject: Subject, settings: Settings, progress: Progress) -> Me
 
 def _noise_alignment(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     result = noise_alignment(
-        subject.problem, settings.batch, 1, tol=NEVER, draws=settings.draws, seed=subject.seed,
+        subject.problem, settings.batch, 1, tol=NEVER, max_draws=settings.draws, seed=subject.seed,
         progress=progress,
     )  # fmt: skip
     return Measured.mean(result.estimates)
@@ -232,15 +232,15 @@ def _worst(subject: Subject, settings: Settings, progress: Progress) -> Measured
     """Over minibatches, whose scatter is its error; of all samples there would be none."""
     result = sharpness(
         subject.problem, settings.rho, "worst", m=min(settings.batch, subject.problem.samples), tol=NEVER,
-        draws=settings.draws, seed=subject.seed, progress=progress,
+        max_draws=settings.draws, seed=subject.seed, progress=progress,
     )  # fmt: skip
     return Measured.mean(result.values)
 
 
 def _average(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     result = sharpness(
-        subject.problem, settings.rho_average, "average", tol=NEVER, draws=settings.draws, seed=subject.seed,
-        progress=progress,
+        subject.problem, settings.rho_average, "average", tol=NEVER, max_draws=settings.draws,
+        seed=subject.seed, progress=progress,
     )  # fmt: skip
     return Measured.mean(result.values)
 

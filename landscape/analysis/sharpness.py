@@ -44,7 +44,7 @@ def sharpness(
     steps: int = STEPS,
     starts: int = STARTS,
     tol: float = TOL,
-    draws: int = DRAWS,
+    max_draws: int = DRAWS,
     seed: int = 0,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
@@ -67,7 +67,7 @@ def sharpness(
         steps: gradients for each start of a search, at most.
         starts: random starts of a search, besides that along the gradient.
         tol: draws go on until the standard error is this share of the value…
-        draws: …or until there are so many: minibatches, or pairs ±δ; at least 2.
+        max_draws: …or until there are so many: minibatches, or pairs ±δ; at least 2.
         seed: draws minibatches, displacements and starts.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -91,7 +91,7 @@ def sharpness(
     choose("kind", kind, KINDS)
     positive("rho", rho)
     positive("tol", tol)
-    for name, value, least in (("steps", steps, 1), ("starts", starts, 0), ("draws", draws, 2)):
+    for name, value, least in (("steps", steps, 1), ("starts", starts, 0), ("max_draws", max_draws, 2)):
         positive(name, value, least=least)
     theta = problem.theta
     scale = theta.abs() if adaptive else None
@@ -108,11 +108,11 @@ def sharpness(
     whole = problem.loss() if kind == "average" and m is None else None
     found: list[Ascent] = []
     reached = False
-    while not reached and len(found) < (1 if fixed else draws):
+    while not reached and len(found) < (1 if fixed else max_draws):
         found.append(drawn.worst(steps, starts) if kind == "worst" else drawn.pair(whole))
         reached = fixed or (len(found) >= FEWEST and _relative_error([each.rise for each in found]) <= tol)
         if progress:
-            progress(1.0 if reached else len(found) / draws)
+            progress(1.0 if reached else len(found) / max_draws)
     rises = np.array([each.rise for each in found])
     return Sharpness(
         values=rises,

@@ -8,7 +8,7 @@ from typing import Unpack
 import numpy as np
 from torch import Tensor
 
-from landscape.curvature.eigenvalues import top_eigenvalues
+from landscape.curvature.eigenvalues import Progress, top_eigenvalues
 from landscape.curvature.preconditioner import Preconditioner, as_preconditioner
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
@@ -27,6 +27,7 @@ def stability(
     precondition: Preconditioner | Tensor | None = None,
     tol: float = 0.01,
     seed: int = 0,
+    progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Stability:
     """λ_max of the Hessian at the problem's centre, and the limits of stability for ``delays``.
@@ -42,6 +43,7 @@ def stability(
             has them.
         tol: residual of λ_max, relative to it.
         seed: draws the starting vector.
+        progress: called with an estimate of the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -63,7 +65,7 @@ def stability(
     given = None if precondition is None else as_preconditioner(precondition)
     if given:
         lr, own_limit = given.lr, given.limit
-    top = top_eigenvalues(problem, 1, tol, seed=seed, precondition=given)
+    top = top_eigenvalues(problem, 1, tol, seed=seed, precondition=given, progress=progress)
     return Stability(
         np.asarray(delays, dtype=np.int64),
         table,

@@ -66,9 +66,7 @@ class Analysis:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The precision of --dtype. InputError for another one."""
-        if self.dtype not in ("float32", "float64"):
-            raise InputError(f"--dtype: '{self.dtype}' is not allowed, it must be float32 or float64")
+        """The precision of --dtype."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
@@ -110,8 +108,15 @@ class Analysis:
         """A line for the user, on stderr; none with -q."""
         common.message(text, self.quiet)
 
+    def values(self, text: str) -> None:
+        """Print the numbers of a result on stdout, also with -q; --json shows those of the result itself."""
+        common.values(text)
+
     def write(self, results: Sequence[base.Result], path: Path) -> None:
-        """Save ``results``, draw them if --plot is given, and print the names of the files on stdout."""
+        """Save ``results``, draw them if --plot is given, and print the names of the files on stdout.
+
+        Their numbers are what --json prints.
+        """
         common.write(results, path, self.output.picture)
 
 
@@ -141,7 +146,13 @@ def analysis_options(
     return options.grouped(
         "analysis",
         make,
-        click.argument("checkpoints", metavar=metavar, nargs=-1, required=required),
+        click.argument(
+            "checkpoints",
+            metavar=metavar,
+            nargs=-1,
+            required=required,
+            shell_complete=options.paths("file"),
+        ),
         *([options.split] if split else []),
         click.option("--seed", default=0, show_default=True, help=seed),
         options.dtype,

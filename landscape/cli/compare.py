@@ -85,7 +85,7 @@ def compare(analysis: Analysis, settings: dict[str, Any], only: str | None, grou
             seed=analysis.seed,
             progress=progress,
         )
-    click.echo(table(result))
+    analysis.values(table(result))
     analysis.write([result], path)
 
 
