@@ -53,7 +53,7 @@ def permuted(problem: Problem, seed: int) -> Problem:
 def test_a_minimum_k_times_as_flat_is_told_apart_with_the_known_numbers() -> None:
     k, spectrum = 3.0, [4.0] * 6
     sharp, flat = bowl(1.0, spectrum), bowl(1 / k, spectrum)
-    result = landscape.compare({"sharp": sharp, "flat": flat}, 10, draws=40, rise=0.02)
+    result = landscape.compare({"sharp": sharp, "flat": flat}, 10, draws=12, planes=3, rise=0.02)
     at = {name: q for q, name in enumerate(result.quantities)}
     truth = {
         "lambda-max": 4.0,
@@ -142,7 +142,7 @@ def test_the_width_is_that_of_the_area_on_a_fine_grid() -> None:
     (width,) = basin_widths(problem, 0.02, 1, seed=3)
     (seed,) = np.random.SeedSequence(3).generate_state(1).tolist()
     plane = landscape.random_plane(problem, seed=seed)
-    basins = landscape.contour(problem, plane, 201, 0.5).basins([0.02], around="center")
+    basins = landscape.contour(problem, plane, 101, 0.5).basins([0.02], around="center")
     assert not basins.cut[0]
     assert width == pytest.approx(basins.equivalent_width[0], rel=0.01)
 
@@ -457,12 +457,10 @@ def test_every_quantity_has_a_name_of_its_own_and_is_in_the_help(command: Comman
 def test_equal_minima_with_other_draws_are_told_apart_as_rarely_as_the_level_says() -> None:
     told, found = [], []
     problem = bowl(samples=300)
-    names = ["batch-sharpness", "noise-scale", "noise-alignment", "sharpness-worst"]
+    names = ["batch-sharpness", "noise-scale", "noise-alignment"]
     moved = Problem(problem.model, mean_output, problem.tensors or (), theta=problem.theta + 0.2)
     for seed in range(240):
-        result = landscape.compare(
-            [moved, permuted(moved, seed)], 20, only=names, draws=32, seed=seed, rho=0.1
-        )
+        result = landscape.compare([moved, permuted(moved, seed)], 20, only=names, draws=24, seed=seed)
         told.append(result.told.any())
         found.append(result.p[:, 0] <= 0.05)
     # 5% of 240 are 12, with a standard deviation of 3.4.

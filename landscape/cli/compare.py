@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import textwrap
 from collections.abc import Sequence
@@ -85,6 +86,9 @@ def compare(analysis: Analysis, settings: dict[str, Any], only: str | None, grou
             seed=analysis.seed,
             progress=progress,
         )
+    others = dict.fromkeys(filter(None, map(analysis.source.other_data, runs)))
+    notes = [f"the data is {name}, not that of the checkpoints" for name in others]
+    result = dataclasses.replace(result, notes=(*result.notes, *notes))
     analysis.values(table(result))
     analysis.write([result], path)
 
