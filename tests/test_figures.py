@@ -305,9 +305,9 @@ def test_durations_are_in_hours_and_minutes() -> None:
 def test_smoke_scale_has_no_verdict(tmp_path: Path, command: Command) -> None:
     folder = tmp_path / "g"
     options = ("--scale", "smoke", "-o", folder, "--runs", tmp_path / "r")
-    code, _, err = command("figures", "delay-boundary", *options)
+    code, out, _ = command("figures", "delay-boundary", *options)
     assert code == 0
-    assert "its numbers say nothing about the claim" in err
+    assert "its numbers say nothing about the claim" in out
     page = (folder / "README.md").read_text()
     assert "| smoke | – |" in page
     assert "olds" not in page

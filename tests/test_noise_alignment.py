@@ -185,13 +185,13 @@ def test_the_command(tiny: Path, tmp_path: Path, command: Command) -> None:
     last = tmp_path / "run" / "last.h5"
     out_file, picture = tmp_path / "run" / "last-noise-alignment.h5", tmp_path / "n.png"
     code, out, err = command("noise-alignment", last, "--top-k", "3", "--plot", picture)
-    assert (code, out.split()) == (0, [str(out_file), str(picture)]), err
+    assert (code, out.split()[-2:]) == (0, [str(out_file), str(picture)]), err
     saved = landscape.load(out_file)
     assert saved.batch == 40  # 4 learners of 10 samples
     problem = landscape.load(last).problem()
     assert landscape.noise_alignment(problem, 40, 3).ias == pytest.approx(saved.ias, rel=1e-4)
     for words in ("tr(HS)/tr S", f"{saved.ias:.6e}", "λ_3", "γ"):
-        assert words in err
+        assert words in out
     one_line(command("noise-alignment", last, "--batch", "0", "--force"), 2, "batch: 0")
     torch.save(landscape.models.build("mlp", widths=[6, 8, 3]).state_dict(), tmp_path / "one.pt")
     own = ("--model", "mlp(widths=[6, 8, 3])", "--data", "synthetic")
