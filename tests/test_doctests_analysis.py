@@ -39,6 +39,7 @@ PUBLIC = [
     landscape.batch_sharpness,
     landscape.noise_scale,
     landscape.noise_alignment,
+    landscape.learning_coefficient,
     landscape.disagreement,
     landscape.sharpness,
     landscape.Surface.basins,

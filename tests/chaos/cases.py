@@ -68,6 +68,7 @@ ALL = [
     _analysis("disagreement"),
     _analysis("sharpness", "--rho", "0.1"),
     _analysis("noise-alignment", "--draws", "8"),
+    _analysis("learning-coefficient", "--localization", "10", "--max-rhat", "2"),
     _analysis("stability"),
     Case("saddles", ("saddles", "--seeds", "6", "--noise", "0.01", "--lr", "", "--dimension", "", "-q", "-o", "{out}/s.h5")),
     Case("import", ("import", "{base}/net.pt", "--model", "mlp(widths=[6, 8, 3])", "-o", "{out}/net.h5")),
