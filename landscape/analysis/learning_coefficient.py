@@ -133,7 +133,7 @@ def learning_coefficient(
     sampler = partial(Langevin, problem, batch, chains, nbeta=nbeta, localization=localization, seed=seed)
     run = _started(sampler, first, step_size is None, limits)
     found = run.summary(statistics)
-    while not found.suffices(limits) and 2 * run.steps <= max_steps:
+    while not found.suffices(limits) and not found.hopeless and 2 * run.steps <= max_steps:
         run.extend(run.steps, limits)
         found = run.summary(statistics)
     limits.progress(1.0)
@@ -225,7 +225,7 @@ class _Run:
     def summary(self, statistics: Any) -> _Summary:
         """What the draws of the second half say."""
         if not self.finite:
-            return _Summary(np.zeros((3, 1, 1)), math.nan, math.nan, math.nan, math.nan, math.nan)
+            return _Summary(np.full((3, 1, 2), math.nan), math.nan, math.nan, math.nan, math.nan, math.nan)
         draws = self.draws()
         kept = draws[:, :, DRAWS // 2 :]
         values, distances = kept[0] - kept[1], kept[2]
@@ -260,6 +260,11 @@ class _Summary:
     def heating(self) -> float:
         """The mean heating."""
         return float(self.draws[1, :, self.draws.shape[2] // 2 :].mean())
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether more steps are of no use: losses are not finite, or heating is all of the rise."""
+        return not abs(self.heating) < abs(self.rise)
 
     def settled(self, limits: _Limits) -> bool:
         """Whether the distance to w* no longer changes."""
@@ -297,13 +302,13 @@ def _refuse(found: _Summary, run: _Run, limits: _Limits) -> None:
             f"chains leave the weights: their loss is not finite after {run.steps:,} steps; choose a smaller "
             f"step_size {now} or a larger {localization}"
         )
-    elif found.heating > MAX_HEATING * found.rise > 0:
+    elif value > 0 and abs(found.heating) > MAX_HEATING * found.rise:
         reason = (
             f"the chains heat up: step size and minibatches make {found.heating:.3g} of the rise of "
             f"{found.rise:.3g}, at most {MAX_HEATING:.0%} are allowed; choose a smaller step_size {now}, a "
             f"larger batch, or a larger {localization}"
         )
-    elif value < 0:
+    elif value < -2 * found.error:
         reason = (
             f"its estimate is negative, {value:.3g} ± {found.error:.1g}: chains find lower losses than the "
             f"weights have, which are no minimum; train further, or choose a larger {localization}"

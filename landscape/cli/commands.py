@@ -18,7 +18,7 @@ SUMMARIES = {
     "hessian-grid": "Extreme Hessian eigenvalues and |λ_min|/|λ_max| on a grid around w_a of each CKPT.",
     "import": "Weights from STATE (.pt, .pth, .bin, .ckpt or .safetensors) as a checkpoint.",
     "info": "Show what is in FILE: a checkpoint (validated) or a result.",
-    "learning-coefficient": "The local learning coefficient at w_a of each CKPT, by chains of SGLD around it.",
+    "learning-coefficient": "The local learning coefficient at w_a of each CKPT, by SGLD chains around it.",
     "line": "Loss and accuracy on the line between w_a of two CKPTs, with the barrier between them.",
     "minima": "The largest learning rates at which training with delay stays at the minimum w_a of a CKPT.",
     "noise": "Four estimates of Δ(2) of each CKPT: definition, full batch, Eq. 4, and first order.",

@@ -59,7 +59,7 @@ sampling_options = options.grouped(
 @sampling_options
 @analysis_options("Draws the minibatches and the noise.", split=False)
 def learning_coefficient(analysis: Analysis, sampling: Sampling) -> None:
-    """The local learning coefficient at w_a of each CKPT, by chains of SGLD around it.
+    """The local learning coefficient at w_a of each CKPT, by SGLD chains around it.
 
     λ̂ = nβ (E L(w) − L(w_a)) over w ~ exp(−nβ L(w) − γ/2 ‖w − w_a‖²), L the training loss (Lau et al., arXiv
     2308.12108): P/2 for a regular model, less for a singular one. Needs pip install 'sgd-landscape[bayes]'.

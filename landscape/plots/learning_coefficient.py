@@ -28,8 +28,9 @@ def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str
         ...     r_hat_distance=1.0, ess=4.0, nbeta=10.0, localization=1.0, step_size=0.1, batch=8, steps=3,
         ...     burn_in=1, loss=0.5, weights_norm2=1.0, lambda_max=2.0, parameters=6, max_rhat=1.01,
         ...     tol=0.05, converged=False, samples=36, seed=0, dtype="float64", label="dpsgd, seed 0")
-        >>> draw_learning_coefficient([result]).get_suptitle()
-        'Local learning coefficient: 3.0 ± 0.3 DPSGD (P/2 = 3)'
+        >>> print(draw_learning_coefficient([result]).get_suptitle())
+        Local learning coefficient: 3.0 ± 0.3
+        DPSGD (P/2 = 3)
     """
     with style():
         figure, axes = wrapped_panels(len(results), 4.8, 3.4, sharey=True)

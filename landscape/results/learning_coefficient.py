@@ -111,7 +111,7 @@ class LearningCoefficient(Measurement):
     @property
     def steps_a_draw(self) -> int:
         """The steps that a draw is the mean of."""
-        return self.steps // self.rise.shape[1]
+        return int(self.steps // self.rise.shape[1])
 
     @property
     def mean_loss(self) -> float:
@@ -121,4 +121,4 @@ class LearningCoefficient(Measurement):
     @property
     def distance(self) -> float:
         """The root mean square of ‖w − w*‖ after the burn-in."""
-        return float(self.distance2[:, self.burn_in :].mean()) ** 0.5
+        return float(self.distance2[:, self.burn_in :].mean() ** 0.5)
