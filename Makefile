@@ -8,7 +8,7 @@ INTEGRATIONS := .venv-integrations
 LOWEST := .venv-lowest
 PACKAGING := .venv-package
 # The extras that the tests use.
-TESTED := frames,report,pyhessian
+TESTED := frames,report,pyhessian,bayes
 TRAINERS := $(TESTED),lightning,huggingface
 # Old packages use what newer ones of their own dependencies deprecate; elsewhere every warning is an error.
 OUTDATED := -W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning

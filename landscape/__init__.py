@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.analysis.contour import contour as contour
     from landscape.analysis.disagreement import disagreement as disagreement
     from landscape.analysis.hessian_grid import hessian_grid as hessian_grid
+    from landscape.analysis.learning_coefficient import learning_coefficient as learning_coefficient
     from landscape.analysis.line import line as line
     from landscape.analysis.noise import estimate_noise as estimate_noise
     from landscape.analysis.noise_alignment import noise_alignment as noise_alignment
@@ -74,6 +75,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.results.disagreement import Disagreement as Disagreement
     from landscape.results.escape import Escape as Escape
     from landscape.results.hessian_grid import HessianGrid as HessianGrid
+    from landscape.results.learning_coefficient import LearningCoefficient as LearningCoefficient
     from landscape.results.line import Line as Line
     from landscape.results.line import barrier as barrier
     from landscape.results.minima import Minima as Minima
@@ -114,6 +116,7 @@ _MODULES = {
     "HessianGrid": "results.hessian_grid",
     "HessianOperator": "curvature.hessian",
     "InputError": "core.errors",
+    "LearningCoefficient": "results.learning_coefficient",
     "Line": "results.line",
     "Minima": "results.minima",
     "NoiseAlignment": "results.noise_alignment",
@@ -145,6 +148,7 @@ _MODULES = {
     "hessian_grid": "analysis.hessian_grid",
     "import_state": "checkpoint.foreign_weights",
     "learners_plane": "analysis.planes",
+    "learning_coefficient": "analysis.learning_coefficient",
     "line": "analysis.line",
     "load": "checkpoint.checkpoint",
     "noise_scale": "analysis.noise_scale",

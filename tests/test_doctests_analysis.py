@@ -41,6 +41,7 @@ PUBLIC = [
     landscape.critical_batch,
     landscape.noise_alignment,
     landscape.compare,
+    landscape.learning_coefficient,
     landscape.disagreement,
     landscape.sharpness,
     landscape.Surface.basins,

@@ -71,6 +71,7 @@ ALL = [
     _analysis("disagreement"),
     _analysis("sharpness", "--rho", "0.1"),
     _analysis("noise-alignment", "--max-draws", "8"),
+    _analysis("learning-coefficient", "--localization", "10", "--max-rhat", "2"),
     _analysis("stability"),
     _analysis("compare", "{base}/step-0000010.h5", "--only", "loss,trace,batch-sharpness,disagreement", "--draws", "8"),
     _analysis("critical-batch", "--factors", "1,2", "--seeds", "1"),
