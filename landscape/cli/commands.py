@@ -39,7 +39,8 @@ GROUPS = {
         "hessian-grid": "Extreme Hessian eigenvalues and |λ_min|/|λ_max| on a grid around w_a of each CKPT.",
         "sharpness": "Worst-case or average-case sharpness at w_a of each CKPT: the rise of the loss within "
         "ρ.",
-        "learning-coefficient": "The local learning coefficient at w_a of each CKPT, by SGLD chains around it.",
+        "learning-coefficient": "The local learning coefficient at w_a of each CKPT, by SGLD chains around "
+        "it.",
         "batch-sharpness": "The curvature that minibatch gradients meet, at w_a of each CKPT and its "
         "learners.",
         "stability": "The largest stable ηλ_max under delay τ and momentum, and the limits at a CKPT's "

@@ -76,7 +76,7 @@ def learning_coefficient(analysis: Analysis, sampling: Sampling) -> None:
             **analysis.about(run),
         )
         results.append(result)
-        analysis.message(table(result))
+        analysis.values(table(result))
     analysis.write(results, path)
 
 
