@@ -259,7 +259,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command_and_its_processes(run: Path, tmp_path: Path, command: Command) -> None:
     one, two, picture = tmp_path / "1.h5", tmp_path / "2.h5", tmp_path / "1.png"
     wanted = ("contour", run, "--grid", "40", "--tolerance", "1%")
-    code, printed, err = command(*wanted, "-o", one, "--plot", picture)
+    code, printed, _ = command(*wanted, "-o", one, "--plot", picture)
     assert (code, printed.endswith(f"{one}\n{picture}\n")) == (0, True)
     assert "interpolated from 229 of 1,600 points, error of loss below" in printed
     words = ["-m", "landscape", *map(str, wanted), "-o", str(two), "--nproc", "2"]
