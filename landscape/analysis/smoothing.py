@@ -19,6 +19,7 @@ from torch import Tensor
 
 from landscape.core.errors import FailedError
 from landscape.core.hdf5 import Array
+from landscape.core.numerics import numerics
 from landscape.core.options import positive
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import exact_products, points_at_once, top_eigenvalues
@@ -37,6 +38,7 @@ PAIRS = 16
 TOP = 5
 
 
+@numerics(1)
 def smoothing(
     problem: Problem,
     weights: Tensor,
