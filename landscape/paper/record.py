@@ -20,7 +20,7 @@ import torch
 from landscape._version import __version__
 from landscape.checkpoint.checkpoint import DIVERGED, Checkpoint
 from landscape.checkpoint.history import UNITS
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import FailedError
 from landscape.core.files import read_regular, write_text
 from landscape.core.hdf5 import Array
 from landscape.core.numerics import version_of
@@ -132,9 +132,11 @@ class Record:
         """Read ``path``. Raises FailedError for a file that is damaged or no record."""
         try:
             return _of_values(json.loads(read_regular(path, MAX_BYTES).decode()), str(path))
-        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError, InputError, RecursionError) as error:
-            words = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:120]
-            raise FailedError(f"{path}: damaged ({words}); delete it to make its run again") from error
+        except KeyError as error:
+            words = f"it has no {error}"
+        except (ArithmeticError, AttributeError, TypeError, ValueError, RecursionError) as error:
+            words = " ".join(str(error).split())[:120]
+        raise FailedError(f"{path}: damaged ({words}); delete it to make its run again")
 
 
 def _curves(history: Mapping[str, Array]) -> list[dict[str, Array]]:
@@ -189,6 +191,7 @@ def _of_values(values: dict[str, Any], where: str) -> Record:
     )
     if record.diverged not in DIVERGED or min(record.step, record.data["train"] - 1, record.seconds) < 0:
         raise ValueError("numbers of no run")
-    if not math.isfinite(record.seconds) or max((c["step"][-1] for c in curves if len(c["step"])), default=0) > record.step:
+    last = max((curve["step"][-1] for curve in curves if len(curve["step"])), default=0)
+    if not math.isfinite(record.seconds) or last > record.step:
         raise ValueError("curves longer than the run")
     return record

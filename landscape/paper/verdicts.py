@@ -12,6 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import stdtrit
 
+from landscape.core.statistics import mean_and_error
+
 Outcome = Literal["holds", "holds in part", "does not hold", "not tested here"]
 OUTCOMES: tuple[Outcome, ...] = ("holds", "holds in part", "does not hold", "not tested here")
 Rows = list[dict[str, Any]]
@@ -63,10 +65,10 @@ class Effect:
         v = np.array(self.values)
         if self.exact:
             return float(np.median(v)), float(v.min()), float(v.max())
-        mean = float(v.mean()) if len(v) else math.nan
-        if len(v) < 2:
-            return mean, math.nan, math.nan
-        half = float(stdtrit(len(v) - 1, (1 + CONFIDENCE) / 2) * v.std(ddof=1) / math.sqrt(len(v)))
+        if not len(v):
+            return math.nan, math.nan, math.nan
+        mean, error = mean_and_error(v)
+        half = float(stdtrit(len(v) - 1, (1 + CONFIDENCE) / 2)) * error
         return mean, mean - half, mean + half
 
     @property
@@ -134,13 +136,31 @@ def judged(judge: Judge, rows: Rows) -> list[Effect]:
     """The effects of ``rows`` as a CSV has them; one without values where a column is missing.
 
     Example:
-        >>> judged(lambda rows: [Effect("", "", (float(column(rows, "gain")[0]),))], [{"loss": 1.0}])[0].reason
+        >>> judged(lambda rows: [Effect("", "", tuple(column(rows, "gain")))], [{"loss": 1.0}])[0].reason
         'its CSV has no numbers by seed (gain)'
     """
     try:
         return judge(rows)
     except NotKeptError as error:
         return [Effect("", "", (), untested=f"its CSV has no numbers by seed ({error})")]
+
+
+def measured(
+    where: str,
+    what: str,
+    values: Callable[[], Iterable[float]],
+    claimed: tuple[float, float] = (0.0, math.inf),
+) -> Effect:
+    """The effect with these values, or one that is not tested where the CSV of an older version lacks them.
+
+    Example:
+        >>> measured("a", "gain", lambda: by_seed([{"seed": 0}], "gain").values()).reason
+        'its CSV has no numbers by seed (gain)'
+    """
+    try:
+        return Effect(where, what, tuple(values()), claimed)
+    except NotKeptError as error:
+        return Effect(where, what, (), claimed, untested=f"its CSV has no numbers by seed ({error})")
 
 
 def outcome(effects: Sequence[Effect]) -> Outcome:
@@ -166,7 +186,7 @@ def column(rows: Rows, name: str) -> list[Any]:
     return [row[name] for row in rows]
 
 
-def select(rows: Rows, **where: Any) -> Rows:
+def select(rows: Rows, /, **where: Any) -> Rows:
     """The rows with these values.
 
     Example:
@@ -178,7 +198,7 @@ def select(rows: Rows, **where: Any) -> Rows:
     return [row for row in rows if all(row[name] == value for name, value in where.items())]
 
 
-def by_seed(rows: Rows, value: str, **where: Any) -> dict[float, float]:
+def by_seed(rows: Rows, value: str, /, **where: Any) -> dict[float, float]:
     """``value`` by seed; of several rows with one seed the last, such as that of the last epoch.
 
     Example:

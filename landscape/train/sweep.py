@@ -356,8 +356,29 @@ def at_once(nproc: int, device: str, data_dir: str | None, timeout: float = pool
     return execute
 
 
-def train(toml: str, folder: str, device: str, data_dir: str | None) -> float:
-    """Train the recipe of that text in ``folder``, or go on; seconds. A job for a pool."""
+class _OutOfTime(Exception):
+    """It is later than a run may go on."""
+
+
+def train(
+    toml: str, folder: str, device: str, data_dir: str | None, until: float | None = None
+) -> float | None:
+    """Train the recipe of that text in ``folder``, or go on; seconds. A job for a pool.
+
+    At the time ``until``, as time.time() has it, the run stops and the result is None: it goes on from its
+    last checkpoint.
+    """
+
+    def check_time(done: int, total: int) -> None:
+        if until is not None and done < total and time.time() > until:
+            raise _OutOfTime
+
     clock, recipe = time.perf_counter(), from_values(parse(toml, folder))
-    launch.launch(recipe, folder, resume=True, device=device, data_dir=data_dir)
+    try:
+        if until is not None and time.time() > until:
+            raise _OutOfTime
+        hooks = Hooks(step=check_time)
+        launch.launch(recipe, folder, resume=True, device=device, data_dir=data_dir, hooks=hooks)
+    except _OutOfTime:
+        return None
     return time.perf_counter() - clock
