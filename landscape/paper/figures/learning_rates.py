@@ -118,7 +118,11 @@ class Task:
             ax.set_xscale("log")
             ax.set_xticks(shown, [f"{rate:g}" for rate in shown])
             ax.xaxis.set_minor_locator(ticker.NullLocator())
-            ax.set_yscale("log")
+        above.set_yscale("log")
+        if any(largest_sharpness(run) > 0 for runs in self.groups.values() for run in runs):
+            below.set_yscale("log")
+        else:
+            below.text(0.5, 0.5, "not measured", ha="center", va="center", transform=below.transAxes)
         decimal_labels(above.yaxis)
         above.set_title(self.name)
         below.set_xlabel("learning rate α")
