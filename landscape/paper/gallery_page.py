@@ -60,19 +60,29 @@ def page(folder: Path) -> Path:
 def counted(entries: dict[str, dict[str, Any]]) -> str:
     """How many claims have which outcome."""
     found = [entry["outcome"] for entry in entries.values() if entry["outcome"]]
-    counts = ", ".join(f"{found.count(outcome)} {outcome}" for outcome in OUTCOMES)
-    return f"Of {len(found)} claims with runs of this or a larger scale: {counts}." if found else ""
+    counts = ", ".join(f"{outcome}: {found.count(outcome)}" for outcome in OUTCOMES)
+    return f"The {len(found)} claims with runs of more than smoke scale: {counts}." if found else ""
 
 
 def sizes(entry: dict[str, Any]) -> str:
-    """The effects of a claim in a few words, those that are decided first; the reason where none is."""
-    effects = sorted(entry["effects"], key=lambda effect: effect["holds"] is None)
-    if not any(effect["holds"] is not None for effect in effects):
-        return "; ".join(dict.fromkeys(effect["reason"] for effect in effects))
-    parts = [f"{_joined(effect)}: {effect['text']}" for effect in effects[:SHOWN]]
-    if len(effects) > SHOWN:
-        parts.append(f"{len(effects) - SHOWN} more below")
-    return "; ".join(parts)
+    """The effects of a claim in a few words: where it holds, where not, and how many are open.
+
+    The reasons where nothing can be said.
+    """
+    parts = []
+    for holds, words in ((True, "as claimed"), (False, "not")):
+        found = [effect for effect in entry["effects"] if effect["holds"] is holds]
+        if found:
+            texts = [f"{_joined(effect)}: {effect['text']}" for effect in found[:SHOWN]]
+            texts += [f"{len(found) - SHOWN} more below"] if len(found) > SHOWN else []
+            parts.append(f"{words}: {'; '.join(texts)}")
+    left = [effect for effect in entry["effects"] if effect["holds"] is None]
+    if not parts:
+        said = [f"{_joined(effect)}: {effect['text']}" for effect in left[:SHOWN] if effect["seeds"]]
+        return "; ".join([*dict.fromkeys(effect["reason"] for effect in left), *said])
+    if left:
+        parts.append(f"open: {len(left)} of {len(entry['effects'])}")
+    return ". ".join(parts)
 
 
 def _joined(effect: dict[str, Any]) -> str:

@@ -42,6 +42,8 @@ class Effect:
         values: one for each seed; of numbers that no seed enters, any number of them.
         claimed: the sizes for which the claim holds, an open interval.
         exact: no seed and no estimate enters: the values themselves must lie in ``claimed``.
+        ratio: the values are positive, and compared as ratios: the mean is the geometric one, and the
+            interval that of the logarithms.
         untested: why nothing can be said, whatever the values.
 
     Example:
@@ -57,11 +59,17 @@ class Effect:
     values: tuple[float, ...]
     claimed: tuple[float, float] = (0.0, math.inf)
     exact: bool = False
+    ratio: bool = False
     untested: str = ""
 
     @property
     def interval(self) -> tuple[float, float, float]:
         """(mean, low, high): of several seeds Student's t interval; of exact values (median, least, most)."""
+        if self.ratio:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                logs = np.log(np.array(self.values))
+            mean, low, high = Effect(self.where, self.what, tuple(logs.tolist())).interval
+            return math.exp(mean), math.exp(low), math.exp(high)
         v = np.array(self.values)
         if self.exact:
             return float(np.median(v)), float(v.min()), float(v.max())
@@ -78,7 +86,7 @@ class Effect:
             return self.untested
         if not self.exact and len(self.values) < SEEDS:
             return f"{len(self.values) or 'no'} seed{'s' * (len(self.values) != 1)}, a verdict needs {SEEDS}"
-        if not np.isfinite(self.values).all() or not self.values:
+        if not np.isfinite(self.values).all() or (self.ratio and min(self.values) <= 0):
             return "not finite"
         return "" if self._inside or self._outside else "the interval contains the border"
 
@@ -102,9 +110,15 @@ class Effect:
         """ "+1.5 (+0.26 to +2.7)": the mean and its interval."""
         mean, low, high = self.interval
         if math.isnan(low):
-            return "–" if math.isnan(mean) else _signed(mean, self.claimed)
-        texts = [_signed(value, self.claimed) for value in (mean, low, high)]
+            return "–" if math.isnan(mean) else self._shown(mean)
+        texts = [self._shown(value) for value in (mean, low, high)]
         return texts[0] if texts[0] == texts[1] == texts[2] else f"{texts[0]} ({texts[1]} to {texts[2]})"
+
+    def _shown(self, value: float) -> str:
+        """With a sign where zero is among the claimed sizes, or their border."""
+        if self.ratio or not self.claimed[0] <= 0 <= self.claimed[1]:
+            return f"{value:.3g}"
+        return f"{value:+.3g}" if abs(value) >= 100 else f"{value:+.2g}"
 
     def entry(self) -> dict[str, Any]:
         """For the JSON file of a figure; numbers that are not finite are null."""
@@ -119,13 +133,6 @@ class Effect:
             "holds": self.holds,
             "reason": self.reason,
         }
-
-
-def _signed(value: float, claimed: tuple[float, float]) -> str:
-    """With a sign where zero is among the claimed sizes, or their border."""
-    if not claimed[0] <= 0 <= claimed[1]:
-        return f"{value:.3g}"
-    return f"{value:+.3g}" if abs(value) >= 100 else f"{value:+.2g}"
 
 
 #: Gives the effects on which the verdict on a claim rests, from the rows of a figure's CSV.
@@ -150,6 +157,7 @@ def measured(
     what: str,
     values: Callable[[], Iterable[float]],
     claimed: tuple[float, float] = (0.0, math.inf),
+    ratio: bool = False,
 ) -> Effect:
     """The effect with these values, or one that is not tested where the CSV of an older version lacks them.
 
@@ -158,9 +166,11 @@ def measured(
         'its CSV has no numbers by seed (gain)'
     """
     try:
-        return Effect(where, what, tuple(values()), claimed)
+        return Effect(where, what, tuple(values()), claimed, ratio=ratio)
     except NotKeptError as error:
-        return Effect(where, what, (), claimed, untested=f"its CSV has no numbers by seed ({error})")
+        return Effect(
+            where, what, (), claimed, ratio=ratio, untested=f"its CSV has no numbers by seed ({error})"
+        )
 
 
 def outcome(effects: Sequence[Effect]) -> Outcome:

@@ -122,7 +122,9 @@ def _judge_smoothing(rows: Rows) -> list[Effect]:
     effects = []
     for k, when in ((0, "early"), (-1, "at the end")):
         flat = tuple(run[k]["lambda_smoothed"] / run[k]["lambda_max"] for run in runs.values())
-        effects.append(Effect(when, "λ_max of the smoothed loss / of the loss", flat, (-np.inf, 1.0)))
+        effects.append(
+            Effect(when, "λ_max of the smoothed loss / of the loss", flat, (-np.inf, 1.0), ratio=True)
+        )
     low = tuple(run[0]["alpha_e"] / run[0]["alpha"] for run in runs.values())
     effects.append(Effect("early", "effective rate α_e / α", low, (-np.inf, 1.0)))
     return effects

@@ -175,6 +175,7 @@ def _judge_minima(rows: Rows) -> list[Effect]:
                 "largest rate that stays / predicted",
                 functools.partial(_ratios, rows, form, tau),
                 (0.8, 1.25),
+                ratio=True,
             )
         )
     return effects

@@ -33,6 +33,8 @@ STEPS = {0.2: 3000, 0.5: 1000, 1.0: 1000}
 MIXINGS = ("full", "ring(2)", "ring(1)")
 SETTINGS = ("SSGD", *(f"{m} {o}" for o in ("AWC", "ATC") for m in MIXINGS))
 COLORS = {"SSGD": color_of("ssgd"), **dict(zip(MIXINGS, shades(color_of("dpsgd"), 3), strict=True))}
+# The relative residual up to which an eigenvalue counts as converged (ours).
+RESIDUAL = 0.05
 # What counts as near a limit (ours).
 NEAR = (0.67, 1.5)
 NOTE = "n = 6, nB = 1998, λ_max on 2,000 training samples every 50 steps; five seeds; all settings but α ours"
@@ -57,9 +59,13 @@ def _runs(scale: Scale) -> Runs:
 
 
 def plateau(run: Checkpoint) -> float:
-    """The median of ηλ_max over the second half of the run, where it lasted; NaN if nothing was recorded."""
+    """The median of ηλ_max over the second half of the run, where it lasted; NaN if nothing was recorded.
+
+    A value counts unless its residual says that the search has not converged.
+    """
     values, steps = run.history["lr_lambda_max"], run.history["step"]
-    late = values[np.isfinite(values) & (steps > run.step / 2)]
+    off = run.history["lambda_max_residual"] > RESIDUAL * np.abs(run.history["lambda_max"])
+    late = values[np.isfinite(values) & ~off & (steps > run.step / 2)]
     return float(np.median(late)) if len(late) else float("nan")
 
 
@@ -139,11 +145,13 @@ def _judge_edge(rows: Rows) -> list[Effect]:
             effects.append(Effect(f"α = {rate:g}, {larger} less {smaller}", "plateau of ηλ_max", gap))
         for mixing in MIXINGS:
             same = ratio(plateaus[rate, f"{mixing} ATC"], plateaus[rate, "SSGD"])
-            effects.append(Effect(f"α = {rate:g}, {mixing} ATC / SSGD", "plateau of ηλ_max", same, NEAR))
+            effects.append(
+                Effect(f"α = {rate:g}, {mixing} ATC / SSGD", "plateau of ηλ_max", same, NEAR, ratio=True)
+            )
     for rate, name in settings:
         limit = by_seed(rows, "limit", lr=rate, setting=name)
         near = ratio(plateaus[rate, name], limit)
-        effects.append(Effect(f"α = {rate:g}, {name}", "plateau of ηλ_max / limit", near, NEAR))
+        effects.append(Effect(f"α = {rate:g}, {name}", "plateau of ηλ_max / limit", near, NEAR, ratio=True))
     return effects
 
 
@@ -275,7 +283,9 @@ def _judge_follows(rows: Rows) -> list[Effect]:
         )
         where = f"α = {rate:g}, SSGD and ring(2) AWC"
         effects.append(Effect(where, "test error, the first less the second (points)", difference(*error)))
-        effects.append(Effect(where, "rise of the loss, the first / the second", ratio(*rise), (1.0, np.inf)))
+        effects.append(
+            Effect(where, "rise of the loss, the first / the second", ratio(*rise), (1.0, np.inf), ratio=True)
+        )
     together = tuple(_correlation(select(rows, seed=seed)) for seed in dict.fromkeys(column(rows, "seed")))
     effects.append(Effect("all settings of a seed", "correlation of log λ_max with log rise", together))
     return effects

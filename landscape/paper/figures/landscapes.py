@@ -67,7 +67,7 @@ def _effects(rows: Rows, what: str, value: str, count: str = "") -> list[Effect]
     effects = []
     for model in dict.fromkeys(column(rows, "model")):
         both = [table.get(model, {}).get(ALL[a], {}) for a in BOTH]
-        effects.append(Effect(model, what, ratio(*both), (1.0, np.inf)))
+        effects.append(Effect(model, what, ratio(*both), (1.0, np.inf), ratio=True))
     return effects
 
 

@@ -34,6 +34,7 @@ PAPER = {
 }
 # Where a loss or an error counts as not having converged (ours): far above what every other run reaches.
 POOR = 5.0
+ABOVE = (1.0, np.inf)
 
 
 def runs_of(part: str, algorithms: tuple[str, ...] = ALGORITHMS, many: int = 5) -> Any:
@@ -133,9 +134,9 @@ def _fig2b(work: Work) -> Drawing:
 def _judge_2a(rows: Rows) -> list[Effect]:
     error = {a: by_seed(rows, "test_error_percent", algorithm=NAMED[a]) for a in ALGORITHMS}
     return [
-        Effect("SSGD", "test error (%)", tuple(error["ssgd"].values()), (POOR, np.inf)),
-        Effect("SSGD less DPSGD", "test error (points)", difference(error["ssgd"], error["dpsgd"])),
-        Effect("SSGD* less DPSGD", "test error (points)", difference(error["ssgd-noise"], error["dpsgd"])),
+        Effect("SSGD", "test error (%)", tuple(error["ssgd"].values()), (POOR, np.inf), ratio=True),
+        Effect("SSGD / DPSGD", "test error", ratio(error["ssgd"], error["dpsgd"]), ABOVE, ratio=True),
+        Effect("SSGD* / DPSGD", "test error", ratio(error["ssgd-noise"], error["dpsgd"]), ABOVE, ratio=True),
         measured(
             "DPSGD",
             "α_e in the first 100 steps, α being 1",
@@ -155,7 +156,7 @@ def _judge_2b(rows: Rows) -> list[Effect]:
     return [
         Effect("SSGD less DPSGD", "test error (points)", difference(error["ssgd"], error["dpsgd"])),
         Effect("SSGD* less SSGD", "test error (points)", difference(error["ssgd-noise"], error["ssgd"])),
-        measured("around SSGD / DPSGD", "median rise of the loss", lambda: _rises(rows), (1.0, np.inf)),
+        measured("around SSGD / DPSGD", "median rise of the loss", lambda: _rises(rows), ABOVE, ratio=True),
     ]
 
 

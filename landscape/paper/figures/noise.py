@@ -97,7 +97,7 @@ def _judge_eq4(rows: Rows) -> list[Effect]:
         )
         ratios.append(float(np.median(ratio(eq4, direct))))
     what = "α² tr(HCH) / definition, median over checkpoints"
-    return [Effect("Figure 2(a)", what, tuple(ratios), (1 / 1.5, 1.5))]
+    return [Effect("Figure 2(a)", what, tuple(ratios), (1 / 1.5, 1.5), ratio=True)]
 
 
 figure(
@@ -277,7 +277,7 @@ def _learners_and_mean(rows: Rows, when: str) -> list[dict[float, float]]:
 def _judge_planes(rows: Rows) -> list[Effect]:
     column(rows, "seed")
     what = "loss of the median learner / of the mean"
-    return [Effect(w, what, ratio(*_learners_and_mean(rows, w)), (1.0, np.inf)) for w in _WHEN]
+    return [Effect(w, what, ratio(*_learners_and_mean(rows, w)), (1.0, np.inf), ratio=True) for w in _WHEN]
 
 
 figure(
@@ -359,7 +359,7 @@ def _rise_ratios(rows: Rows, directions: str, point: str) -> tuple[float, ...]:
 def _judge_flatness(rows: Rows) -> list[Effect]:
     what = "rise of the loss around SSGD / DPSGD"
     return [
-        Effect(f"{label}, {when}", what, _rise_ratios(rows, label, when), (1.0, np.inf))
+        Effect(f"{label}, {when}", what, _rise_ratios(rows, label, when), (1.0, np.inf), ratio=True)
         for label, when in _measured(rows)
     ]
 

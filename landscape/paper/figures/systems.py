@@ -64,7 +64,9 @@ def _judge_saddles(rows: Rows) -> list[Effect]:
     for vary, value in dict.fromkeys(settings):
         steps = {a: by_seed(rows, "steps", vary=vary, value=value, algorithm=a) for a in ("ssgd", "dpsgd")}
         times = ratio(steps["ssgd"], steps["dpsgd"])
-        effects.append(Effect(f"{vary} {value:g}", "steps of SSGD / of DPSGD", times, (1.0, np.inf)))
+        effects.append(
+            Effect(f"{vary} {value:g}", "steps of SSGD / of DPSGD", times, (1.0, np.inf), ratio=True)
+        )
     return effects
 
 

@@ -127,7 +127,7 @@ def judge_pairs(rows: Rows, *, higher: bool, small: str = "") -> list[Effect]:
     It must be better; at the settings that begin with ``small``, and at SSGD's best rate, as good.
     """
     effects = []
-    column(rows, "at")
+    column(rows, "seed")
     quantity = "test accuracy (points)" if higher else "held-out loss, by how much lower (nat)"
     for network, at in dict.fromkeys(zip(column(rows, "network"), column(rows, "at"), strict=True)):
         scores = {

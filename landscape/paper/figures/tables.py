@@ -134,7 +134,7 @@ def _table2(work: Work) -> Drawing:
 def _judge_2(rows: Rows) -> list[Effect]:
     """Batch 1024 against each larger one, at the same rate."""
     effects = []
-    column(rows, "at")
+    column(rows, "seed")
     for network in dict.fromkeys(column(rows, "network")):
         base = by_seed(rows, "ours", network=network, at="batch 1024")
         for batch in BATCHES[1:]:
