@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
-from landscape.core.numerics import numerics
 from landscape.core.options import choose, positive
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.approximation import MIN_PARAMETERS, MIN_TOL, Approximation, cheapest
@@ -248,7 +247,6 @@ def extreme_eigenvalues(
     return ends_of(eigenpairs(problem, at[None], start, wanted, options, search=search)[0])
 
 
-@numerics(1)
 def top_eigenvalues(
     problem: Problem,
     k: int = 1,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 
-from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.figure import (
     Compared,
     Drawing,
@@ -23,56 +21,27 @@ from landscape.paper.figure import (
     test_error,
 )
 from landscape.paper.figures.mnist import median_rise
+from landscape.paper.figures.plateaus import COLORS, MIXINGS, NEAR, algorithm, draw, limit_of, named, plateau
 from landscape.paper.scales import SMOKE_NOTE, mnist, seeds
 from landscape.paper.verdicts import Effect, Rows, by_seed, column, difference, ratio, select
 from landscape.plots.picture import panels
-from landscape.plots.style import color_of, decimal_labels, shades, style
+from landscape.plots.style import decimal_labels, style
 
 # Steps for each rate: the plateau is reached within a third of them (ours).
 STEPS = {0.2: 3000, 0.5: 1000, 1.0: 1000}
-MIXINGS = ("full", "ring(2)", "ring(1)")
 SETTINGS = ("SSGD", *(f"{m} {o}" for o in ("AWC", "ATC") for m in MIXINGS))
-COLORS = {"SSGD": color_of("ssgd"), **dict(zip(MIXINGS, shades(color_of("dpsgd"), 3), strict=True))}
-# The relative residual up to which an eigenvalue counts as converged (ours).
-RESIDUAL = 0.05
-# What counts as near a limit (ours).
-NEAR = (0.67, 1.5)
 NOTE = "n = 6, nB = 1998, λ_max on 2,000 training samples every 50 steps; five seeds; all settings but α ours"
-
-
-def _settings(name: str) -> list[str]:
-    mixing, _, order = name.partition(" ")
-    if not order:
-        return ["algorithm={name='ssgd'}"]
-    return [f"algorithm={{name='dpsgd', mixing='{mixing}', order='{order.lower()}'}}"]
 
 
 def _runs(scale: Scale) -> Runs:
     every = ("decompose.every=0", "monitor.sharpness=50", "evaluate.every=500")
     return {
         f"{rate:g} {name}/{seed}": mnist(
-            scale, "fig2b-dpsgd", seed, f"lr={rate}", *_settings(name), *every, steps=steps
+            scale, "fig2b-dpsgd", seed, f"lr={rate}", *algorithm(name), *every, steps=steps
         )
         for (rate, steps), name in itertools.product(STEPS.items(), SETTINGS)
         for seed in seeds(scale, 5)
     }
-
-
-def plateau(run: Checkpoint) -> float:
-    """The median of ηλ_max over the second half of the run, where it lasted; NaN if nothing was recorded.
-
-    A value counts unless its residual says that the search has not converged.
-    """
-    values, steps = run.history["lr_lambda_max"], run.history["step"]
-    off = run.history["lambda_max_residual"] > RESIDUAL * np.abs(run.history["lambda_max"])
-    late = values[np.isfinite(values) & ~off & (steps > run.step / 2)]
-    return float(np.median(late)) if len(late) else float("nan")
-
-
-def _limit(run: Checkpoint) -> float:
-    limits = run.history["lr_lambda_limit"]
-    known = limits[np.isfinite(limits)]
-    return float(known[-1]) if len(known) else float("nan")
 
 
 def _edge(work: Work) -> Drawing:
@@ -85,10 +54,10 @@ def _edge(work: Work) -> Drawing:
             for name in SETTINGS:
                 runs = work.group(f"{rate:g} {name}")
                 ax = axes[column + 3 * name.endswith("ATC")]
-                _draw(ax, name, runs)
+                draw(ax, COLORS[name.split()[0]], runs)
                 if name == "SSGD":
-                    _draw(axes[column + 3], name, runs)
-                values, limit = [plateau(run) for run in runs], _limit(runs[0])
+                    draw(axes[column + 3], COLORS[name.split()[0]], runs)
+                values, limit = [plateau(run) for run in runs], limit_of(runs[0])
                 rows += [
                     {
                         "lr": rate,
@@ -155,23 +124,8 @@ def _judge_edge(rows: Rows) -> list[Effect]:
     return effects
 
 
-def _draw(ax: Any, name: str, runs: list[Checkpoint]) -> None:
-    """The seeds' ηλ_max as thin lines, their median as a thick one, their limit dashed."""
-    color = COLORS[name.split()[0]]
-    curves = []
-    for run in runs:
-        values = run.history["lr_lambda_max"]
-        recorded = np.isfinite(values)
-        curves.append(dict(zip(run.history["step"][recorded], values[recorded], strict=True)))
-        ax.plot(*zip(*curves[-1].items(), strict=True), color=color, lw=0.4, alpha=0.4)
-    steps = sorted({step for curve in curves for step in curve})
-    median = [np.median([curve[s] for curve in curves if s in curve]) for s in steps]
-    ax.plot(steps, median, color=color, lw=1.7)
-    ax.axhline(_limit(runs[0]), color=color, lw=1.2, ls="--")
-
-
 def _legend(picture: Picture) -> None:
-    handles = [Line2D([], [], color=c, lw=1.8, label=_named(n)) for n, c in COLORS.items()]
+    handles = [Line2D([], [], color=c, lw=1.8, label=named(n)) for n, c in COLORS.items()]
     handles.append(Line2D([], [], color="#555555", lw=1.2, ls="--", label="its limit on ηλ"))
     picture.legend(handles=handles, loc="outside lower center", ncols=5)
 
@@ -189,11 +143,6 @@ figure(
     laptop=NOTE,
     paper=NOTE,
 )(_edge)
-
-
-def _named(setting: str) -> str:
-    """A setting's name for the legend: a mixing is one of DPSGD."""
-    return setting if setting == "SSGD" else f"DPSGD {setting}"
 
 
 def _flatness_rows(work: Work) -> list[dict[str, Any]]:
@@ -239,7 +188,7 @@ def _flatness_picture(rows: list[dict[str, Any]]) -> Picture:
             decimal_labels(ax.yaxis)
             ax.set_xlabel(r"$\lambda_{max}$ of $w_a$, second half of training (nat)")
             ax.set_ylabel(label)
-        handles = [Line2D([], [], color=c, marker="o", ls="none", label=_named(n)) for n, c in COLORS.items()]
+        handles = [Line2D([], [], color=c, marker="o", ls="none", label=named(n)) for n, c in COLORS.items()]
         handles += [
             Line2D([], [], color="#555555", marker=m, ls="none", label=f"α = {r:g}")
             for r, m in markers.items()
@@ -310,123 +259,3 @@ figure(
     paper=NOTE,
     weights=True,
 )(_edge_follows)
-
-
-# The learning rates of each optimizer (ours).
-OPTIMIZER_RATES = {"LAMB": (0.003, 0.01, 0.03), "SGD": (0.2, 0.5, 1.0)}
-
-
-def _lamb_runs(scale: Scale) -> Runs:
-    runs = {}
-    for rate, name in itertools.product(OPTIMIZER_RATES["LAMB"], ("SSGD", "ring(2) AWC")):
-        for seed in seeds(scale, 3):
-            runs[f"LAMB {rate:g} {name}/{seed}"] = mnist(
-                scale,
-                "fig2b-dpsgd",
-                seed,
-                f"lr={rate}",
-                *_settings(name),
-                "decompose.every=0",
-                "optimizer={name='lamb'}",
-                steps=1000,
-            )
-    for rate, name, seed in itertools.product(
-        OPTIMIZER_RATES["SGD"], ("SSGD", "ring(2) AWC"), seeds(scale, 3)
-    ):
-        runs[f"SGD {rate:g} {name}/{seed}"] = mnist(
-            scale, "fig2b-dpsgd", seed, f"lr={rate}", *_settings(name), "decompose.every=0", steps=1000
-        )
-    return runs
-
-
-def _lamb_picture(errors: Mapping[tuple[str, str, float], list[float]]) -> Picture:
-    """The median test error and its range by learning rate, a curve an algorithm and optimizer."""
-    markers = {"SSGD": "o", "ring(2) AWC": "s"}
-    with style():
-        picture, (ax,) = panels(1, 1, 6.8, 3.8)
-        for name, kind in itertools.product(markers, OPTIMIZER_RATES):
-            values = [errors[kind, name, rate] for rate in OPTIMIZER_RATES[kind]]
-            medians = [float(np.median(e)) for e in values]
-            color = COLORS[name.split()[0]]
-            ax.errorbar(
-                OPTIMIZER_RATES[kind],
-                medians,
-                np.array([[m - min(e), max(e) - m] for m, e in zip(medians, values, strict=True)]).T,
-                color=color,
-                marker=markers[name],
-                capsize=3,
-                mfc="none" if kind == "SGD" else color,
-                label=f"{_named(name.replace(' AWC', ''))}, {kind}",
-            )
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        decimal_labels(ax.xaxis)
-        decimal_labels(ax.yaxis)
-        ax.set_xlabel("learning rate")
-        ax.set_ylabel("test error of $w_a$ (%)")
-        picture.legend(loc="outside lower center", ncols=2)
-    return picture
-
-
-def _lamb(work: Work) -> Drawing:
-    names = ("SSGD", "ring(2) AWC")
-    errors = {
-        (kind, name, rate): [test_error(run) for run in work.group(f"{kind} {rate:g} {name}")]
-        for name, (kind, rates) in itertools.product(names, OPTIMIZER_RATES.items())
-        for rate in rates
-    }
-    rows: list[dict[str, Any]] = [
-        {"optimizer": kind, "lr": rate, "setting": name, "seed": seed, "test_error_percent": value}
-        for (kind, name, rate), values in errors.items()
-        for seed, value in enumerate(values)
-    ]
-    gaps, compared = {}, list[Compared]()
-    for kind, rates in reversed(OPTIMIZER_RATES.items()):
-        best = {name: min((errors[kind, name, rate] for rate in rates), key=np.median) for name in names}
-        a, b = best.values()
-        standard_error = np.sqrt(np.var(a, ddof=1) / len(a) + np.var(b, ddof=1) / len(b))
-        gaps[kind] = (np.mean(a) - np.mean(b), standard_error)
-        compared += [
-            Compared(f"test error (%) of {name}, {kind}, best rate", mean_and_spread(best[name]))
-            for name in names
-        ]
-    advantages = ", ".join(f"with {kind} {gap:.2f} ± {error:.2f}" for kind, (gap, error) in gaps.items())
-    return Drawing(
-        {"": _lamb_picture(errors)},
-        rows,
-        compared,
-        f"At each one's best rate, SSGD's test error less that of DPSGD ring(2) is {advantages} points "
-        "(± standard error).",
-    )
-
-
-def _judge_lamb(rows: Rows) -> list[Effect]:
-    """How much of SGD's advantage LAMB takes away, by seed at each one's best rate."""
-    gaps = {}
-    for kind in OPTIMIZER_RATES:
-        best = []
-        for name in ("SSGD", "ring(2) AWC"):
-            chosen = select(rows, optimizer=kind, setting=name)
-            by_rate = [
-                by_seed(chosen, "test_error_percent", lr=lr) for lr in dict.fromkeys(column(chosen, "lr"))
-            ]
-            best.append(min(by_rate, key=lambda errors: float(np.median(list(errors.values())))))
-        gaps[kind] = dict(zip(best[0], difference(*best), strict=True))
-    plain = Effect("with SGD", "test error of SSGD less DPSGD (points)", tuple(gaps["SGD"].values()))
-    none = "" if plain.holds else "with SGD there is no advantage that could vanish"
-    lost = difference(gaps["SGD"], gaps["LAMB"])
-    what = "test error of SSGD less DPSGD, with SGD less with LAMB (points)"
-    return [Effect("at each one's best rate", what, lost, untested=none)]
-
-
-figure(
-    "lamb",
-    "Further analyses",
-    "does DPSGD's advantage outlive a tuned LAMB? MNIST, n = 6",
-    "With a tuned adaptive optimizer the decentralised advantage is reported to vanish.",
-    _lamb_runs,
-    _judge_lamb,
-    smoke=SMOKE_NOTE,
-    laptop="nB = 1998, 1,000 steps, three seeds; all settings ours",
-    paper="nB = 1998, 1,000 steps; all settings ours",
-)(_lamb)

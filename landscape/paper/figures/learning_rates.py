@@ -14,6 +14,7 @@ from landscape.paper import recipes, scales
 from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure
 from landscape.paper.figures import edges
 from landscape.paper.figures.networks import BOTH, NAMED, cell
+from landscape.paper.figures.plateaus import limit_of
 from landscape.paper.figures.sixteen_learners import LENET
 from landscape.paper.recipes import BATCHES, SPEECH_BATCHES
 from landscape.paper.verdicts import Effect, Rows, column, difference, select
@@ -109,7 +110,7 @@ class Task:
                 middle = np.array([np.median(v) for v in values])
                 reach = np.abs([[m - min(v), max(v) - m] for m, v in zip(middle, values, strict=True)])
                 ax.errorbar(np.array(rates) * offset, middle, reach.T, **look)
-            limit = _limit(self.groups[a, rates[0]][0])
+            limit = limit_of(self.groups[a, rates[0]][0])
             if np.isfinite(limit):
                 below.axhline(limit, color=edges.COLORS[a], lw=1.0, ls="--")
         above.axhline(_bound(self.rows()), color="#777777", lw=0.9, ls=":")
@@ -138,7 +139,7 @@ class Task:
                 "test_error_percent": edges.error(run),
                 "chance_percent": edges.chance(run),
                 "largest_lr_lambda_max": largest_sharpness(run),
-                "limit": _limit(run),
+                "limit": limit_of(run),
                 "diverged": run.diverged,
             }
             for (a, rate), runs in self.groups.items()
@@ -151,12 +152,6 @@ def largest_sharpness(run: Checkpoint) -> float:
     values = run.history["lr_lambda_max"]
     known = values[np.isfinite(values)]
     return float(known.max()) if len(known) else float("nan")
-
-
-def _limit(run: Checkpoint) -> float:
-    limits = run.history["lr_lambda_limit"]
-    known = limits[np.isfinite(limits)]
-    return float(known[-1]) if len(known) else float("nan")
 
 
 def _chance(row: dict[str, Any]) -> float:
