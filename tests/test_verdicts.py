@@ -172,9 +172,7 @@ def test_powers_of_lazy_mixings_are_found() -> None:
             "plateau_lr_lambda_max": (1 + 0.1 * k) * (1 + 0.01 * seed),
             "median_rise_nat": (1 + 0.1 * k) ** 2,
         }
-        for k, (family, name) in enumerate(
-            (f, n) for f, names in mechanism._FAMILIES.items() for n in names
-        )
+        for k, (family, name) in enumerate((f, n) for f, names in mechanism._FAMILIES.items() for n in names)
         for seed in range(3)
     ]
     sharp, gap, rise, _ = mechanism._judge_lazy(rows)[:4]

@@ -117,12 +117,13 @@ class RunCache:
         Raises:
             FailedError: a run could not be made.
         """
-        todo = [r for r in recipes if launch.ended(_unnamed(r), self.run_folder(r)) is None]
+        folders = {self.run_folder(recipe): _unnamed(recipe) for recipe in recipes}
+        todo = [recipe for folder, recipe in folders.items() if launch.ended(recipe, folder) is None]
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
         limit = None if math.isinf(self.until) else self.until
         jobs = [
             (recipe.to_toml(), os.fspath(self.run_folder(recipe)), self.device, self.data_dir, limit)
-            for recipe in map(_unnamed, todo)
+            for recipe in todo
         ]
         done = 0
 
