@@ -10,6 +10,7 @@ from torch import Tensor
 
 from landscape.analysis.precision import LEAST, MOST, TOL, Precision, learners_of
 from landscape.core.hdf5 import Array
+from landscape.core.numerics import numerics
 from landscape.core.options import choose
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.directional import gradient_curvature
@@ -24,6 +25,7 @@ from landscape.results.base import Provenance
 from landscape.results.batch_sharpness import BatchSharpness
 
 
+@numerics(1)
 def batch_sharpness(
     problem: Problem,
     batch: int,

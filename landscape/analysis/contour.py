@@ -13,6 +13,7 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
+from landscape.core.numerics import numerics
 from landscape.core.options import positive
 from landscape.evaluation import evaluate
 from landscape.evaluation.adaptive import first_points
@@ -63,6 +64,7 @@ def grid_points(x: Array, y: Array) -> Tensor:
     return torch.from_numpy(np.stack((gx.ravel(), gy.ravel()), 1))
 
 
+@numerics(1)
 def contour(
     problem: Problem,
     plane: Plane,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
+from landscape.core.numerics import numerics
 from landscape.core.options import choose
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
@@ -22,6 +23,7 @@ NORMS = ("none", "filter", "layer")
 IGNORES = ("none", "bias+norm")
 
 
+@numerics(1)
 def random_plane(problem: Problem, norm: str = "none", seed: int = 0, *, ignore: str | None = None) -> Plane:
     """Two directions with i.i.d. standard normal entries through the problem's centre.
 
@@ -177,6 +179,7 @@ def pca_plane(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Seque
     return _plane(problem, rows[-1], directions, "pca", axes, _Markers(rows, labels, explained))
 
 
+@numerics(1)
 def learners_plane(problem: Problem, weights: Tensor) -> Plane:
     """The plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from landscape.core.errors import FailedError
 from landscape.core.hdf5 import Array
+from landscape.core.numerics import numerics
 from landscape.core.options import positive
 from landscape.core.progress import portion
 from landscape.core.statistics import mean_and_error, standard_error
@@ -39,6 +40,7 @@ PAIRS = 16
 TOP = 5
 
 
+@numerics(1)
 def smoothing(
     problem: Problem,
     weights: Tensor,

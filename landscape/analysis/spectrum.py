@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from landscape.core.errors import InputError
+from landscape.core.numerics import numerics
 from landscape.core.options import choose, positive
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.density import PROBES, STEPS, quadrature
@@ -30,6 +31,7 @@ from landscape.results.base import Provenance
 from landscape.results.spectrum import Density, Spectrum, Trace
 
 
+@numerics(1)
 def spectrum(
     problem: Problem,
     top_k: int = 0,

@@ -356,14 +356,36 @@ def at_once(count: int, device: str, data_dir: str | None, timeout: float = pool
     return execute
 
 
+class _OutOfTime(Exception):
+    """It is later than a run may go on."""
+
+
 def train(
-    toml: str, folder: str, device: str, data_dir: str | None, step: Callable[[int, int], None] | None = None
-) -> float:
+    toml: str,
+    folder: str,
+    device: str,
+    data_dir: str | None,
+    until: float | None = None,
+    step: Callable[[int, int], None] | None = None,
+) -> float | None:
     """Train the recipe of that text in ``folder``, or go on; seconds. A job for a pool.
 
-    ``step`` takes, after each step, how many are done and how many there are.
+    At the time ``until``, as time.time() has it, the run stops and the result is None: it goes on from its
+    last checkpoint. ``step`` takes, after each step, how many are done and how many there are.
     """
+
+    def after(done: int, total: int) -> None:
+        if step:
+            step(done, total)
+        if until is not None and done < total and time.time() > until:
+            raise _OutOfTime
+
     clock, recipe = time.perf_counter(), from_values(parse(toml, folder))
-    hooks = Hooks(step=step) if step else None
-    launch.launch(recipe, folder, resume=True, device=device, data_dir=data_dir, hooks=hooks)
+    try:
+        if until is not None and time.time() > until:
+            raise _OutOfTime
+        hooks = Hooks(step=after)
+        launch.launch(recipe, folder, resume=True, device=device, data_dir=data_dir, hooks=hooks)
+    except _OutOfTime:
+        return None
     return time.perf_counter() - clock

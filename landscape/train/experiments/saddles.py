@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from landscape.core.errors import InputError
+from landscape.core.numerics import numerics
 from landscape.models.saddle import Saddle
 from landscape.results.escape import Escape
 from landscape.train.loop import Hooks, Trainer
@@ -50,6 +51,7 @@ def escape_time(recipe: str, settings: Sequence[str]) -> float:
     return math.inf
 
 
+@numerics(1)
 def sweep(
     vary: str,
     values: Sequence[float],

@@ -27,6 +27,7 @@ import numpy as np
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
+from landscape.core.numerics import numerics
 from landscape.core.options import choose
 from landscape.results.run_times import RunTimes
 from landscape.train.distributed.exchange import Plan
@@ -110,6 +111,7 @@ class CommunicationCost:
         )
 
 
+@numerics(1)
 def plan(
     recipe: Recipe,
     workers: Sequence[int],
