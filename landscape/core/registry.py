@@ -195,6 +195,7 @@ optimizers = Registry("optimizer", "optimizer.name", "landscape.train.optimizer"
 models = Registry("model", "model.name", "landscape.models")
 data_sets = Registry("data set", "data.name", "landscape.data")
 results = Registry("result", "FILE", "landscape.results")
+instruments = Registry("instrument", "monitor.instruments", "landscape.train.instruments")
 drawings = Registry("drawing", "FILE", "landscape.plots")
 figures = Registry("figure", "NAME", "landscape.paper.figures", operator.attrgetter("draw"))
 commands = Registry("command", "COMMAND", "landscape.cli.commands", operator.attrgetter("callback"))
