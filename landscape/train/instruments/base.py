@@ -147,6 +147,11 @@ class Instrument(ABC):
         return self.run.batch
 
 
+def rounding(mean: Tensor) -> float:
+    """The consensus distance that equal learners can have by the rounding of their ``mean`` (P,)."""
+    return (torch.finfo(mean.dtype).eps * float(mean.norm())) ** 2
+
+
 def on_all(comm: Comm, row: Tensor | None, like: Tensor) -> Tensor:
     """The ``row`` (P,) of the one process that has it, on all."""
     if comm.size == 1:

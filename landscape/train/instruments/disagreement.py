@@ -13,7 +13,7 @@ from landscape.analysis.disagreement import half_mean, shares
 from landscape.checkpoint.history import UNITS
 from landscape.core import registry
 from landscape.core.errors import InputError
-from landscape.train.instruments.base import Instrument, Moment, Setting, on_all
+from landscape.train.instruments.base import Instrument, Moment, Setting, on_all, rounding
 
 
 @registry.instruments.add("disagreement")
@@ -62,7 +62,7 @@ class Disagreement(Instrument):
         gradient = self._sample.gradient(now.mean).double()
         norm2 = float(gradient @ gradient)
         columns = {"gradient_share": float((vectors @ gradient).square().sum()) / (norm2 or math.nan)}
-        if squares[:, -1].sum() > 0:
+        if squares[:, -1].mean() > rounding(now.mean):  # else all learners have the same weights
             share, error = shares(squares[:, :-1], squares[:, -1])
             columns |= {"spread_share": float(share.sum()), "spread_share_se": float(error[-1])}
         cost, cost_error = half_mean(curvature)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from landscape.checkpoint.history import MONITORED, UNITS
 from landscape.core import registry
-from landscape.train.instruments.base import Instrument, Moment, Setting
+from landscape.train.instruments.base import Instrument, Moment, Setting, rounding
 
 
 @registry.instruments.add("lambda-max")
@@ -43,7 +43,7 @@ class LambdaMax(Instrument):
             "lambda_max_residual": float(pairs.residuals[0]),
             "lr_lambda_max": now.lr * top,
             "lr_lambda_limit": math.nan if limit is None else limit,
-            "spread_share": along / total if total else math.nan,
+            "spread_share": along / total if total > rounding(now.mean) else math.nan,
         }
 
 
