@@ -168,6 +168,12 @@ def test_the_picture_has_a_row_more(tiny: Path) -> None:
     heights = {round(float(line.get_ydata()[0]), 3) for line in figure.axes[0].lines}  # type: ignore[index]
     assert {2.0, 0.667} <= heights
     assert len(draw_training([without]).axes) == 6
+    names = "['noise-scale', 'batch-sharpness', 'disagreement']"
+    more = Trainer(chosen(tiny, f"monitor.instruments={names}", "monitor.every=10", "monitor.draws=2")).run()
+    shown = [ax for ax in draw_training([more]).axes if ax.get_visible()]
+    labels = " ".join(ax.get_ylabel() for ax in shown)
+    assert len(shown) == 14
+    assert all(words in labels for words in ("noise scale", "batch sharpness", "tr(HC)"))
 
 
 @pytest.mark.parametrize(

@@ -61,12 +61,12 @@ def mnist(scale: Scale, name: str, seed: int, *settings: str, steps: int = 0) ->
         if full.monitor.sharpness:
             changes.append("monitor.sharpness=10")
         if full.monitor.instruments:
-            changes.append("monitor.every=10")
+            changes += ["monitor.every=10", "monitor.draws=2"]
     # The settings of a run apply, except for its size.
     rest = [
         s
         for s in settings
-        if scale != "smoke" or not s.startswith(("decompose.e", "monitor.sh", "monitor.e"))
+        if scale != "smoke" or not s.startswith(("decompose.e", "monitor.sh", "monitor.e", "monitor.d"))
     ]
     return recipe.read(f"mnist-{name}", [*rest, *changes, f"seed={seed}"])
 

@@ -34,7 +34,8 @@ COLORS = {"SSGD": color_of("ssgd"), **dict(zip(MIXINGS, shades(color_of("dpsgd")
 NOTE = "n = 6, nB = 1998, λ_max on 2,000 training samples every 50 steps; five seeds; all settings but α ours"
 
 
-def _settings(name: str) -> list[str]:
+def setting(name: str) -> list[str]:
+    """The keys of a recipe for one of :data:`SETTINGS`."""
     mixing, _, order = name.partition(" ")
     if not order:
         return ["algorithm={name='ssgd'}"]
@@ -45,7 +46,7 @@ def _runs(scale: Scale) -> Runs:
     every = ("decompose.every=0", "monitor.sharpness=50", "evaluate.every=500")
     return {
         f"{rate:g} {name}/{seed}": mnist(
-            scale, "fig2b-dpsgd", seed, f"lr={rate}", *_settings(name), *every, steps=steps
+            scale, "fig2b-dpsgd", seed, f"lr={rate}", *setting(name), *every, steps=steps
         )
         for (rate, steps), name in itertools.product(STEPS.items(), SETTINGS)
         for seed in seeds(scale, 5)
@@ -139,7 +140,7 @@ def _draw(ax: Any, name: str, runs: list[Checkpoint]) -> None:
 
 
 def _legend(picture: Picture) -> None:
-    handles = [Line2D([], [], color=c, lw=1.8, label=_named(n)) for n, c in COLORS.items()]
+    handles = [Line2D([], [], color=c, lw=1.8, label=named(n)) for n, c in COLORS.items()]
     handles.append(Line2D([], [], color="#555555", lw=1.2, ls="--", label="its limit on ηλ"))
     picture.legend(handles=handles, loc="outside lower center", ncols=5)
 
@@ -158,7 +159,7 @@ figure(
 )(_edge)
 
 
-def _named(setting: str) -> str:
+def named(setting: str) -> str:
     """A setting's name for the legend: a mixing is one of DPSGD."""
     return setting if setting == "SSGD" else f"DPSGD {setting}"
 
@@ -209,7 +210,7 @@ def _flatness_picture(rows: list[dict[str, Any]]) -> Picture:
             decimal_labels(ax.yaxis)
             ax.set_xlabel(r"$\lambda_{max}$ of $w_a$, second half of training (nat)")
             ax.set_ylabel(label)
-        handles = [Line2D([], [], color=c, marker="o", ls="none", label=_named(n)) for n, c in COLORS.items()]
+        handles = [Line2D([], [], color=c, marker="o", ls="none", label=named(n)) for n, c in COLORS.items()]
         handles += [
             Line2D([], [], color="#555555", marker=m, ls="none", label=f"α = {r:g}")
             for r, m in markers.items()
@@ -271,7 +272,7 @@ def _lamb_runs(scale: Scale) -> Runs:
                 "fig2b-dpsgd",
                 seed,
                 f"lr={rate}",
-                *_settings(name),
+                *setting(name),
                 "decompose.every=0",
                 "optimizer={name='lamb'}",
                 steps=1000,
@@ -280,7 +281,7 @@ def _lamb_runs(scale: Scale) -> Runs:
         OPTIMIZER_RATES["SGD"], ("SSGD", "ring(2) AWC"), seeds(scale, 3)
     ):
         runs[f"SGD {rate:g} {name}/{seed}"] = mnist(
-            scale, "fig2b-dpsgd", seed, f"lr={rate}", *_settings(name), "decompose.every=0", steps=1000
+            scale, "fig2b-dpsgd", seed, f"lr={rate}", *setting(name), "decompose.every=0", steps=1000
         )
     return runs
 
@@ -302,7 +303,7 @@ def _lamb_picture(errors: Mapping[tuple[str, str, float], list[float]]) -> Pictu
                 marker=markers[name],
                 capsize=3,
                 mfc="none" if kind == "SGD" else color,
-                label=f"{_named(name.replace(' AWC', ''))}, {kind}",
+                label=f"{named(name.replace(' AWC', ''))}, {kind}",
             )
         ax.set_xscale("log")
         ax.set_yscale("log")
