@@ -39,7 +39,7 @@ from tests.test_cli import one_line
 WANTED = {
     "fig1", "fig2a", "fig2b", "fig3", "fig4", "fig6", "fig7", *(f"table{k}" for k in range(1, 7)), "saddles",
     "runtime", "smoothing", "lr-divergence", "local-sgd", "delay-boundary", "delay-minima", "sixteen", "edge", "edge-follows", "eq4",
-    "noise-split", "lamb", "learners-plane", "flatness",
+    "noise-split", "lamb", "learners-plane", "flatness", "instruments",
 }  # fmt: skip
 
 

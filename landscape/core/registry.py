@@ -1,4 +1,4 @@
-"""What can be asked for by name: algorithms, optimizers, models, data sets, drawings, figures, commands.
+"""What can be asked for by name: algorithms, optimizers, models, data sets, instruments, figures, commands.
 
 Each kind has one :class:`Registry`. The package's own entries add themselves where they are defined, in the
 room that the registry names. Another package adds entries in a module that its metadata lists as an entry

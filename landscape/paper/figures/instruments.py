@@ -18,8 +18,8 @@ from landscape.paper.scales import SMOKE_NOTE, mnist, seeds
 from landscape.plots.picture import panels
 from landscape.plots.style import style
 
-# Total batches and steps (ours): a tenth of Figure 2's batch, that of Figure 2, and three times as much, below,
-# near and above the noise scale. The plateau is reached within half of the steps.
+# Total batches and steps (ours): a tenth of Figure 2's batch, that of Figure 2, and three times as much; they
+# are below, near and above the noise scale. The plateau is reached within half of the steps.
 STEPS = {198: 2000, 1998: 2000, 6000: 1000}
 MEASURED = (
     "monitor.instruments=['lambda-max', 'batch-sharpness', 'noise-scale', 'disagreement']",
@@ -150,12 +150,12 @@ def _conclusion(ends: dict[tuple[int, str], dict[str, float]]) -> tuple[str, boo
     own = [ends[low, n]["lr_learner_batch_sharpness"] / ends[low, n]["limit"] for n in SETTINGS]
     words = (
         f"Of {len(SETTINGS)} settings, batch sharpness at w_a is nearer to the limit than λ_max with "
-        f"{listed('lr_batch_sharpness')} at nB = {batches}; at the learners' weights with their own batch it "
-        f"is with {listed('lr_learner_batch_sharpness')}, at nB = {low} {min(own):.2f} to {max(own):.2f} times "
-        f"the limit. The noise scale is {ratios('AWC', 'noise_scale')} times SSGD's with DPSGD in AWC order, "
-        f"{ratios('ATC', 'noise_scale')} times in ATC order. The 10 sharpest directions have {min(shares):.2f} "
-        f"to {max(shares):.2f} of the spread, which costs {ratios('AWC', 'disagreement_cost')} times SSGD's in "
-        "AWC order."
+        f"{listed('lr_batch_sharpness')} at nB = {batches}; at the learners' weights with their own batch "
+        f"it is with {listed('lr_learner_batch_sharpness')}, at nB = {low} {min(own):.2f} to "
+        f"{max(own):.2f} times the limit. The noise scale is {ratios('AWC', 'noise_scale')} times SSGD's "
+        f"with DPSGD in AWC order, {ratios('ATC', 'noise_scale')} times in ATC order. The 10 sharpest "
+        f"directions have {min(shares):.2f} to {max(shares):.2f} of the spread, which costs "
+        f"{ratios('AWC', 'disagreement_cost')} times SSGD's in AWC order."
     )
     return words, nearer(low, "lr_batch_sharpness") > len(SETTINGS) / 2
 
@@ -228,9 +228,9 @@ figure(
     "instruments",
     "Further analyses",
     "batch sharpness, noise scale and disagreement along training, MNIST",
-    "With small batches batch sharpness, not λ_max, settles at the limit (Andreyev and Beneventano 2024, for "
-    "plain SGD; the other update rules are ours). Beside it the noise scale (McCandlish et al. 2018), and how "
-    "much of the learners' disagreement lies along the sharpest directions.",
+    "With small batches batch sharpness, not λ_max, settles at the limit (Andreyev and Beneventano, for "
+    "plain SGD; other rules are ours). Beside it the noise scale (McCandlish et al. 2018), and how much of "
+    "the learners' disagreement lies along the sharpest directions.",
     _runs,
     smoke=SMOKE_NOTE,
     laptop=NOTE,
