@@ -123,7 +123,7 @@ def test_runs_are_trained_once_and_gone_on_with(tmp_path: Path) -> None:
 
 def test_runs_in_processes_are_those_in_one(tmp_path: Path) -> None:
     runs = [small(seed=s) for s in range(3)]
-    one, two = RunCache(tmp_path / "1"), RunCache(tmp_path / "2", nproc=2)
+    one, two = RunCache(tmp_path / "1"), RunCache(tmp_path / "2", at_once=2)
     one.run(runs)
     two.run(runs)
     for run in runs:
@@ -233,7 +233,7 @@ def test_bad_usage_is_one_line(tmp_path: Path, command: Command) -> None:
     one_line(command("figures", "fig2"), 2, "NAME", "'fig2'", "fig2a")
     one_line(command("figures", "fig2a", "--scale", "big"), 2, "--scale", "'big'", "smoke")
     one_line(command("figures", "fig2a", "--all"), 2, "--all", "fig2a")
-    one_line(command("figures", "fig2a", "--nproc", "0"), 2, "--nproc", "0")
+    one_line(command("figures", "fig2a", "--jobs", "0"), 2, "--jobs", "0")
     (tmp_path / "file").write_text("")
     made = command("figures", "table1", "-o", tmp_path / "file" / "in", "--runs", tmp_path / "r")
     one_line(made, 1, "cannot be made")
@@ -305,9 +305,9 @@ def test_durations_are_in_hours_and_minutes() -> None:
 def test_smoke_scale_has_no_verdict(tmp_path: Path, command: Command) -> None:
     folder = tmp_path / "g"
     options = ("--scale", "smoke", "-o", folder, "--runs", tmp_path / "r")
-    code, _, err = command("figures", "delay-boundary", *options)
+    code, out, _ = command("figures", "delay-boundary", *options)
     assert code == 0
-    assert "its numbers say nothing about the claim" in err
+    assert "its numbers say nothing about the claim" in out
     page = (folder / "README.md").read_text()
     assert "| smoke | – |" in page
     assert "olds" not in page

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -187,6 +188,11 @@ def test_a_minimum_against_the_limits(tmp_path: Path) -> None:
     assert isinstance(back, Stability)
     np.testing.assert_array_equal(back.limit, found.limit)
     assert len(back.plot().axes) == 1
+    diagonal = torch.tensor([1.0, 16.0], dtype=torch.float64)
+    h = problems.quadratic([0.5, 4.0]).model.get_buffer("hessian") / torch.outer(diagonal, diagonal).sqrt()
+    seen = stability(problems.quadratic([0.5, 4.0]), [0], lr=0.3, precondition=diagonal)
+    assert seen.lambda_max == pytest.approx(float(torch.linalg.eigvalsh(h)[-1]), rel=1e-6)
+    assert (seen.precondition, math.isnan(seen.lr)) == ("given", True)
     maximum = stability(problems.quadratic([-1.0, -2.0]), [0], 0.9)
     assert np.isinf(maximum.rates).all()
     assert maximum.plot()
@@ -201,9 +207,9 @@ def test_the_command(command: Command, tiny: Path, tmp_path: Path) -> None:
     assert command("train", tiny, "-o", tmp_path / "run", "-q")[0] == 0
     checkpoint, picture = tmp_path / "run" / "last.h5", tmp_path / "edge.png"
     code, out, err = command("stability", checkpoint, "--delay", "0,2,8", "--plot", picture)
-    assert (code, out.split()) == (0, [f"{tmp_path}/run/last-stability.h5", str(picture)]), err
-    assert "lr 0.2: lr·λ_max = " in err
-    assert "limit 0.6667\n" in err  # ring(1) of 4: 1 + ω_min = 1 − 1/3
+    assert (code, out.split()[-2:]) == (0, [f"{tmp_path}/run/last-stability.h5", str(picture)]), err
+    assert "lr 0.2: lr·λ_max = " in out
+    assert "limit 0.6667\n" in out  # ring(1) of 4: 1 + ω_min = 1 − 1/3
     assert picture.stat().st_size > 10_000
     for arguments, match in (
         (("--delay", "1,x"), "--delay: '1,x' is not allowed"),

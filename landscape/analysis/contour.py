@@ -45,7 +45,8 @@ def axes(grid: int | tuple[int, int], span: float) -> tuple[Array, Array]:
 
     ``grid``: (nx, ny), or one number for both.
     """
-    counts = (grid, grid) if isinstance(grid, numbers.Integral) else grid
+    # typeshed does not know that int is an Integral
+    counts = (grid, grid) if isinstance(grid, numbers.Integral) else grid  # type: ignore[redundant-expr]
     if not isinstance(counts, Sequence) or [isinstance(n, numbers.Integral) for n in counts] != [True, True]:
         raise InputError(f"grid: {grid!r} is not allowed, it must be a whole number or two, such as (51, 25)")
     nx, ny = map(int, counts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -215,7 +215,12 @@ def learners_plane(problem: Problem, weights: Tensor) -> Plane:
 
 
 def eigen_plane(
-    problem: Problem, *, tol: float = TOL, max_products: int = MAX_PRODUCTS, seed: int = 0
+    problem: Problem,
+    *,
+    tol: float = TOL,
+    max_products: int = MAX_PRODUCTS,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
 ) -> Plane:
     """The unit eigenvectors of λ_max (x) and λ_min (y) of the Hessian at the problem's centre.
 
@@ -227,6 +232,7 @@ def eigen_plane(
         tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to zero.
         max_products: Hessian-vector products, at most.
         seed: draws the starting vector.
+        progress: called with an estimate of the share of the work done.
 
     Returns:
         A plane with the directions as they are, of length 1.
@@ -244,7 +250,7 @@ def eigen_plane(
     """
     if problem.layout.size < 2:
         raise InputError("eigen: the model has one parameter, a plane needs at least 2")
-    ends = extreme_eigenvalues(problem, tol, max_products=max_products, seed=seed)
+    ends = extreme_eigenvalues(problem, tol, max_products=max_products, seed=seed, progress=progress)
     if not ends.converged:
         raise FailedError(
             f"eigen: {ends.hvps} products did not bring the eigenvectors to a residual of {tol:g}; "

@@ -108,8 +108,9 @@ def spectrum(
     h, size = exact_products(problem, None, options)
     h = given.around(h, problem, part) if given else h
     start = start_vector(problem, seed, size)
-    wanted = SearchOptions(int(ends), max(top_k, int(ends)), tol, max_products)
-    stages = _Stages([wanted.high > 0, with_trace, with_density], progress)
+    high = max(top_k, int(ends))
+    stages = _Stages([high > 0, with_trace, with_density], progress)
+    wanted = SearchOptions(int(ends), high, tol, max_products, stages.of(0) if high else None)
     pairs = None
     if wanted.high and given:
         choose("search", search, SEARCHES)

@@ -17,6 +17,7 @@ from landscape.core.options import choose
 from landscape.problem.batches import Stream
 
 Split = tuple[Tensor, Tensor] | Stream
+SPLITS = ("train", "test")
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Dataset:
 
     def split(self, name: str) -> Split:
         """The split called "train" or "test"."""
-        choose("split", name, ("train", "test"))
+        choose("split", name, SPLITS)
         return self.train if name == "train" else self.test
 
 

@@ -144,7 +144,7 @@ def page(folder: Path) -> Path:
         "Setting?*, DPSGD-2021 *Loss Landscape Dependent Self-Adjusting Learning Rates in Decentralized "
         "SGD*, LocalSGD-2021 *Trade-offs of Local SGD at Scale*, Delay-2019 *At Stability's Edge*. The time "
         "is the sum over runs and analyses as each was measured, those that figures share counted in each; "
-        "on two cores, `--nproc 2` takes about half. A conclusion applies to the runs made here, which at "
+        "on two cores, `--jobs 2` takes about half. A conclusion applies to the runs made here, which at "
         "laptop scale are often smaller than those of the paper's claim.",
         "",
         "| figure | what | scale | claim |",

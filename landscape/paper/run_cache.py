@@ -7,6 +7,7 @@ hash of its runs and settings. So figures share them, and an interrupted computa
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from landscape import data
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError
 from landscape.core.files import write_text
+from landscape.core.progress import progress_bar
 from landscape.problem.batches import Stream
 from landscape.problem.problem import Problem
 from landscape.results import base
@@ -43,7 +45,7 @@ def digest(*parts: Any) -> str:
 
 @dataclass
 class RunCache:
-    """Trains runs and computes analyses once, on ``device``, ``nproc`` runs at a time, and stores them.
+    """Trains runs and computes analyses once, on ``device``, ``at_once`` runs at a time, and stores them.
 
     ``message`` takes a line when a run ends, ``progress`` the share of the runs that is done. A process that
     is silent for ``timeout`` seconds ends the work.
@@ -52,7 +54,7 @@ class RunCache:
     folder: Path
     device: str = "auto"
     data_dir: str | None = None
-    nproc: int = 1
+    at_once: int = 1
     message: Callable[[str], None] = lambda line: None
     progress: Callable[[float], None] = lambda share: None
     timeout: float = pool.TIMEOUT
@@ -86,21 +88,26 @@ class RunCache:
             )
             self.progress(done / len(jobs))
 
-        if min(self.nproc, len(jobs)) <= 1:
-            for recipe, job in zip(todo, jobs, strict=True):
-                ended(recipe, train(*job))
+        if min(self.at_once, len(jobs)) <= 1:
+            for k, (recipe, job) in enumerate(zip(todo, jobs, strict=True)):
+                step = functools.partial(self._step, k, len(jobs))
+                ended(recipe, train(*job, step))
             return
         try:
             pool.run(
                 "landscape.train.sweep:train",
                 jobs,
-                self.nproc,
+                self.at_once,
                 lambda job, seconds: ended(todo[job], seconds),
                 threads=torch.get_num_threads(),
                 timeout=self.timeout,
             )
         except pool.JobError as error:
             raise FailedError(f"{jobs[error.number][1]}: {error}") from error
+
+    def _step(self, before: int, jobs: int, done: int, total: int) -> None:
+        """Progress within one run."""
+        self.progress((before + done / total) / jobs)
 
     def estimate(self, recipes: Iterable[Recipe]) -> float:
         """Seconds that ``recipes`` take here, one after another, from a short measurement of each kind.
@@ -157,7 +164,8 @@ class RunCache:
                 self.message(f"{error}; it is computed again")
         path.parent.mkdir(parents=True, exist_ok=True)
         clock = time.perf_counter()
-        computed = make()
+        with progress_bar(kind.__name__):
+            computed = make()
         results = [computed] if isinstance(computed, base.Result) else list(computed)
         base.save(results, path)
         write_text(path.with_suffix(".seconds"), f"{time.perf_counter() - clock:.1f}\n")

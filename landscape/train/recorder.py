@@ -163,7 +163,7 @@ class Recorder:
             self._step = contextlib.nullcontext()
             return
         recording.check_folder(self.folder, self._resume)
-        module = unwrapped(model) if isinstance(model, nn.Module) else model
+        module = unwrapped(model) if isinstance(model, nn.Module) else model  # type: ignore[redundant-expr]
         table = {"sharpness": sharpness, **(monitor or {})}
         choices = Choices(samples, table, batch, self._world, seed, optimizer, terms)
         self._observer = Observer(module, loss, data, test, choices)

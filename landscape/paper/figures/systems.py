@@ -35,7 +35,9 @@ def _saddles(work: Work) -> Drawing:
         Escape,
         [],
         {"values": values, "seeds": many},
-        lambda: [saddles.sweep(name, list(chosen), algorithms, many) for name, chosen in values.items()],
+        lambda: [
+            saddles.sweep(name, list(chosen), algorithms, range(many)) for name, chosen in values.items()
+        ],
     )
     rows: list[dict[str, Any]] = [
         {

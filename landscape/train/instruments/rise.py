@@ -36,7 +36,7 @@ class _Rise(Instrument):
             problem.theta = now.mean
             result = sharpness(
                 problem, self.run.monitor.rho, self.kind,
-                draws=self.run.monitor.draws, seed=self.generator(now).initial_seed(),
+                max_draws=self.run.monitor.draws, seed=self.generator(now).initial_seed(),
             )  # fmt: skip
             found += torch.tensor([result.value, result.standard_error][: len(found)])
         values = self.run.comm.totals(found).tolist()

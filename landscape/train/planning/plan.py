@@ -46,6 +46,7 @@ MATCHINGS = 50
 LOGGED = 16
 
 Scaling = Literal["local", "total"]
+SCALINGS: tuple[Scaling, ...] = ("local", "total")
 
 
 def messages(matrix: Array, per_worker: int) -> tuple[Array, Array, Array]:
@@ -141,7 +142,7 @@ def plan(
     Raises:
         InputError: for numbers that do not fit the recipe.
     """
-    choose("--scaling", scaling, ("local", "total"))
+    choose("--scaling", scaling, SCALINGS)
     learners = [w * cluster.learners_per_worker for w in workers]
     batches = [local_batch(recipe, n, scaling) for n in learners]
     for spec in mixings:
