@@ -42,7 +42,7 @@ WANTED = {
     "fig1", "fig2a", "fig2b", "fig3", "fig4", "fig6", "fig7", *(f"table{k}" for k in range(1, 7)), "saddles",
     "runtime", "smoothing", "lr-divergence", "local-sgd", "delay-boundary", "delay-minima", "sixteen", "edge", "edge-follows", "eq4",
     "noise-split", "lamb", "learners-plane", "flatness", "first-steps", "edge-batch", "edge-momentum",
-    "edge-networks", "edge-lazy", "edge-bursts",
+    "edge-networks", "edge-lazy", "edge-bursts", "instruments",
 }  # fmt: skip
 
 

@@ -42,7 +42,7 @@ def test_it_is_that_of_the_dense_hessian_on_a_fixed_sample(tiny: Path) -> None:
     history = trainer.run().history
     seen = np.flatnonzero(np.isfinite(history["lambda_max"]))
     np.testing.assert_array_equal(history["step"][seen], np.arange(5, 31, 5))
-    problem = trainer.monitor._local
+    problem = trainer.monitor.run.sample.problem
     assert problem.samples == 90
     for i, state in zip(seen, saved[1:], strict=True):
         mean = average(state.weights)
@@ -117,14 +117,14 @@ def test_the_limit_is_the_rules_own_and_its_crossing_is_told_once() -> None:
 
 def test_a_hessian_that_is_not_finite_is_nan_in_the_history(tiny: Path) -> None:
     trainer = Trainer(chosen(tiny))
-    assert trainer.monitor.columns(torch.full_like(trainer.weights, torch.inf), 0.2) == {}
+    assert trainer.monitor.measure(5, 0.2, torch.full_like(trainer.weights, torch.inf)) == {}
 
 
 def test_with_batchnorm_it_is_that_of_the_loss_that_training_descends() -> None:
     chosen = recipe.from_values(BASE | {"monitor": {"sharpness": 6, "samples": 100, "top": 1}})
     trainer = Trainer(chosen)
     end = trainer.run()
-    problem = trainer.monitor._local
+    problem = trainer.monitor.run.sample.problem
     assert (problem.samples, problem.chunk) == (96, 12)  # whole batches
     values = np.linalg.eigvalsh(dense_hessian(problem, average(end.weights)).numpy())
     residual = end.history["lambda_max_residual"][-1]
@@ -145,7 +145,7 @@ def test_files_written_before_are_read(tiny: Path, tmp_path: Path) -> None:
         for name in MONITORED:
             del file[f"history/{name}"]
         text = file.attrs["recipe"].split("[monitor]")
-        file.attrs["recipe"] = text[0] + "[" + text[1].split("[", 1)[1]
+        file.attrs["recipe"] = text[0] + "[" + text[1].split("\n[", 1)[1]
     back = Checkpoint.load(tmp_path / "last.h5")
     assert set(back.history) == set(UNITS)
     assert np.isnan(back.history["lambda_max"]).all()
@@ -168,6 +168,12 @@ def test_the_picture_has_a_row_more(tiny: Path) -> None:
     heights = {round(float(line.get_ydata()[0]), 3) for line in figure.axes[0].lines}  # type: ignore[index]
     assert {2.0, 0.667} <= heights
     assert len(draw_training([without]).axes) == 6
+    names = "['noise-scale', 'batch-sharpness', 'disagreement']"
+    more = Trainer(chosen(tiny, f"monitor.instruments={names}", "monitor.every=10", "monitor.draws=2")).run()
+    shown = [ax for ax in draw_training([more]).axes if ax.get_visible()]
+    labels = " ".join(ax.get_ylabel() for ax in shown)
+    assert len(shown) == 14
+    assert all(words in labels for words in ("noise scale", "batch sharpness", "tr(HC)"))
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,8 @@ def steps(**more: str) -> list[str]:
     """A run of a fraction of a second, with all that a report shows of it."""
     table = {
         "steps": "30", "checkpoint.every": "5", "decompose.every": "1", "evaluate.every": "5",
-        "monitor.sharpness": "10", "monitor.samples": "200", "model.widths": "[64, 8, 10]", **more,
+        "monitor.sharpness": "10", "monitor.samples": "200", "monitor.instruments": "['batch-sharpness']",
+        "monitor.every": "10", "monitor.draws": "2", "model.widths": "[64, 8, 10]", **more,
     }  # fmt: skip
     return [f"{key}={value}" for key, value in table.items()]
 

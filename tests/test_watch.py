@@ -26,7 +26,7 @@ from tests.conftest import Command
 SMALL = (
     "steps=40",
     "checkpoint.every=20",
-    "monitor.sharpness=10",
+    "monitor={sharpness = 10, instruments = ['noise-scale', 'batch-sharpness'], every = 10, draws = 2}",
     "evaluate.every=10",
     "model.widths=[64, 8, 10]",
 )
@@ -48,6 +48,11 @@ def test_it_prints_an_ended_run_once(run: Path, command: Command) -> None:
     history = landscape.load(run / "last.h5").history
     known = history["lr_lambda_max"][np.isfinite(history["lr_lambda_max"])]
     assert f"{known[-1]:.4g} of 1 ({known[-1]:.0%} of the limit)" in out
+    sharp = f"η × batch sharpness: {history['lr_batch_sharpness'][-1]:.4g} of 1"
+    error = f"± {history['noise_scale_se'][-1]:.2g}"
+    assert all(
+        words in out for words in (sharp, f"noise scale (samples): {history['noise_scale'][-1]:.4g} {error}")
+    )
     assert not (run / ".lock").exists()
 
 

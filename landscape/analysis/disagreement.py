@@ -102,8 +102,8 @@ def disagreement(
     along = spread.products(pairs.vectors)  # (n, k)
     bent = spread.curvature(problem)
     report(0.8)
-    share, share_error = _shares(along.square().numpy(), spread.gram.diagonal().numpy())
-    cost, cost_error = _half_mean(bent)
+    share, share_error = shares(along.square().numpy(), spread.gram.diagonal().numpy())
+    cost, cost_error = half_mean(bent)
     result = Disagreement(
         values=pairs.values.numpy(),
         residuals=pairs.residuals.numpy(),
@@ -202,8 +202,22 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
     return total.cpu()
 
 
-def _shares(along: Array, each: Array) -> tuple[Array, Array]:
-    """(k,) shares Σ_j along_ji/Σ_j each_j, and (k,) jackknife errors of their cumulative sums."""
+def shares(along: Array, each: Array) -> tuple[Array, Array]:
+    """The shares of the learners' spread along directions, from squares of deviations from their own mean.
+
+    Args:
+        along: (n, k), of each learner along each direction.
+        each: (n,), of each learner in all directions.
+
+    Returns:
+        (k,) Σ_j along_ji/Σ_j each_j, and (k,) jackknife errors of their cumulative sums, NaN for two
+        learners.
+
+    Example:
+        >>> share, error = shares(np.array([[1.0], [0.0], [1.0]]), np.array([1.0, 1.0, 2.0]))
+        >>> share.tolist()
+        [0.5]
+    """
     n = len(each)
     share = along.sum(0) / each.sum()
     if n < 3:
@@ -214,8 +228,16 @@ def _shares(along: Array, each: Array) -> tuple[Array, Array]:
     return share, jackknife.error_of(without)
 
 
-def _half_mean(values: Array) -> tuple[float, float]:
-    """(½ mean, its jackknife error) of vᵀHv of deviations from their own mean."""
+def half_mean(values: Array) -> tuple[float, float]:
+    """½ tr(HC) and its jackknife error, NaN for two learners.
+
+    Args:
+        values: (n,), vᵀHv of the learners' deviations v from their own mean.
+
+    Example:
+        >>> half_mean(np.array([1.0, 3.0]))
+        (1.0, nan)
+    """
     n = len(values)
     if n < 3:
         return float(values.mean()) / 2, math.nan

@@ -32,6 +32,19 @@ from landscape.results.shown import running_quartiles
 # Rows of the history over which the speed is measured, and characters of a curve (ours).
 RECENT, WIDTH = 100, 40
 _BARS = "▁▂▃▄▅▆▇█"
+# Columns of instruments, with their names in the view.
+INSTRUMENTS = {
+    "lr_batch_sharpness": "η × batch sharpness",
+    "lr_learner_batch_sharpness": "the same at learners",
+    "lr_preconditioned_lambda_max": "ηλ_max preconditioned",
+    "noise_scale": "noise scale (samples)",
+    "spread_share": "sharp share of spread",
+    "gradient_share": "sharp share of gradient",
+    "disagreement_cost": "½ tr(HC) (nat)",
+    "noise_alignment": "tr(HS)/tr S (nat)",
+    "worst_sharpness": "worst-case sharpness",
+    "average_sharpness": "average sharpness",
+}
 
 
 @dataclass(frozen=True)
@@ -58,10 +71,10 @@ class Status:
 def watch(folder: str, once: bool, every: float) -> None:
     """Show how the run in DIR goes, while it goes on in another process.
 
-    Shows the last numbers and the course of loss, α_e, Δ, consensus distance, and ηλ_max against its limit,
-    the samples per second and the time left, as of the run's last file, which a run writes every
-    checkpoint.every steps (a Recorder: save_every). Ends when the run ends. Where stdout is no terminal, it
-    prints a line for each file; with --json, one object when it ends.
+    Shows the last numbers and the course of loss, α_e, Δ, consensus distance, ηλ_max against its limit, what
+    else monitor.instruments measured, the samples per second and the time left, as of the run's last file,
+    which a run writes every checkpoint.every steps (a Recorder: save_every). Ends when the run ends. Where
+    stdout is no terminal, it prints a line for each file; with --json, one object when it ends.
     """
     positive("--every", every)
     place = Path(folder)
@@ -178,10 +191,11 @@ def rows(end: Checkpoint) -> list[Row]:
         "delta": "noise Δ",
         "consensus": "consensus distance",
         "lr_lambda_max": "ηλ_max",
+        **INSTRUMENTS,
         "samples_per_s": "samples/s",
     }
     for column, name in named.items():
-        known = np.isfinite(end.history[column])
+        known = np.isfinite(end.history.get(column, np.nan))
         if not known.any():
             continue
         steps, values = end.history["step"][known], end.history[column][known]
@@ -193,8 +207,11 @@ def rows(end: Checkpoint) -> list[Row]:
             text = f"{values[-1]:.3g}  ({low[-1]:.3g} to {high[-1]:.3g})"
         if column == "alpha_e":
             text += f", α = {end.history['lr'][-1]:.3g}"
-        if column == "lr_lambda_max":
-            text += against(float(values[-1]), latest(end, "lr_lambda_limit"))
+        if column.startswith("lr_"):
+            limit = "lr_preconditioned_limit" if "preconditioned" in column else "lr_lambda_limit"
+            text += against(float(values[-1]), latest(end, limit))
+        if column in INSTRUMENTS and f"{column}_se" in end.history:
+            text += f" ± {end.history[f'{column}_se'][known][-1]:.2g}"
         shown.append(Row(name, text, steps, values))
     return shown
 

@@ -1,4 +1,4 @@
-"""What can be asked for by name: algorithms, optimizers, models, data sets, drawings, figures, commands.
+"""What can be asked for by name: algorithms, optimizers, models, data sets, instruments, figures, commands.
 
 Each kind has one :class:`Registry`. The package's own entries add themselves where they are defined, in the
 room that the registry names. Another package adds entries in a module that its metadata lists as an entry
@@ -195,6 +195,7 @@ optimizers = Registry("optimizer", "optimizer.name", "landscape.train.optimizer"
 models = Registry("model", "model.name", "landscape.models")
 data_sets = Registry("data set", "data.name", "landscape.data")
 results = Registry("result", "FILE", "landscape.results")
+instruments = Registry("instrument", "monitor.instruments", "landscape.train.instruments")
 drawings = Registry("drawing", "FILE", "landscape.plots")
 figures = Registry("figure", "NAME", "landscape.paper.figures", operator.attrgetter("draw"))
 commands = Registry("command", "COMMAND", "landscape.cli.commands", operator.attrgetter("callback"))

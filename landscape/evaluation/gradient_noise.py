@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -69,9 +69,18 @@ def from_round(gradients: Tensor, batch: int) -> tuple[float, float]:
         >>> from_round(torch.tensor([[3.0, 1.0], [3.0, -1.0]]), batch=5)
         (10.0, 8.0)
     """
-    n = len(gradients)
     total2 = float(gradients.sum(0, dtype=torch.float64).square().sum())
     squares = float(sum(row.double().square().sum() for row in gradients))
+    return from_sums(squares, total2, len(gradients), batch)
+
+
+def from_sums(squares: Any, total2: Any, n: Any, batch: int) -> tuple[Any, Any]:
+    """(tr Σ, ‖g‖²) of :func:`from_round`, from Σ_j ‖g_j‖² and ‖Σ_j g_j‖² of n ≥ 2 minibatches; or arrays.
+
+    Example:
+        >>> from_sums(20.0, 36.0, 2, batch=5)
+        (10.0, 8.0)
+    """
     return batch * (squares - total2 / n) / (n - 1), (total2 - squares) / (n * (n - 1))
 
 
@@ -179,5 +188,4 @@ class Jackknife:
     def _parts(self, total2: Array, squares: Array, count: Array) -> tuple[Array, Array]:
         """(tr Σ, ‖g‖²) from ‖Σ g_k‖², Σ ‖g_k‖² and the number of draws."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            trace = self._batch * (squares - total2 / count) / (count - 1)
-            return trace, (total2 - squares) / (count * (count - 1))
+            return from_sums(squares, total2, count, self._batch)

@@ -36,6 +36,7 @@ class Options(TypedDict, total=False):
     every: int
     samples: int
     sharpness: int
+    monitor: Mapping[str, Any] | None
     save_every: int
     batch: int
     resume: bool | int

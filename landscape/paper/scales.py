@@ -62,15 +62,22 @@ def mnist(scale: Scale, name: str, seed: int, *settings: str, steps: int = 0) ->
     if scale == "smoke":
         steps = max(20, steps // 50)
         changes = [
-            f"steps={steps}", "evaluate.every=10", "checkpoint.every=10", f"batch={60 * full.learners}",
+            f"steps={steps}", "evaluate.every=10", "checkpoint.every=10",
+            f"batch={min(full.batch, 60 * full.learners)}",
             "model={name='mlp', widths=[64, 50, 50, 10]}", "data={name='digits'}", "monitor.samples=200",
         ]  # fmt: skip
         if full.decompose.every:
             changes.append("decompose.every=5")
         if full.monitor.sharpness:
             changes.append("monitor.sharpness=10")
+        if full.monitor.instruments:
+            changes += ["monitor.every=10", "monitor.draws=2"]
     # The settings of a run apply, except for its size.
-    rest = [s for s in settings if scale != "smoke" or not s.startswith(("decompose.e", "monitor.sh"))]
+    rest = [
+        s
+        for s in settings
+        if scale != "smoke" or not s.startswith(("decompose.e", "monitor.sh", "monitor.e", "monitor.d"))
+    ]
     return recipe.read(f"mnist-{name}", [*rest, *changes, f"seed={seed}"])
 
 

@@ -32,9 +32,9 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     rates α; a dashed line marks the step at which a run diverged. Consensus distance and noise are in squared
     weights.
 
-    Where a run monitored its sharpness, three more panels show ηλ_max (with the limit 2 of plain SGD and, in
-    the colour of each setting, the limit of its update rule), λ_max, and the share of the spread along the
-    top eigenvectors.
+    Above these are panels of what a run measured with instruments: ηλ_max and η times batch sharpness (with
+    the limit 2 of plain SGD and, in the colour of each setting, the limit of its update rule), λ_max, the
+    noise scale (dotted: the total batch), shares along the top eigenvectors, ½ tr(HC), and others.
 
     Raises:
         InputError: imported weights, which have no training history.
@@ -55,9 +55,11 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
         if run.algorithm == IMPORTED:
             raise InputError(f"{run.path}: imported weights have no training history to draw")
     with style():
-        monitored = [r for r in runs if np.isfinite(r.history["lr_lambda_max"]).any()]
-        figure, axes = make_panels(3 if monitored else 2, 3, 3.9, 2.75)
-        panels = [*_SHARPNESS] if monitored else []
+        panels = [panel for panel in _MEASURED if any(np.isfinite(_column(r, panel[0])).any() for r in runs)]
+        figure, axes = make_panels(2 + -(-len(panels) // 3), 3, 3.9, 2.75)
+        for unused in axes[len(panels) : len(axes) - 6]:
+            unused.set_visible(False)
+        axes = axes[: len(panels)] + axes[-6:]
         panels += [
             ("train_loss", "training loss at $w_a$ (nat)", "log"),
             ("test_error", "test error of $w_a$ (%)", "log"),
@@ -80,8 +82,11 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
                 ax.text(0.5, 0.5, "zero or not recorded", ha="center", va="center", transform=ax.transAxes)
             if column == "alpha_e":
                 _draw_rates(ax, runs)
-            elif column == "lr_lambda_max":
-                _draw_limits(ax, groups)
+            elif column in _LIMITS:
+                _draw_limits(ax, groups, column)
+            elif column == "noise_scale":
+                for batch in {r.learners * r.local_batch for r in runs if r.local_batch}:
+                    ax.axhline(batch, color=OTHER, lw=0.9, ls=":", zorder=0)
         handles, labels = axes[0].get_legend_handles_labels()
         wide = max(map(len, labels), default=0) > 30
         figure.legend(
@@ -92,18 +97,30 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     return figure
 
 
-_LINEAR = ("alpha_e", "lr_lambda_max", "spread_share")
-# Columns that change from step to step by more than they do over training: drawn as running median and
-# quartiles, of all seeds of a setting together, where they have this many values or more (ours).
-_NOISY, _MANY = ("alpha_e", "delta", "delta_2_full"), 100
-# Columns that are drawn where any run has them: (column, label, scale of the axis).
-_SHARPNESS = (
+# Columns of instruments, drawn where any run has them: (column, label, scale of the axis).
+_MEASURED = (
     ("lr_lambda_max", r"$\eta\lambda_{max}$ of $w_a$ (lines: limits)", "linear"),
     ("lambda_max", r"sharpness $\lambda_{max}$ of $w_a$ (nat)", "log"),
     ("spread_share", "share of the spread along\nthe top eigenvectors", "linear"),
+    ("lr_batch_sharpness", r"$\eta$ × batch sharpness" "\nat $w_a$ (lines: limits)", "linear"),
+    ("lr_learner_batch_sharpness", r"$\eta$ × batch sharpness" "\nat the learners (lines: limits)", "linear"),
+    ("noise_scale", "noise scale (samples;\ndots: total batch)", "log"),
+    ("gradient_share", "share of the gradient along\nthe top eigenvectors", "linear"),
+    ("disagreement_cost", "½ tr(HC), what the spread\ncosts (nat)", "log"),
+    ("noise_alignment", "tr(HS)/tr S of minibatch\ngradients (nat)", "log"),
+    ("lr_preconditioned_lambda_max", r"$\eta\lambda_{max}$ preconditioned" "\n(lines: limits)", "linear"),
+    ("worst_sharpness", "worst-case adaptive\nsharpness (nat)", "log"),
+    ("average_sharpness", "average-case adaptive\nsharpness (nat)", "log"),
 )
-
-
+# Of columns that a limit is drawn with: the column of the limit.
+_LIMITS = dict.fromkeys(
+    ("lr_lambda_max", "lr_batch_sharpness", "lr_learner_batch_sharpness"), "lr_lambda_limit"
+)
+_LIMITS |= {"lr_preconditioned_lambda_max": "lr_preconditioned_limit"}
+_LINEAR = ("alpha_e", "spread_share", "gradient_share", *_LIMITS)
+# Columns that change from step to step by more than they do over training: drawn as running median and
+# quartiles, of all seeds of a setting together, where they have this many values or more (ours).
+_NOISY, _MANY = ("alpha_e", "delta", "delta_2_full"), 100
 # In place of columns that a recorded loop does not have.
 _RECORDED = {
     "consensus": ("grad_norm2", r"$\Vert g\Vert^2$ of the training loss (nat²)", "log"),
@@ -235,16 +252,24 @@ def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:
         ax.set_ylim(-0.2 * top, top)
 
 
-def _draw_limits(ax: Axes, groups: Sequence[tuple[str, Any, list[Checkpoint]]]) -> None:
+def _column(run: Checkpoint, name: str) -> Array:
+    """A column of the history, NaN where the run does not have it."""
+    return run.history.get(name, np.full(len(run.history["step"]), np.nan))
+
+
+def _draw_limits(ax: Axes, groups: Sequence[tuple[str, Any, list[Checkpoint]]], column: str) -> None:
     """Draw the limit 2 of SGD and the limits of the settings, and set the axis to most of the values."""
-    values = [r.history["lr_lambda_max"] for _, _, runs in groups for r in runs]
+    values = [_column(r, column) for _, _, runs in groups for r in runs]
     finite = np.concatenate([v[np.isfinite(v)] for v in values])
-    ax.axhline(2.0, color=OTHER, lw=0.9, ls=":", zorder=0)
+    plain, highest = _LIMITS[column] == "lr_lambda_limit", 0.0
+    if plain:
+        ax.axhline(2.0, color=OTHER, lw=0.9, ls=":", zorder=0)
     for _, color, runs in groups:
-        limits = np.concatenate([r.history["lr_lambda_limit"] for r in runs])
+        limits = np.concatenate([_column(r, _LIMITS[column]) for r in runs])
         for limit in np.unique(limits[np.isfinite(limits)]):
             ax.axhline(limit, color=color, lw=1.2, ls="--", zorder=1)
-    top = max(2.2, 1.2 * float(np.quantile(finite, 0.98)))
+            highest = max(highest, float(limit))
+    top = max(2.2 if plain else 1.1 * highest, 1.2 * float(np.quantile(finite, 0.98)))
     ax.set_ylim(min(0.0, float(finite.min())), top)
 
 
@@ -252,7 +277,7 @@ def _draw_runs(ax: Axes, label: str, color: Any, runs: Sequence[Checkpoint], col
     """Draw the seeds of one setting; False where all values are NaN or zero."""
     curves = []
     for run in runs:
-        values = 100 * (1 - run.history["test_accuracy"]) if column == "test_error" else run.history[column]
+        values = 100 * (1 - run.history["test_accuracy"]) if column == "test_error" else _column(run, column)
         # Most panels have a log scale, which cannot show zeros.
         shown = np.isfinite(values) & ((values > 0) | (column in _LINEAR))
         if shown.any():

@@ -29,7 +29,24 @@ _PANELS = (
     ("delta_2_full", "Δ(2), the part of the spread", "squared weights", True, True),
     ("consensus", "Consensus distance", "squared weights", True, True),
     ("lr_lambda_max", "lr·λ_max of w_a and the limit of the rule", "", False, False),
+    ("lr_batch_sharpness", "lr × batch sharpness at w_a and the limit of the rule", "", False, False),
+    ("lr_learner_batch_sharpness", "lr × batch sharpness at the learners", "", False, False),
+    ("lr_preconditioned_lambda_max", "lr·λ_max preconditioned, and its limit", "", False, False),
+    ("noise_scale", "Gradient noise scale", "samples", True, False),
+    ("spread_share", "Share of the spread along the top eigenvectors", "", False, False),
+    ("gradient_share", "Share of the gradient along the top eigenvectors", "", False, False),
+    ("disagreement_cost", "½ tr(HC), what the spread costs", "nat", True, False),
+    ("noise_alignment", "tr(HS)/tr S of minibatch gradients", "nat", True, False),
+    ("worst_sharpness", "Worst-case adaptive sharpness", "nat", True, False),
+    ("average_sharpness", "Average-case adaptive sharpness", "nat", True, False),
 )
+# Of charts with limits: the column of the limits.
+_LIMITS = {
+    "lr_lambda_max": "lr_lambda_limit",
+    "lr_batch_sharpness": "lr_lambda_limit",
+    "lr_learner_batch_sharpness": "lr_lambda_limit",
+    "lr_preconditioned_lambda_max": "lr_preconditioned_limit",
+}
 _ABSENT = {
     "lr_lambda_max": Missing(
         "The sharpness along the runs was not recorded, so lr·λ_max is not compared with its limit.",
@@ -126,8 +143,8 @@ def _chart(runs: Sequence[Run], column: str, title: str, unit: str, log: bool, n
     layout: dict[str, Any] = {"xaxis": {"title": {"text": "step"}}, "yaxis": yaxis}
     if log:
         yaxis |= _log_axis(np.concatenate([y[y > 0] for y in shown]))
-    if column == "lr_lambda_max":
-        _add_limits(runs, traces, layout)
+    if column in _LIMITS:
+        _add_limits(runs, traces, layout, _LIMITS[column])
     if column == "alpha_e":
         _add_rates(runs, traces, layout, shown)
     alt = f"{title} by step: {'; '.join(words)}."
@@ -165,10 +182,12 @@ def _trace(
     }
 
 
-def _add_limits(runs: Sequence[Run], traces: list[dict[str, Any]], layout: dict[str, Any]) -> None:
+def _add_limits(
+    runs: Sequence[Run], traces: list[dict[str, Any]], layout: dict[str, Any], column: str
+) -> None:
     """The limit of each run's rule as a dashed line of its colour, and an axis from 0."""
     for k, (run, line) in enumerate(zip(runs, lines_of(runs), strict=True)):
-        x, y = values_of(run, "lr_lambda_limit")
+        x, y = values_of(run, column)
         if len(y):
             x, y = _corners(x, y)
             own = {"color": line["color"], "dash": "dash"}

@@ -18,7 +18,7 @@ from landscape.core.numerics import numerics
 from landscape.evaluation.stack import Stack, Training
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
-from landscape.train import initial, optimizer
+from landscape.train import initial, monitor, optimizer
 from landscape.train.buffers import Buffers
 from landscape.train.compatibility import check_compatibility
 from landscape.train.decomposition import Decomposer, StepDecomposition
@@ -30,7 +30,7 @@ from landscape.train.mean_evaluation import MeanEvaluation
 from landscape.train.minibatches import Minibatches
 from landscape.train.pending_step import PendingStep, State
 from landscape.train.recipe import Recipe, from_values, parse
-from landscape.train.sharpness import Sharpness
+from landscape.train.second_gradient import SecondGradient
 from landscape.train.trial import Trial
 
 MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file
@@ -109,8 +109,9 @@ class Trainer:
         self.decomposer = Decomposer(
             self.stack, objective, self.comm, recipe.decompose.samples, recipe.seed, batch
         )
-        self.monitor = Sharpness(recipe.monitor, objective, self.comm, recipe.seed, recipe.stability_limit())
-        self.history = History(self.algorithm, self.rule.columns)
+        second = SecondGradient(recipe, self.stack, self.minibatches)
+        self.monitor = monitor.of_run(recipe, objective, self.comm, self.optimizer, second)
+        self.history = History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
         self.divergence = DivergenceTest(recipe.diverge, float(self.train.theta @ self.train.theta))
         self.step, self.diverged, self.diverged_at = 0, "", -1
         self._pending: PendingStep | None = None
@@ -210,6 +211,7 @@ class Trainer:
         losses = self._compute_gradients(points, x, y, training)
         if not self._previous_step_holds(t, state):
             return
+        self.monitor.see(t, points, self._gradients)
         decomposition = self._decompose(t, x, y, training) if decomposed else None
         directions = self.optimizer.directions(self._optimizer_gradients(), points, lr, t)
         new = self.rule.finish(weights, directions, lr, t)
@@ -226,7 +228,7 @@ class Trainer:
         self.weights, self.step = new, t
         self.history.rows.append(row)
         # With several processes a step waits for the other processes' losses of the step before only.
-        if measured or _is_due(recipe.checkpoint.every, t) or _is_due(self.monitor.every, t):
+        if measured or _is_due(recipe.checkpoint.every, t) or self.monitor.due(t):
             self._complete_pending()
         if self.step == t:
             self._record(row, time.perf_counter() - clock, self.comm.waited - waited)
@@ -321,8 +323,8 @@ class Trainer:
         self.history.record(row, self.rule.record(t))
         if _is_due(self.recipe.evaluate.every, t):
             self._evaluate(row)
-        if _is_due(self.monitor.every, t):
-            self.history.record(row, self.monitor.columns(self.weights, row["lr"]))
+        if self.monitor.due(t):
+            self.history.record(row, self.monitor.measure(t, row["lr"], self.weights))
             if warning := self.monitor.warning(row, rows[:-1]):
                 self.hooks.message(warning)
         self.hooks.step(t, self.recipe.steps)
@@ -344,7 +346,8 @@ class Trainer:
 
     def checkpoint(self) -> Checkpoint:
         """The present state of the run, in copies: later steps overwrite the run's memory."""
-        recipe, shared = self.recipe, self.rule.shared | self.monitor.state | self.trial.state
+        recipe = self.recipe
+        shared = self.rule.shared | self.trial.state | self.monitor.state(self.step)
         if recipe.init.checkpoint:  # the file may be missing when the run is resumed
             shared = shared | {START: torch.tensor(self.divergence.start_norm2, dtype=torch.float64)}
         for matrix in recipe.matrices.values():

@@ -25,18 +25,19 @@ class Minibatches:
     def __init__(self, recipe: Recipe, train: Problem, augment: Callable[..., Tensor] | None) -> None:
         self._recipe, self._train, self.augment = recipe, train, augment
 
-    def draw(self, step: int, learners: int, local: slice) -> tuple[Any, Any]:
+    def draw(self, step: int, learners: int, local: slice, other: str = "") -> tuple[Any, Any]:
         """(x (n_local, B, …), y (n_local, B, …)) of ``step``, of the ``local`` ones of ``learners``.
 
-        The draws and the augmentation of a learner do not depend on the number of processes.
+        The draws and the augmentation of a learner do not depend on the number of processes. ``other`` names
+        a further, independent draw at the same step.
         """
         size, seed, samples = self._recipe.local_batch, self._recipe.seed, self._train.samples
         if self._recipe.sampling == "all":
             drawn = torch.arange(samples).view(-1, size).expand(learners, size)
         else:
-            drawn = torch.randint(samples, (learners, size), generator=generator(seed, "batch", step))
+            drawn = torch.randint(samples, (learners, size), generator=generator(seed, f"{other}batch", step))
         x, y = self._train.gather(drawn[local])
         if self.augment is not None:
-            draws = [generator(seed, "augment", step, j) for j in range(local.start, local.stop)]
+            draws = [generator(seed, f"{other}augment", step, j) for j in range(local.start, local.stop)]
             x = torch.stack([self.augment(rows, draw) for rows, draw in zip(x, draws, strict=True)])
         return x, y

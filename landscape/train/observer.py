@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,27 +15,32 @@ from torch.utils.data import DataLoader
 
 from landscape.checkpoint.parts import storable
 from landscape.core.errors import InputError
+from landscape.curvature.preconditioner import Preconditioner
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Loss, Problem
+from landscape.train import recording
 from landscape.train.decomposition import Gradient, estimate_gradient, step_columns
 from landscape.train.distributed.comm import Comm
+from landscape.train.instruments.base import Moment, Setting
+from landscape.train.monitor import Monitoring
+from landscape.train.recipe import build_table
 from landscape.train.recipe_tables import Monitor
-from landscape.train.sharpness import Sharpness
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What is to be known: of g from ``samples`` (0: all), of λ_max (or not), with minibatches of ``batch``.
+    """What is to be known: of g from ``samples`` (0: all), and what the table ``monitor`` of a recipe says.
 
-    ``stability_limit`` is the largest stable ηλ, None where it is not known; ``seed`` draws the samples;
-    ``terms`` as :class:`landscape.Problem` takes it.
+    A step has ``processes`` minibatches of ``batch`` samples (0: not known), and is made by ``optimizer``, or
+    something else. ``seed`` draws the samples; ``terms`` as :class:`landscape.Problem` takes it.
     """
 
     samples: int
-    sharpness: int
+    monitor: Mapping[str, Any]
     batch: int
+    processes: int
     seed: int
-    stability_limit: float | None
+    optimizer: Any
     terms: Callable[[Any], Tensor] | None = None
 
 
@@ -75,10 +80,35 @@ class Observer:
             if has_batchnorm(self.train.model):
                 self._objective = self.train.with_batchnorm("train", max(2, choices.batch))
                 self._batch = choices.batch if self.train.indexed else 0
-            samples = Monitor.samples if self.train.indexed else 0
-            monitor = Monitor(sharpness=choices.sharpness, samples=samples)
-            limit = choices.stability_limit
-            self.monitor = Sharpness(monitor, self._objective, self._comm, choices.seed, limit)
+            self.monitor = Monitoring(self._setting())
+
+    def _setting(self) -> Setting:
+        """What the instruments measure."""
+        choices, indexed = self._choices, self.train.indexed
+        values = {"samples": Monitor.samples if indexed else 0, **choices.monitor}
+        monitor = build_table(Monitor, values, "monitor.")
+        if monitor.samples and not indexed:
+            raise InputError(
+                f"monitor.samples: {monitor.samples} is not allowed with data in batches, from which none "
+                "can be drawn; give (x, y), or leave it out"
+            )
+
+        def preconditioner(now: Moment | None) -> Preconditioner | None:
+            return recording.preconditioner(choices.optimizer, self.parameters.trained())
+
+        return Setting(
+            monitor=monitor,
+            problem=self._objective,
+            comm=self._comm,
+            seed=choices.seed,
+            learners=1,
+            batch=choices.batch * choices.processes,
+            stability_limit=recording.stability_limit(choices.optimizer),
+            at_mean=True,
+            synchronous=True,
+            second=None,
+            preconditioner=preconditioner,
+        )
 
     def _check_choices(self) -> None:
         choices, indexed = self._choices, self.train.indexed
@@ -127,11 +157,11 @@ class Observer:
             loss, accuracy = self.test.evaluate(self.parameters.flat())
         return {"test_loss": loss, "test_accuracy": accuracy}
 
-    def sharpness(self, lr: float) -> dict[str, float]:
-        """The history's columns of the Hessian now."""
+    def measured(self, step: int, lr: float) -> dict[str, float]:
+        """The columns of the instruments that are due after ``step``."""
         with self._undisturbed():
             self.parameters.show(self._objective.model)
-            return self.monitor.columns(self.parameters.flat()[None], lr)
+            return self.monitor.measure(step, lr, self.parameters.flat()[None])
 
 
 @contextlib.contextmanager
@@ -243,6 +273,11 @@ class Parameters:
         for name, view in self.layout.views(theta).items():
             view.copy_(now[name])
         return theta
+
+    def trained(self) -> list[nn.Parameter]:
+        """The trainable parameters, in the order of θ."""
+        now = self._parameters()
+        return [now[slot.name] for slot in self.layout.slots]
 
     def rest(self) -> dict[str, Tensor]:
         """Name -> frozen parameters and buffers, as they are."""

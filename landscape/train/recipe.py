@@ -89,18 +89,10 @@ class Recipe:
             raise InputError(f"lr: {self.lr} is not allowed, {self.dtype} holds numbers up to {most:.4g}")
         for key in ("steps", "seed"):
             positive(key, getattr(self, key), least=0)
-        least_zero = (
-            "decompose.every",
-            "decompose.samples",
-            "evaluate.every",
-            "monitor.sharpness",
-            "monitor.samples",
-        )
-        for table in least_zero:
+        for table in ("decompose.every", "decompose.samples", "evaluate.every"):
             part, key = table.split(".")
             positive(table, getattr(getattr(self, part), key), least=0)
         positive("checkpoint.every", self.checkpoint.every, least=0)
-        positive("monitor.top", self.monitor.top, least=1)
         positive("evaluate.bn_samples", self.evaluate.bn_samples, least=2)
         positive("diverge.loss", self.diverge.loss)
         positive("diverge.consensus", self.diverge.consensus)
@@ -340,10 +332,19 @@ def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:
     rule = _bounded(values, "recipe").get("algorithm", {})
     files = [v for v in rule.values() if is_file(v)] if isinstance(rule, dict) else []
     matrices = {} if matrix is None else {str(Path(name)): matrix for name in files}
-    return typing.cast(Recipe, _build(Recipe, values, "", matrices=matrices))
+    return typing.cast(Recipe, build_table(Recipe, values, "", matrices=matrices))
 
 
-def _build(kind: type[Any], values: dict[str, Any], prefix: str, **given: Any) -> Any:
+def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **given: Any) -> Any:
+    """A table of a recipe, a dataclass ``kind``, from its ``values``; ``given`` are no keys.
+
+    Raises:
+        InputError: for unknown keys and wrong types; it names the key, with ``prefix`` before it.
+
+    Example:
+        >>> build_table(Monitor, {"every": 10}, "monitor.").every
+        10
+    """
     hints = type_hints(kind)
     fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in given}
     built = {}
@@ -352,7 +353,7 @@ def _build(kind: type[Any], values: dict[str, Any], prefix: str, **given: Any) -
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, dict):
                 raise InputError(f"{prefix}{key}: {value!r} is not allowed, it must be a table")
-            built[key] = _build(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
+            built[key] = build_table(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
         elif typing.get_origin(hints[key]) is dict:
             built[key] = check_type(f"{prefix}{key}", value, dict)
         else:

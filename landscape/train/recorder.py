@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -93,11 +93,12 @@ class Recorder:
             lr is NaN where its parameter groups have several.
         samples: g is estimated from so many samples, drawn anew each time, with standard errors; a multiple
             of 16. 0: all, exactly.
-        sharpness: steps from one λ_max of the loss's Hessian to the next, on 2,000 samples of the training
-            set, always the same (all, where data comes in batches); 0: none.
+        sharpness: steps from one λ_max to the next, on 2,000 samples of the training set, always the same
+            (all, where data comes in batches); 0: none.
+        monitor: what else is measured, as a recipe's table "monitor": {"instruments": ["noise-scale"]}.
         save_every: steps from one step-NNNNNNN.h5 to the next; 0: only at the end. As the trainer's (500).
-        batch: samples in a minibatch of one process. Needed where the model has BatchNorm: g is then that
-            with the statistics of such batches, as in the loop; data in batches keeps its own.
+        batch: samples in a minibatch of one process. Needed by most instruments, and where the model has
+            BatchNorm: g is then that with the statistics of such batches; data in batches keeps its own.
         resume: go on with the run that is in ``folder``; begin one where there is none. True: from its last
             file. A number: from that step, which the loop's own checkpoint is of; what was recorded of later
             steps is deleted. The loop itself loads its weights.
@@ -141,6 +142,7 @@ class Recorder:
         optimizer: Any = None,
         samples: int = 0,
         sharpness: int = 0,
+        monitor: Mapping[str, Any] | None = None,
         save_every: int = 500,
         batch: int = 0,
         resume: bool | int = False,
@@ -148,8 +150,7 @@ class Recorder:
         seed: int = 0,
         terms: Callable[[Any], Tensor] | None = None,
     ) -> None:
-        self.folder, self.steps = Path(folder), 0
-        self._every, self._samples, self._sharpness = every, samples, sharpness
+        self.folder, self.steps, self._every, self._samples = Path(folder), 0, every, samples
         self._save_every, self._batch, self._seed = save_every, batch, seed
         self._optimizer, self._resume, self._scalars = optimizer, resume, scalars
         self._check_options()
@@ -163,7 +164,8 @@ class Recorder:
             return
         recording.check_folder(self.folder, self._resume)
         module = unwrapped(model) if isinstance(model, nn.Module) else model  # type: ignore[redundant-expr]
-        choices = Choices(samples, sharpness, batch, seed, recording.stability_limit(optimizer), terms)
+        table = {"sharpness": sharpness, **(monitor or {})}
+        choices = Choices(samples, table, batch, self._world, seed, optimizer, terms)
         self._observer = Observer(module, loss, data, test, choices)
         self._lock = Lock(self.folder)
         try:
@@ -174,16 +176,15 @@ class Recorder:
         atexit.register(self._close_at_exit)
 
     def _check_options(self) -> None:
-        for name in ("every", "samples", "sharpness", "save_every", "batch", "seed"):
+        for name in ("every", "samples", "save_every", "batch", "seed"):
             value = check_type(name, getattr(self, f"_{name}"), int)
             positive(name, value, least=0)
         if self._samples % GROUPS:
-            raise InputError(
-                f"samples: {self._samples} is not allowed, it must be 0 (all) or a multiple of {GROUPS}"
-            )
+            allowed = f"it must be 0 (all) or a multiple of {GROUPS}"
+            raise InputError(f"samples: {self._samples} is not allowed, {allowed}")
         if self._optimizer is not None and not hasattr(self._optimizer, "param_groups"):
-            kind = type(self._optimizer).__name__
-            raise InputError(f"optimizer: a {kind} is not allowed, it must be a torch.optim.Optimizer")
+            name = type(self._optimizer).__name__
+            raise InputError(f"optimizer: a {name} is not allowed, it must be a torch.optim.Optimizer")
         positive("resume", check_type("resume", self._resume, bool | int), least=0)
         scalars.names(self._scalars)
 
@@ -203,7 +204,7 @@ class Recorder:
             self.steps = before.step if isinstance(self._resume, bool) else self._resume
             recording.drop_later(self.folder, self.steps)
             observer.monitor.restore(before.shared)
-        self._rows = recording.Rows(before, self.steps)
+        self._rows = recording.Rows(before, self.steps, observer.monitor.columns)
         self._clock = time.perf_counter() - self._rows.last.get("wall_s", 0.0)
         self._lr, self._saved, self._logged = recording.rate(self._optimizer), self.steps, False
         self._model = recording.class_path(observer.parameters.module)  # later __main__ has no file
@@ -242,7 +243,7 @@ class Recorder:
 
     def _due_after(self, step: int) -> int:
         """The next step after ``step`` at which there is something to do."""
-        return recording.due_after(step, self._every, self._sharpness, self._save_every)
+        return recording.due_after(step, self._every, *self._observer.monitor.turns, self._save_every)
 
     def _before(self) -> None:
         """What is to be known before a step that is due."""
@@ -275,8 +276,8 @@ class Recorder:
         step = self.steps
         self._next = self._due_after(step)
         row = self._observer.finish()
-        if recording.due(self._sharpness, step):
-            row |= self._observer.sharpness(self._lr)
+        if self._observer.monitor.due(step):
+            row |= self._observer.measured(step, self._lr)
         if row:
             self._add(step, row | {"lr": self._lr})
         if recording.due(self._save_every, step):
@@ -336,7 +337,7 @@ class Recorder:
             algorithm=RECORDED,
             recipe=recording.settings(
                 self.folder.resolve().name, self._optimizer, self._every, self._samples, self._save_every,
-                self._sharpness, self._seed,
+                observer.monitor.run.monitor, self._seed,
             ),
             model={"name": self._model, "options": {}},
             data=self._facts,
@@ -346,7 +347,7 @@ class Recorder:
             history=self._rows.columns(),
             units=self._rows.units,
             buffers=observer.parameters.kept(),
-            shared=dict(observer.monitor.state),
+            shared=observer.monitor.state(self.steps),
         )  # fmt: skip
         path = run_folder.write(state, self.folder, self._save_every)
         self._saved, self._logged = self.steps, False

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,13 @@ from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, misfit
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
+from landscape.curvature.preconditioner import Preconditioner
 from landscape.problem.layout import Layout
 from landscape.train.launch import last_sound
+from landscape.train.optimizer.torch_optim import preconditioned
+from landscape.train.optimizer.torch_optim import preconditioner as found_preconditioner
 from landscape.train.recipe import parse, toml_value
+from landscape.train.recipe_tables import Monitor
 
 # Columns of the history that a user may fill; the recorder, or nobody, fills the others.
 OPEN = ("loss", "consensus", "samples_per_s", "wait_s", "test_loss", "test_accuracy")
@@ -37,9 +42,15 @@ class Rows:
     ``units`` column -> unit, of all columns.
     """
 
-    def __init__(self, checkpoint: Checkpoint | None = None, last: int | None = None) -> None:
-        """Empty, or the rows of ``checkpoint`` up to step ``last``."""
-        self.units = dict(UNITS) | (checkpoint.units if checkpoint else {})
+    def __init__(
+        self,
+        checkpoint: Checkpoint | None = None,
+        last: int | None = None,
+        columns: Mapping[str, str] | None = None,
+    ) -> None:
+        """Empty, or the rows of ``checkpoint`` up to step ``last``; ``columns``: the recorder's own."""
+        self._own = UNITS | dict(columns or {})
+        self.units = self._own | (checkpoint.units if checkpoint else {})
         self._rows: dict[int, dict[str, float]] = {}
         if checkpoint is None:
             return
@@ -70,7 +81,7 @@ class Rows:
             raise InputError(
                 f"log: '{name}' is not allowed, a name has letters, digits, _, . and -, a letter first"
             )
-        if name in UNITS and name not in OPEN:
+        if name in self._own and name not in OPEN:
             raise InputError(f"log: '{name}' is a column of the recorder's own, choose another name")
         known = self.units[name] = self.units.get(name) or unit or "1"  # "": a file did not say
         if unit is not None and unit != known:
@@ -140,15 +151,48 @@ def stability_limit(optimizer: Any) -> float | None:
     return stability.max_stable_step(0, *form) if form else None
 
 
+def preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Preconditioner | None:
+    """That of torch's Adam, AdamW or RMSprop for all ``parameters``, with its limit; None before it has one.
+
+    Raises:
+        InputError: for another optimizer, or parameter groups with different options.
+    """
+    kind = type(optimizer)
+    names = ("betas", "eps", "amsgrad", "centered", "momentum", "maximize")
+    groups = optimizer.param_groups if optimizer is not None else [{}]
+    values = {name: groups[0][name] for name in names if name in groups[0]}
+    form = preconditioned(kind, values)
+    if form is None or any(group.get(name) != value for group in groups for name, value in values.items()):
+        words = "parameter groups with different options" if form else f"the optimizer '{kind.__name__}'"
+        raise InputError(
+            f"monitor.instruments: 'preconditioned-lambda-max' is not allowed with {words}, only with Adam, "
+            "AdamW or RMSprop of torch.optim with the same options for all parameters"
+        )
+    states = [optimizer.state.get(p, {}) for p in parameters]
+    if not all("step" in state for state in states):
+        return None
+    flat = {
+        key: torch.cat([state[key].detach().flatten() for state in states])[None]
+        for key, value in states[0].items()
+        if value is not None and key != "step"
+    }
+    pairs = zip(parameters, states, strict=True)
+    updates = torch.cat([torch.full((p.numel(),), float(state["step"])) for p, state in pairs])[None]
+    m, momentum_form, factor = form
+    diagonal = found_preconditioner(kind, values, flat, updates.to(parameters[0].device, torch.float64))[0]
+    limit = stability.max_stable_step(0, m, momentum_form) / factor
+    return Preconditioner(diagonal, name=kind.__name__, lr=rate(optimizer), limit=limit)
+
+
 def settings(
-    name: str, optimizer: Any, every: int, samples: int, save_every: int, sharpness: int, seed: int
+    name: str, optimizer: Any, every: int, samples: int, save_every: int, monitor: Monitor, seed: int
 ) -> str:
     """What is known of a loop, as TOML with the keys of a recipe: that takes the recipe's place."""
     limit = stability_limit(optimizer)
     tables: dict[str, dict[str, Any]] = {
         "decompose": {"every": every, "samples": samples},
         "checkpoint": {"every": save_every},
-        "monitor": {"sharpness": sharpness} | ({} if limit is None else {"stability_limit": limit}),
+        "monitor": dataclasses.asdict(monitor) | ({} if limit is None else {"stability_limit": limit}),
     }
     if optimizer is not None:
         tables["optimizer"] = optimizer_table(optimizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ BATCH = 512
 
 def main() -> None:
     small()
+    noise_scale()
     convolutional()
 
 
@@ -64,6 +66,32 @@ def small() -> None:
     )  # fmt: skip
     worst = float((found["ours"] - found["loop"]).abs().max())
     print(f"  largest difference in weights after {STEPS} steps: {worst:.1e}", flush=True)
+
+
+def fifty_steps(run: Trainer) -> None:
+    """As many as from one measurement to the next."""
+    for _ in range(50):
+        run._step(run.step + 1)
+
+
+def noise_scale() -> None:
+    """Steps of Figure 2's network that are not decomposed, with the noise scale measured and without."""
+    table = mnist()
+    for name, batch, need in (("ssgd", 1998, 0.95), ("dpsgd", 1998, 0.95), ("dpsgd", 198, 0.95)):
+        runs = []
+        for instruments in (["noise-scale"], []):
+            chosen = recipe.read(
+                "mnist-fig2b-dpsgd",
+                [f"batch={batch}", f"algorithm={{name='{name}'}}", "decompose.every=0", "evaluate.every=0",
+                 f"steps={10**6}", f"monitor.instruments={instruments}"],
+            )  # fmt: skip
+            runs.append(Trainer(dataclasses.replace(chosen, data=table)))
+
+        measured, plain = (functools.partial(fifty_steps, run) for run in runs)
+        compare(
+            f"training, 784-50-50-10, 6 learners of {name.upper()}, batch {batch}, the noise scale every 50 steps",
+            measured, plain, rounds=15, need=need,
+        )  # fmt: skip
 
 
 def resnet18() -> nn.Module:

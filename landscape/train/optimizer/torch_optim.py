@@ -6,6 +6,7 @@ import functools
 import inspect
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -66,6 +67,46 @@ def _as_float(value: Any, annotation: Any) -> Any:
     return float(value) if type(value) is int and float in kinds else value
 
 
+def preconditioned(
+    kind: type[torch.optim.Optimizer], values: Mapping[str, Any]
+) -> tuple[float, str, float] | None:
+    """(m, form, c) of a class with these options, as of :attr:`.Optimizer.preconditioned`.
+
+    Example:
+        >>> preconditioned(torch.optim.RMSprop, {"momentum": 0.9}), preconditioned(torch.optim.SGD, {})
+        ((0.9, 'ordinary', 1.0), None)
+    """
+    if values.get("maximize"):
+        return None
+    if kind in (torch.optim.Adam, torch.optim.AdamW):
+        return values["betas"][0], "ordinary", 1 - values["betas"][0]
+    return (values["momentum"], "ordinary", 1.0) if kind is torch.optim.RMSprop else None
+
+
+def preconditioner(
+    kind: type[torch.optim.Optimizer], values: Mapping[str, Any], state: Mapping[str, Tensor], updates: Tensor
+) -> Tensor:
+    """The diagonal of P (n, P) of a class that has one, as of :meth:`.Optimizer.preconditioner`.
+
+    Args:
+        kind, values: the class and its options.
+        state: name -> (n, P), as torch names it.
+        updates: the steps since the state was new, which the corrections of bias count; (n, 1) or (n, P).
+
+    Example:
+        >>> state, updates = {"square_avg": torch.tensor([[4.0, 9.0]])}, torch.ones(1, 1)
+        >>> preconditioner(torch.optim.RMSprop, {"eps": 0.0, "centered": False}, state, updates).tolist()
+        [[2.0, 3.0]]
+    """
+    if kind is torch.optim.RMSprop:
+        square = state["square_avg"] - (state["grad_avg"].square() if values["centered"] else 0)
+        return torch.sqrt(square.clamp_(min=0)).add_(values["eps"])
+    beta1, beta2 = values["betas"]
+    second = state["max_exp_avg_sq" if values["amsgrad"] else "exp_avg_sq"]
+    root = (second / (1 - beta2**updates)).sqrt_().add_(values["eps"])
+    return torch.mul(root, 1 - beta1**updates)
+
+
 class TorchOptimizer(Optimizer):
     """A class of ``torch.optim``, each learner with a state of its own.
 
@@ -104,23 +145,10 @@ class TorchOptimizer(Optimizer):
 
     @property
     def preconditioned(self) -> tuple[float, str, float] | None:
-        values = self.values
-        if values.get("maximize"):
-            return None
-        if self.kind in (torch.optim.Adam, torch.optim.AdamW):
-            return values["betas"][0], "ordinary", 1 - values["betas"][0]
-        return (values["momentum"], "ordinary", 1.0) if self.kind is torch.optim.RMSprop else None
+        return preconditioned(self.kind, self.values)
 
     def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor:
-        state, values = self.state, self.values
-        if self.kind is torch.optim.RMSprop:
-            square = state["square_avg"] - (state["grad_avg"].square() if values["centered"] else 0)
-            return torch.sqrt(square.clamp_(min=0)).add_(values["eps"])
-        beta1, beta2 = values["betas"]
-        updates = state[UPDATES]  # the steps since the state was new, which the corrections of bias count
-        second = state["max_exp_avg_sq" if values["amsgrad"] else "exp_avg_sq"]
-        root = (second / (1 - beta2**updates)).sqrt_().add_(values["eps"])
-        return torch.mul(root, 1 - beta1**updates).to(points)
+        return preconditioner(self.kind, self.values, self.state, self.state[UPDATES]).to(points)
 
     def _build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         try:

@@ -1,10 +1,9 @@
-"""The sharpness of the average along a run, compared with the stability limit of the rule."""
+"""The fixed sample of the training set on which a run's Hessian is taken, and its sharpest directions."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 from landscape.curvature.eigenvalues import exact_products
 from landscape.curvature.hessian import operator
 from landscape.curvature.lanczos import Eigenpairs, lanczos
+from landscape.curvature.preconditioner import Preconditioner
 from landscape.curvature.start import start_vector, warm_start
 from landscape.problem.problem import Problem
 from landscape.train.distributed.comm import Comm
@@ -21,26 +21,29 @@ from landscape.train.recipe_tables import Monitor
 STATE = "monitor_start"  # the name in a checkpoint of the vector near which the next search begins
 
 
-class Sharpness:
-    """λ_max of ∇²L at w_a every ``every`` steps, on a fixed sample of the training set.
+class Sample:
+    """Loss and Hessian of ``problem`` on ``monitor.samples`` of its samples, the work shared by ``comm``.
 
     A Lanczos search begins at the sum of the eigenvectors of the previous search, plus a random vector of the
     same norm, the same every time, so that an eigenvector orthogonal to them is not missed. It uses exact
     products only: cheaper products are chosen by timing, on which the history's bits must not depend.
     ``state`` is the sum, so that a resumed run gives the bits of one that never stopped.
 
-    Rank 0 searches; every process multiplies with its share of the sample. ``stability_limit`` is the largest
-    stable ηλ of the rule with its optimizer, None where it is not known.
+    Every process multiplies with its share of the sample, and all call the same methods in the same order;
+    rank 0 searches.
+
+    Attributes:
+        problem: that of the whole sample.
+        count: how many eigenvalues :meth:`top` gives.
+
+    Raises:
+        InputError: a model that is random in eval mode.
     """
 
-    def __init__(
-        self, monitor: Monitor, problem: Problem, comm: Comm, seed: int, stability_limit: float | None
-    ) -> None:
-        self.every, self.stability_limit, self._comm = monitor.sharpness, stability_limit, comm
-        self.top = min(monitor.top, problem.layout.size)
+    def __init__(self, monitor: Monitor, problem: Problem, comm: Comm, seed: int) -> None:
+        self._comm, self.count = comm, min(monitor.top, problem.layout.size)
         self.state: dict[str, Tensor] = {}
-        if not self.every:
-            return
+        self._found: tuple[int, Eigenpairs | None] = -1, None
         operator(problem)  # refuses a model that is random in eval mode, before the first step
         batch, samples = problem.batchnorm.samples, min(monitor.samples or problem.samples, problem.samples)
         if batch:  # whole batches, as a sample's loss depends on its batch
@@ -48,6 +51,7 @@ class Sharpness:
         if samples < problem.samples:
             order = torch.randperm(problem.samples, generator=generator(seed, "monitor"))
             problem = problem.subset(order[:samples].sort().values)
+        self.problem = problem
         self._random = start_vector(problem, seed)
         share = comm.share(problem.samples)
         if batch:  # a share would be cut into other batches than the whole set: rank 0 computes alone
@@ -56,53 +60,55 @@ class Sharpness:
         self._local = problem.subset(share) if 0 < self._share < 1 else problem
 
     def restore(self, shared: Mapping[str, Tensor]) -> None:
-        """The state of a checkpoint, if it has one."""
-        if self.every and STATE in shared:
+        """Take ``state`` from a checkpoint, if it has one."""
+        if STATE in shared:
             self.state = {STATE: shared[STATE].to(self._random)}
 
-    def columns(self, weights: Tensor, lr: float) -> dict[str, float]:
-        """The history's columns for learners at ``weights`` (n_local, P); NaN where H is not finite."""
-        mean = self._comm.mean(weights)
-        pairs = self._search(mean)
-        if pairs is None:
-            self.state = {}
-            return {}
-        self.state = {STATE: pairs.vectors.sum(0)}
-        spread = weights - mean
-        totals = self._comm.start_learners_mean(
-            float((spread @ pairs.vectors.T).double().square().sum()) / len(spread),
-            float(spread.double().square().sum()) / len(spread),
-        )
-        along, total = totals()
-        top = float(pairs.values[0])
-        return {
-            "lambda_max": top,
-            "lambda_max_residual": float(pairs.residuals[0]),
-            "lr_lambda_max": lr * top,
-            "lr_lambda_limit": math.nan if self.stability_limit is None else self.stability_limit,
-            "spread_share": along / total if total else math.nan,
-        }
+    def top(self, step: int, theta: Tensor) -> Eigenpairs | None:
+        """The ``count`` largest eigenvalues at ``theta`` (P,) after ``step``, searched once a step.
 
-    def warning(self, row: Mapping[str, float], before: Sequence[Mapping[str, float]]) -> str:
-        """A line where ``row`` is the first above the limit, of those ``before`` as well; else ""."""
-        over = [r["lr_lambda_max"] > r["lr_lambda_limit"] for r in (row, *before)]
-        if not over[0] or any(over[1:]):
-            return ""
-        return (
-            f"step {row['step']:.0f}: lr·λ_max = {row['lr_lambda_max']:.3g} is above "
-            f"{self.stability_limit:.4g}, up to which the steps are stable on a quadratic; told once, the "
-            "history has the rest"
-        )
+        None where the Hessian is not finite.
+        """
+        if self._found[0] != step:
+            pairs = self.search(theta, self.count, self.state.get(STATE))
+            self.state = {} if pairs is None else {STATE: pairs.vectors.sum(0)}
+            self._found = step, pairs
+        return self._found[1]
 
-    def _search(self, theta: Tensor) -> Eigenpairs | None:
-        """The pairs at ``theta`` (P,), the same on all ranks, with eigenvectors (top, P)."""
+    def gradient(self, theta: Tensor) -> Tensor:
+        """∇L (P,) at ``theta`` over the sample."""
+        part = self._local.gradient(theta) * self._share if self._share else torch.zeros_like(theta)
+        return self._comm.totals(part.double()).to(theta) if self._comm.size > 1 else part
+
+    def curvature(self, theta: Tensor) -> Callable[[Tensor], float]:
+        """v ↦ vᵀHv for the Hessian at ``theta``, and a v (P,) that all processes have."""
         local = exact_products(self._local, theta)[0] if self._share else None
-        near = self.state.get(STATE)
+
+        def along(v: Tensor) -> float:
+            product = local(v[None])[0] * self._share if local else torch.zeros_like(v)
+            return self._comm.total(float(v.double() @ product.double()))[0]
+
+        return along
+
+    def search(
+        self, theta: Tensor, count: int, near: Tensor | None, precondition: Preconditioner | None = None
+    ) -> Eigenpairs | None:
+        """The largest eigenvalues of H, or of P^{-1/2} H P^{-1/2}, with vectors (count, P), on all ranks.
+
+        Args:
+            theta: θ (P,).
+            count: how many.
+            near: the sum of eigenvectors at weights nearby; None: there are none yet.
+            precondition: P.
+        """
+        local = exact_products(self._local, theta)[0] if self._share else None
+        if local is not None and precondition is not None:
+            local = precondition.around(local, self.problem)
         start = self._random if near is None else warm_start(near, self._random)
         if self._comm.size == 1:
             assert local is not None
             with contextlib.suppress(_NotFiniteError):
-                return lanczos(lambda v: _finite(local(v[None])[0]), start, high=self.top)
+                return lanczos(lambda v: _finite(local(v[None])[0]), start, high=count)
             return None
 
         def shared(v: Tensor, going: float = 1.0) -> Tensor:
@@ -117,18 +123,18 @@ class Sharpness:
         pairs: Eigenpairs | None = None
         if self._comm.rank == 0:
             with contextlib.suppress(_NotFiniteError):
-                pairs = lanczos(lambda v: _finite(shared(v)), start, high=self.top)
+                pairs = lanczos(lambda v: _finite(shared(v)), start, high=count)
             with contextlib.suppress(_StoppedError):
                 shared(start, going=0.0)
         else:
             with contextlib.suppress(_StoppedError):
                 while True:
                     shared(start)
-        return self._broadcast(pairs, theta)
+        return self._broadcast(pairs, count, theta)
 
-    def _broadcast(self, pairs: Eigenpairs | None, theta: Tensor) -> Eigenpairs | None:
+    def _broadcast(self, pairs: Eigenpairs | None, count: int, theta: Tensor) -> Eigenpairs | None:
         """The ``pairs`` of rank 0, on all ranks."""
-        table = torch.zeros(self.top, len(theta) + 3, dtype=torch.float64, device=theta.device)
+        table = torch.zeros(count, len(theta) + 3, dtype=torch.float64, device=theta.device)
         if pairs is not None:
             numbers = torch.stack((pairs.values, pairs.residuals), 1).to(table)
             table = torch.cat((torch.ones_like(numbers[:, :1]), numbers, pairs.vectors.double()), 1)

@@ -1,0 +1,1 @@
+"""Instruments that measure a run as it goes, by name: what ``monitor.instruments`` may have."""

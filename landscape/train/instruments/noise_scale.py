@@ -1,0 +1,156 @@
+"""The gradient noise scale along a run: from the gradients that its learners take anyway."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.core import registry
+from landscape.core.hdf5 import Array
+from landscape.core.statistics import mean_and_error
+from landscape.curvature import jackknife
+from landscape.curvature.hessian import check_deterministic
+from landscape.evaluation.gradient_noise import Jackknife, Scale, from_sums
+from landscape.evaluation.minibatches import Minibatches
+from landscape.train.instruments.base import Gradients, Instrument, Moment, Setting
+
+# Of a step's cost, the most that second gradients may take on average: 1/40 (ours).
+SHARE = 40
+
+
+@registry.instruments.add("noise-scale")
+class NoiseScale(Instrument):
+    """tr Σ/‖g‖² (McCandlish et al. 2018, arXiv:1812.06162), each part averaged over a window of steps.
+
+    Both parts are unbiased, and the value is the ratio of their averages, not the average of ratios. Where
+    all n learners take their gradients at one point, these give both parts at each step. Where learners have
+    points of their own, g is the mean of their own gradients; their spread would count as noise, so tr Σ
+    comes from a second gradient of one learner, in turn, every ⌈40/n⌉ steps: it takes 1/40 of the time of the
+    gradients (ours). The window is the steps since the last measurement. Errors come from the scatter within
+    it (of the ratio by the jackknife), in which changes of the weights count as noise, too. The ratio is NaN
+    where ‖g‖² is not positive.
+
+    In a loop of the user's own both parts come from ``monitor.draws`` fresh minibatches after a step.
+
+    Otherwise a step takes two passes over the learners' gradients; with several processes a reduce-scatter
+    and a sum of two numbers, too.
+    """
+
+    name = "noise-scale"
+    columns: ClassVar[Mapping[str, str]] = {
+        "noise_scale": "samples",
+        "noise_scale_se": "samples",
+        "noise_trace": "nat^2",
+        "noise_trace_se": "nat^2",
+        "noise_norm2": "nat^2",
+        "noise_norm2_se": "nat^2",
+    }
+
+    def __init__(self, run: Setting) -> None:
+        super().__init__(run)
+        self._batch = self.needs_batch()
+        self._between = run.synchronous and run.learners > 1
+        self._every = 1 if self._between else -(-SHARE // run.learners)
+        #: The steps that have been seen, and of each ‖Σ_j g_j‖², and Σ_j ‖g_j‖² or the tr Σ of a learner.
+        self._steps: list[int] = []
+        self._sums: list[Tensor] = []
+        if run.second is None:
+            check_deterministic(run.problem)
+
+    def see(self, gradients: Gradients) -> None:
+        comm, rows = self.run.comm, gradients.rows
+        mean = comm.part_sum(rows.sum(0), "noise scale")
+        if self._between:
+            flat = rows.flatten()
+            other = flat @ flat
+        else:
+            other = self._noise(gradients)
+        sums = torch.stack((mean @ mean, other))  # not read here: the host need not wait for a GPU
+        self._steps.append(gradients.step)
+        self._sums.append(comm.totals(sums.double()))
+
+    def _noise(self, gradients: Gradients) -> Tensor:
+        """B/2 ‖g_j − g_j'‖², whose mean is tr Σ, of the learner whose turn it is, if it is of this process.
+
+        0 of others, and NaN where it is nobody's turn.
+        """
+        run, (turn, rest) = self.run, divmod(gradients.step, self._every)
+        assert run.second is not None
+        if rest:
+            return gradients.rows.new_tensor(math.nan)
+        j = turn % run.learners
+        local = j - run.comm.local.start
+        if not 0 <= local < run.comm.n_local:
+            return gradients.rows.new_zeros(())
+        away = run.second(gradients.step, j, gradients.points[local]) - gradients.rows[local]
+        return away @ away * (self._batch // run.learners / 2)
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        kept = [k for k, s in enumerate(self._steps) if s <= step]  # a step that is undone has been seen
+        if not kept:
+            return {}
+        steps = torch.tensor([self._steps[k] for k in kept], dtype=torch.float64)
+        return {self.key: torch.cat((steps[:, None], self._table()[kept]), 1)}
+
+    def restore(self, state: Tensor) -> None:
+        self._steps = [int(step) for step in state[:, 0]]
+        self._sums = list(state[:, 1:])
+
+    def _table(self) -> Tensor:
+        """(steps, 2) float64 on the CPU."""
+        return torch.stack([each.to("cpu", torch.float64) for each in self._sums])
+
+    def measure(self, now: Moment) -> dict[str, float]:
+        if self.run.second is None:
+            return self._from_draws(now)
+        traces, norms2 = self._window()
+        if not len(traces):
+            return {}
+        (trace, trace_error), (norm2, norm2_error) = mean_and_error(traces), mean_and_error(norms2)
+        value, error = jackknife.ratio(traces, norms2) if norm2 > 0 else (math.nan, math.nan)
+        return {
+            "noise_scale": value,
+            "noise_scale_se": error if len(traces) > 1 else math.nan,
+            "noise_trace": trace,
+            "noise_trace_se": trace_error,
+            "noise_norm2": norm2,
+            "noise_norm2_se": norm2_error,
+        }
+
+    def _window(self) -> tuple[Array, Array]:
+        """tr Σ and ‖g‖² of each step, or each stretch of steps up to a second gradient; the rest is kept."""
+        n, table = self.run.learners, self._table().numpy() if self._sums else np.zeros((0, 2))
+        ends = np.flatnonzero(np.array(self._steps) % self._every == 0) + 1
+        last = int(ends[-1]) if len(ends) else 0
+        self._steps, self._sums = self._steps[last:], self._sums[last:]
+        if self._between:
+            return from_sums(table[:, 1], table[:, 0], n, self._batch // n)
+        traces = table[ends - 1, 1]
+        means = (
+            np.array([part[:, 0].mean() for part in np.split(table[:last], ends[:-1])]) if last else traces
+        )
+        return traces, means / n**2 - traces / self._batch
+
+    def _from_draws(self, now: Moment) -> dict[str, float]:
+        draws, estimator = self.run.monitor.draws, Jackknife(now.mean, self._batch)
+        minibatches = Minibatches(self.run.problem, self._batch, self.generator(now))
+        for _, (drawn,) in zip(range(draws), minibatches, strict=False):
+            estimator.add(drawn.gradient(now.mean)[None])
+        return _columns(estimator.scale())
+
+
+def _columns(scale: Scale) -> dict[str, float]:
+    known = scale.norm2 > 0 and np.isfinite(scale.value)
+    return {
+        "noise_scale": scale.value if known else math.nan,
+        "noise_scale_se": scale.standard_error if known else math.nan,
+        "noise_trace": scale.trace,
+        "noise_trace_se": scale.trace_error,
+        "noise_norm2": scale.norm2,
+        "noise_norm2_se": scale.norm2_error,
+    }

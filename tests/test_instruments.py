@@ -1,0 +1,402 @@
+"""What a run measures as it goes: against dense matrices, known truths, resumed, over processes, and refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import landscape
+from landscape import Checkpoint, InputError, Problem
+from landscape.checkpoint.history import MONITORED, UNITS
+from landscape.core import registry
+from landscape.core.errors import FailedError
+from landscape.train import launch, recipe
+from landscape.train.distributed.process_group import Group
+from landscape.train.instruments.base import Instrument, Moment
+from landscape.train.loop import Hooks, Trainer
+from landscape.train.randomness import generator
+from landscape.train.recorder import Recorder
+from tests import problems
+from tests.groups import together
+from tests.test_batch_sharpness import dense
+from tests.test_buffers import BASE
+from tests.test_recorder import digits, net
+from tests.test_training import quadratic, same_bits
+
+NAMES = [
+    "lambda-max", "batch-sharpness", "noise-scale", "disagreement", "noise-alignment", "worst-sharpness",
+    "average-sharpness",
+]  # fmt: skip
+ALL: dict[str, Any] = {"instruments": NAMES, "every": 6, "draws": 3, "samples": 90, "top": 2, "rho": 0.05}
+
+
+def values_of(tiny: Path, **changes: Any) -> dict[str, Any]:
+    values = recipe.parse(tiny.read_text(), "") | {"name": "tiny", "dtype": "float64"}
+    return values | {"checkpoint": {"every": 5}, "monitor": ALL} | changes
+
+
+def measured(values: dict[str, Any]) -> tuple[Trainer, Checkpoint, dict[int, Tensor]]:
+    """The trainer and the end of a run, and the learners' weights after each step that was saved."""
+    saved: dict[int, Tensor] = {}
+
+    def keep(state: Checkpoint) -> None:
+        saved[state.step] = state.weights.clone()
+
+    trainer = Trainer(recipe.from_values(values), hooks=Hooks(save=keep))
+    return trainer, trainer.run(), saved
+
+
+def ratio(above: list[float], below: list[float]) -> tuple[float, float]:
+    """Σa/Σb and its error, leaving one out at a time."""
+    a, b, n = np.array(above), np.array(below), len(above)
+    left = np.array([np.delete(a, k).sum() / np.delete(b, k).sum() for k in range(n)])
+    return a.sum() / b.sum(), math.sqrt((n - 1) / n * ((left - left.mean()) ** 2).sum())
+
+
+@pytest.mark.parametrize(
+    "algorithm", [{"name": "dpsgd", "mixing": "ring(1)"}, {"name": "ssgd"}], ids=["dpsgd", "ssgd"]
+)
+def test_the_columns_are_those_of_dense_matrices(tiny: Path, algorithm: dict[str, Any]) -> None:
+    values = values_of(tiny, algorithm=algorithm, steps=12, checkpoint={"every": 6})
+    trainer, end, saved = measured(values)
+    sample, whole, n = trainer.monitor.run.sample.problem, trainer.train, 4
+    assert [end.units[c] for c in ("noise_scale", "batch_sharpness", "disagreement_cost", "spread_share_se")] == [
+        "samples", "nat", "nat", "1",
+    ]  # fmt: skip
+    for step in (6, 12):
+        row = {name: column[end.history["step"] == step][0] for name, column in end.history.items()}
+        weights = saved[step]
+        mean = weights.mean(0)
+        points = mean.expand_as(weights) if algorithm["name"] == "ssgd" else weights
+        at = problem_at(sample, mean)
+        h, g = problems.textbook_hessian(at), problems.textbook_gradient(sample, mean)
+
+        def drawn(part: str, *shape: int, step: int = step) -> Tensor:
+            stream = generator(trainer.recipe.seed, f"monitor_{part}", step)
+            return torch.stack([torch.randint(whole.samples, shape, generator=stream) for _ in range(3)])
+
+        at_mean = [dense(whole, mean, i)[0] for i in drawn("batch-sharpness mean", 1, 40)[:, 0]]
+        own = [
+            np.mean([dense(whole, w, i)[0] for w, i in zip(points, rows, strict=True)])
+            for rows in drawn("batch-sharpness learners", n, 10)
+        ]
+        for name, found in {"batch_sharpness": at_mean, "learner_batch_sharpness": own}.items():
+            assert row[name] == pytest.approx(np.mean(found), rel=1e-8)
+            assert row[f"{name}_se"] == pytest.approx(np.std(found, ddof=1) / 3**0.5, rel=1e-6)
+            assert row[f"lr_{name}"] == pytest.approx(0.2 * np.mean(found), rel=1e-8)
+        spread = weights - mean
+        c, vectors = spread.T @ spread / n, torch.linalg.eigh(h)[1][:, -2:]
+        assert row["spread_share"] == pytest.approx(
+            float((spread @ vectors).square().sum() / spread.square().sum()), abs=0.02
+        )
+        assert row["gradient_share"] == pytest.approx(
+            float((vectors.T @ g).square().sum() / (g @ g)), abs=0.02
+        )
+        assert row["disagreement_cost"] == pytest.approx(float(torch.trace(h @ c)) / 2, rel=1e-8)
+        result = landscape.disagreement(weights, 2, problem=sample)
+        assert row["spread_share_se"] == pytest.approx(result.standard_error, abs=0.01)
+        assert row["disagreement_cost_se"] == pytest.approx(result.cost_error, rel=1e-6)
+        gradients = [
+            problems.textbook_gradient(whole.subset(i), mean) for i in drawn("noise-alignment", 1, 40)[:, 0]
+        ]
+        expected = ratio([float(v @ h @ v) for v in gradients], [float(v @ v) for v in gradients])
+        assert (row["noise_alignment"], row["noise_alignment_se"]) == pytest.approx(expected, rel=1e-8)
+        for kind in ("worst", "average"):
+            seed = generator(trainer.recipe.seed, f"monitor_{kind}-sharpness", step).initial_seed()
+            rise = landscape.sharpness(at, 0.05, kind, max_draws=3, seed=seed)
+            assert row[f"{kind}_sharpness"] == pytest.approx(rise.value, rel=1e-6)
+
+
+def problem_at(problem: Problem, theta: Tensor) -> Problem:
+    assert problem.resident is not None
+    return Problem(problem.model, problem.criterion, problem.resident, theta=theta)
+
+
+def test_the_noise_scale_of_a_window_is_that_of_its_gradients(tiny: Path) -> None:
+    """SSGD's from the gradients of each step; the ratio of averages, not the average of ratios."""
+    values = values_of(
+        tiny, algorithm={"name": "ssgd"}, steps=12, monitor=ALL | {"instruments": ["noise-scale"]}
+    )
+    trainer = Trainer(recipe.from_values(values))
+    seen: list[tuple[float, float]] = []
+    compute = trainer._compute_gradients
+
+    def keep(*arguments: Any) -> Tensor:
+        losses = compute(*arguments)
+        g = trainer._gradients
+        pairs = [float(a @ b) for i, a in enumerate(g) for j, b in enumerate(g) if i != j]
+        seen.append((10 * float((g - g.mean(0)).square().sum()) / 3, float(np.mean(pairs))))
+        return losses
+
+    trainer._compute_gradients = keep  # type: ignore[method-assign]
+    history = trainer.run().history
+    for last in (6, 12):
+        traces, norms = (list(column) for column in zip(*seen[last - 6 : last], strict=True))
+        row = {name: history[f"noise_{name}"][last - 1] for name in ("scale", "scale_se", "trace", "norm2")}
+        assert (row["scale"], row["scale_se"]) == pytest.approx(ratio(traces, norms), rel=1e-9)
+        assert (row["trace"], row["norm2"]) == pytest.approx((np.mean(traces), np.mean(norms)), rel=1e-9)
+
+
+TRUTH = 2 * 0.5**2  # tr Σ of the noise below, in two coordinates, whatever the weights
+
+
+def noisy(algorithm: dict[str, Any], seed: int = 0, **changes: Any) -> recipe.Recipe:
+    values: dict[str, Any] = {
+        "data": {"name": "quadratic", "dimension": 2, "gradient_std": 0.5},
+        "monitor": {"instruments": ["noise-scale"], "every": 400},
+        "decompose": {"every": 1},
+        "algorithm": algorithm,
+        "seed": seed,
+    }
+    return quadratic(**(values | changes))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes"),
+    [
+        ({"name": "ssgd"}, {}),
+        ({"name": "dpsgd", "mixing": "ring(1)"}, {}),
+        (
+            {"name": "ssgd"},
+            {"learners": 1, "steps": 4000, "monitor": {"instruments": ["noise-scale"], "every": 4000}},
+        ),
+    ],
+    ids=["ssgd", "dpsgd", "one learner"],
+)
+def test_both_parts_are_unbiased_whatever_the_spread(
+    algorithm: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    """On a quadratic tr Σ is known, and ‖g‖² of the mean is recorded exactly at each step."""
+    history = Trainer(noisy(algorithm, **changes)).run().history
+    row = {name: column[-1] for name, column in history.items()}
+    assert abs(row["noise_trace"] - TRUTH) < 4 * row["noise_trace_se"] < TRUTH
+    exact = history["grad_norm2"].mean()
+    assert abs(row["noise_norm2"] - exact) < 4 * row["noise_norm2_se"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ssgd", "dpsgd"])
+def test_the_error_of_the_noise_scale_covers_the_truth(name: str) -> None:
+    """200 seeds at weights that hardly move, of which the noise scale is known."""
+    covered = []
+    for seed in range(200):
+        chosen = noisy(
+            {"name": name}, seed, lr=1e-9, steps=175, decompose={"every": 0},
+            monitor={"instruments": ["noise-scale"], "every": 175},
+        )  # fmt: skip
+        trainer = Trainer(chosen)
+        g = trainer.train.gradient()
+        row = trainer.run().history
+        covered.append(abs(row["noise_scale"][-1] - TRUTH / float(g @ g)) < 2 * row["noise_scale_se"][-1])
+    assert 0.88 < np.mean(covered) < 0.99  # 95% ± three standard errors of 200, and the jackknife's own
+
+
+def test_measuring_leaves_the_run_as_it_is_and_goes_on_bit_for_bit(tiny: Path, tmp_path: Path) -> None:
+    chosen = recipe.from_values(values_of(tiny))
+    whole = launch.launch(chosen, tmp_path / "whole")
+    for k in (5, 20):  # within windows of the noise scale, which last 10 steps here
+        folder = tmp_path / str(k)
+        folder.mkdir()
+        shutil.copy(tmp_path / "whole" / f"step-{k:07d}.h5", folder / "last.h5")
+        same_bits(whole, launch.launch(None, folder, resume=True))
+    off = Trainer(recipe.from_values(values_of(tiny, monitor={}))).run()
+    assert torch.equal(off.weights, whole.weights)
+    assert not {"noise_scale", "batch_sharpness"} & set(off.history)
+
+
+def test_learners_that_agree_have_no_shares(tiny: Path) -> None:
+    values = values_of(tiny, algorithm={"name": "dpsgd", "order": "atc"}, steps=6, dtype="float32")
+    row = {name: column[-1] for name, column in Trainer(recipe.from_values(values)).run().history.items()}
+    assert math.isnan(row["spread_share"])
+    assert abs(row["disagreement_cost"]) < 1e-10
+    assert row["gradient_share"] > 0
+
+
+def _run(group: Group, values: dict[str, Any]) -> Checkpoint:
+    return Trainer(recipe.from_values(values), group=group).run()
+
+
+@pytest.mark.parametrize("order", ["awc", pytest.param("ssgd", marks=pytest.mark.slow)])
+def test_two_processes_measure_what_one_does(tiny: Path, order: str) -> None:
+    algorithm = {"name": "ssgd"} if order == "ssgd" else {"name": "dpsgd", "mixing": "ring(1)"}
+    names = [*NAMES, "preconditioned-lambda-max"]
+    values = values_of(
+        tiny, algorithm=algorithm, steps=12, monitor=ALL | {"instruments": names},
+        optimizer={"name": "torch:RMSprop"}, lr=0.01,
+    )  # fmt: skip
+    alone = Trainer(recipe.from_values(values)).run()
+    for part in together(2, _run, values):
+        assert isinstance(part, Checkpoint), part
+        for name in (set(alone.history) - set(UNITS)) | set(MONITORED):
+            np.testing.assert_allclose(
+                part.history[name], alone.history[name], rtol=1e-6, atol=1e-9, err_msg=name
+            )
+
+
+@pytest.mark.parametrize("name", ["torch:Adam", "lars"])
+def test_the_preconditioner_is_that_of_the_optimizers_state(tiny: Path, name: str) -> None:
+    monitor = ALL | {"instruments": ["preconditioned-lambda-max"], "samples": 0}
+    values = values_of(tiny, optimizer={"name": name}, lr=0.01, steps=12, monitor=monitor)
+    trainer, end, _ = measured(values)
+    row = {column: end.history[column][-1] for column in end.history}
+    problem = end.problem()
+    seen = landscape.preconditioner(end, problem)
+    root = seen.diagonal.double().rsqrt()
+    top = float(
+        torch.linalg.eigvalsh(
+            root[:, None] * problems.textbook_hessian(problem_at(trainer.train, end.mean)) * root
+        )[-1]
+    )
+    # LARS's P hangs on minibatches that are drawn anew.
+    assert row["preconditioned_lambda_max"] == pytest.approx(top, rel=0.02 if name != "lars" else 0.3)
+    assert row["lr_preconditioned_lambda_max"] == pytest.approx(0.01 * row["preconditioned_lambda_max"])
+    assert row["lr_preconditioned_limit"] == pytest.approx(seen.limit)
+
+
+def test_with_batchnorm_and_dropout_all_is_measured() -> None:
+    monitor = ALL | {"instruments": ["batch-sharpness", "noise-scale", "disagreement"]}
+    changes: dict[str, Any] = {
+        "monitor": monitor,
+        "steps": 30,
+        "model": {"name": "tests.nets:norm_net", "dropout": 0.3},
+    }
+    end = Trainer(recipe.from_values(BASE | changes)).run()
+    for name in ("batch_sharpness", "learner_batch_sharpness", "noise_trace", "gradient_share"):
+        assert np.isfinite(end.history[name]).any()
+    off = Trainer(recipe.from_values(BASE | changes | {"monitor": {}})).run()
+    assert torch.equal(end.weights, off.weights)
+    assert all(torch.equal(end.buffers[name], off.buffers[name]) for name in off.buffers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"instruments": ["batch-sharpnes"]}, "did you mean 'batch-sharpness'.*allowed: average-sharpness, batch-"),
+        ({"instruments": ["disagreement"], "learners": 1}, "'disagreement' is not allowed with 1 learner"),
+        ({"instruments": ["worst-sharpness"]}, "monitor.rho: missing"),
+        ({"instruments": ["preconditioned-lambda-max"]}, "the optimizer 'sgd' has no diagonal preconditioner"),
+        ({"instruments": "noise-scale"}, r"monitor.instruments: 'noise-scale' is not allowed, it must be list\[str\]"),
+        ({"every": 0}, "monitor.every: 0 is not allowed"),
+        ({"draws": 1}, "monitor.draws: 1 is not allowed"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_measured_is_refused(tiny: Path, changes: dict[str, Any], words: str) -> None:
+    monitor = {k: v for k, v in changes.items() if k != "learners"}
+    values = values_of(tiny, monitor=monitor, learners=changes.get("learners", 4), algorithm={"name": "ssgd"})
+    with pytest.raises(InputError, match=words):
+        Trainer(recipe.from_values(values))
+
+
+def test_an_instrument_of_ones_own_declares_its_columns(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Norm(Instrument):
+        name = "norm"
+        columns = {"norm": "1"}  # noqa: RUF012
+
+        def measure(self, now: Moment) -> dict[str, float]:
+            return {"norm": float(now.mean.norm())}
+
+    class Wrong(Norm):
+        columns = {}  # noqa: RUF012
+
+    for kind in (Norm, Wrong):
+        monkeypatch.setattr(registry.instruments, "_entries", {**registry.instruments._entries, "norm": kind})
+        trainer = Trainer(
+            recipe.from_values(values_of(tiny, steps=6, monitor={"instruments": ["norm"], "every": 6}))
+        )
+        if kind is Wrong:
+            with pytest.raises(
+                FailedError, match="'norm' records the column 'norm', which its class must declare"
+            ):
+                trainer.run()
+        else:
+            end = trainer.run()
+            assert end.history["norm"][-1] == pytest.approx(float(end.mean.norm()))
+
+
+def test_gradients_that_vanish_are_nan_and_end_no_run(tiny: Path) -> None:
+    trainer = Trainer(recipe.from_values(values_of(tiny)))
+    row = trainer.monitor.measure(6, 0.2, torch.full_like(trainer.weights, torch.inf))
+    assert math.isnan(row["batch_sharpness"])
+    assert "lambda_max" not in row
+
+
+# Loops of the user's own.
+
+
+def record(
+    folder: Path, monitor: dict[str, Any], steps: int = 4, **options: Any
+) -> tuple[Recorder, torch.nn.Module]:
+    model, (x, y) = net(), digits()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    with Recorder(
+        folder, model, torch.nn.functional.cross_entropy, (x, y), every=0, monitor=monitor,
+        **{"optimizer": optimizer, "batch": 16, "save_every": 2} | options,
+    ) as recorder:  # fmt: skip
+        for t in range(recorder.steps, steps):
+            rows = torch.randint(len(y), (16,), generator=torch.Generator().manual_seed(t))
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+            with recorder.step():
+                optimizer.step()
+    return recorder, model
+
+
+def test_a_recorder_measures_with_the_same_instruments(tmp_path: Path) -> None:
+    names = ["batch-sharpness", "noise-scale", "noise-alignment", "preconditioned-lambda-max"]
+    _, model = record(tmp_path, {"instruments": names, "every": 2, "draws": 40})
+    run = landscape.load(tmp_path / "last.h5")
+    row = {name: column[-1] for name, column in run.history.items()}
+    assert run.history["step"][np.isfinite(run.history["noise_scale"])].tolist() == [2, 4]
+    problem = Problem(model, torch.nn.functional.cross_entropy, digits())
+    sharp = landscape.batch_sharpness(problem, 16, min_draws=200, max_draws=200, with_lambda_max=False)
+    assert abs(row["batch_sharpness"] - sharp.value) < 4 * math.hypot(
+        row["batch_sharpness_se"], sharp.standard_error
+    )
+    scale = landscape.noise_scale(problem, 16, min_draws=200, max_draws=200)
+    assert abs(row["noise_scale"] - scale.value) < 4 * math.hypot(row["noise_scale_se"], scale.standard_error)
+    assert row["lr_preconditioned_limit"] == pytest.approx(38, rel=1e-6)
+    assert row["lr_preconditioned_lambda_max"] == pytest.approx(0.01 * row["preconditioned_lambda_max"])
+    assert run.units["noise_scale"] == "samples"
+
+
+@pytest.mark.parametrize(
+    ("monitor", "options", "words"),
+    [
+        ({"instruments": ["disagreement"]}, {}, "not allowed with 1 learner"),
+        ({"instruments": ["batch-sharpness"]}, {"batch": 0}, "'batch-sharpness' needs the samples of a minibatch"),
+        ({"instruments": ["preconditioned-lambda-max"]}, {"optimizer": None}, "only with Adam, AdamW or RMSprop"),
+        ({"instrument": []}, {}, "did you mean 'instruments'"),
+    ],
+)  # fmt: skip
+def test_a_recorder_refuses_what_it_cannot_measure(
+    tmp_path: Path, monitor: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        record(tmp_path / "run", monitor, **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recorders_state_goes_on(tmp_path: Path) -> None:
+    """λ_max begins its search where the last one ended; columns of instruments may not be logged."""
+    monitor = {"instruments": ["lambda-max", "noise-scale"], "every": 2, "draws": 4}
+    record(tmp_path, monitor)
+    first = landscape.load(tmp_path / "last.h5")
+    assert "monitor_start" in first.shared
+    with pytest.warns(UserWarning, match="not those recorded"):
+        recorder, _ = record(tmp_path, monitor, steps=6, resume=True)
+    assert landscape.load(tmp_path / "last.h5").history["step"][-1] == 6
+    with pytest.raises(InputError, match="column of the recorder's own"):
+        recorder._rows.declare("noise_scale", None)
+
+
+def test_what_changes_by_dataclass_replace_is_checked() -> None:
+    with pytest.raises(InputError, match="monitor.top: 0"):
+        dataclasses.replace(recipe.read("digits-dpsgd").monitor, top=0)
