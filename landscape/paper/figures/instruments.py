@@ -134,20 +134,15 @@ def _end(runs: Sequence[Checkpoint]) -> dict[str, float]:
 def _judge(rows: Rows) -> list[Effect]:
     """At the smallest batch, by how much batch sharpness is nearer to the limit than λ_max, by setting."""
     low, effects = min(STEPS), []
+    columns = ("lr_lambda_max", "lr_batch_sharpness", "lr_lambda_limit")
     for name in SETTINGS:
         chosen, gains = select(rows, batch=float(low), setting=name), []
         for seed in sorted(set(verdicts.column(chosen, "seed"))) if chosen else []:
             of_seed = select(chosen, seed=seed)
             late = [row for row in of_seed if row["step"] > max(verdicts.column(of_seed, "step")) / 2]
-            off = [
-                abs(
-                    np.log(
-                        np.nanmedian(verdicts.column(late, c))
-                        / np.nanmedian(verdicts.column(late, "lr_lambda_limit"))
-                    )
-                )
-                for c in ("lr_lambda_max", "lr_batch_sharpness")
-            ]
+            middle = {c: np.nanmedian(verdicts.column(late, c)) for c in columns}
+            with np.errstate(invalid="ignore"):  # a negative one has no ratio to the limit: not tested
+                off = [abs(np.log(middle[c] / middle["lr_lambda_limit"])) for c in columns[:2]]
             gains.append(float(off[0] - off[1]))
         what = "how much nearer batch sharpness is to the limit than λ_max (logarithm of the ratio)"
         effects.append(Effect(f"nB = {low}, {named(name)}", what, tuple(gains)))
