@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 PEERS := .venv-bench
 INTEGRATIONS := .venv-integrations
+DOCS := .venv-docs
 
-.PHONY: demo test test-all test-integrations battery-huggingface figures figures-smoke bench fuzz chaos lint clean
+.PHONY: demo test test-all test-integrations battery-huggingface figures figures-smoke bench fuzz chaos lint docs clean
 
 demo: $(READY)  ## train on the bundled digits and draw the landscape around what comes out
 	$(BIN)/landscape demo -o demo
@@ -32,6 +33,10 @@ figures-smoke: $(READY)  ## the same with bundled data, to see that each can be 
 fuzz: $(READY)  ## 10,000 damaged and hostile files for every reader, in processes with limits (15 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
 
+docs: $(DOCS)/ready  ## the documentation, into build/docs; a warning is an error
+	OMP_NUM_THREADS=1 $(DOCS)/bin/python -m sphinx -b html -E -W --keep-going -q docs build/docs
+	$(DOCS)/bin/python docs/check_search.py build/docs
+
 bench: $(PEERS)/ready  ## side-by-side timings, as ratios, in an environment with the peers
 	$(PEERS)/bin/python -m tests.benchmarks
 
@@ -39,8 +44,8 @@ chaos: $(READY)  ## 500 kills and signals at random moments over all commands (a
 	$(BIN)/python -m tests.chaos
 
 lint: $(READY)  ## style and types
-	$(BIN)/ruff format --check landscape tests
-	$(BIN)/ruff check landscape tests
+	$(BIN)/ruff format --check landscape tests docs
+	$(BIN)/ruff check landscape tests docs
 	$(BIN)/mypy
 
 # torch comes first and pinned, so that nothing else draws in another build of it.
@@ -63,5 +68,11 @@ $(INTEGRATIONS)/ready: pyproject.toml constraints.txt
 	$(INTEGRATIONS)/bin/python -m pip install --quiet -c constraints.txt -e ".[dev,lightning,huggingface]"
 	touch $(INTEGRATIONS)/ready
 
+$(DOCS)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet -c constraints.txt torch
+	$(DOCS)/bin/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	touch $(DOCS)/ready
+
 clean:
-	rm -rf $(VENV) $(PEERS) $(INTEGRATIONS) build dist *.egg-info demo
+	rm -rf $(VENV) $(PEERS) $(INTEGRATIONS) $(DOCS) build dist *.egg-info demo

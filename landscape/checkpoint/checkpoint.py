@@ -49,7 +49,7 @@ class Checkpoint:
     re-estimated on a sample of the training set (empty if they were not re-estimated); ``optimizer`` name ->
     (n, …): the optimizer's state; ``rule`` name -> (n, …) and ``shared`` name -> (…): the state of the update
     rule, a row for each learner or the same for all; ``seed`` fixes all randomness with the step (see
-    :mod:`landscape.train.randomness`); ``history`` column -> (T,) float64 and ``units`` column -> unit, of
+    ``landscape.train.randomness``); ``history`` column -> (T,) float64 and ``units`` column -> unit, of
     the columns that every run has and of those that its update rule adds; ``recipe`` the TOML text;
     ``model`` {"name", "options"}; ``data`` {"name", "options", "train", "test", "fingerprint"};
     ``lr`` and ``local_batch`` those of the next step (at the end of a run, of the last); ``diverged_at`` the
@@ -129,7 +129,8 @@ class Checkpoint:
         Args:
             model: replaces the built-in model; needed if the checkpoint's model is the user's code. Its
                 weights and buffers are replaced by the checkpoint's.
-            data: replaces the built-in data set; :func:`.as_data` lists its allowed forms.
+            data: replaces the built-in data set: a :class:`landscape.data.Dataset`, a dict of the splits
+                "train" and "test", or one split for both, each as :class:`landscape.Problem` takes it.
             loss: replaces the loss of the data ("data"); as in :class:`landscape.Problem`.
 
         One learner is evaluated with its own buffers. The mean of several learners has the mean of their

@@ -64,6 +64,31 @@ class Result:
     - ``table``: the dimensions whose points are the rows of :meth:`to_dataframe`.
     - ``texts``: arrays of UTF-8 bytes.
 
+    These fields mean the same in every result that has them:
+
+    Attributes:
+        split: the data, "train" or "test".
+        label: a name for plots.
+        source: the name of the file whose weights were analysed; "" if there is none.
+        source_sha256: the SHA-256 of that file.
+        samples: the number of samples of the data.
+        seed: the seed of what was drawn at random.
+        dtype: the precision of the computation, "float32" or "float64".
+        kind, norm: how the directions of the plane were chosen, see :class:`landscape.Plane`.
+        span: half the width of the grid.
+        path: how losses were computed, see :func:`landscape.contour`.
+        parameters: the number P of weights.
+        learners: the number n of learners.
+        local_batch: samples of a learner's minibatch.
+        lr: the learning rate of the run; NaN if unknown.
+        tol: the relative tolerance that was asked for.
+        converged: whether the tolerance was met.
+        hvps: the number of Hessian-vector products.
+        search: the products with which eigenvectors were searched, "exact" or cheaper ones.
+        max_products: the most products that were allowed; 0 for no bound.
+        randomness: what was done with random numbers in eval mode, "refuse" or "seed".
+        consensus: the consensus distance n⁻¹ Σ_j ‖w_j − w_a‖².
+
     Example:
         >>> @dataclasses.dataclass(frozen=True)
         ... class Curve(Result):

@@ -17,16 +17,19 @@ class NoiseEstimate(Result):
     """Δ(2) at one checkpoint, with learners w_j = w_a + Δw_j, learning rate α and local batch B.
 
     All values are squared weights. Arrays (draws,) have one value for each draw of n minibatches of B samples
-    (with replacement):
+    (with replacement). Numbers without draws are exact on the whole data set. With P⊥ the projector
+    orthogonal to g and δ = n⁻¹ Σ_j [∇L^{μ_j}(w_j) − ∇L^{μ_j}(w_a)], Δ_DP = Δ_S + α²‖P⊥δ‖² + 2α²⟨P⊥g_S, P⊥δ⟩
+    (DPSGD-2020, Eq. 4).
 
-    - ``direct`` α²‖δ‖², δ = n⁻¹ Σ_j [∇L^{μ_j}(w_j) − ∇L^{μ_j}(w_a)]: the definition;
-    - ``first_order`` α²‖n⁻¹ Σ_j H_{μ_j} Δw_j‖², its first-order expansion, with minibatch Hessians at w_a;
-    - ``delta_s`` α²‖P⊥g_S‖², ``delta_2`` α²‖P⊥δ‖², ``delta_cross`` 2α²⟨P⊥g_S, P⊥δ⟩, whose sum is Δ_DP.
-
-    Numbers without draws are exact on the whole data set:
-
-    - ``full_batch`` the definition with ∇L in place of ∇L^{μ_j}, which has only terms of higher order;
-    - ``eq4`` α² n⁻² Σ_j ‖HΔw_j‖², the Hessian form in the paper (DPSGD-2020, Eq. 4).
+    Attributes:
+        direct: (draws,), α²‖δ‖²: the definition.
+        first_order: (draws,), α²‖n⁻¹ Σ_j H_{μ_j} Δw_j‖², its first-order expansion, with minibatch Hessians
+            at w_a.
+        delta_s: (draws,), Δ_S = α²‖P⊥g_S‖².
+        delta_2: (draws,), α²‖P⊥δ‖².
+        delta_cross: (draws,), 2α²⟨P⊥g_S, P⊥δ⟩.
+        full_batch: the definition with ∇L in place of ∇L^{μ_j}, which has only terms of higher order.
+        eq4: α² n⁻² Σ_j ‖HΔw_j‖², the Hessian form in the paper.
 
     Example:
         >>> values = np.array([1.0, 3.0])

@@ -35,6 +35,7 @@ class Smoothing(Result):
         lipschitz: (S,), ‖∇L(w(t+1)) − ∇L(w(t))‖/‖w(t+1) − w(t)‖ for S steps of w_a, a lower bound on the
             Lipschitz constant of the gradient; empty if no steps were given.
         lipschitz_smooth, lipschitz_smooth_se: (2, S), the same for the smoothed gradients.
+        pairs: m, the number of pairs ±δ_i.
         lr, alpha_e: α and α_e of the run; NaN if unknown.
 
     Example:

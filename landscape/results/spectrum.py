@@ -95,6 +95,7 @@ class Spectrum(Result):
     Attributes:
         values: (k,), eigenvalues in nats, descending: the largest ones, and then the ``lowest`` smallest.
         residuals: (k,), ‖Hv − λv‖ in nats.
+        lowest: how many of ``values`` are the smallest ones.
         trace, trace_error: tr H and one standard error, in nats; NaN if not computed.
         nodes, weights: (probes, steps), as in :class:`Density`; (0, 0) if not computed.
         parameters: size of the Hessian or block.

@@ -19,9 +19,12 @@ from landscape.train.mixing import Mixing
 class DPSGD(Rule):
     """Each learner takes its gradient at its own weights and averages with its neighbours.
 
-    ``order`` "awc" (adapt with combine): w_j ← Σ_k M_jk w_k − α ∇L^{μ_j}(w_j) (DPSGD-2020, Eq. 2), the
-    default; "atc" (adapt then combine): w_j ← Σ_k M_jk (w_k − α ∇L^{μ_k}(w_k)). ``mixing`` as in
-    :class:`landscape.train.mixing.Mixing`; the default "full" is that of the paper's Figure 2(a).
+    Args:
+        mixing: The mixing matrix M: full, ring(k), torus, torus(RxC), exponential, one-peer-exponential,
+            hypercube, random-matching, star, or a .csv, .txt or .npy file with a doubly stochastic matrix.
+            Source: DPSGD-2020, Figure 2(a).
+        order: "awc" (adapt with combine): w_j ← Σ_k M_jk w_k − α ∇L^{μ_j}(w_j); "atc" (adapt then combine):
+            w_j ← Σ_k M_jk (w_k − α ∇L^{μ_k}(w_k)). Source: DPSGD-2020, Eq. 2.
     """
 
     lr_is_factor = True

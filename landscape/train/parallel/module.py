@@ -226,7 +226,7 @@ class DecentralizedDataParallel(nn.Module):
             path: the file, which each process reads.
 
         Returns:
-            The number of steps made, which :attr:`steps` is from now on.
+            The number of steps made, which ``steps`` is from now on.
 
         Raises:
             InputError: within a step, and for a file of another algorithm or number of learners.
