@@ -43,7 +43,7 @@ nitpick_ignore_regex = [
     ),
     (r"py:class", r"landscape\..*\.(T|UserData|OptimizerMemory)"),
 ]
-suppress_warnings: list[str] = []
+smartquotes = False  # which makes one dash of the two of an option
 
 myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath", "fieldlist", "substitution"]
 myst_heading_anchors = 3

@@ -136,7 +136,7 @@ def default_text(value: Any) -> str:
 
 
 def key_row(key: str, description: str, annotation: Any, default: Any, missing: object) -> tuple[str, ...]:
-    """The row of one key: key, meaning, type, unit, default, source of the default.
+    """The row of one key: key; meaning; type and unit; default and its source.
 
     A description ends with "Unit: …." and "Source: …." where there is a unit, and a default.
     """
@@ -150,11 +150,12 @@ def key_row(key: str, description: str, annotation: Any, default: Any, missing: 
         raise ValueError(
             f"recipe key {key}: its description does not say 'Source: …', where its default is from"
         )
-    shown = "required" if required else default_text(default)
-    return f"`{key}`", markdown(meaning), type_name(annotation), markdown(unit), shown, markdown(source)
+    kind = f"{type_name(annotation)}, {markdown(unit)}" if unit else type_name(annotation)
+    shown = markdown(source) or "required" if required else f"{default_text(default)}: {markdown(source)}"
+    return f"`{key}`", markdown(meaning), kind, shown
 
 
-HEAD = ("key", "meaning", "type", "unit", "default", "source of the default")
+HEAD = ("key", "meaning", "type, unit", "default: its source")
 
 
 def dataclass_rows(kind: type, prefix: str = "") -> list[tuple[str, ...]]:
@@ -399,15 +400,20 @@ def show_example(lines: list[str]) -> None:
         escape_click(lines)
 
 
-#: Stands for a colon in descriptions of attributes, where napoleon takes what is before it for a type.
+#: Stands for a colon in descriptions of attributes and of what is returned, where napoleon takes what is before
+#: it for a type.
 COLON = "\ue000"
 
 
 def process_docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     """Prepare a docstring, in place, for napoleon."""
     escape_docstring(lines)
-    if what in ("attribute", "data", "property"):
-        lines[:] = [line.replace(":", COLON) for line in lines]
+    hidden = what in ("attribute", "data", "property")
+    for i, line in enumerate(lines):
+        if what not in ("attribute", "data", "property") and re.fullmatch(r"\w+:", line):
+            hidden = line == "Returns:"
+        elif hidden:
+            lines[i] = line.replace(":", COLON)
 
 
 def restore_colons(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
