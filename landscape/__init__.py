@@ -68,6 +68,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.results.base import save as save
     from landscape.results.basins import Basins as Basins
     from landscape.results.batch_sharpness import BatchSharpness as BatchSharpness
+    from landscape.results.critical_batch import CriticalBatch as CriticalBatch
     from landscape.results.disagreement import Disagreement as Disagreement
     from landscape.results.escape import Escape as Escape
     from landscape.results.hessian_grid import HessianGrid as HessianGrid
@@ -87,6 +88,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.results.surface import Surface as Surface
     from landscape.results.sweep import Sweep as Sweep
     from landscape.results.vtk import save_vts as save_vts
+    from landscape.train.experiments.critical_batch import critical_batch as critical_batch
     from landscape.train.parallel.module import (
         DecentralizedDataParallel as DecentralizedDataParallel,
     )
@@ -100,6 +102,7 @@ _MODULES = {
     "Checkpoint": "checkpoint.checkpoint",
     "DecentralizedDataParallel": "train.parallel.module",
     "Density": "results.spectrum",
+    "CriticalBatch": "results.critical_batch",
     "Disagreement": "results.disagreement",
     "Eigenpairs": "curvature.lanczos",
     "Ends": "curvature.lanczos",
@@ -129,6 +132,7 @@ _MODULES = {
     "batch_sharpness": "analysis.batch_sharpness",
     "between": "analysis.planes",
     "contour": "analysis.contour",
+    "critical_batch": "train.experiments.critical_batch",
     "density": "curvature.density",
     "disagreement": "analysis.disagreement",
     "eigen_plane": "analysis.planes",

@@ -38,6 +38,7 @@ PUBLIC = [
     landscape.estimate_noise,
     landscape.batch_sharpness,
     landscape.noise_scale,
+    landscape.critical_batch,
     landscape.noise_alignment,
     landscape.disagreement,
     landscape.sharpness,

@@ -340,6 +340,10 @@ def test_sentences_say_what_the_runs_can_tell_apart(made: contents.Contents) -> 
     assert "do not tell the two apart" in undecided
     (decided,) = findings._comparison({"A": one, "B": dataclasses.replace(one, mean=15.0)})
     assert "A has the lowest test error, 10.0 ± 1.4 points below B, 7.1 standard errors" in decided
+    few = dataclasses.replace(one, seeds=3)  # t of 4 degrees of freedom: 2.78 times √2 = 3.93
+    for gap, told in ((3.8, False), (4.0, True)):
+        (said_of_few,) = findings._comparison({"A": few, "B": dataclasses.replace(few, mean=5 + gap)})
+        assert ("do not tell" not in said_of_few) == told
     (unknown,) = findings._comparison({"A": dataclasses.replace(one, standard_error=math.nan), "B": one})
     assert "cannot be said" in unknown
 

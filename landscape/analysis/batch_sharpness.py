@@ -11,13 +11,14 @@ from torch import Tensor
 from landscape.analysis.precision import LEAST, MOST, TOL, Precision, learners_of
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
+from landscape.core.statistics import mean_and_error
 from landscape.curvature.directional import gradient_curvature
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.hessian import check_deterministic
 from landscape.curvature.lanczos import TOL as EIGENVALUE_TOL
 from landscape.evaluation.minibatches import Minibatches, stream
 from landscape.evaluation.paths import Progress
-from landscape.problem.batchnorm import has_batchnorm
+from landscape.evaluation.provenance import setting
 from landscape.problem.problem import RANDOMNESS, Problem
 from landscape.results.base import Provenance
 from landscape.results.batch_sharpness import BatchSharpness
@@ -114,13 +115,9 @@ def batch_sharpness(
         lr=lr,
         limit=math.nan if limit is None else limit,
         tol=tol,
-        converged=all(precision.met(*_mean(each.mean(1))) for each in measured),
-        samples=problem.samples,
+        converged=all(precision.met(*mean_and_error(each.mean(1))) for each in measured),
         seed=seed,
-        dtype=str(problem.dtype).removeprefix("torch."),
-        batchnorm=has_batchnorm(problem.model),
-        bn=at_mean.whole.batchnorm.name,
-        bn_samples=at_mean.whole.batchnorm.samples,
+        **setting(at_mean.whole),
         **about,
     )
 
@@ -134,16 +131,10 @@ def _drawn(
         rows.append(
             [gradient_curvature(p, t, randomness=randomness) for p, t in zip(drawn, thetas, strict=True)]
         )
-        value, error = _mean(np.array(rows)[:, :, 0].mean(1))
+        value, error = mean_and_error(np.array(rows)[:, :, 0].mean(1))
         progress(precision.share(len(rows), value, error))
         if precision.enough(len(rows), value, error):
             break
     progress(1.0)
     table = np.array(rows)
     return table[:, :, 0], table[:, :, 1]
-
-
-def _mean(values: Array) -> tuple[float, float]:
-    """The mean of ``values`` and its standard error, infinite for one value."""
-    error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.inf
-    return float(values.mean()), float(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from landscape.curvature import jackknife
 from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
 from landscape.evaluation.paths import Progress
-from landscape.problem.batchnorm import has_batchnorm
+from landscape.evaluation.provenance import setting
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
@@ -79,27 +79,11 @@ def disagreement(
         >>> round(result.value, 3), round(result.cost, 4)  # the sharp direction is the second
         (0.75, 0.0311)
     """
-    if isinstance(checkpoint, Checkpoint):
-        weights = checkpoint.weights
-        if problem is None:
-            positive("learners", len(weights), least=2)  # before the data is read
-            problem = checkpoint.problem()
-            about = {"split": SPLIT, "label": checkpoint.label, **about}
-    else:
-        weights = checkpoint
-    if problem is None:
-        raise InputError("problem: missing; weights alone have no loss, give problem=")
-    positive("learners", len(weights), least=2)
+    weights, problem, origin = _learners(checkpoint, problem)
     positive("top_k", top_k, least=1)
-    if weights.dim() != 2 or weights.shape[1] != problem.layout.size:
-        raise InputError(f"weights: shape {tuple(weights.shape)}, it must be (n, {problem.layout.size})")
     report = progress or (lambda share: None)
-    weights = weights.to(problem.device, problem.dtype)
-    n, mean = len(weights), average(weights)
-    spread = weights - mean
-    centred = torch.eye(n, dtype=torch.float64) - 1 / n  # takes off the mean's rounding, too
-    gram = centred @ _products(spread, spread) @ centred
-    consensus = float(gram.trace()) / n
+    spread = _Spread(weights.to(problem.device, problem.dtype))
+    mean, consensus = spread.mean, spread.consensus
     if not 0 < consensus < math.inf:
         raise FailedError(f"weights: their consensus distance is {consensus:g}, there is no disagreement")
     pairs = top_eigenvalues(
@@ -107,49 +91,99 @@ def disagreement(
     )
     report(0.6)
     loss, gradient = problem.loss_and_gradient(mean)
-    vectors = pairs.vectors
-    norm2 = float(_products(gradient[None], gradient[None]))
-    scale = 1 / norm2 if norm2 > 0 else math.nan
-    in_space = _products(vectors, gradient[None])[:, 0]  # (k,)
-    along = centred @ _products(spread, vectors)  # (n, k)
-    bent = (centred @ _curvature(problem, mean, spread) @ centred).diagonal()
+    along = spread.products(pairs.vectors)  # (n, k)
+    bent = spread.curvature(problem)
     report(0.8)
-    share, share_error = _shares(along.square().numpy(), gram.diagonal().numpy())
-    cost, cost_error = _half_mean(bent.numpy())
-    rank, in_span = _in_span(gram, centred @ _products(spread, gradient[None])[:, 0])
-    _, sharp_in_span = _in_span(gram, along @ in_space)
-    sharp2 = float(in_space.square().sum())
+    share, share_error = _shares(along.square().numpy(), spread.gram.diagonal().numpy())
+    cost, cost_error = _half_mean(bent)
     result = Disagreement(
         values=pairs.values.numpy(),
         residuals=pairs.residuals.numpy(),
         spread_share=share,
         spread_error=share_error,
-        gradient_share=in_space.square().numpy() * scale,
+        **_of_gradient(gradient, pairs.vectors, spread, along),
         consensus=consensus,
         cost=cost,
         cost_error=cost_error,
         cost_top=0.5 * float(pairs.values @ along.square().mean(0)),
         loss=loss,
-        learners_loss=float(np.mean([problem.loss(w) for w in weights])),
-        gradient_in_span=in_span * scale,
-        dominant_in_span=sharp_in_span / sharp2 if sharp2 > 0 else math.nan,
-        rank=rank,
-        grad_norm2=norm2,
+        learners_loss=float(np.mean([problem.loss(w) for w in weights.to(mean)])),
         parameters=len(mean),
-        learners=n,
-        hvps=pairs.hvps + n,
+        learners=len(weights),
+        hvps=pairs.hvps + len(weights),
         converged=pairs.converged,
         tol=tol,
         seed=seed,
-        samples=problem.data.samples,
-        dtype=str(problem.dtype).removeprefix("torch."),
-        batchnorm=has_batchnorm(problem.model),
-        bn=problem.batchnorm.name,
-        bn_samples=problem.batchnorm.samples,
-        **about,
+        **setting(problem),
+        **(origin | about),
     )
     report(1.0)
     return result
+
+
+def _learners(checkpoint: Checkpoint | Tensor, problem: Problem | None) -> tuple[Tensor, Problem, Provenance]:
+    """The learners' weights (n, P) with n ≥ 2, the problem, and where both come from, if it is known."""
+    weights = checkpoint.weights if isinstance(checkpoint, Checkpoint) else checkpoint
+    origin: Provenance = {}
+    positive("learners", len(weights), least=2)  # before the data is read
+    if problem is None:
+        if not isinstance(checkpoint, Checkpoint):
+            raise InputError("problem: missing; weights alone have no loss, give problem=")
+        problem = checkpoint.problem()
+        origin = {"split": SPLIT, "label": checkpoint.label}
+    if weights.dim() != 2 or weights.shape[1] != problem.layout.size:
+        raise InputError(f"weights: shape {tuple(weights.shape)}, it must be (n, {problem.layout.size})")
+    return weights, problem, origin
+
+
+class _Spread:
+    """The deviations Δw_j (n, P) of ``weights`` from their mean, and inner products with them in float64."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self.mean = average(weights)
+        self._rows = weights - self.mean
+        n = len(weights)
+        self._centred = torch.eye(n, dtype=torch.float64) - 1 / n  # takes off the mean's rounding, too
+        self.gram = self.products(self._rows) @ self._centred
+
+    @property
+    def consensus(self) -> float:
+        """n⁻¹ Σ_j ‖Δw_j‖²."""
+        return float(self.gram.trace()) / len(self.gram)
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """(n, m), ⟨Δw_j, x⟩ for ``vectors`` x (m, P)."""
+        return self._centred @ _products(self._rows, vectors)
+
+    def curvature(self, problem: Problem) -> Array:
+        """(n,), Δw_jᵀHΔw_j; one Hessian product at a time, so that their memory does not grow with n."""
+        products, _ = exact_products(problem, self.mean)
+        columns = torch.cat([self.products(products(row[None])) for row in self._rows], 1)
+        return (columns @ self._centred).diagonal().numpy()
+
+    def in_span(self, dots: Tensor) -> tuple[int, float]:
+        """(rank, ‖Px‖²), P the projector on the span of the Δw_j, for x with the products ``dots`` (n,)."""
+        sizes, rows = torch.linalg.eigh(self.gram)
+        kept = sizes > ROUNDING * sizes[-1]
+        parts = rows.T[kept] @ dots
+        return int(kept.sum()), float((parts.square() / sizes[kept]).sum())
+
+
+def _of_gradient(gradient: Tensor, vectors: Tensor, spread: _Spread, along: Tensor) -> dict[str, Any]:
+    """The fields on the gradient (P,): its shares in the top-k space and in the span of the spread."""
+    norm2 = float(_products(gradient[None], gradient[None]))
+    scale = 1 / norm2 if norm2 > 0 else math.nan
+    in_space = _products(vectors, gradient[None])[:, 0]  # (k,)
+    rank, in_span = spread.in_span(spread.products(gradient[None])[:, 0])
+    _, sharp_in_span = spread.in_span(along @ in_space)
+    sharp2 = float(in_space.square().sum())
+    return {
+        "gradient_share": in_space.square().numpy() * scale,
+        "gradient_in_span": in_span * scale,
+        "dominant_in_span": sharp_in_span / sharp2 if sharp2 > 0 else math.nan,
+        "rank": rank,
+        "grad_norm2": norm2,
+    }
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
@@ -158,20 +192,6 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
     for left, right in zip(torch.split(a, BLOCK, 1), torch.split(b, BLOCK, 1), strict=True):
         total += left.double() @ right.double().T
     return total.cpu()
-
-
-def _curvature(problem: Problem, mean: Tensor, spread: Tensor) -> Tensor:
-    """(n, n), Δw_iᵀHΔw_j; one Hessian product at a time, so that their memory does not grow with n."""
-    products, _ = exact_products(problem, mean)
-    return torch.cat([_products(spread, products(s[None])) for s in spread], 1)
-
-
-def _in_span(gram: Tensor, dots: Tensor) -> tuple[int, float]:
-    """(rank, ‖Px‖²), P the projector on the span of vectors with inner products ``gram``, ``dots`` with x."""
-    sizes, rows = torch.linalg.eigh(gram)
-    kept = sizes > ROUNDING * sizes[-1]
-    parts = rows.T[kept] @ dots
-    return int(kept.sum()), float((parts.square() / sizes[kept]).sum())
 
 
 def _shares(along: Array, each: Array) -> tuple[Array, Array]:

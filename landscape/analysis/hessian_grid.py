@@ -18,9 +18,8 @@ from landscape.curvature.start import start_vector
 from landscape.evaluation.filling import complete, meets
 from landscape.evaluation.grid import MismatchError, Portions, copy_common, difference
 from landscape.evaluation.paths import Progress
-from landscape.evaluation.provenance import changed, provenance
+from landscape.evaluation.provenance import changed, provenance, setting
 from landscape.evaluation.tolerance import Tolerance
-from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
@@ -160,16 +159,12 @@ def _fields(
         "norm": plane.norm,
         "seed": plane.seed,
         "tol": wanted.tol,
-        "samples": problem.data.samples,
-        "dtype": str(problem.dtype).removeprefix("torch."),
+        **setting(problem),
         "search": search,
         "max_products": wanted.max_products,
         "randomness": randomness,
         "provenance": provenance(problem),
         "plane_sha256": digest.hexdigest(),
-        "batchnorm": has_batchnorm(problem.model),
-        "bn": problem.batchnorm.name,
-        "bn_samples": problem.batchnorm.samples,
     }
 
 

@@ -14,8 +14,9 @@ from landscape.evaluation import evaluate
 from landscape.evaluation.adaptive import first_points
 from landscape.evaluation.filling import complete
 from landscape.evaluation.grid import Portions
+from landscape.evaluation.provenance import setting
 from landscape.evaluation.tolerance import Tolerance
-from landscape.problem.batchnorm import SAMPLES, has_batchnorm
+from landscape.problem.batchnorm import SAMPLES
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
@@ -114,13 +115,9 @@ def line(
         direction=as_array(direction),
         kind=kind,
         barrier=barrier(t, columns["loss"]) if kind == "interpolation" else float("nan"),
-        samples=problem.data.samples,
-        dtype=str(problem.dtype).removeprefix("torch."),
-        bn=bn,
-        batchnorm=has_batchnorm(problem.model),
-        bn_samples=problem.batchnorm.samples,
         path=run.path,
         ends=ends,
         **errors,
+        **setting(problem),
         **about,
     )

@@ -12,11 +12,13 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
+from landscape.core.statistics import standard_error
 from landscape.curvature import jackknife
 from landscape.curvature.eigenvalues import Products, exact_products, top_eigenvalues
 from landscape.curvature.hessian import check_deterministic
 from landscape.curvature.lanczos import TOL as EIGEN_TOL
 from landscape.evaluation.paths import Progress
+from landscape.evaluation.provenance import setting
 from landscape.evaluation.stack import Stack
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
@@ -111,7 +113,7 @@ def noise_alignment(
         values=values,
         residuals=pairs.residuals.numpy(),
         covariance=covariance,
-        covariance_error=rows[:, 4:].std(0, ddof=1) / len(rows) ** 0.5,
+        covariance_error=np.array([standard_error(column) for column in rows[:, 4:].T]),
         ias=ias,
         ias_error=ias_error,
         noise_curvature=noise,
@@ -130,11 +132,7 @@ def noise_alignment(
         converged=pairs.converged,
         tol=tol,
         seed=seed,
-        samples=problem.data.samples,
-        dtype=str(problem.dtype).removeprefix("torch."),
-        batchnorm=has_batchnorm(problem.model),
-        bn=problem.batchnorm.name,
-        bn_samples=problem.batchnorm.samples,
+        **setting(problem),
         **about,
     )
 

@@ -15,7 +15,7 @@ from landscape.curvature.hessian import check_deterministic
 from landscape.evaluation.gradient_noise import AroundWhole, Estimator, Jackknife, Learners, Scale
 from landscape.evaluation.minibatches import Minibatches, stream
 from landscape.evaluation.paths import Progress
-from landscape.problem.batchnorm import has_batchnorm
+from landscape.evaluation.provenance import setting
 from landscape.problem.problem import RANDOMNESS, Problem
 from landscape.results.base import Provenance
 from landscape.results.noise_scale import NoiseScale
@@ -121,12 +121,8 @@ def noise_scale(
         gradient=gradient,
         tol=tol,
         converged=all(precision.met(each.value, each.standard_error) for each in measured),
-        samples=problem.samples,
         seed=seed,
-        dtype=str(problem.dtype).removeprefix("torch."),
-        batchnorm=has_batchnorm(problem.model),
-        bn=at_mean.whole.batchnorm.name,
-        bn_samples=at_mean.whole.batchnorm.samples,
+        **setting(at_mean.whole),
         **about,
     )
 

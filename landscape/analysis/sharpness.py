@@ -12,11 +12,12 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.options import choose, positive
+from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.hessian import check_deterministic
 from landscape.curvature.start import start_vector
 from landscape.evaluation.ascent import Ascent, largest_rise
 from landscape.evaluation.paths import Progress
-from landscape.problem.batchnorm import has_batchnorm
+from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.sharpness import Sharpness
@@ -113,7 +114,7 @@ def sharpness(
     rises = np.array([each.rise for each in found])
     return Sharpness(
         values=rises,
-        standard_error=0.0 if fixed else float(rises.std(ddof=1)) / len(rises) ** 0.5,
+        standard_error=0.0 if fixed else standard_error(rises),
         loss=float(np.mean([each.base for each in found])),
         kind=kind,
         rho=float(rho),
@@ -127,11 +128,7 @@ def sharpness(
         fixed=0 if scale is None else int((scale == 0).sum()),
         parameters=len(theta),
         seed=seed,
-        samples=problem.data.samples,
-        dtype=str(problem.dtype).removeprefix("torch."),
-        batchnorm=has_batchnorm(problem.model),
-        bn=problem.batchnorm.name,
-        bn_samples=problem.batchnorm.samples,
+        **setting(problem),
         **about,
     )
 
@@ -176,5 +173,5 @@ class _Draws:
 
 def _relative_error(values: list[float]) -> float:
     """The standard error of the mean of ``values``, relative to it; infinite for a mean of 0."""
-    mean = abs(float(np.mean(values)))
-    return float(np.std(values, ddof=1)) / len(values) ** 0.5 / mean if mean > 0 else math.inf
+    mean, error = mean_and_error(np.array(values))
+    return error / abs(mean) if mean else math.inf

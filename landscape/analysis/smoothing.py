@@ -20,6 +20,7 @@ from torch import Tensor
 from landscape.core.errors import FailedError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
+from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import exact_products, points_at_once, top_eigenvalues
 from landscape.curvature.hessian import GRAPH_BYTES, HessianOperator
@@ -108,7 +109,7 @@ def smoothing(
         shift = functools.partial(displacement, spread, kind, variance, seed)
         smoothed = _Smoothed(problem, mean, shift, pairs)
         values = [[problem.loss(mean + sign * shift(i)) for sign in (1, -1)] for i in range(pairs)]
-        columns["loss"].append(_mean(np.mean(values, axis=1)))
+        columns["loss"].append(mean_and_error(np.mean(values, axis=1)))
         columns["lambda"].append(smoothed.sharpest(eigen.vectors[0], tol, seed))
         columns["lipschitz"].append(smoothed.lipschitz(route, lengths))
         if progress:
@@ -164,11 +165,6 @@ def displacement(spread: Tensor, kind: str, variance: float, seed: int, i: int) 
     return torch.mv(spread.T, xi) if kind == "measured" else xi * variance**0.5
 
 
-def _mean(values: Array) -> tuple[float, float]:
-    """(mean, its standard error) of independent ``values``."""
-    return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
-
-
 @dataclass(frozen=True)
 class _Smoothed:
     """The mean over ``pairs`` of the loss at mean ± δ_i, δ_i = shift(i) (P,)."""
@@ -220,7 +216,7 @@ class _Smoothed:
             along[i] = part = float(v.double() @ away.double())
             across += float(away.double().square().sum()) - part**2
         bias = max(0.0, across) / (self.pairs * (self.pairs - 1)) / abs(value) if value else math.nan
-        return value, float(top.residuals[0]), _mean(along)[1], bias, top.converged
+        return value, float(top.residuals[0]), standard_error(along), bias, top.converged
 
     def lipschitz(self, route: Tensor, lengths: Tensor) -> tuple[Array, Array]:
         """‖Δ∇L_Σ‖/‖Δw‖ of each step of ``route`` (S + 1, P) and its standard error, (S,) each.
@@ -243,6 +239,6 @@ class _Smoothed:
             change = torch.stack(changes).mean(0)
             norm = float(change.norm())
             parts = np.array([float(c @ change) / norm if norm else 0.0 for c in changes])
-            values[t], errors[t] = norm / float(lengths[t]), _mean(parts)[1] / float(lengths[t])
+            values[t], errors[t] = norm / float(lengths[t]), standard_error(parts) / float(lengths[t])
             before = after
         return values, errors

@@ -24,7 +24,7 @@ from landscape.curvature.preconditioner import Preconditioner, as_preconditioner
 from landscape.curvature.start import start_vector
 from landscape.curvature.trace import TRACE_PRODUCTS, hutchpp, trace
 from landscape.evaluation.paths import Progress
-from landscape.problem.batchnorm import has_batchnorm
+from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.spectrum import Density, Spectrum, Trace
@@ -134,14 +134,10 @@ def spectrum(
         engine=engine,
         tol=tol,
         seed=seed,
-        samples=problem.data.samples,
-        dtype=str(problem.dtype).removeprefix("torch."),
-        batchnorm=has_batchnorm(problem.model),
-        bn=problem.batchnorm.name,
-        bn_samples=problem.batchnorm.samples,
         precondition=given.name if given else "",
         lr=given.lr if given else np.nan,
         limit=given.limit if given else np.nan,
+        **setting(problem),
         **about,
     )
 

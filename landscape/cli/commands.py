@@ -11,6 +11,8 @@ SUMMARIES = {
     "batch-sharpness": "The curvature that minibatch gradients meet, at w_a of each CKPT and its learners.",
     "basins": "Basins of the contours in FILEs: where they merge, and how wide they are at a given rise.",
     "contour": "Loss contours over a plane around w_a of each CKPT; all have common levels.",
+    "critical-batch": "The batch above which training from each CKPT loses, sample for sample, by training "
+    "branches from it.",
     "demo": "Train SSGD and DPSGD on the bundled digits, and say what the landscape around them is like.",
     "disagreement": "Shares of the learners' spread and of the gradient in the top-K Hessian space of each "
     "CKPT.",

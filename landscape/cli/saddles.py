@@ -59,7 +59,7 @@ def saddles(
     positive("--seeds", seeds, least=1)
     median_rank(seeds, LEVEL)
     chosen = {
-        name: parse(f"--{name}", text, whole=name == "dimension")
+        name: parse(f"--{name}", text, VALUES[name], whole=name == "dimension")
         for name, text in (("dimension", dimension), ("noise", noise), ("lr", lr))
         if text.strip()
     }
@@ -90,7 +90,7 @@ def saddles(
     common.write(results, path, picture)
 
 
-def parse(where: str, text: str, *, whole: bool) -> list[float]:
+def parse(where: str, text: str, example: str, *, whole: bool) -> list[float]:
     """[0.1, 0.2] from "0.1,0.2"; positive, and whole numbers if ``whole``."""
     try:
         values: list[float] = sorted({int(word) if whole else float(word) for word in text.split(",")})
@@ -98,9 +98,7 @@ def parse(where: str, text: str, *, whole: bool) -> list[float]:
         values = []
     if not values or not 0 < values[0] <= values[-1] < np.inf:
         kind = "whole numbers" if whole else "numbers"
-        raise InputError(
-            f"{where}: '{text}' is not allowed, it must be {kind} > 0, such as {VALUES[where[2:]]}"
-        )
+        raise InputError(f"{where}: '{text}' is not allowed, it must be {kind} > 0, such as {example}")
     return values
 
 

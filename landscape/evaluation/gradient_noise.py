@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.hdf5 import Array
+from landscape.core.statistics import standard_error
 
 # Groups of draws, each of which is left out once for the standard error, which they give to 13%, 1/√(2·31);
 # fewer where their sums would take more than so many bytes, but at least 8 (ours).
@@ -40,8 +40,8 @@ class Scale:
 
     @property
     def standard_error(self) -> float:
-        """The standard error of ``value``; infinite from one replicate."""
-        return error_of(self.estimates)
+        """The standard error of ``value``; NaN from one replicate."""
+        return standard_error(self.estimates)
 
 
 class Estimator(Protocol):
@@ -96,7 +96,7 @@ class AroundWhole:
         """tr Σ is the mean of B‖g_B − g‖²."""
         traces = np.array(self._traces)
         estimates = traces / self._norm2 if self._norm2 else np.full_like(traces, np.inf)
-        return Scale(estimates, float(traces.mean()), error_of(traces), self._norm2, 0.0)
+        return Scale(estimates, float(traces.mean()), standard_error(traces), self._norm2, 0.0)
 
 
 class Learners:
@@ -130,9 +130,9 @@ class Learners:
         traces, norms2 = np.array(self._rounds).T
         return {
             "round_trace": float(traces.mean()),
-            "round_trace_error": error_of(traces),
+            "round_trace_error": standard_error(traces),
             "round_norm2": float(norms2.mean()),
-            "round_norm2_error": error_of(norms2),
+            "round_norm2_error": standard_error(norms2),
         }
 
 
@@ -173,22 +173,11 @@ class Jackknife:
             ratio, ratios = parts[0] / parts[1], left[0] / left[1]
             pseudo = [k * ratio - (k - 1) * ratios]
         pseudo += [k * whole - (k - 1) * part for whole, part in zip(parts, left, strict=True)]
-        return Scale(pseudo[0], float(parts[0]), error_of(pseudo[1]), float(parts[1]), error_of(pseudo[2]))
+        _, trace_error, norm2_error = (standard_error(values) for values in pseudo)
+        return Scale(pseudo[0], float(parts[0]), trace_error, float(parts[1]), norm2_error)
 
     def _parts(self, total2: Array, squares: Array, count: Array) -> tuple[Array, Array]:
         """(tr Σ, ‖g‖²) from ‖Σ g_k‖², Σ ‖g_k‖² and the number of draws."""
         with np.errstate(divide="ignore", invalid="ignore"):
             trace = self._batch * (squares - total2 / count) / (count - 1)
             return trace, (total2 - squares) / (count * (count - 1))
-
-
-def error_of(values: Array) -> float:
-    """The standard error of the mean of ``values``; infinite for one value, or values that are not finite.
-
-    Example:
-        >>> error_of(np.array([1.0, 3.0])), error_of(np.array([1.0]))
-        (1.0, inf)
-    """
-    if len(values) < 2 or not np.isfinite(values).all():
-        return math.inf
-    return float(values.std(ddof=1) / math.sqrt(len(values)))

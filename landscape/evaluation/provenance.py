@@ -5,14 +5,37 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from landscape.problem.batches import fixed_randomness
+from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import as_array
 from landscape.problem.losses import describe_loss
 from landscape.problem.problem import Problem
+
+
+class Setting(TypedDict):
+    """The fields of a result that say what the numbers of a problem were computed with."""
+
+    samples: int
+    dtype: str
+    batchnorm: bool
+    bn: str
+    bn_samples: int
+
+
+def setting(problem: Problem) -> Setting:
+    """The number of samples, the precision and BatchNorm's policy of a problem, as results keep them."""
+    return {
+        "samples": problem.samples,
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "batchnorm": has_batchnorm(problem.model),
+        "bn": problem.batchnorm.name,
+        "bn_samples": problem.batchnorm.samples,
+    }
 
 
 def provenance(problem: Problem) -> tuple[str, ...]:

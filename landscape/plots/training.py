@@ -159,7 +159,7 @@ _IRRELEVANT = ("name", "seed", "steps", "decompose", "evaluate", "checkpoint", "
 
 def _groups(runs: Sequence[Checkpoint]) -> list[tuple[str, Any, list[Checkpoint]]]:
     """(label, colour, runs) of each setting; the label names the algorithm and the keys that differ."""
-    settings = [_setting(run) for run in runs]
+    settings = [recipe_keys(run) for run in runs]
     runs_of: dict[tuple[str, ...], list[Checkpoint]] = {}
     for run, setting in zip(runs, settings, strict=True):
         alternatives = [s for r, s in zip(runs, settings, strict=True) if r.algorithm == run.algorithm]
@@ -173,8 +173,14 @@ def _groups(runs: Sequence[Checkpoint]) -> list[tuple[str, Any, list[Checkpoint]
     return list(zip(named, colors_of(labels), runs_of.values(), strict=True))
 
 
-def _setting(run: Checkpoint) -> dict[str, Any]:
-    """The keys of a run's recipe that change its weights, dotted, with their values."""
+def recipe_keys(run: Checkpoint) -> dict[str, Any]:
+    """The keys of a run's recipe that change its weights, dotted, with their values.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> recipe_keys(SimpleNamespace(recipe="lr = 0.1\\nseed = 3\\n[algorithm]\\nname = 'ssgd'"))
+        {'lr': 0.1, 'algorithm.name': 'ssgd'}
+    """
     flat: dict[str, Any] = {}
     for key, value in tomllib.loads(run.recipe).items():
         if key not in _IRRELEVANT:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from landscape.core.hdf5 import Array
+from landscape.core.statistics import standard_error
 from landscape.report import surfaces
 from landscape.report.contents import Contents, Run
 from landscape.report.curves import values_of
@@ -17,8 +18,8 @@ from landscape.report.settings import Setting, settings_of
 from landscape.results.noise import NoiseEstimate
 from landscape.results.spectrum import Spectrum
 
-# Differences up to two standard errors are called undecided: the usual 95% of a normal distribution.
-DECIDED = 2.0
+# Two settings are told apart where the 95% interval of their difference leaves zero out (the usual level).
+LEVEL = 0.95
 # Of a run: its last quarter is "at the end", its first tenth "at first" (ours).
 END, START = 0.25, 0.1
 RELAPSE = 10.0  # times its lowest training loss, above which a run is said to have left a minimum (ours)
@@ -26,12 +27,16 @@ RELAPSE = 10.0  # times its lowest training loss, above which a run is said to h
 
 @dataclass(frozen=True)
 class TestError:
-    """The test error of a setting in %, its error, and the standard error of its mean."""
+    """The test error of a setting in %: mean and deviation over ``seeds``, standard error of the mean.
+
+    Of one seed, spread and standard error are those of the test samples.
+    """
 
     mean: float
     spread: float
     standard_error: float
     words: str
+    seeds: int = 1
 
 
 def sentences(contents: Contents) -> tuple[str, ...]:
@@ -73,7 +78,7 @@ def test_error(runs: Sequence[Run], setting: Setting) -> TestError | None:
         seeds = ", ".join(str(r.checkpoint.seed) for r, _ in finite)
         words = f"{in_words(float(values.mean()), spread)}% after {steps} steps"
         words += f" (mean and standard deviation of {len(values)} seeds: {seeds})"
-        return TestError(float(values.mean()), spread, spread / len(values) ** 0.5, words)
+        return TestError(float(values.mean()), spread, standard_error(values), words, len(values))
     share, samples = values[0] / 100, run.data["test"]
     error = 100 * math.sqrt(share * (1 - share) / samples) if samples else math.nan
     words = f"{in_words(float(values[0]), error)}% after {steps} steps"
@@ -90,9 +95,22 @@ def _comparison(errors: dict[str, TestError]) -> list[str]:
     words = f"{best} has the lowest test error, {in_words(gap, error)} points below {other}"
     if not math.isfinite(error):
         return [f"{words}; how sure that is cannot be said from these files."]
-    if gap <= DECIDED * error:
-        return [f"{words}: within {DECIDED:g} standard errors, so these runs do not tell the two apart."]
-    return [f"{words}, {gap / error:.1f} standard errors." if error else f"{words}."]
+    if not error:
+        return [f"{words}."]
+    needed = _needed(a, b)
+    words += f", {gap / error:.1f} standard errors"
+    if gap <= needed * error:
+        return [f"{words}; {needed:.1f} are needed, so these runs do not tell the two apart."]
+    return [f"{words}."]
+
+
+def _needed(a: TestError, b: TestError) -> float:
+    """The standard errors at which the interval of a difference ends: Student's t, with Welch's freedom."""
+    from scipy.stats import t  # only here: it would slow down every import
+
+    parts = np.array([a.standard_error, b.standard_error]) ** 2
+    freedom = np.array([math.inf if e.seeds == 1 else e.seeds - 1 for e in (a, b)])
+    return float(t.ppf((1 + LEVEL) / 2, parts.sum() ** 2 / max((parts**2 / freedom).sum(), 1e-300)))
 
 
 def _divergence(runs: Sequence[Run], setting: Setting) -> list[str]:

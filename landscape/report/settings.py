@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.plots.style import ALGORITHMS, paper_name, shades
+from landscape.plots.training import recipe_keys
 from landscape.report.contents import Run
 
-# Keys of a recipe in which the seeds of one setting may differ: they do not change the weights.
-_IRRELEVANT = ("name", "seed", "steps", "decompose", "evaluate", "checkpoint", "monitor", "diverge")
 # For loops of others, which have no colour in that table.
 _OTHERS = ("#56B4E9", "#CC79A7", "#E69F00", "#999999")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
@@ -36,7 +33,7 @@ class Setting:
 
 def settings_of(runs: Sequence[Run]) -> list[Setting]:
     """The settings of ``runs``, in the order of their first runs."""
-    keys = [_keys(run.checkpoint) for run in runs]
+    keys = [_keys(run) for run in runs]
     places: dict[tuple[Any, ...], list[int]] = {}
     for k, (run, key) in enumerate(zip(runs, keys, strict=True)):
         unknown = () if run.checkpoint.has_recipe else (run.name,)  # nothing says what two loops share
@@ -74,12 +71,7 @@ def lines_of(runs: Sequence[Run]) -> list[dict[str, str]]:
     return lines
 
 
-def _keys(run: Checkpoint) -> dict[str, str]:
-    """The keys of a run's recipe that change its weights, dotted, with their values as texts."""
-    flat: dict[str, str] = {}
-    if run.has_recipe:
-        for key, value in tomllib.loads(run.recipe).items():
-            if key not in _IRRELEVANT:
-                inner = value.items() if isinstance(value, dict) else [("", value)]
-                flat |= {f"{key}.{k}" if k else key: str(v) for k, v in inner}
-    return flat
+def _keys(run: Run) -> dict[str, str]:
+    """The keys of a run's recipe with their values as texts; none for a loop without a recipe."""
+    checkpoint = run.checkpoint
+    return {k: str(v) for k, v in recipe_keys(checkpoint).items()} if checkpoint.has_recipe else {}

@@ -9,11 +9,12 @@ from typing import ClassVar
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.results.base import Result
+from landscape.core.statistics import standard_error
+from landscape.results.measurement import Measurement
 
 
-@dataclass(frozen=True)
-class BatchSharpness(Result):
+@dataclass(frozen=True, kw_only=True)
+class BatchSharpness(Measurement):
     """g_Bᵀ H_B g_B/‖g_B‖² of drawn minibatches, at w_a and at the weights of the learners.
 
     Attributes:
@@ -28,7 +29,6 @@ class BatchSharpness(Result):
         limit: the largest stable ηλ of the run's update rule on a quadratic; NaN if unknown.
         tol: the relative standard error asked for.
         converged: whether the standard errors of w_a and of the learners are that small.
-        batchnorm, bn, bn_samples: as in :class:`landscape.Surface`; "train" means the minibatch's statistics.
 
     Example:
         >>> result = BatchSharpness(
@@ -63,19 +63,9 @@ class BatchSharpness(Result):
     limit: float
     tol: float
     converged: bool
-    samples: int
-    seed: int
-    dtype: str
     local_batch: int = 0
     learner_curvature: Array = field(default_factory=lambda: np.zeros((0, 0)))
     learner_norm2: Array = field(default_factory=lambda: np.zeros((0, 0)))
-    split: str = ""
-    label: str = ""
-    source: str = ""
-    source_sha256: str = ""
-    batchnorm: bool = False
-    bn: str = "center"
-    bn_samples: int = 0
 
     @property
     def value(self) -> float:
@@ -85,7 +75,7 @@ class BatchSharpness(Result):
     @property
     def standard_error(self) -> float:
         """The standard error of ``value`` over the draws; NaN of one draw."""
-        return _error(self.curvature)
+        return standard_error(self.curvature)
 
     @property
     def pooled(self) -> float:
@@ -100,7 +90,7 @@ class BatchSharpness(Result):
     @property
     def learner_standard_error(self) -> float:
         """The standard error of ``learner_value`` over the draws."""
-        return _error(self.learner_curvature.mean(1)) if self.learner_curvature.size else np.nan
+        return standard_error(self.learner_curvature.mean(1)) if self.learner_curvature.size else np.nan
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """The confidence interval of ``value``, from Student's t distribution.
@@ -117,7 +107,3 @@ class BatchSharpness(Result):
 
         half = float(t.ppf((1 + level) / 2, len(self.curvature) - 1)) * self.standard_error
         return self.value - half, self.value + half
-
-
-def _error(values: Array) -> float:
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else np.nan

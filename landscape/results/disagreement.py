@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from landscape.core.hdf5 import Array
-from landscape.results.base import Result
+from landscape.results.measurement import Measurement
 
 
-@dataclass(frozen=True)
-class Disagreement(Result):
+@dataclass(frozen=True, kw_only=True)
+class Disagreement(Measurement):
     """How much of the learners' spread Δw_j = w_j − w_a, and of the gradient, is in the top-k Hessian space.
 
     H is the Hessian and g the gradient of the mean loss at w_a, over all samples; v_i the eigenvectors of
@@ -37,7 +37,6 @@ class Disagreement(Result):
         grad_norm2: ‖g‖².
         parameters: P; an isotropic vector has the share k/P in the top-k space, and rank/P in the span.
         hvps: the number of Hessian-vector products.
-        batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
 
     Example:
         >>> import numpy as np
@@ -91,16 +90,6 @@ class Disagreement(Result):
     hvps: int
     converged: bool
     tol: float
-    seed: int
-    samples: int
-    dtype: str
-    split: str = ""
-    label: str = ""
-    source: str = ""
-    source_sha256: str = ""
-    batchnorm: bool = False
-    bn: str = "center"
-    bn_samples: int = 0
 
     @property
     def value(self) -> float:

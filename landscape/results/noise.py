@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from landscape.core.hdf5 import Array
+from landscape.core.statistics import mean_and_error
 from landscape.results.base import Result
 
 
@@ -69,7 +70,6 @@ class NoiseEstimate(Result):
         """All estimates, and the parts of Δ_DP: name -> (mean, standard error; 0 for exact numbers)."""
         rows = {}
         for name in ("direct", "full_batch", "eq4", "first_order", "delta_s", "delta_2", "delta_cross"):
-            value = np.atleast_1d(getattr(self, name))
-            error = value.std(ddof=1) / np.sqrt(len(value)) if len(value) > 1 else 0.0
-            rows[name] = (float(value.mean()), float(error))
+            value = getattr(self, name)
+            rows[name] = mean_and_error(value) if np.ndim(value) else (float(value), 0.0)
         return rows

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from landscape.core.hdf5 import Array
-from landscape.results.base import Result
+from landscape.results.measurement import Measurement
 
 
-@dataclass(frozen=True)
-class NoiseAlignment(Result):
+@dataclass(frozen=True, kw_only=True)
+class NoiseAlignment(Measurement):
     """How the gradients g_B of minibatches of B samples, drawn with replacement, lie in the curvature.
 
     H is the Hessian and g the gradient over all samples, v_i and λ_i the eigenvectors and eigenvalues of the
@@ -85,16 +85,6 @@ class NoiseAlignment(Result):
     hvps: int
     converged: bool
     tol: float
-    seed: int
-    samples: int
-    dtype: str
-    split: str = ""
-    label: str = ""
-    source: str = ""
-    source_sha256: str = ""
-    batchnorm: bool = False
-    bn: str = "center"
-    bn_samples: int = 0
 
     @property
     def value(self) -> float:

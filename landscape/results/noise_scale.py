@@ -9,11 +9,12 @@ from typing import ClassVar
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.results.base import Result
+from landscape.core.statistics import standard_error
+from landscape.results.measurement import Measurement
 
 
-@dataclass(frozen=True)
-class NoiseScale(Result):
+@dataclass(frozen=True, kw_only=True)
+class NoiseScale(Measurement):
     """B_simple = tr Σ/‖g‖² in samples, g = ∇L and Σ the covariance of one sample's gradient.
 
     Attributes:
@@ -34,7 +35,6 @@ class NoiseScale(Result):
             may be below 0. NaN without learners.
         tol: the relative standard error asked for.
         converged: whether the standard errors of w_a and of the learners are that small.
-        batchnorm, bn, bn_samples: as in :class:`landscape.Surface`; "train" means the minibatch's statistics.
 
     Example:
         >>> result = NoiseScale(
@@ -71,9 +71,6 @@ class NoiseScale(Result):
     gradient: str
     tol: float
     converged: bool
-    samples: int
-    seed: int
-    dtype: str
     learners: int = 0
     local_batch: int = 0
     learner_draws: int = 0
@@ -86,13 +83,6 @@ class NoiseScale(Result):
     round_trace_error: float = np.nan
     round_norm2: float = np.nan
     round_norm2_error: float = np.nan
-    split: str = ""
-    label: str = ""
-    source: str = ""
-    source_sha256: str = ""
-    batchnorm: bool = False
-    bn: str = "center"
-    bn_samples: int = 0
 
     @property
     def value(self) -> float:
@@ -102,7 +92,7 @@ class NoiseScale(Result):
     @property
     def standard_error(self) -> float:
         """The standard error of ``value``."""
-        return _error(self.estimates)
+        return standard_error(self.estimates)
 
     @property
     def learner_value(self) -> float:
@@ -112,15 +102,9 @@ class NoiseScale(Result):
     @property
     def learner_standard_error(self) -> float:
         """The standard error of ``learner_value``."""
-        return _error(self.learner_estimates)
+        return standard_error(self.learner_estimates)
 
     @property
     def resolved(self) -> bool:
         """Whether ‖g‖² at w_a is at least twice its standard error: otherwise B_simple has no upper bound."""
         return self.norm2 > 2 * self.norm2_error
-
-
-def _error(values: Array) -> float:
-    if len(values) < 2 or not np.isfinite(values).all():
-        return np.nan
-    return float(values.std(ddof=1) / np.sqrt(len(values)))

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from landscape.core.hdf5 import Array
-from landscape.results.base import Result
+from landscape.results.measurement import Measurement
 
 
-@dataclass(frozen=True)
-class Sharpness(Result):
+@dataclass(frozen=True, kw_only=True)
+class Sharpness(Measurement):
     """Worst-case or average-case (m-)sharpness, in nats.
 
     With c = |w| ("adaptive") or c = 1, and S all samples or minibatches of m of them:
@@ -34,7 +34,6 @@ class Sharpness(Result):
             ended, 0 at a maximum; 0 of "average".
         gradients: the number of gradients ("worst") or losses ("average"), each of m samples or of all.
         fixed: weights that are exactly 0, which "adaptive" displacements never move.
-        batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
 
     Example:
         >>> import numpy as np
@@ -65,16 +64,6 @@ class Sharpness(Result):
     starts: int
     fixed: int
     parameters: int
-    seed: int
-    samples: int
-    dtype: str
-    split: str = ""
-    label: str = ""
-    source: str = ""
-    source_sha256: str = ""
-    batchnorm: bool = False
-    bn: str = "center"
-    bn_samples: int = 0
 
     @property
     def value(self) -> float:

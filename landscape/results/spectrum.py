@@ -10,6 +10,7 @@ import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
+from landscape.core.statistics import mean_and_error
 from landscape.results.base import Result
 
 # Standard deviation of the Gaussians of a density, relative to the range of the nodes (ours: as fine as a
@@ -57,8 +58,7 @@ class Density:
     def moment(self, order: int) -> tuple[float, float]:
         """(estimate of tr(H^order)/P, its standard error over the probes, which is NaN for one probe)."""
         values = (self.weights * self.nodes**order).sum(1)
-        error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else np.nan
-        return float(values.mean()), float(error)
+        return mean_and_error(values)
 
     def broadened(self, at: Array, width: float | None = None) -> Array:
         """The density with each node as a Gaussian (Ghorbani et al. 2019, Eq. 4).

@@ -73,10 +73,10 @@ def preconditioner(
     made.restore(state)
     m, form, factor = momentum
     gradients = _gradients(problem, theta[0], recipe, seed) if name == "lars" else torch.zeros_like(theta)
-    diagonals = [made.preconditioner(theta, g[None], checkpoint.step)[0] for g in gradients]
+    diagonals = [made.preconditioner(theta, g[None], checkpoint.step) for g in gradients]
     limit = recipe.rule().stability_limit(m, form)
     return Preconditioner(
-        torch.stack(diagonals).mean(0),
+        torch.cat([d for d in diagonals if d is not None]).mean(0),
         name=name,
         lr=checkpoint.lr,
         limit=math.nan if limit is None else limit / factor,

@@ -125,10 +125,10 @@ def measure(group: Group) -> dict[str, list[float]]:
 
 
 def in_turns(runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Seconds of each run in each round, after one round to warm up."""
+    """Seconds of each run in each round, after one round to warm up; every other round in reverse order."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for k in range(ROUNDS + 1):
-        for name, run in runs.items():
+        for name, run in list(runs.items())[:: 1 if k % 2 else -1]:
             dist.barrier()
             clock = time.perf_counter()
             run()

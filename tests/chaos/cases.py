@@ -69,6 +69,7 @@ ALL = [
     _analysis("sharpness", "--rho", "0.1"),
     _analysis("noise-alignment", "--draws", "8"),
     _analysis("stability"),
+    _analysis("critical-batch", "--factors", "1,2", "--seeds", "1"),
     Case("saddles", ("saddles", "--seeds", "6", "--noise", "0.01", "--lr", "", "--dimension", "", "-q", "-o", "{out}/s.h5")),
     Case("import", ("import", "{base}/net.pt", "--model", "mlp(widths=[6, 8, 3])", "-o", "{out}/net.h5")),
     Case("plot", ("plot", "{base}/last.h5", "-o", "{out}/p.png")),

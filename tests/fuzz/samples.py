@@ -113,6 +113,10 @@ def results() -> dict[str, Any]:
         gamma_error=0.1, gamma_scatter=0.2, batch=4, draws=32, reached=True, parameters=20, hvps=50,
         converged=True, tol=0.05, seed=0, samples=9, dtype="float32", **about,
     )  # fmt: skip
+    critical = landscape.CriticalBatch(
+        batch=np.array([4, 8]), lr=two, steps=np.array([20, 10]), loss=np.ones((2, 3)), own_batch=4, step=5,
+        trained_samples=80, tol=0.01, scaling="linear", samples=9, seed=0, dtype="float32", **about,
+    )  # fmt: skip
     delay = np.array([0, 1, 4])
     three = RNG.random((3, 3)) + 0.1
     found: dict[str, Any] = {
@@ -126,6 +130,7 @@ def results() -> dict[str, Any]:
         "spectrum": spectrum,
         "noise_alignment": alignment,
         "sharpness": sharpness,
+        "critical_batch": critical,
         "disagreement": disagreement,
         "smoothing": smoothing,
         "stability": Stability(delay, three, 0.9, 2.0, 0.1, True, 0.1, 1.2, 1, 9, **about),

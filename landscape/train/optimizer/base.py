@@ -69,20 +69,22 @@ class Optimizer(ABC):
     def preconditioned(self) -> tuple[float, str, float] | None:
         """(m, form, c): with its preconditioner P fixed, the steps are those of momentum m with rate c·α.
 
-        m and form as in :attr:`heavy_ball`; Adam's m ← β m + (1 − β) g has c = 1 − β. None: no positive
-        diagonal P, so that :meth:`preconditioner` may not be called.
+        m and form as in :attr:`heavy_ball`; Adam's m ← β m + (1 − β) g has c = 1 − β. None where
+        :meth:`preconditioner` gives none.
         """
         return None
 
-    def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor:
+    def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor | None:
         """The diagonal of P (n, P) after ``step`` steps: with it the directions are P⁻¹ times a momentum.
+
+        None: the directions are no such product with a positive diagonal P.
 
         Args:
             points: (n, P), the weights.
             gradients: (n, P), such as the next ones; LARS alone depends on them.
             step: counted from 1.
         """
-        raise NotImplementedError
+        return None
 
     def start(self, layout: Layout, weights: Tensor) -> None:
         """Set a state of zeros.

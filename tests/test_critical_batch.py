@@ -1,0 +1,116 @@
+"""The critical batch by branching: a closed form, the statistics, errors, the command."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import landscape
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.errors import FailedError, InputError
+from landscape.results.critical_batch import CriticalBatch
+from landscape.train import recipe
+from landscape.train.experiments.critical_batch import critical_batch
+from landscape.train.loop import Trainer
+from tests.conftest import Command
+from tests.test_cli import one_line
+
+LR, DIMENSION = 0.2, 200
+
+
+def quadratic(lr: float = LR, steps: int = 60, **more: object) -> Checkpoint:
+    """SGD on ½‖w‖² with gradient noise of variance 1/nB, after it has become stationary."""
+    values: dict[str, object] = {
+        "name": "quadratic",
+        "learners": 1,
+        "batch": 4,
+        "lr": lr,
+        "steps": steps,
+        "dtype": "float64",
+        "algorithm": {"name": "ssgd"},
+        "model": {"name": "quadratic", "eigenvalues": [1.0] * DIMENSION, "rotate": False},
+        "data": {"name": "quadratic", "dimension": DIMENSION, "gradient_std": 1.0},
+        "decompose": {"every": 0},
+    }
+    return Trainer(recipe.from_values(values | more)).run()
+
+
+def test_on_a_quadratic_it_is_where_the_closed_form_says() -> None:
+    """E‖w‖² = α²σ²/(nB(1 − (1 − α)²)): with α and nB times k, the loss grows as (2 − α)/(2 − kα)."""
+    run = quadratic()
+    result = critical_batch(run, [1, 2, 4, 5, 6, 8], tol=0.8, trained_samples=4000, seeds=3)
+    k = result.batch / 4
+    exact = (2 - LR) / (2 - k * LR) - 1
+    assert result.lr.tolist() == pytest.approx((LR * k).tolist())
+    assert result.steps.tolist() == [1000, 500, 250, 200, 167, 125]
+    np.testing.assert_array_less(np.abs(result.rise - exact)[1:], 4 * result.rise_error[1:] + 0.03)
+    assert result.value == pytest.approx(20.0, abs=3 * result.standard_error + 0.5)  # exact: k = 5
+    assert result.bracket in ((16.0, 20.0), (20.0, 24.0))
+    assert result.samples == 1000
+    constant = critical_batch(run, [1, 4], scaling="none", tol=0.1, trained_samples=640, seeds=1)
+    assert constant.value == math.inf  # less noise, at the same rate, near the minimum
+    assert math.isnan(constant.standard_error)
+
+
+def test_branches_that_diverge_are_worse_than_any() -> None:
+    result = critical_batch(quadratic(1.0), [1, 4], tol=0.5, trained_samples=800, seeds=2)
+    assert np.isinf(result.loss[1]).all()
+    assert (result.value, result.standard_error) == (pytest.approx(8.0), 0.0)
+    assert result.bracket == (4.0, 16.0)
+
+
+def test_the_jackknife_over_seeds() -> None:
+    rng = np.random.default_rng(0)
+    made = CriticalBatch(
+        batch=np.array([10, 100]), lr=np.array([1.0, 2.0]), steps=np.array([9, 9]), loss=np.ones((2, 8)),
+        own_batch=10, step=0, trained_samples=90, tol=0.1, scaling="sqrt", samples=9, seed=0, dtype="float32",
+    )  # fmt: skip
+    values, errors = [], []
+    for _ in range(300):
+        loss = np.stack([np.ones(8), 1.2 + 0.01 * rng.normal(size=8)])
+        one = dataclasses.replace(made, loss=loss)
+        values.append(one.value)
+        errors.append(one.standard_error)
+        assert one.rise_error[1] == pytest.approx(loss[1].std(ddof=1) / 8**0.5)
+    assert np.mean(values) == pytest.approx(10**1.5, rel=0.01)
+    assert np.mean(errors) == pytest.approx(np.std(values), rel=0.1)
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    run = quadratic(steps=3)
+    for words, arguments in (
+        ("factors: \\[1\\]", {"factors": [1]}),
+        ("factors: 0.3", {"factors": [0.3, 1]}),
+        ("factors: -1", {"factors": [-1, 1]}),
+        ("trained_samples: 16", {"factors": [1, 2], "trained_samples": 16}),
+        ("scaling: 'cube'", {"scaling": "cube"}),
+        ("tol: 0", {"tol": 0.0}),
+        ("seeds: 0", {"seeds": 0}),
+    ):
+        with pytest.raises(InputError, match=words):
+            critical_batch(run, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(FailedError, match="diverged"):
+        critical_batch(dataclasses.replace(run, diverged="mean"))
+
+
+def test_the_command(tmp_path: Path, command: Command) -> None:
+    words = ("steps=20", "decompose.every=0", "checkpoint.every=0")
+    assert (
+        command("train", "digits-dpsgd", *(w for s in words for w in ("--set", s)), "-o", tmp_path, "-q")[0]
+        == 0
+    )
+    path, picture = tmp_path / "critical.h5", tmp_path / "critical.png"
+    asked = ("critical-batch", tmp_path, "--factors", "1,2", "--seeds", "2", "--samples", "8000")
+    code, out, err = command(*asked, "-o", path, "--plot", picture)
+    assert code == 0
+    assert str(path) in out
+    assert picture.stat().st_size > 5000
+    saved = landscape.load(path)
+    assert isinstance(saved, CriticalBatch)
+    assert saved.steps.tolist() == [16, 8]
+    assert "critical batch" in out + err
+    one_line(command(*asked[:2], "--factors", "1,x", "-o", path, "--force"), 2, "--factors", "x")
