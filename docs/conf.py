@@ -23,7 +23,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_click",
     "sphinx_copybutton",
-    "site_reference",
+    "site_extension",
 ]
 exclude_patterns = ["_build", "_templates"]
 templates_path = ["_templates"]

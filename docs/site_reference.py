@@ -1,4 +1,4 @@
-"""Pages of the reference that are made from the package when the site is built, and Sphinx hooks for them.
+"""Pages of the reference that are made from the package when the site is built.
 
 A command's page is made from its options, a recipe key's row from the class that reads the key, a file
 format's table from the class of its result. What has no description there stops the build.
@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import landscape
 from landscape.checkpoint.history import COLUMNS
@@ -27,12 +27,6 @@ from landscape.models import layers
 from landscape.results.base import Result
 from landscape.train.recipe import Recipe, toml_value
 
-if TYPE_CHECKING:
-    from sphinx.application import Sphinx
-
-GENERATED = "reference/generated"
-LITERAL = re.compile(r"(``.*?``|:[\w:]+:`.*?`|`.*?`_*)")
-EMPHASIS = re.compile(r"(?<!\w)\*\w[^*]*\*(?!\w)|\*\*.*?\*\*")
 #: Tables of a recipe whose other keys depend on their name, and the registry of the names.
 NAMED_TABLES = {
     "algorithm": registry.algorithms,
@@ -40,33 +34,6 @@ NAMED_TABLES = {
     "model": registry.models,
     "data": registry.data_sets,
 }
-
-
-def escaped(line: str) -> str:
-    """``line`` of reStructuredText, where ``|λ|`` and ``SSGD*`` are text and no markup."""
-    parts = LITERAL.split(line)
-    for i in range(0, len(parts), 2):
-        emphasised = [match.span() for match in EMPHASIS.finditer(parts[i])]
-        parts[i] = "".join(
-            "\\" + c if c == "|" or (c == "*" and not any(a <= k < b for a, b in emphasised)) else c
-            for k, c in enumerate(parts[i])
-        )
-    return "".join(parts)
-
-
-def escape_docstring(lines: list[str]) -> None:
-    """Escape the text of a docstring in place; examples and literal blocks stay as they are."""
-    example = literal = False
-    indent = 0
-    for i, line in enumerate(lines):
-        here = len(line) - len(line.lstrip())
-        if line.strip():
-            literal = literal and here > indent
-        example = line.lstrip().startswith(">>>") or (example and bool(line.strip()))
-        if not example and not literal:
-            if line.rstrip().endswith("::"):
-                literal, indent = True, here
-            lines[i] = escaped(line)
 
 
 def sections(documented: Any) -> dict[str, str]:
@@ -363,9 +330,8 @@ def api_page() -> Iterator[str]:
     yield from ("## Other types and errors", "", *autosummary(TYPES))
 
 
-def generate(app: Sphinx) -> None:
-    """Write the generated pages; a page that has not changed is not written again."""
-    folder = Path(app.srcdir, GENERATED)
+def write_pages(folder: Path) -> None:
+    """Write all generated pages below ``folder``; a page that has not changed is not written again."""
     (folder / "commands").mkdir(parents=True, exist_ok=True)
     pages = {
         "api": api_page(),
@@ -382,64 +348,3 @@ def generate(app: Sphinx) -> None:
     for path in folder.rglob("*.md"):
         if str(path.relative_to(folder).with_suffix("")) not in pages:
             path.unlink()
-
-
-def escape_click(lines: list[str]) -> None:
-    """Escape the help of a command in place; directives and their fields stay as they are."""
-    for i, line in enumerate(lines):
-        if not line.lstrip().startswith((".. ", ":", "landscape ")):
-            lines[i] = escaped(line)
-
-
-def show_example(lines: list[str]) -> None:
-    """The example at the end of a command's help as a block of code."""
-    text = " ".join(line for line in lines if line)
-    if text.startswith("Example: "):
-        lines[:] = [".. code-block:: shell", "", f"   {text.removeprefix('Example: ')}", ""]
-    else:
-        escape_click(lines)
-
-
-#: Stands for a colon in descriptions of attributes and of what is returned, where napoleon takes what is before
-#: it for a type.
-COLON = "\ue000"
-
-
-def process_docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Prepare a docstring, in place, for napoleon."""
-    escape_docstring(lines)
-    hidden = what in ("attribute", "data", "property")
-    for i, line in enumerate(lines):
-        if what not in ("attribute", "data", "property") and re.fullmatch(r"\w+:", line):
-            hidden = line == "Returns:"
-        elif hidden:
-            lines[i] = line.replace(":", COLON)
-
-
-def restore_colons(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Undo, after napoleon, what :func:`process_docstring` did to colons."""
-    lines[:] = [line.replace(COLON, ":") for line in lines]
-
-
-INDEX = re.compile(r"<!-- index: (.+?) -->")
-
-
-def index_entries(app: Sphinx, page: str, content: list[str]) -> None:
-    """Replace ``<!-- index: A, B -->``, which no reader of the Markdown sees, by main entries of the index."""
-
-    def directive(match: re.Match[str]) -> str:
-        entries = (f"   !single: {entry.strip()}" for entry in match[1].split(","))
-        return "\n".join(("```{eval-rst}", ".. index::", *entries, "```"))
-
-    content[0] = INDEX.sub(directive, content[0])
-
-
-def setup(app: Sphinx) -> dict[str, Any]:
-    app.connect("builder-inited", generate, priority=100)  # before autosummary reads the sources
-    app.connect("source-read", index_entries)
-    app.connect("autodoc-process-docstring", process_docstring, priority=100)
-    app.connect("autodoc-process-docstring", restore_colons, priority=900)
-    for part in ("description", "options", "arguments"):
-        app.connect(f"sphinx-click-process-{part}", lambda *args: escape_click(args[-1]))
-    app.connect("sphinx-click-process-epilog", lambda *args: show_example(args[-1]))
-    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

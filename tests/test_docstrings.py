@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
 from site_reference import sections
 
-# Signs of a formula, and what names its source: a paper with its year, an arXiv number, an equation, "ours".
-FORMULA = re.compile("[∇Σ√∂ᵀ∝‖]")
+# Signs of a formula that has an origin, and what names its source: a paper with its year, an arXiv number, an equation, "ours".
+FORMULA = re.compile("[∇Σ∂∝]")
 SOURCE = re.compile(r"\b(19|20)\d\d\b|arXiv|\bEq\. \d|\bours\b|\bpaper")
 
 
@@ -49,7 +49,11 @@ def with_members(name: str, value: Any) -> Iterator[tuple[str, Any, Any]]:
             yield f"{name}.{key}", member, value
 
 
-PUBLIC = {name: (value, owner) for name, value, owner in names()}
+# A method that several classes inherit is one entry.
+PUBLIC = {
+    f"{value.__qualname__}" if inspect.isroutine(value) and owner else name: (value, owner)
+    for name, value, owner in names()
+}
 
 
 def raises(function: Any) -> bool:
@@ -77,9 +81,8 @@ def test_a_public_name_is_described(name: str) -> None:
     if inspect.isclass(value):
         fields = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
         described: set[str] = set().union(*(sections(base) for base in inspect.getmro(value)))
-        wanted = fields or [p for p in inspect.signature(value).parameters if issubclass(value, object)]
-        if not issubclass(value, (Exception,)):
-            missing += [n for n in wanted if n not in described]
+        wanted = fields or ([] if issubclass(value, Exception) else list(inspect.signature(value).parameters))
+        missing += [n for n in wanted if n not in described]
     elif not isinstance(value, property) and not (owner and overrides(owner, name.rpartition(".")[2])):
         signature, described = inspect.signature(value), set(sections(value))
         missing += [n for n in signature.parameters if n not in {"self", "cls", *described}]

@@ -10,7 +10,8 @@ import click
 import numpy as np
 
 from landscape.checkpoint import run_folder
-from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint, load
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
+from landscape.checkpoint.files import load
 from landscape.cli import train
 from landscape.core import hdf5, hdf5_verify
 from landscape.core.errors import FailedError

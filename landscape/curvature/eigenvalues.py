@@ -213,7 +213,7 @@ def extreme_eigenvalues(
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
 ) -> Ends:
-    """λ_min and λ_max of ∇²L(θ) over all of the problem's data, by one Lanczos run.
+    """λ_min and λ_max of ∇²L(θ) over all of the problem's data, by one Lanczos run (Lanczos 1950).
 
     Args:
         problem: the loss.
@@ -228,6 +228,9 @@ def extreme_eigenvalues(
         max_products: Hessian-vector products, at most; where they end first, ``converged`` is False and the
             residuals show the error.
         seed: draws the starting vector.
+
+    Returns:
+        The two eigenvalues with their residuals and eigenvectors.
 
     Raises:
         InputError: a tol or max_products that is not positive, an unknown option, or a random model.
@@ -265,6 +268,9 @@ def top_eigenvalues(
 ) -> Eigenpairs:
     """The ``k`` algebraically largest eigenvalues of ∇²L(θ), descending, with vectors and residuals.
 
+    The method is a thick-restart Lanczos iteration (Wu and Simon 2000), with a second start that looks for
+    eigenvalues that the first one missed (ours).
+
     Args:
         problem: the loss.
         k: how many, 1 ≤ k ≤ P.
@@ -286,6 +292,9 @@ def top_eigenvalues(
         max_products: Hessian-vector products, at most; where they end first, ``converged`` is False and the
             residuals show the error.
         seed: draws the starting vector.
+
+    Returns:
+        Eigenvalues, eigenvectors and residuals.
 
     Raises:
         InputError: a k below 1 or above P, a start of another shape, a preconditioner that is not positive or

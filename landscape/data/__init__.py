@@ -44,7 +44,7 @@ def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
     Example:
         >>> options("digits", {"form": "image"})
-        {'test_samples': 360, 'form': 'image'}
+        {'form': 'image', 'test_samples': 360}
     """
     return check_keywords("data", given, registry.data_sets[name], given=("data_dir",))
 

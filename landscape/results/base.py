@@ -234,7 +234,10 @@ class Result:
         return frames.to_frame(self, dims)
 
     def save(self, path: str | Path) -> None:
-        """Write to ``path``; a file that already exists is replaced only once the new one is whole.
+        """Write the result as HDF5; a file that exists is replaced only once the new one is whole.
+
+        Args:
+            path: the file.
 
         Raises:
             FailedError: the file cannot be written.
@@ -252,10 +255,22 @@ class Result:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read the result in ``path``.
+        """Read a file that holds one result of this class.
+
+        Args:
+            path: the file.
+
+        Returns:
+            The result.
 
         Raises:
             FailedError: the file holds something else or several results, is damaged or cannot be read.
+
+        Example:
+            >>> from landscape.results.escape import Escape
+            >>> Escape.load("missing.h5")
+            Traceback (most recent call last):
+            landscape.core.errors.FailedError: missing.h5: no such file; ...
         """
         results = load_results(path)
         if len(results) != 1 or not isinstance(results[0], cls):
@@ -299,7 +314,11 @@ def _optional(field: dataclasses.Field[Any]) -> bool:
 
 
 def save(results: Sequence[Result], path: str | Path) -> None:
-    """Write results of one kind to ``path``: one at the root of the file, several in groups /0, /1, …
+    """Write results of one kind to a file: one at its root, several in the groups /0, /1 and so on.
+
+    Args:
+        results: one or more.
+        path: the file, which is replaced.
 
     Raises:
         FailedError: the file cannot be written.

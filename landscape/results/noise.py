@@ -67,7 +67,19 @@ class NoiseEstimate(Result):
     source_sha256: str = ""
 
     def summary(self) -> dict[str, tuple[float, float]]:
-        """All estimates, and the parts of Δ_DP: name -> (mean, standard error; 0 for exact numbers)."""
+        """All estimates of Δ(2), and the parts of Δ_DP.
+
+        Returns:
+            Name -> (mean over the draws, its standard error; 0 for numbers that are exact).
+
+        Example:
+            >>> values = np.array([1.0, 3.0])
+            >>> result = NoiseEstimate(direct=values, first_order=values, delta_s=values, delta_2=values,
+            ...                        delta_cross=values, full_batch=1.5, eq4=1.0, consensus=0.1, lr=0.1,
+            ...                        learners=2, local_batch=4, samples=10, seed=0)
+            >>> result.summary()["direct"]
+            (2.0, 1.0)
+        """
         rows = {}
         for name in ("direct", "full_batch", "eq4", "first_order", "delta_s", "delta_2", "delta_cross"):
             value = getattr(self, name)

@@ -17,6 +17,8 @@ from landscape.results.measurement import Measurement
 class NoiseScale(Measurement):
     """B_simple = tr Σ/‖g‖² in samples, g = ∇L and Σ the covariance of one sample's gradient.
 
+    The scale is that of McCandlish et al. 2018, section 2.2.
+
     Attributes:
         estimates: (replicates,), numbers whose mean is B_simple at w_a, and whose standard error is its own.
         trace, trace_error: tr Σ in squared nats, and one standard error.

@@ -14,7 +14,7 @@ from landscape.results.base import Result
 
 @dataclass(frozen=True)
 class Smoothing(Result):
-    """The loss L at w_a, and L_Σ(w) = E L(w + δ), smoothed by displacements δ ~ N(0, Σ).
+    """The loss L at w_a, and L_Σ(w) = E L(w + δ), smoothed by displacements δ ~ N(0, Σ) (DPSGD-2021's paper).
 
     Arrays (2,) and (2, S) have two rows: Σ of the measured spread of the learners, and the isotropic Σ of the
     same trace. Expectations are means over m pairs ±δ_i, the same pairs for all numbers of one row.
