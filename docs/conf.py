@@ -41,7 +41,7 @@ nitpick_ignore_regex = [
         r"py:class",
         r"(Path|Figure|Axes|Tensor|Array|Checkpoint|Progress|evaluate\.Progress|UserData|tuple\[str)",
     ),
-    (r"py:class", r"landscape\..*\.(T|UserData|OptimizerMemory)"),
+    (r"py:class", r"landscape\..*\.(T|UserData|OptimizerMemory|MeanLoss)"),
 ]
 smartquotes = False  # which makes one dash of the two of an option
 

@@ -283,6 +283,7 @@ INTERFACES = (
     "landscape.plots.draw",
     "landscape.results.base.Result",
     "landscape.results.interpolated.Interpolated",
+    "landscape.results.measurement.Measurement",
     "landscape.train.algorithms.base.Rule",
     "landscape.train.mixing.Mixing",
     "landscape.train.optimizer.base.Optimizer",

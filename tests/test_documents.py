@@ -8,6 +8,7 @@
 A comment before a block says more, and is not seen by readers:
 
 - ``<!-- not run: REASON -->``;
+- ``<!-- slow: REASON -->``: only the slow tests run it;
 - ``<!-- in tests: ARGUMENTS -->`` adds arguments to each command of the block. Its output is then compared
   only in the whole page, which the slow tests run.
 - ``<!-- needs: runs/dp -->`` at any place of a page: a short run of the bundled digits is in that folder.
@@ -47,7 +48,7 @@ PAGES = sorted(
     if "generated" not in path.parts and path.name != "changelog.md"
 )
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-COMMENT = re.compile(r"<!-- (not run|in tests): (.+?) -->\s*\Z", re.DOTALL)
+COMMENT = re.compile(r"<!-- (not run|slow|in tests): ((?:(?!-->).)+?) -->\s*\Z", re.DOTALL)
 NEEDS = re.compile(r"<!-- needs: (.+?) -->")
 FILE = re.compile(r"# ([\w.-]+\.(?:py|toml))\n")
 # What a block may be; others are prose that nothing checks.
@@ -68,7 +69,7 @@ class Blocks:
                 continue
             comment = COMMENT.search(document.text[: region.start])
             kind, text = (comment[1], comment[2]) if comment else ("", "")
-            if kind == "not run" or language == "text":
+            if kind == "not run" or (kind == "slow" and not self.full) or language == "text":
                 continue
             assert language in LANGUAGES, (
                 f"{document.path}: a block of '{language}' needs <!-- not run: … -->"
@@ -193,7 +194,7 @@ def test_the_blocks_of_a_page_run(page: Path, in_folder: Path, trained: Callable
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [p for p in PAGES if "<!-- in tests:" in p.read_text()], ids=_id)
+@pytest.mark.parametrize("page", [p for p in PAGES if re.search("<!-- (in tests|slow):", p.read_text())], ids=_id)
 def test_a_page_runs_as_printed(page: Path, in_folder: Path, trained: Callable[[str], Path]) -> None:
     _run(page, in_folder, trained, full=True)
 

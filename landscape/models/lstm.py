@@ -17,10 +17,10 @@ class LSTM(nn.Module):
     of 256 and 32,000 classes, 43,154,944 parameters. The width scales cells and bottleneck.
 
     Args:
-        inputs: Features of a frame. Source: DPSGD-2020, section 4.2.
-        layers: Number of bi-directional layers. Source: DPSGD-2020, section 4.2.
-        cells: Cells of a layer in each direction. Source: DPSGD-2020, section 4.2.
-        bottleneck: Width of the linear bottleneck. Source: DPSGD-2020, section 4.2.
+        inputs: Features of a frame. Source: DPSGD-2020's acoustic model (Table 1).
+        layers: Number of bi-directional layers. Source: DPSGD-2020's acoustic model (Table 1).
+        cells: Cells of a layer in each direction. Source: DPSGD-2020's acoustic model (Table 1).
+        bottleneck: Width of the linear bottleneck. Source: DPSGD-2020's acoustic model (Table 1).
     """
 
     def __init__(
