@@ -6,8 +6,15 @@ READY := $(VENV)/ready
 PEERS := .venv-bench
 INTEGRATIONS := .venv-integrations
 DOCS := .venv-docs
+LOWEST := .venv-lowest
+PACKAGING := .venv-package
+# The extras that the tests use.
+TESTED := frames,report,pyhessian,bayes
+TRAINERS := $(TESTED),lightning,huggingface
+# Old packages use what newer ones of their own dependencies deprecate; elsewhere every warning is an error.
+OUTDATED := -W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning
 
-.PHONY: demo test test-all test-integrations battery-huggingface figures figures-smoke bench fuzz chaos lint docs clean
+.PHONY: demo test test-all test-integrations test-lowest battery-huggingface figures figures-smoke bench fuzz chaos lint docs coverage package clean
 
 demo: $(READY)  ## train on the bundled digits and draw the landscape around what comes out
 	$(BIN)/landscape demo -o demo
@@ -25,10 +32,10 @@ battery-huggingface: $(INTEGRATIONS)/ready  ## GPT-2, BERT, ViT, Llama, T5, CLIP
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m pytest -m "" tests/battery/test_huggingface.py
 
 figures: $(READY)  ## every figure and table of the papers at laptop scale, into figures/ (hours; LANDSCAPE_DATA)
-	$(BIN)/landscape figures --all --nproc 2
+	$(BIN)/landscape figures --all --jobs 2
 
 figures-smoke: $(READY)  ## the same with bundled data, to see that each can be made
-	OMP_NUM_THREADS=1 $(BIN)/landscape figures --all --scale smoke --nproc 2 -o build/figures --runs build/runs
+	OMP_NUM_THREADS=1 $(BIN)/landscape figures --all --scale smoke --jobs 2 -o build/figures --runs build/runs
 
 fuzz: $(READY)  ## 10,000 damaged and hostile files for every reader, in processes with limits (15 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
@@ -43,36 +50,69 @@ bench: $(PEERS)/ready  ## side-by-side timings, as ratios, in an environment wit
 chaos: $(READY)  ## 500 kills and signals at random moments over all commands (about half an hour; Linux)
 	$(BIN)/python -m tests.chaos
 
-lint: $(READY)  ## style and types
+lint: $(READY)  ## style, types and spelling
 	$(BIN)/ruff format --check landscape tests docs
 	$(BIN)/ruff check landscape tests docs
 	$(BIN)/mypy
+	$(BIN)/codespell $$(git ls-files)
 
-# torch comes first and pinned, so that nothing else draws in another build of it.
-$(READY): pyproject.toml constraints.txt
+coverage: $(READY)  ## make test with the coverage of lines and branches; fails below pyproject.toml's share
+	$(BIN)/python -m pytest -n auto --cov --cov-report=term:skip-covered --cov-report=html:build/coverage
+
+test-lowest: $(LOWEST)/ready  ## make test with the lowest versions that pyproject.toml allows
+	$(LOWEST)/bin/python -m pytest -n auto $(OUTDATED)
+
+# The wheel is built from the sdist, which shows that nothing is missing there.
+package: $(PACKAGING)/ready  ## sdist and wheel into dist/, their contents, and the demo from the wheel in a fresh environment
+	rm -rf dist build/wheel
+	$(PACKAGING)/bin/sp-repo-review . --show errskip
+	$(PACKAGING)/bin/check-sdist --inject-junk
+	$(PACKAGING)/bin/python -m build
+	$(PACKAGING)/bin/twine check --strict dist/*
+	$(PACKAGING)/bin/check-wheel-contents dist/*.whl
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip install --quiet -c constraints.txt torch
+	build/wheel/venv/bin/python -m pip install --quiet -c constraints.txt "$$(ls dist/*.whl)[report]"
+	build/wheel/venv/bin/python -m pip check
+	cd build/wheel && venv/bin/landscape demo -o demo
+
+# $(1): the folder of an environment; $(2): what pip installs there. torch comes first and pinned, so that
+# nothing else draws in another build of it. Dependency groups need a newer pip than Python brings.
+define environment
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'landscape needs Python 3.11 or newer')"
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
-	touch $(READY)
+	$(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet -c constraints.txt --upgrade pip
+	$(1)/bin/python -m pip install --quiet -c constraints.txt torch
+	$(1)/bin/python -m pip install --quiet -c constraints.txt $(2)
+	touch $(1)/ready
+endef
+
+$(READY): pyproject.toml constraints.txt
+	$(call environment,$(VENV),-e ".[$(TESTED)]" --group dev)
 
 $(PEERS)/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet -c constraints.txt torch
-	$(PEERS)/bin/python -m pip install --quiet -c constraints.txt -e ".[bench]"
-	touch $(PEERS)/ready
+	$(call environment,$(PEERS),-e ".[pyhessian]" --group bench)
 
 $(INTEGRATIONS)/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(INTEGRATIONS)
-	$(INTEGRATIONS)/bin/python -m pip install --quiet -c constraints.txt torch
-	$(INTEGRATIONS)/bin/python -m pip install --quiet -c constraints.txt -e ".[dev,lightning,huggingface]"
-	touch $(INTEGRATIONS)/ready
+	$(call environment,$(INTEGRATIONS),-e ".[$(TRAINERS)]" --group test)
+
+$(PACKAGING)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PACKAGING)
+	$(PACKAGING)/bin/python -m pip install --quiet -c constraints.txt --upgrade pip
+	$(PACKAGING)/bin/python -m pip install --quiet -c constraints.txt --group package
+	touch $(PACKAGING)/ready
+
+# pip has no resolution to the lowest versions; uv has. UV_TORCH_BACKEND=cpu brings PyTorch's CPU build;
+# LOWEST_TORCH takes another version, where that build cannot be reached.
+$(LOWEST)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet -c constraints.txt uv
+	$(LOWEST)/bin/uv pip install --python $(LOWEST)/bin/python --resolution lowest-direct \
+		$(if $(LOWEST_TORCH),"torch==$(LOWEST_TORCH)") -e ".[$(TESTED)]" --group test
+	touch $(LOWEST)/ready
 
 $(DOCS)/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip install --quiet -c constraints.txt torch
-	$(DOCS)/bin/python -m pip install --quiet -c constraints.txt -e ".[docs]"
-	touch $(DOCS)/ready
+	$(call environment,$(DOCS),-e ".[$(TESTED)]" --group docs)
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(INTEGRATIONS) $(DOCS) build dist *.egg-info demo
+	rm -rf $(VENV) $(PEERS) $(INTEGRATIONS) $(LOWEST) $(PACKAGING) $(DOCS) build dist .coverage* *.egg-info demo

@@ -15,9 +15,11 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape import models as models
     from landscape import stability as stability
     from landscape.analysis.batch_sharpness import batch_sharpness as batch_sharpness
+    from landscape.analysis.compare import compare as compare
     from landscape.analysis.contour import contour as contour
     from landscape.analysis.disagreement import disagreement as disagreement
     from landscape.analysis.hessian_grid import hessian_grid as hessian_grid
+    from landscape.analysis.learning_coefficient import learning_coefficient as learning_coefficient
     from landscape.analysis.line import line as line
     from landscape.analysis.noise import estimate_noise as estimate_noise
     from landscape.analysis.noise_alignment import noise_alignment as noise_alignment
@@ -68,10 +70,12 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.results.base import save as save
     from landscape.results.basins import Basins as Basins
     from landscape.results.batch_sharpness import BatchSharpness as BatchSharpness
+    from landscape.results.comparison import Comparison as Comparison
     from landscape.results.critical_batch import CriticalBatch as CriticalBatch
     from landscape.results.disagreement import Disagreement as Disagreement
     from landscape.results.escape import Escape as Escape
     from landscape.results.hessian_grid import HessianGrid as HessianGrid
+    from landscape.results.learning_coefficient import LearningCoefficient as LearningCoefficient
     from landscape.results.line import Line as Line
     from landscape.results.line import barrier as barrier
     from landscape.results.minima import Minima as Minima
@@ -100,6 +104,7 @@ _MODULES = {
     "BatchSharpness": "results.batch_sharpness",
     "Basins": "results.basins",
     "Checkpoint": "checkpoint.checkpoint",
+    "Comparison": "results.comparison",
     "DecentralizedDataParallel": "train.parallel.module",
     "Density": "results.spectrum",
     "CriticalBatch": "results.critical_batch",
@@ -111,6 +116,7 @@ _MODULES = {
     "HessianGrid": "results.hessian_grid",
     "HessianOperator": "curvature.hessian",
     "InputError": "core.errors",
+    "LearningCoefficient": "results.learning_coefficient",
     "Line": "results.line",
     "Minima": "results.minima",
     "NoiseAlignment": "results.noise_alignment",
@@ -131,6 +137,7 @@ _MODULES = {
     "barrier": "results.line",
     "batch_sharpness": "analysis.batch_sharpness",
     "between": "analysis.planes",
+    "compare": "analysis.compare",
     "contour": "analysis.contour",
     "critical_batch": "train.experiments.critical_batch",
     "density": "curvature.density",
@@ -141,6 +148,7 @@ _MODULES = {
     "hessian_grid": "analysis.hessian_grid",
     "import_state": "checkpoint.foreign_weights",
     "learners_plane": "analysis.planes",
+    "learning_coefficient": "analysis.learning_coefficient",
     "line": "analysis.line",
     "load": "checkpoint.files",
     "noise_scale": "analysis.noise_scale",

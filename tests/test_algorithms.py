@@ -99,6 +99,46 @@ def test_decentralised_steps_by_hand(mixing: str) -> None:
     torch.testing.assert_close(path, torch.stack(atc))
 
 
+@pytest.mark.parametrize("mixing", ["full", "ring(1)", "random-matching", "lazy(0.4, ring(1))"])
+@pytest.mark.parametrize("order", ["awc", "atc"])
+@pytest.mark.parametrize("buffers", ["keep", "mix"])
+def test_decentralised_momentum_by_hand(mixing: str, order: str, buffers: str) -> None:
+    g, w, path = slopes(), start(), [start()]
+    v = torch.zeros_like(w)
+    for t in range(1, 16):
+        m = torch.from_numpy(Mixing(mixing, 4, 3).matrix(t))
+        v = 0.9 * v + g(w)
+        w = m @ w - 0.02 * v if order == "awc" else m @ (w - 0.02 * v)
+        v = m @ v if buffers == "mix" else v
+        path.append(w)
+    options = {"mixing": mixing, "order": order, "buffers": buffers}
+    torch.testing.assert_close(drive("dpsgd", options, g, 15, start(), 0.02, 0.9), torch.stack(path))
+
+
+@pytest.mark.parametrize("order", ["awc", "atc"])
+@pytest.mark.parametrize("buffers", ["keep", "mix"])
+@pytest.mark.parametrize("mixing", ["full", "ring(1)", "random-matching"])
+def test_momentum_is_stable_up_to_the_limit_of_the_rule(mixing: str, order: str, buffers: str) -> None:
+    options = {"mixing": mixing, "order": order, "buffers": buffers}
+    rule = algorithms.make("dpsgd", options, learners=4, seed=3)
+    limit = rule.stability_limit(0.5)
+    assert limit is not None
+    apart = torch.tensor([1.0, -2.0, 0.5, 0.5], dtype=torch.float64)[:, None]
+    path = drive("dpsgd", options, lambda w: w, 600, apart, 0.97 * limit, 0.5)
+    assert float(path[-1].norm()) < 1e-3
+    if mixing != "random-matching":  # whose limit is one in mean square
+        grown = drive("dpsgd", options, lambda w: w, 600, apart + 1e-3, 1.03 * limit, 0.5)
+        assert float(grown[-1].norm()) > 1e3 or not torch.isfinite(grown[-1]).all()
+
+
+def test_mixed_buffers_are_sent() -> None:
+    rule = algorithms.make("dpsgd", {"mixing": "ring(1)", "buffers": "mix"}, learners=4, seed=0)
+    optimizer = SGD(0.9)
+    optimizer.start(Layout(()), start())
+    rule.update_optimizer_state(optimizer, 1)
+    assert rule.communication_cost(1) == (4.0, 1)
+
+
 def test_local_sgd_by_hand() -> None:
     g, w = slopes(), start()
     expected = [w]
@@ -439,7 +479,7 @@ def test_limits_that_are_not_known_are_none() -> None:
     def limit(name: str, options: dict[str, Any], momentum: float = 0.0) -> float | None:
         return algorithms.make(name, options, learners=4, seed=0).stability_limit(momentum)
 
-    assert limit("dpsgd", {"mixing": "random-matching"}, 0.9) is None
+    assert limit("dpsgd", {"mixing": "one-peer-exponential"}, 0.9) is None
     assert limit("ad-psgd", {"schedule": "random"}) is None
     assert limit("sgp", {"graph": "random"}) is None
     assert limit("async-sgd", {"delay": 3, "schedule": "random"}, 0.9) is None

@@ -233,11 +233,11 @@ def test_bad_input_is_one_line(call, words: str) -> None:  # type: ignore[no-unt
 def test_the_command(tmp_path: Path, command: Command) -> None:
     wells().save(tmp_path / "c.h5")
     code, out, err = command("basins", tmp_path / "c.h5", "--plot", tmp_path / "b.png", "--rise", "0.01")
-    assert (code, out.split()) == (0, [str(tmp_path / "c-basins.h5"), str(tmp_path / "b.png")]), err
+    assert (code, out.split()[-2:]) == (0, [str(tmp_path / "c-basins.h5"), str(tmp_path / "b.png")]), err
     saved = landscape.load(tmp_path / "c-basins.h5")
     np.testing.assert_equal(vars(saved), vars(wells().basins([0.01])))
     for words in ("basin 2: lowest", "SMAD", f"{saved.area[0]:.5g}", "meets no deeper one"):
-        assert words in err
+        assert words in out
     one_line(command("basins", tmp_path / "c.h5"), 1, "finished landscape.basins", "--force")
     one_line(command("basins", tmp_path / "c.h5", "--around", "top"), 2, "--around: 'top'", "center, lowest")
     one_line(command("basins", tmp_path / "c.h5", "--rise", "-1", "--force"), 2, "rises: -1.0")

@@ -44,12 +44,12 @@ def test_train_writes_its_files_and_names_the_checkpoint(
 ) -> None:
     code, out, err = command("train", tiny, "-o", tmp_path / "r", "--set", "seed=3")
     assert code == 0
-    assert out == f"{tmp_path}/r/last.h5\n"
+    assert out.splitlines()[-1] == f"{tmp_path}/r/last.h5"
+    assert "test error" in out
     assert (
         "ring(1): spectral gap 0.6667, smallest eigenvalue ω_min -0.3333; plain steps are stable "
         "while lr·λ_max < 1 + ω_min = 0.6667 (AWC)" in err
     )
-    assert "test error" in err
     assert "\r" not in err  # no progress bar where there is no terminal
     assert landscape.load(tmp_path / "r" / "last.h5").seed == 3
     assert command("train", tiny, "-o", tmp_path / "q", "-q")[2] == ""
@@ -73,7 +73,8 @@ def test_a_run_that_diverged_always_says_so(more: tuple[str, ...], tmp_path: Pat
     assert f"{tmp_path}/r: diverged at step" in err
     assert "the mean" in err
     if "--nproc" not in more:  # whose processes print it themselves
-        assert out == f"{tmp_path}/r/last.h5\n"
+        assert "diverged at step" in out
+        assert out.splitlines()[-1] == f"{tmp_path}/r/last.h5"
     assert landscape.load(tmp_path / "r" / "last.h5").diverged == "mean"
     assert command("train", "-o", tmp_path / "r", "--resume", "-q")[0] == 3
 
@@ -85,7 +86,7 @@ def test_contour_of_several_checkpoints_shares_directions(
     files = [runs / "ss" / "last.h5", runs / "dp" / "last.h5"]
     code, out, _ = command("contour", *files, "--grid", "4x3", "-o", out_file, "--plot", picture)
     assert code == 0
-    assert out.split() == [str(out_file), str(picture)]
+    assert out.split()[-2:] == [str(out_file), str(picture)]
     a, b = landscape.load(out_file)
     np.testing.assert_array_equal(a.directions, b.directions)
     assert a.loss.shape == (3, 4)
@@ -102,10 +103,10 @@ def test_hessian_grid_noise_info_and_plot(runs: Path, tmp_path: Path, command: C
     h, n = tmp_path / "h.h5", tmp_path / "n.h5"
     assert command("hessian-grid", checkpoint, "--grid", "2", "--dtype", "float64", "-o", h)[0] == 0
     assert landscape.load(h).dtype == "float64"
-    code, _, err = command("noise", checkpoint, "--draws", "4", "-o", n)
+    code, out, _ = command("noise", checkpoint, "--draws", "4", "-o", n)
     assert code == 0
     for words in ("by definition", "on the full batch", "Eq. 4", "first order", "cross term", "±", "exact"):
-        assert words in err
+        assert words in out
     for file, suffix in ((h, ".png"), (n, ".pdf"), (checkpoint, ".svg")):
         picture = tmp_path / f"p{suffix}"
         code, out, _ = command("plot", file, "-o", picture)
@@ -122,42 +123,42 @@ def test_hessian_grid_noise_info_and_plot(runs: Path, tmp_path: Path, command: C
 def test_planes_from_checkpoints(kind: str, runs: Path, tmp_path: Path, command: Command) -> None:
     files = [runs / name / "last.h5" for name in (("dp", "ss") if kind == "between" else ("dp",))]
     out_file, picture = tmp_path / "c.h5", tmp_path / "c.png"
-    code, out, err = command(
+    code, out, _ = command(
         "contour", *files, "--plane", kind, "--grid", "3x4", "-o", out_file, "--plot", picture
     )
-    assert (code, out.split()) == (0, [str(out_file), str(picture)])
+    assert (code, out.split()[-2:]) == (0, [str(out_file), str(picture)])
     s = landscape.load(out_file)
     runs_ = [landscape.load(f) for f in files]
     problem = runs_[0].problem()
     assert s.kind == kind
     if kind == "eigen":
         assert s.span == 0.1
-        assert "λ_max" in err
+        assert "λ_max" in out
         return
     np.testing.assert_allclose(s.span, 1.25 * np.abs(s.markers).max())
     if kind == "between":
         assert s.labels == tuple(r.label for r in runs_)
         np.testing.assert_allclose(s.marker_loss, [problem.loss(r.mean) for r in runs_], rtol=1e-6)
-        assert f"{s.labels[1]}: {s.marker_loss[1]:.4g}" in err
+        assert f"{s.labels[1]}: {s.marker_loss[1]:.4g}" in out
     if kind == "pca":  # step-0000020.h5 holds what last.h5 does and is not taken twice
         assert s.labels == ("step 0", "step 10", "step 20")
-        assert "3 checkpoints, components explain" in err
+        assert "3 checkpoints, components explain" in out
         assert s.explained.sum() == pytest.approx(1)
     if kind == "learners":
         losses = [problem.loss(w) for w in runs_[0].weights]
         np.testing.assert_allclose(s.marker_loss, [*losses, problem.loss()], rtol=1e-6)
-        assert f"L(w_a) = {problem.loss():.4g}, mean L(w_j) = {np.mean(losses):.4g}" in err
+        assert f"L(w_a) = {problem.loss():.4g}, mean L(w_j) = {np.mean(losses):.4g}" in out
 
 
 def test_line_between_two_and_along_one(runs: Path, tmp_path: Path, command: Command) -> None:
     a, b, out_file = runs / "dp" / "last.h5", runs / "ss" / "last.h5", tmp_path / "l.h5"
-    code, out, err = command("line", a, b, "--points", "5", "-o", out_file, "--plot", tmp_path / "l.png")
-    assert (code, out) == (0, f"{out_file}\n{tmp_path}/l.png\n")
+    code, out, _ = command("line", a, b, "--points", "5", "-o", out_file, "--plot", tmp_path / "l.png")
+    assert (code, out.split()[-2:]) == (0, [str(out_file), f"{tmp_path}/l.png"])
     between = landscape.load(out_file)
     problem, other = (landscape.load(f).problem() for f in (a, b))
     assert between.loss[0] == pytest.approx(problem.loss(), rel=1e-6)
     assert between.loss[-1] == pytest.approx(other.loss(), rel=1e-5)
-    assert f"barrier {between.barrier:.4g}" in err
+    assert f"barrier {between.barrier:.4g}" in out
     again = ("line", a, "--points", "5", "--seed", "4", "-o", out_file)
     one_line(command(*again), 1, "l.h5", "landscape.line", "--force")
     assert command(*again, "--force")[0] == 0
@@ -244,7 +245,7 @@ def test_planes_that_checkpoints_do_not_make(
 def test_results_go_beside_the_checkpoint_by_default(runs: Path, tmp_path: Path, command: Command) -> None:
     shutil.copy(runs / "dp" / "last.h5", tmp_path / "last.h5")
     code, out, _ = command("contour", tmp_path / "last.h5", "--grid", "2")
-    assert (code, out) == (0, f"{tmp_path}/last-contour.h5\n")
+    assert (code, out.splitlines()[-1]) == (0, f"{tmp_path}/last-contour.h5")
     assert command("contour", tmp_path / "last.h5", "--grid", "3")[0] == 0  # a result may be made anew
 
 
@@ -261,7 +262,8 @@ def test_recipes_lists_and_prints(command: Command) -> None:
 def test_every_command_has_help_with_an_example(command: Command, name: str) -> None:
     code, out, _ = command(name, "--help")
     assert code == 0
-    assert f"Example: landscape {name}" in out
+    assert "Example: " in out
+    assert f"landscape {name}" in out[out.index("Example: ") :]
 
 
 def test_bad_usage(runs: Path, tmp_path: Path, command: Command) -> None:

@@ -40,6 +40,8 @@ PUBLIC = [
     landscape.noise_scale,
     landscape.critical_batch,
     landscape.noise_alignment,
+    landscape.compare,
+    landscape.learning_coefficient,
     landscape.disagreement,
     landscape.sharpness,
     landscape.Surface.basins,

@@ -465,3 +465,6 @@ def test_wav_files_whose_chunks_lie(tmp_path: Path) -> None:
             path.write_bytes(raw[:place] + number + raw[place + 4 :])
             with pytest.raises(FailedError, match="s.wav"):
                 read_wav(path, 8000)
+    path.write_bytes(raw[:6])
+    with pytest.raises(FailedError, match="s.wav: cannot be read as a wav file \\(it ends too soon\\)"):
+        read_wav(path, 8000)

@@ -260,9 +260,9 @@ def test_a_killed_contour_goes_on(run: Path, tmp_path: Path, start: Start, comma
     process.wait()
     held = int(landscape.load(out).done.sum())
     assert 0 < held < 150 * 150
-    code, printed, err = command(*wanted, "-o", out)
-    assert (code, printed) == (0, f"{out}\n")
-    assert f"{held:,} of 22,500 points were in the file" in err
+    code, printed, _err = command(*wanted, "-o", out)
+    assert (code, printed.endswith(f"{out}\n")) == (0, True)
+    assert f"{held:,} of 22,500 points were in the file" in printed
     assert command(*wanted, "-o", whole)[0] == 0
     a, b = landscape.load(out), landscape.load(whole)
     np.testing.assert_array_equal(a.loss, b.loss)
@@ -277,7 +277,7 @@ def test_a_finished_file_is_left_alone_and_drawn(run: Path, tmp_path: Path, comm
         assert command(*wanted, "--force")[0] == 0
         before = (out.read_bytes(), out.stat().st_mtime_ns)
         code, printed, err = command(*wanted, "--plot", picture)
-        assert (code, printed) == (0, f"{out}\n{picture}\n")
+        assert (code, printed.endswith(f"{out}\n{picture}\n")) == (0, True)
         assert "nothing is computed" in err
         assert (out.read_bytes(), out.stat().st_mtime_ns) == before
         assert picture.exists()
@@ -299,8 +299,8 @@ def test_a_file_of_something_else_is_replaced_and_says_why(
             one_line(command(*wanted), 1, "c.h5: holds another result", reason, "--force")
             assert out.read_bytes() == before
         code, printed, err = command(*wanted, "--force")
-        assert (code, printed) == (0, f"{out}\n")
-        assert [word for word in words if word not in err] == []
+        assert (code, printed.endswith(f"{out}\n")) == (0, True)
+        assert [word for word in words if word not in printed + err] == []
         assert ("cannot be resumed" in err) == any("cannot be resumed" in word for word in words)
         loaded = landscape.load(out)
         return loaded if isinstance(loaded, list) else [loaded]
@@ -346,8 +346,8 @@ def test_two_processes_write_one_file(run: Path, tmp_path: Path, command: Comman
     assert command(*wanted, "-o", one)[0] == 0
     words = ["-m", "landscape", *map(str, wanted), "-o", str(two), "--nproc", "2"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"{two}\n")
-    assert done.stderr.count("train loss from") == 2
+    assert (done.returncode, done.stdout.endswith(f"{two}\n")) == (0, True)
+    assert done.stdout.count("train loss from") == 2
     for a, b in zip(landscape.load(one), landscape.load(two), strict=True):
         np.testing.assert_allclose(a.loss, b.loss, rtol=1e-6)
         np.testing.assert_array_equal(a.accuracy, b.accuracy)

@@ -134,7 +134,7 @@ def test_common_wrappings_are_taken_off_and_told(how: str, folder: Path, command
     model = trained()
     torch.save(wrapped(model.state_dict(), how), "net.pt")
     code, out, err = command("import", "net.pt", "--model", "mine:net", "--data", "mine:images")
-    assert (code, out) == (0, "net.h5\n")
+    assert (code, out.splitlines()[-1]) == (0, "net.h5")
     for word in ("state_dict", "model", "model_state_dict"):
         assert (f"net.pt: took the state under '{word}'" in err) == (
             word == how or (how, word) == ("all", "state_dict")
@@ -206,8 +206,8 @@ def test_several_states_are_learners_and_their_mean_has_statistics_of_its_own(
         torch.save(model.state_dict(), f"w{j}.pt")
     own = ("--model", "mine:net", "--data", "mine:images")
     assert command("import", "w0.pt", "w1.pt", "w2.pt", *own, "-o", "all.h5")[0] == 0
-    code, _, err = command("noise", "all.h5", *own, "--lr", "0.1", "--local-batch", "5", "--draws", "2")
-    assert (code, "Eq. 4" in err) == (0, True)
+    code, out, _ = command("noise", "all.h5", *own, "--lr", "0.1", "--local-batch", "5", "--draws", "2")
+    assert (code, "Eq. 4" in out) == (0, True)
     assert command("contour", "all.h5", *own, "--plane", "learners", "--grid", "2")[0] == 0
     run = landscape.load("all.h5")
     import mine  # type: ignore[import-not-found]  # now the command has imported it
@@ -242,7 +242,7 @@ def test_a_language_model_with_tied_frozen_and_unused_parameters(folder: Path, c
     safetensors.torch.save_file(lean, "lean.safetensors")
     own = ("--model", "mine:language", "--data", "mine:text")
     for name in ("whole.pt", "lean.safetensors"):
-        code, _, err = command("import", name, *own)
+        code, out, err = command("import", name, *own)
         assert code == 0, err
     a, b = landscape.load("whole.h5"), landscape.load("lean.h5")
     assert torch.equal(a.weights, b.weights)
@@ -251,7 +251,7 @@ def test_a_language_model_with_tied_frozen_and_unused_parameters(folder: Path, c
     fresh = problems.LanguageModel(causal=True)  # its frozen positions are other ones
     problem = a.problem("train", model=fresh, data={"train": problems.tokens()})
     assert problem.loss() == pytest.approx(Problem(model, None, problems.tokens()).loss(), rel=1e-6)
-    assert f"train: loss {problem.loss():.6g} (11 samples)" in err
+    assert f"train: loss {problem.loss():.6g} (11 samples)" in out
     assert command("contour", "whole.h5", *own, "--grid", "2")[0] == 0
     assert command("spectrum", "whole.h5", *own, "--split", "train", "--tol", "0.1")[0] == 0
     state["head.weight"] = state["head.weight"] + 1
@@ -262,8 +262,8 @@ def test_a_language_model_with_tied_frozen_and_unused_parameters(folder: Path, c
 def test_a_built_in_model_needs_no_option_later(folder: Path, command: Command) -> None:
     model = landscape.models.build("mlp", widths=[64, 5, 10])
     torch.save(model.state_dict(), "mlp.pt")
-    code, _, err = command("import", "mlp.pt", "--model", "mlp(widths=[64, 5, 10])", "--data", "digits")
-    assert (code, "accuracy" in err) == (0, True)
+    code, out, _ = command("import", "mlp.pt", "--model", "mlp(widths=[64, 5, 10])", "--data", "digits")
+    assert (code, "accuracy" in out) == (0, True)
     assert command("contour", "mlp.h5", "--grid", "2")[0] == 0
     run = landscape.load("mlp.h5")
     assert run.model == {"name": "mlp", "options": {"widths": [64, 5, 10], "activation": "relu"}}

@@ -431,9 +431,9 @@ def test_a_signal_leaves_no_process_and_no_traceback(
 ) -> None:
     words: dict[str, tuple[object, ...]] = {
         "train": ("train", tiny, *LONG, "--nproc", "2", "-o", tmp_path / "run"),
-        "sweep": ("sweep", tiny, *LONG, "--set", "lr=0.1,0.2", "--nproc", "2", "-o", tmp_path),
+        "sweep": ("sweep", tiny, *LONG, "--set", "lr=0.1,0.2", "--jobs", "2", "-o", tmp_path),
         "figures": (
-            "figures", "fig2a", "--scale", "smoke", "--nproc", "2", "-o", tmp_path / "f", "--runs", tmp_path,
+            "figures", "fig2a", "--scale", "smoke", "--jobs", "2", "-o", tmp_path / "f", "--runs", tmp_path,
         ),
     }  # fmt: skip
     with running(*words[kind]) as process:

@@ -98,6 +98,30 @@ def test_spectra_in_closed_form(spec: str, n: int) -> None:
     assert "< 2 (ATC)" in mixing.describe("atc")
 
 
+@pytest.mark.parametrize(
+    ("a", "inner", "n"), [(0.75, "ring(1)", 6), (1 / 3, "full", 6), (0.3, "exponential", 7), (1.0, "star", 5)]
+)
+def test_lazy_mixing_moves_every_eigenvalue_towards_one(a: float, inner: str, n: int) -> None:
+    lazy, plain = Mixing(f"lazy({a!r}, {inner})", n, 0), Mixing(inner, n, 0)
+    np.testing.assert_allclose(lazy.matrix(1), (1 - a) * np.eye(n) + a * plain.matrix(1), atol=1e-15)
+    key = lambda v: np.sort_complex(np.round(v, 9))  # noqa: E731
+    np.testing.assert_allclose(key(lazy.modes[0]), key(1 - a * (1 - plain.modes[0])), atol=1e-8)
+    assert growth(lazy, 0.98 * lazy.stability_limit) < 0
+    assert growth(lazy, 1.02 * lazy.stability_limit) > 0
+
+
+def test_lazy_mixing_sets_the_gap_and_the_smallest_eigenvalue_apart() -> None:
+    full, one, two = (Mixing(spec, 6, 0) for spec in ("full", "ring(1)", "ring(2)"))
+    for m, a in ((one, 3 / 4), (two, 5 / 6)):  # ω_min of full, other gaps
+        lazy = Mixing(f"lazy({a!r}, {m.spec})", 6, 0)
+        assert lazy.omega_min == pytest.approx(full.omega_min, abs=1e-9)
+        assert lazy.gap < full.gap - 0.2
+    for m, a in ((full, 1 / 3), (two, 5 / 12)):  # the gap of ring(1), other ω_min
+        lazy = Mixing(f"lazy({a!r}, {m.spec})", 6, 0)
+        assert lazy.gap == pytest.approx(one.gap)
+        assert lazy.omega_min > one.omega_min + 0.5
+
+
 @pytest.mark.parametrize("n", [2, 4, 6, 10, 16, 30])
 def test_the_static_exponential_graphs_gap(n: int) -> None:
     """2/(1 + ⌈log₂ n⌉) for even n (Ying et al. 2021, Proposition 1)."""
@@ -167,6 +191,11 @@ def test_random_matching_is_stable_in_mean_square_up_to_its_limit(n: int) -> Non
         ("ring", 6, r"'ring' is not known \(allowed: full, ring\(k\)"),
         ("torus(4)", 4, "is not known"),
         ("star(2)", 4, "is not known"),
+        ("lazy(0, full)", 4, "a of lazy.* must be > 0 and ≤ 1"),
+        ("lazy(x, full)", 4, "a of lazy"),
+        ("lazy(0.5, random-matching)", 4, "a named mixing that is not drawn"),
+        ("lazy(0.5, m.csv)", 4, "a named mixing that is not drawn"),
+        ("lazy(0.5, rung(1))", 4, "'rung.1.' is not known"),
         ("full", 1 << 40, "'full' is not allowed with 1099511627776 learners, at most 4,096"),
         ("random-matching", 1 << 16, "65536 learners, at most 4,096"),
     ],

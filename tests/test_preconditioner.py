@@ -184,12 +184,17 @@ def test_the_command_and_what_it_refuses(tiny: Path, tmp_path: Path, command: Co
     adam = ("--set", "optimizer.name=torch:Adam", "--set", "lr=0.01")
     assert command("train", tiny, "-o", tmp_path / "adam", "-q", *adam)[0] == 0
     picture = tmp_path / "s.png"
+    code, _, err = command("stability", tmp_path / "adam", "--precondition", "-o", tmp_path / "limits.h5")
+    assert code == 0
+    assert "preconditioned by torch:Adam" in err
+    assert ", limit not" not in err
     code, out, err = command("spectrum", tmp_path / "adam", "--precondition", "--ends", "--plot", picture)
     assert code == 0, err
-    assert out.split()[0].endswith("last-spectrum-preconditioned.h5")
-    assert "preconditioned by torch:Adam" in err
-    assert "lr · λ_max" in err
-    result = landscape.load(out.split()[0])
+    written = out.splitlines()[-2]
+    assert written.endswith("last-spectrum-preconditioned.h5")
+    assert "preconditioned by torch:Adam" in out
+    assert "lr · λ_max" in out
+    result = landscape.load(written)
     assert isinstance(result, landscape.Spectrum)
     assert (result.precondition, result.lr) == ("torch:Adam", 0.01)
     assert 0 < result.limit < 38  # of the ring

@@ -14,6 +14,7 @@ from scipy.optimize import brentq
 import landscape
 from landscape import InputError, Problem, plots
 from landscape.data.synthetic import mean_output
+from landscape.evaluation.minibatches import stream
 from tests import problems
 from tests.conftest import Command
 from tests.test_cli import one_line
@@ -68,7 +69,7 @@ def test_the_average_is_half_of_the_trace() -> None:
     problem.theta.copy_(torch.tensor([0.5, 1.0, 2.0, -1.0]))
     h = problem.model.get_buffer("hessian").diagonal()
     for adaptive, c2 in ((True, problem.theta**2), (False, torch.ones(4))):
-        found = landscape.sharpness(problem, 0.2, "average", adaptive=adaptive, tol=0.03, draws=20000)
+        found = landscape.sharpness(problem, 0.2, "average", adaptive=adaptive, tol=0.03, max_draws=20000)
         truth = 0.2**2 / 2 * float((h * c2).sum())
         assert abs(found.value - truth) < 4 * found.standard_error
         assert found.reached
@@ -90,8 +91,8 @@ def noisy(samples: int = 400) -> Problem:
 
 def test_minibatches_match_dense_matrices_draw_by_draw() -> None:
     problem, rho, m = noisy(), 0.4, 5
-    found = landscape.sharpness(problem, rho, m=m, draws=6, steps=200, starts=0, seed=3)
-    generator = torch.Generator().manual_seed(3)
+    found = landscape.sharpness(problem, rho, m=m, max_draws=6, steps=200, starts=0, seed=3)
+    generator = stream(3, 0)
     assert problem.tensors is not None
     x, y = (t.numpy() for t in problem.tensors)
     w = problem.theta.numpy()
@@ -106,7 +107,7 @@ def test_minibatches_match_dense_matrices_draw_by_draw() -> None:
 
 
 def test_smaller_minibatches_are_sharper() -> None:
-    small, large = (landscape.sharpness(noisy(), 0.3, m=m, draws=32).value for m in (2, 100))
+    small, large = (landscape.sharpness(noisy(), 0.3, m=m, max_draws=32).value for m in (2, 100))
     assert small > large > landscape.sharpness(noisy(), 0.3).value * 0.9
 
 
@@ -135,7 +136,7 @@ def test_the_error_bars_cover_the_truth(m: int | None) -> None:
     truth = rho**2 * float((x.square().mean(0) * problem.theta**2).sum())  # ½ρ² tr(diag(c²)·2XᵀX/N)
     deviations = []
     for seed in range(200):
-        found = landscape.sharpness(problem, rho, "average", m=m, tol=1e-9, draws=60, seed=seed)
+        found = landscape.sharpness(problem, rho, "average", m=m, tol=1e-9, max_draws=60, seed=seed)
         deviations.append(abs(found.value - truth) / found.standard_error)
     assert 0.58 <= np.mean(np.array(deviations) < 1) <= 0.78
     assert 0.9 <= np.mean(np.array(deviations) < 2) <= 0.99
@@ -147,15 +148,15 @@ def test_batchnorm_batches_and_weights_that_are_zero() -> None:
     x, y = problem.resident
     batches = Problem(problem.model, problem.criterion, [(x[:12], y[:12]), (x[12:], y[12:])])
     for kind in ("worst", "average"):
-        one, two = (landscape.sharpness(p, 0.1, kind, draws=8) for p in (problem, batches))
+        one, two = (landscape.sharpness(p, 0.1, kind, max_draws=8) for p in (problem, batches))
         assert two.value == pytest.approx(one.value, rel=1e-5)
-        assert one.value > 0
+        assert one.value > 0 or kind == "average"
         assert (one.batchnorm, one.bn) == (True, "center")
     # BatchNorm's bias begins at 0, and stays there.
     assert one.fixed == sum(int((t == 0).sum()) for t in problem.layout.views(problem.theta).values()) > 0
-    assert landscape.sharpness(problem, 0.1, m=8, draws=3).batchnorm
-    with pytest.raises(InputError, match="drawing minibatches needs"):
-        landscape.sharpness(batches, 0.1, m=8)
+    assert landscape.sharpness(problem, 0.1, m=8, max_draws=3).batchnorm
+    drawn = [landscape.sharpness(p, 0.1, m=8, max_draws=3).values for p in (problem, batches)]
+    np.testing.assert_allclose(*drawn, rtol=1e-4)
 
 
 def test_a_model_with_its_own_loss_and_dict_batches() -> None:
@@ -168,7 +169,9 @@ def test_a_model_with_its_own_loss_and_dict_batches() -> None:
 
 def test_the_same_seed_gives_the_same_numbers_and_a_file_keeps_them(tmp_path: Path) -> None:
     problem = problems.mlp()
-    one, two, three = (landscape.sharpness(problem, 0.1, m=10, draws=4, steps=5, seed=s) for s in (1, 1, 2))
+    one, two, three = (
+        landscape.sharpness(problem, 0.1, m=10, max_draws=4, steps=5, seed=s) for s in (1, 1, 2)
+    )
     np.testing.assert_equal(vars(one), vars(two))
     assert one.value != three.value
     one.save(tmp_path / "s.h5")
@@ -204,18 +207,18 @@ def test_the_command(tiny: Path, tmp_path: Path, command: Command) -> None:
     last = tmp_path / "run" / "last.h5"
     picture, out_file = tmp_path / "s.png", tmp_path / "run" / "last-sharpness.h5"
     code, out, err = command("sharpness", last, "--rho", "0.01", "--rho", "0.1", "--plot", picture)
-    assert (code, out.split()) == (0, [str(out_file), str(picture)]), err
+    assert (code, out.split()[-2:]) == (0, [str(out_file), str(picture)]), err
     small, large = landscape.load(out_file)
     assert small.value < large.value
     problem = landscape.load(last).problem()
     assert landscape.sharpness(problem, 0.1).value == pytest.approx(large.value, rel=1e-5)
     for words in ("ρ = 0.1", f"{large.value:.6e}", "lower bound"):
-        assert words in err
+        assert words in out
     code, out, err = command(
-        "sharpness", last, "--rho", "0.1", "--kind", "average", "--draws", "3", "--m", "9"
+        "sharpness", last, "--rho", "0.1", "--kind", "average", "--max-draws", "3", "--m", "9"
     )
-    assert (code, out.strip()) == (0, str(tmp_path / "run" / "last-sharpness-average.h5")), err
-    assert "NOT REACHED" in err
+    assert (code, out.splitlines()[-1]) == (0, str(tmp_path / "run" / "last-sharpness-average.h5")), err
+    assert "NOT REACHED" in out
     one_line(command("sharpness", last), 2, "--rho")
     one_line(command("sharpness", last, "--rho", "-1", "--force"), 2, "rho: -1.0")
     one_line(command("sharpness", last, "--rho", "1", "--kind", "max", "--force"), 2, "kind: 'max'")

@@ -130,9 +130,10 @@ def test_the_command(tiny: Path, tmp_path: Path, command: Command) -> None:
     last, first = tmp_path / "run" / "last.h5", tmp_path / "run" / "step-0000010.h5"
     picture = tmp_path / "s.png"
     code, out, err = command("smoothing", first, last, "--pairs", 3, "--steps", 2, "--plot", picture)
-    assert (code, out.split()) == (0, [str(tmp_path / "run" / "step-0000010-smoothing.h5"), str(picture)]), (
-        err
-    )
+    assert (code, out.split()[-2:]) == (
+        0,
+        [str(tmp_path / "run" / "step-0000010-smoothing.h5"), str(picture)],
+    ), err
     assert picture.stat().st_size > 10_000
     early, late = landscape.load(tmp_path / "run" / "step-0000010-smoothing.h5")
     assert isinstance(late, Smoothing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import landscape
-from landscape import HessianOperator, InputError, Problem
+from landscape import FailedError, HessianOperator, InputError, Problem
 from landscape.curvature.density import quadrature
 from landscape.curvature.hessian import KINDS, dense_hessian
 from landscape.curvature.lanczos import lanczos
@@ -389,6 +390,12 @@ def test_pyhessian_and_what_it_cannot_do() -> None:
     assert all(p.grad is None for p in problem.model.parameters())
 
 
+def test_pyhessian_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyhessian", None)
+    with pytest.raises(FailedError, match=r"engine 'pyhessian': pyhessian is not installed; .*\[pyhessian\]"):
+        landscape.trace(problems.mlp(), engine="pyhessian")
+
+
 class Shaky(nn.Module):
     """Dropout that eval mode does not stop."""
 
@@ -590,7 +597,7 @@ def test_the_command_prints_numbers_with_their_errors(
     ]
     code, out, err = command("spectrum", checkpoint, *flags, "-o", out_file, "--plot", picture)
     assert code == 0, err
-    assert out.split() == [str(out_file), str(picture)]
+    assert out.split()[-2:] == [str(out_file), str(picture)]
     result = landscape.load(out_file)
     problem = landscape.load(checkpoint).problem()
     expected = landscape.top_eigenvalues(problem, 2, part=["1", "3.bias"])
@@ -598,29 +605,29 @@ def test_the_command_prints_numbers_with_their_errors(
     assert (result.split, result.part, result.parameters) == ("train", "1,3.bias", 64 * 6 + 6 + 10)
     assert result.source_sha256 == landscape.core.hdf5.sha256(checkpoint)
     for value, residual in zip(result.values, result.residuals, strict=True):
-        assert f"relative residual {residual / value:.1e}" in err
-    assert f"above         {result.bound_high:.6e}" in err
+        assert f"relative residual {residual / value:.1e}" in out
+    assert f"above         {result.bound_high:.6e}" in out
     assert result.verified
     for words in ("λ_1", "λ_2", "trace", "±", f"{result.values[0]:.6e}", f"{result.trace:.6e}"):
-        assert words in err
+        assert words in out
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert command("plot", out_file, "-o", tmp_path / "again.svg")[0] == 0
     assert "eigen" not in command("info", out_file)[2]
 
 
 def test_the_command_defaults_to_both_ends_beside_the_checkpoint(checkpoint: Path, command: Command) -> None:
-    code, out, err = command("spectrum", checkpoint, "--dtype", "float64")
+    code, out, _err = command("spectrum", checkpoint, "--dtype", "float64")
     path = checkpoint.with_name("last-spectrum.h5")
-    assert (code, out) == (0, f"{path}\n")
+    assert (code, out.endswith(f"{path}\n")) == (0, True)
     ends = landscape.extreme_eigenvalues(landscape.load(checkpoint).problem(dtype=torch.float64))
     assert landscape.load(path).values.tolist() == pytest.approx([ends.max, ends.min])
-    assert "λ_min" in err
-    code, _, err = command(
+    assert "λ_min" in out
+    code, out, _ = command(
         "spectrum", checkpoint, "--engine", "pyhessian", "--trace", "--top-k", 1, "--force"
     )
     assert code == 0
-    assert "largest |λ|" in err
-    assert "NOT CONVERGED" in command("spectrum", checkpoint, "--max-products", 2, "--force")[2]
+    assert "largest |λ|" in out
+    assert "NOT CONVERGED" in command("spectrum", checkpoint, "--max-products", 2, "--force")[1]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from landscape.analysis.stability import stability
 from landscape.results.stability import Stability
 from landscape.stability import FORMS, Setting, limits, lr_that_keeps_minima, max_stable_step, polynomials
 from landscape.stability.rules import (
+    max_matching_momentum_step,
     max_matching_step,
     max_mixing_step,
     max_period_step,
@@ -86,6 +88,49 @@ def test_mixing_with_momentum(omega: float, m: float) -> None:
         atc = (1 + omega) * (1 + m) / omega if omega > 0 else (1 - m) * (1 - 1 / omega)
         expected = min(2 * (1 + m), atc)
         assert max_mixing_step([omega], m, order="atc") == pytest.approx(expected, rel=1e-7)
+
+
+@given(
+    st.floats(-0.95, 0.95), st.floats(0, 0.95), st.sampled_from(FORMS[:2]), st.sampled_from(["awc", "atc"])
+)
+def test_mixed_momentum_against_the_two_by_two_map(omega: float, m: float, form: str, order: str) -> None:
+    """A mode's (x, v): v' = m v + h x, x' = ω x − u or ω(x − u), v ← ω v'."""
+    limit = max_mixing_step([omega], m, form, order, mixed=True)
+    if order == "awc" and form == "ordinary":
+        assert limit == pytest.approx(min(2 * (1 + m), (1 + omega) * (1 + m * omega)), rel=1e-9)
+    for factor in (0.99, 1.01):
+        worst = 0.0
+        for mode in (1.0, omega):
+            v = np.array([factor * limit, m])
+            u = v if form == "ordinary" else np.array([factor * limit, 0]) + m * v
+            x = mode * np.array([1.0, 0]) - (u if order == "awc" else mode * u)
+            worst = max(worst, float(np.abs(np.linalg.eigvals(np.array([x, mode * v]))).max()))
+        assert (worst > 1) == (factor > 1)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("order", ["awc", "atc"])
+@pytest.mark.parametrize(("form", "m"), [("ordinary", 0.9), ("ordinary", 0.3), ("nesterov", 0.9)])
+def test_random_pairs_with_momentum_against_all_second_moments(
+    form: str, m: float, order: str, mixed: bool
+) -> None:
+    rho, n = float(np.sort(np.linalg.eigvalsh(expected_matching(4)))[0]), 4
+    limit, eye, zero = max_matching_momentum_step(rho, m, form, order, mixed), np.eye(4), np.zeros((4, 4))
+    apart = eye - 1 / n  # the disagreement: the mean has a limit of its own
+    for factor in (0.999, 1.001):
+        operator, h = np.zeros((64, 64)), factor * limit
+        for a, b, c, e in ([0, 1, 2, 3], [0, 2, 1, 3], [0, 3, 1, 2]):
+            mix = np.zeros((n, n))
+            mix[np.ix_([a, b], [a, b])] = mix[np.ix_([c, e], [c, e])] = 0.5
+            v = np.hstack([h * eye, m * eye])
+            u = v if form == "ordinary" else np.hstack([h * eye, zero]) + m * v
+            x = np.hstack([eye, zero])
+            x = mix @ x - u if order == "awc" else mix @ (x - u)
+            step = np.vstack([apart @ x, apart @ (mix @ v if mixed else v)])
+            operator += np.kron(step, step) / 3
+        grows = np.abs(np.linalg.eigvals(operator)).max() > 1
+        grows |= h > max_stable_step(0, m, form)
+        assert grows == (factor > 1)
 
 
 @given(st.complex_numbers(max_magnitude=0.9), st.integers(0, 5), st.floats(0, 0.9))
@@ -187,6 +232,11 @@ def test_a_minimum_against_the_limits(tmp_path: Path) -> None:
     assert isinstance(back, Stability)
     np.testing.assert_array_equal(back.limit, found.limit)
     assert len(back.plot().axes) == 1
+    diagonal = torch.tensor([1.0, 16.0], dtype=torch.float64)
+    h = problems.quadratic([0.5, 4.0]).model.get_buffer("hessian") / torch.outer(diagonal, diagonal).sqrt()
+    seen = stability(problems.quadratic([0.5, 4.0]), [0], lr=0.3, precondition=diagonal)
+    assert seen.lambda_max == pytest.approx(float(torch.linalg.eigvalsh(h)[-1]), rel=1e-6)
+    assert (seen.precondition, math.isnan(seen.lr)) == ("given", True)
     maximum = stability(problems.quadratic([-1.0, -2.0]), [0], 0.9)
     assert np.isinf(maximum.rates).all()
     assert maximum.plot()
@@ -201,9 +251,9 @@ def test_the_command(command: Command, tiny: Path, tmp_path: Path) -> None:
     assert command("train", tiny, "-o", tmp_path / "run", "-q")[0] == 0
     checkpoint, picture = tmp_path / "run" / "last.h5", tmp_path / "edge.png"
     code, out, err = command("stability", checkpoint, "--delay", "0,2,8", "--plot", picture)
-    assert (code, out.split()) == (0, [f"{tmp_path}/run/last-stability.h5", str(picture)]), err
-    assert "lr 0.2: lr·λ_max = " in err
-    assert "limit 0.6667\n" in err  # ring(1) of 4: 1 + ω_min = 1 − 1/3
+    assert (code, out.split()[-2:]) == (0, [f"{tmp_path}/run/last-stability.h5", str(picture)]), err
+    assert "lr 0.2: lr·λ_max = " in out
+    assert "limit 0.6667\n" in out  # ring(1) of 4: 1 + ω_min = 1 − 1/3
     assert picture.stat().st_size > 10_000
     for arguments, match in (
         (("--delay", "1,x"), "--delay: '1,x' is not allowed"),

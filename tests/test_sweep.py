@@ -113,9 +113,9 @@ def test_the_search_trains_each_value_once_and_puts_divergence_last(tmp_path: Pa
     changes = ["data={name='quadratic', dimension=2}", "model={name='quadratic', eigenvalues=[1.0, 2.0]}"]
     flags = [part for s in [*changes, "steps=20"] for part in ("--set", s)]
     args = ("sweep", "digits-ssgd", *flags, "--set", "decompose.every=0", "--search", "lr=0.01..100")
-    code, out, err = command(*args, "--rounds", "3", "-o", tmp_path)
+    code, out, _err = command(*args, "--rounds", "3", "-o", tmp_path)
     assert code == 0
-    assert out.split() == [str(tmp_path / "sweep.csv"), str(tmp_path / "sweep.h5")]
+    assert out.split()[-2:] == [str(tmp_path / "sweep.csv"), str(tmp_path / "sweep.h5")]
     table = rows(tmp_path)
     assert 3 < len(table) <= 9
     assert list(table[0])[:2] == ["recipe", "lr"]
@@ -124,7 +124,7 @@ def test_the_search_trains_each_value_once_and_puts_divergence_last(tmp_path: Pa
     sound = [r for r in table if r["diverged"] == "0"]
     best = min(sound, key=lambda r: float(r["test_loss"]))
     assert 0.3 < float(best["lr"]) < 1
-    assert f"digits-ssgd: best lr of the values evaluated: {best['lr']}" in err
+    assert f"digits-ssgd: best lr of the values evaluated: {best['lr']}" in out
     assert command(*args, "--rounds", "3", "-o", tmp_path, "-q")[0] == 0
     assert rows(tmp_path) == table  # nothing ran again: not even the seconds changed
 
@@ -136,8 +136,8 @@ def test_the_table_is_what_a_hand_computes(tiny: Path, tmp_path: Path, command: 
     folder = tmp_path / "s"
     code, out, err = command("sweep", tiny, *SMALL, "--set", "lr=0.1,0.5", "--seeds", "0-1,4", "-o", folder)
     assert code == 0
-    assert out == f"{folder}/sweep.csv\n{folder}/sweep.h5\n"
-    assert err.count("test loss") == 6 + 1
+    assert out.endswith(f"\n{folder}/sweep.csv\n{folder}/sweep.h5\n")
+    assert (err.count("test loss"), out.count("test loss")) == (6, 1)
     table, result = rows(folder), landscape.load(folder / "sweep.h5")
     assert isinstance(result, Sweep)
     assert result.keys == ("recipe", "steps", "evaluate.every", "decompose.every", "lr")
@@ -212,7 +212,7 @@ def test_a_sweep_that_was_killed_goes_on(
 def test_several_processes_make_the_same_table(tiny: Path, tmp_path: Path, command: Command) -> None:
     args = ("sweep", tiny, *SMALL, "--set", "lr=0.1,0.2")
     assert command(*args, "-o", tmp_path / "one")[0] == 0
-    code, _, err = command(*args, "--nproc", "2", "-o", tmp_path / "two")
+    code, _, err = command(*args, "--jobs", "2", "-o", tmp_path / "two")
     assert (code, err.count("seed-0")) == (0, 2)
     assert without_seconds(tmp_path / "one") == without_seconds(tmp_path / "two")
 
@@ -220,13 +220,15 @@ def test_several_processes_make_the_same_table(tiny: Path, tmp_path: Path, comma
 @pytest.mark.slow
 def test_a_failure_in_a_process_is_one_line(tmp_path: Path, command: Command) -> None:
     folder = tmp_path / "s"
-    args = ("mnist-fig2a-ssgd", "--data-dir", tmp_path, "--nproc", "2", "-o", folder)
+    args = ("mnist-fig2a-ssgd", "--data-dir", tmp_path, "--jobs", "2", "-o", folder)
     one_line(command("sweep", *args), 1, "seed-0", "data mnist")
 
 
 def test_a_folder_of_another_recipe_is_refused(tiny: Path, tmp_path: Path, command: Command) -> None:
     args = ("sweep", tiny, *SMALL, "--set", "lr=0.3,0.1", "-o", tmp_path / "s")
-    assert command(*args, "-q") == (0, f"{tmp_path}/s/sweep.csv\n{tmp_path}/s/sweep.h5\n", "")
+    code, out, err = command(*args, "-q")
+    assert (code, err) == (0, "")
+    assert out.endswith(f"{tmp_path}/s/sweep.csv\n{tmp_path}/s/sweep.h5\n")
     before = (tmp_path / "s" / "sweep.csv").read_bytes()
     tiny.write_text(tiny.read_text().replace("[6, 8, 3]", "[6, 9, 3]"))
     one_line(command(*args), 1, "lr=0.3", "widths = [6, 8, 3]", "widths = [6, 9, 3] is not allowed")
@@ -245,7 +247,7 @@ def test_a_folder_of_another_recipe_is_refused(tiny: Path, tmp_path: Path, comma
         (["--set", "learnrs=4,8"], "did you mean 'learners'?"),
         (["--seeds", "3-1"], "--seeds: '3-1' is not allowed"),
         (["--seeds", "x"], "--seeds: 'x' is not allowed"),
-        (["--nproc", "0"], "--nproc: 0"),
+        (["--jobs", "0"], "--jobs: 0"),
         (["--rounds", "99"], "--rounds: 99"),
         (["--search", "lr=1"], "--search: 'lr=1' is not allowed, it must be KEY=LO..HI"),
         (["--search", "lr=2..1"], "with 0 < LO < HI"),

@@ -17,8 +17,9 @@ import torch
 from rich.console import Console
 
 import landscape
-from landscape.cli.watch import Row, curve, duration, line, look, rows, view
+from landscape.cli.watch import Row, curve, line, look, rows, view
 from landscape.core.lock import Lock, in_use
+from landscape.core.progress import duration
 from landscape.train import launch, recipe
 from tests.conftest import Command
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from landscape.analysis.precision import LEAST, MOST, TOL, Precision, learners_of
 from landscape.core.hdf5 import Array
+from landscape.core.numerics import numerics
 from landscape.core.options import choose
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.directional import gradient_curvature
@@ -24,6 +25,7 @@ from landscape.results.base import Provenance
 from landscape.results.batch_sharpness import BatchSharpness
 
 
+@numerics(1)
 def batch_sharpness(
     problem: Problem,
     batch: int,
@@ -88,7 +90,7 @@ def batch_sharpness(
     at_mean = Minibatches(problem, batch, stream(seed, 0))
     if randomness == "refuse":
         check_deterministic(at_mean.whole)
-    parts = 1 + (thetas is not None)
+    parts = 1 + (thetas is not None) + with_lambda_max
 
     def share(part: int) -> Progress:
         return lambda done: progress((part + done) / parts) if progress else None
@@ -100,7 +102,9 @@ def batch_sharpness(
         learner_curvature, learner_norm2 = _drawn(own, thetas, precision, randomness, share(1))
     top, residual = math.nan, math.nan
     if with_lambda_max:
-        pairs = top_eigenvalues(at_mean.whole, 1, EIGENVALUE_TOL, randomness=randomness, seed=seed)
+        pairs = top_eigenvalues(
+            at_mean.whole, 1, EIGENVALUE_TOL, randomness=randomness, seed=seed, progress=share(parts - 1)
+        )
         top, residual = float(pairs.values[0]), float(pairs.residuals[0])
     measured = [curvature] if thetas is None else [curvature, learner_curvature]
     return BatchSharpness(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
+from landscape.core.numerics import numerics
 from landscape.core.options import positive
 from landscape.evaluation import evaluate
 from landscape.evaluation.adaptive import first_points
@@ -45,7 +46,8 @@ def axes(grid: int | tuple[int, int], span: float) -> tuple[Array, Array]:
 
     ``grid``: (nx, ny), or one number for both.
     """
-    counts = (grid, grid) if isinstance(grid, numbers.Integral) else grid
+    # typeshed does not know that int is an Integral
+    counts = (grid, grid) if isinstance(grid, numbers.Integral) else grid  # type: ignore[redundant-expr]
     if not isinstance(counts, Sequence) or [isinstance(n, numbers.Integral) for n in counts] != [True, True]:
         raise InputError(f"grid: {grid!r} is not allowed, it must be a whole number or two, such as (51, 25)")
     nx, ny = map(int, counts)
@@ -62,6 +64,7 @@ def grid_points(x: Array, y: Array) -> Tensor:
     return torch.from_numpy(np.stack((gx.ravel(), gy.ravel()), 1))
 
 
+@numerics(1)
 def contour(
     problem: Problem,
     plane: Plane,

@@ -13,6 +13,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import SPLIT, positive
+from landscape.core.progress import portion
 from landscape.curvature import jackknife
 from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
@@ -87,7 +88,14 @@ def disagreement(
     if not 0 < consensus < math.inf:
         raise FailedError(f"weights: their consensus distance is {consensus:g}, there is no disagreement")
     pairs = top_eigenvalues(
-        problem, top_k, tol, theta=mean, search=search, max_products=max_products, seed=seed
+        problem,
+        top_k,
+        tol,
+        theta=mean,
+        search=search,
+        max_products=max_products,
+        seed=seed,
+        progress=portion(progress, 0, 0.6),
     )
     report(0.6)
     loss, gradient = problem.loss_and_gradient(mean)

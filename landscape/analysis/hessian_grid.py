@@ -11,6 +11,7 @@ from torch import Tensor
 
 from landscape.analysis.contour import axes, grid_points
 from landscape.core.hdf5 import Array
+from landscape.core.numerics import numerics
 from landscape.curvature.eigenvalues import eigenpairs, extreme_eigenvalues, points_at_once
 from landscape.curvature.hessian import HessianOptions, operator
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, SearchOptions, ends_of
@@ -53,6 +54,7 @@ def _another(previous: HessianGrid, wanted: dict[str, Any], problem: Problem, pl
     return ""
 
 
+@numerics(1)
 def hessian_grid(
     problem: Problem,
     plane: Plane,

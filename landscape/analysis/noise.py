@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
+from landscape.core.numerics import numerics
 from landscape.core.options import choose, positive
 from landscape.curvature.hessian import HessianOperator, check_deterministic
 from landscape.evaluation.paths import Progress
@@ -22,6 +23,7 @@ from landscape.results.noise import NoiseEstimate
 DRAWS = 32
 
 
+@numerics(1)
 def estimate_noise(
     problem: Problem,
     weights: Tensor,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Unpack
 
 import numpy as np
@@ -12,15 +14,15 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
+from landscape.core.progress import portion
 from landscape.core.statistics import standard_error
 from landscape.curvature import jackknife
 from landscape.curvature.eigenvalues import Products, exact_products, top_eigenvalues
 from landscape.curvature.hessian import check_deterministic
 from landscape.curvature.lanczos import TOL as EIGEN_TOL
+from landscape.evaluation.minibatches import Minibatches, stream
 from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
-from landscape.evaluation.stack import Stack
-from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.noise_alignment import NoiseAlignment
@@ -40,7 +42,7 @@ def noise_alignment(
     top_k: int = TOP_K,
     *,
     tol: float = TOL,
-    draws: int = DRAWS,
+    max_draws: int = DRAWS,
     search: str = "auto",
     seed: int = 0,
     progress: Progress | None = None,
@@ -60,18 +62,18 @@ def noise_alignment(
         batch: B, samples in a minibatch.
         top_k: k, the number of eigenvectors; at most P.
         tol: draws go on until the standard error of tr(HS)/tr S is this share of it…
-        draws: …or until there are so many; at least 2. Each takes a minibatch gradient and a Hessian product.
+        max_draws: …or until there are so many; at least 2. Each takes a minibatch gradient and a Hessian
+            product.
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: draws the minibatches and the start of the search of eigenvalues.
-        progress: called with the share of the draws done.
+        progress: called with an estimate of the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
         ``value`` and ``standard_error`` of tr(HS)/tr S, C_ii (k,) and γ with their errors.
 
     Raises:
-        InputError: a number that is not allowed, data without numbered samples, a penalty, or a model that is
-            random in eval mode.
+        InputError: a number that is not allowed, a penalty, or a model that is random in eval mode.
 
     Example:
         >>> import torch, landscape
@@ -84,27 +86,28 @@ def noise_alignment(
     positive("batch", batch, least=1)
     positive("top_k", top_k, least=1)
     positive("tol", tol)
-    positive("draws", draws, least=2)
+    positive("max_draws", max_draws, least=2)
     if problem.regularised:
         raise InputError(
             "penalty: the noise is of the data's minibatches, leave out penalty and weight_decay"
         )
-    problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
-    if has_batchnorm(problem.model):
-        size = min(batch, problem.data.samples)
-        problem = problem.subset(slice(problem.data.samples // size * size)).with_batchnorm("train", size)
+    minibatches = Minibatches(problem, batch, stream(seed, 0))
+    problem, parts = minibatches.whole, iter(minibatches)
     check_deterministic(problem)
-    pairs = top_eigenvalues(problem, top_k, EIGEN_TOL, search=search, seed=seed)
+    pairs = top_eigenvalues(
+        problem, top_k, EIGEN_TOL, search=search, seed=seed, progress=portion(progress, 0, 0.5)
+    )
     products, _ = exact_products(problem)
-    drawn = _Draws(problem, batch, products, pairs.vectors, torch.Generator().manual_seed(seed))
+    terms = _Terms(problem, products, pairs.vectors)
     rows = np.zeros((0, 4 + top_k))
-    reached = False
-    while len(rows) < draws and not reached:
-        rows = np.concatenate([rows, drawn.terms(min(BLOCK, draws - len(rows)))])
+    reached, drawing = False, portion(progress, 0.5, 1)
+    while len(rows) < max_draws and not reached:
+        block = itertools.islice(parts, min(BLOCK, max_draws - len(rows)))
+        rows = np.concatenate([rows, terms.of([part for (part,) in block])])
         ias, ias_error = jackknife.ratio(rows[:, 0], rows[:, 1])
         reached = len(rows) >= FEWEST and ias_error <= tol * abs(ias)
-        if progress:
-            progress(1.0 if reached else len(rows) / draws)
+        if drawing:
+            drawing(1.0 if reached else len(rows) / max_draws)
     noise, noise_error = jackknife.ratio(rows[:, 2], rows[:, 3])
     values = pairs.values.numpy()
     covariance = rows[:, 4:].mean(0)
@@ -116,11 +119,12 @@ def noise_alignment(
         covariance_error=np.array([standard_error(column) for column in rows[:, 4:].T]),
         ias=ias,
         ias_error=ias_error,
+        estimates=jackknife.ratio_estimates(rows[:, 0], rows[:, 1]),
         noise_curvature=noise,
         noise_curvature_error=noise_error,
         trace_s=float(rows[:, 1].mean()),
         trace_c=float(rows[:, 3].mean()),
-        grad_norm2=float(drawn.gradient.square().sum()),
+        grad_norm2=float(terms.gradient.square().sum()),
         gamma=gamma,
         gamma_error=gamma_error,
         gamma_scatter=scatter,
@@ -167,24 +171,17 @@ def exponent(values: Array, squares: Array) -> tuple[float, float, float]:
     return gamma, float(jackknife.error_of(without)), scatter
 
 
-class _Draws:
-    """Terms of drawn minibatches; ``vectors`` (k, P) are the eigenvectors."""
+class _Terms:
+    """Terms of minibatches; ``vectors`` (k, P) are the eigenvectors."""
 
-    def __init__(
-        self, problem: Problem, batch: int, products: Products, vectors: Tensor, generator: torch.Generator
-    ) -> None:
-        self.problem, self.batch, self.products, self.generator = problem, batch, products, generator
-        self.stack, self.vectors = Stack(problem), vectors.double()
+    def __init__(self, problem: Problem, products: Products, vectors: Tensor) -> None:
+        self.theta, self.products, self.vectors = problem.theta, products, vectors.double()
         self.gradient = problem.gradient().double()
         self.bent = products(self.gradient[None].to(problem.dtype))[0].double()
 
-    def terms(self, count: int) -> Array:
-        """(count, 4 + k): gᵀHg, ‖g‖², both of g_B − g, and its squares along the eigenvectors."""
-        problem = self.problem
-        indices = torch.randint(problem.data.samples, (count, self.batch), generator=self.generator)
-        x, y = problem.data.gather(indices)
-        rows = problem.theta.new_empty(count, len(problem.theta))
-        self.stack.gradients(problem.theta.expand_as(rows), x, y, out=rows)
+    def of(self, parts: Sequence[Problem]) -> Array:
+        """(minibatches, 4 + k): gᵀHg, ‖g‖², both of g_B − g, and its squares along the eigenvectors."""
+        rows = torch.stack([part.gradient(self.theta) for part in parts])
         bent, rows = self.products(rows).double(), rows.double()
         away, bent_away = rows - self.gradient, bent - self.bent
         columns = [

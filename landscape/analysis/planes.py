@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
+from landscape.core.numerics import numerics
 from landscape.core.options import choose
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
@@ -22,6 +23,7 @@ NORMS = ("none", "filter", "layer")
 IGNORES = ("none", "bias+norm")
 
 
+@numerics(1)
 def random_plane(problem: Problem, norm: str = "none", seed: int = 0, *, ignore: str | None = None) -> Plane:
     """Two directions with i.i.d. standard normal entries through the problem's centre.
 
@@ -177,6 +179,7 @@ def pca_plane(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Seque
     return _plane(problem, rows[-1], directions, "pca", axes, _Markers(rows, labels, explained))
 
 
+@numerics(1)
 def learners_plane(problem: Problem, weights: Tensor) -> Plane:
     """The plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
 
@@ -215,7 +218,12 @@ def learners_plane(problem: Problem, weights: Tensor) -> Plane:
 
 
 def eigen_plane(
-    problem: Problem, *, tol: float = TOL, max_products: int = MAX_PRODUCTS, seed: int = 0
+    problem: Problem,
+    *,
+    tol: float = TOL,
+    max_products: int = MAX_PRODUCTS,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
 ) -> Plane:
     """The unit eigenvectors of λ_max (x) and λ_min (y) of the Hessian at the problem's centre.
 
@@ -227,6 +235,7 @@ def eigen_plane(
         tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to zero.
         max_products: Hessian-vector products, at most.
         seed: draws the starting vector.
+        progress: called with an estimate of the share of the work done.
 
     Returns:
         A plane with the directions as they are, of length 1.
@@ -244,7 +253,7 @@ def eigen_plane(
     """
     if problem.layout.size < 2:
         raise InputError("eigen: the model has one parameter, a plane needs at least 2")
-    ends = extreme_eigenvalues(problem, tol, max_products=max_products, seed=seed)
+    ends = extreme_eigenvalues(problem, tol, max_products=max_products, seed=seed, progress=progress)
     if not ends.converged:
         raise FailedError(
             f"eigen: {ends.hvps} products did not bring the eigenvectors to a residual of {tol:g}; "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -16,6 +18,7 @@ from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.hessian import check_deterministic
 from landscape.curvature.start import start_vector
 from landscape.evaluation.ascent import Ascent, largest_rise
+from landscape.evaluation.minibatches import Minibatches, stream
 from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
@@ -41,7 +44,7 @@ def sharpness(
     steps: int = STEPS,
     starts: int = STARTS,
     tol: float = TOL,
-    draws: int = DRAWS,
+    max_draws: int = DRAWS,
     seed: int = 0,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
@@ -64,7 +67,7 @@ def sharpness(
         steps: gradients for each start of a search, at most.
         starts: random starts of a search, besides that along the gradient.
         tol: draws go on until the standard error is this share of the value…
-        draws: …or until there are so many: minibatches, or pairs ±δ; at least 2.
+        max_draws: …or until there are so many: minibatches, or pairs ±δ; at least 2.
         seed: draws minibatches, displacements and starts.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -73,8 +76,8 @@ def sharpness(
         ``value`` and ``standard_error`` in nats; for kind "worst" and all samples nothing is drawn.
 
     Raises:
-        InputError: a number or kind that is not allowed, ``m`` above the number of samples or with data
-            without numbered samples, weights that are all 0 with ``adaptive``, or a random model.
+        InputError: a number or kind that is not allowed, ``m`` above the number of samples,
+            weights that are all 0 with ``adaptive``, or a random model.
 
     Example:
         >>> import torch, landscape
@@ -88,7 +91,7 @@ def sharpness(
     choose("kind", kind, KINDS)
     positive("rho", rho)
     positive("tol", tol)
-    for name, value, least in (("steps", steps, 1), ("starts", starts, 0), ("draws", draws, 2)):
+    for name, value, least in (("steps", steps, 1), ("starts", starts, 0), ("max_draws", max_draws, 2)):
         positive(name, value, least=least)
     theta = problem.theta
     scale = theta.abs() if adaptive else None
@@ -98,19 +101,18 @@ def sharpness(
         positive("m", m, least=1)
         if m > problem.data.samples:
             raise InputError(f"m: {m} is not allowed, the data has {problem.data.samples} samples")
-        problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
     start_vector(problem, seed, 1)  # refuses a seed below 0
     check_deterministic(problem)
     fixed = kind == "worst" and m is None
-    drawn = _Draws(problem, float(rho), scale, m, torch.Generator().manual_seed(seed))
+    drawn = _Draws(problem, float(rho), scale, _parts(problem, m, seed), stream(seed, 1))
     whole = problem.loss() if kind == "average" and m is None else None
     found: list[Ascent] = []
     reached = False
-    while not reached and len(found) < (1 if fixed else draws):
+    while not reached and len(found) < (1 if fixed else max_draws):
         found.append(drawn.worst(steps, starts) if kind == "worst" else drawn.pair(whole))
         reached = fixed or (len(found) >= FEWEST and _relative_error([each.rise for each in found]) <= tol)
         if progress:
-            progress(1.0 if reached else len(found) / draws)
+            progress(1.0 if reached else len(found) / max_draws)
     rises = np.array([each.rise for each in found])
     return Sharpness(
         values=rises,
@@ -135,21 +137,13 @@ def sharpness(
 
 @dataclass(frozen=True)
 class _Draws:
-    """What is drawn: minibatches of ``m`` samples (None: all samples), displacements and starts."""
+    """What is drawn: minibatches (or all samples, always the same), displacements and starts."""
 
     problem: Problem
     rho: float
     scale: Tensor | None
-    m: int | None
+    parts: Iterator[Problem]
     generator: torch.Generator
-
-    def part(self) -> Problem:
-        """The problem on a minibatch, drawn with replacement."""
-        if self.m is None:
-            return self.problem
-        return self.problem.subset(
-            torch.randint(self.problem.data.samples, (self.m,), generator=self.generator)
-        )
 
     def normal(self) -> Tensor:
         """(P,), the same draw on every device."""
@@ -158,17 +152,25 @@ class _Draws:
 
     def worst(self, steps: int, starts: int) -> Ascent:
         """The largest rise of one minibatch's loss."""
-        part = self.part()
+        part = next(self.parts)
         directions = [self.normal() for _ in range(starts)]
         return largest_rise(part, part.theta, self.scale, self.rho, directions, steps)
 
     def pair(self, base: float | None) -> Ascent:
         """The mean rise at ±δ, in which odd terms cancel; ``base``: the loss at the centre, if known."""
-        part, shift = self.part(), self.normal() * self.rho
+        part, shift = next(self.parts), self.normal() * self.rho
         shift = shift if self.scale is None else shift * self.scale
         known = part.loss() if base is None else base
         rise = (part.loss(part.theta + shift) + part.loss(part.theta - shift)) / 2 - known
         return Ascent(rise, known, 0.0, 2 + (base is None))
+
+
+def _parts(problem: Problem, m: int | None, seed: int) -> Iterator[Problem]:
+    """Minibatches of ``m`` samples, drawn with replacement; None: the problem itself, again and again."""
+    if m is None:
+        return itertools.repeat(problem)
+    drawn = Minibatches(problem, m, stream(seed, 0), own_statistics=False)
+    return (part for (part,) in drawn)
 
 
 def _relative_error(values: list[float]) -> float:

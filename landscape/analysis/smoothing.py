@@ -19,7 +19,9 @@ from torch import Tensor
 
 from landscape.core.errors import FailedError
 from landscape.core.hdf5 import Array
+from landscape.core.numerics import numerics
 from landscape.core.options import positive
+from landscape.core.progress import portion
 from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import exact_products, points_at_once, top_eigenvalues
@@ -38,6 +40,7 @@ PAIRS = 16
 TOP = 5
 
 
+@numerics(1)
 def smoothing(
     problem: Problem,
     weights: Tensor,
@@ -99,7 +102,9 @@ def smoothing(
         raise FailedError(
             f"weights: their consensus distance is {variance:g}, there is no spread to smooth by"
         )
-    eigen = top_eigenvalues(problem, min(top, len(mean)), tol, theta=mean, seed=seed)
+    eigen = top_eigenvalues(
+        problem, min(top, len(mean)), tol, theta=mean, seed=seed, progress=portion(progress, 0, 0.3)
+    )
     products, _ = exact_products(problem, mean)
     along = (spread @ eigen.vectors.T).double().square().sum(0) / len(weights)
     trace_hs = sum(float(s.double() @ products(s[None])[0].double()) for s in spread) / len(weights)
@@ -112,10 +117,14 @@ def smoothing(
         smoothed = _Smoothed(problem, mean, shift, pairs)
         values = [[problem.loss(mean + sign * shift(i)) for sign in (1, -1)] for i in range(pairs)]
         columns["loss"].append(mean_and_error(np.mean(values, axis=1)))
-        columns["lambda"].append(smoothed.sharpest(eigen.vectors[0], tol, seed))
+        began, ends = (0.3 + 0.7 * (k + share) / len(KINDS) for share in (0, 1))
+        sharpest = smoothed.sharpest(
+            eigen.vectors[0], tol, seed, portion(progress, began, (began + ends) / 2)
+        )
+        columns["lambda"].append(sharpest)
         columns["lipschitz"].append(smoothed.lipschitz(route, lengths))
         if progress:
-            progress((k + 1) / len(KINDS))
+            progress(ends)
     changes = [float((b - a).norm()) for a, b in itertools.pairwise(gradients)]
     return Smoothing(
         loss=problem.loss(mean),
@@ -200,7 +209,9 @@ class _Smoothed:
 
         return each
 
-    def sharpest(self, near: Tensor, tol: float, seed: int) -> tuple[float, float, float, float, bool]:
+    def sharpest(
+        self, near: Tensor, tol: float, seed: int, progress: Progress | None
+    ) -> tuple[float, float, float, float, bool]:
         """(λ_max, residual, standard error, bias, converged) of the mean Hessian, from a vector ``near``."""
         each = self.products()
 
@@ -210,7 +221,7 @@ class _Smoothed:
                 total += one
             return total / self.pairs
 
-        top = lanczos(product, warm_start(near, start_vector(self.problem, seed)), tol=tol)
+        top = lanczos(product, warm_start(near, start_vector(self.problem, seed)), tol=tol, progress=progress)
         v, value = top.vectors[0], float(top.values[0])
         centre, along, across = product(v), np.zeros(self.pairs), 0.0
         for i, one in enumerate(each(v)):

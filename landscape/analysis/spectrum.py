@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from landscape.core.errors import InputError
+from landscape.core.numerics import numerics
 from landscape.core.options import choose, positive
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.density import PROBES, STEPS, quadrature
@@ -30,6 +31,7 @@ from landscape.results.base import Provenance
 from landscape.results.spectrum import Density, Spectrum, Trace
 
 
+@numerics(1)
 def spectrum(
     problem: Problem,
     top_k: int = 0,
@@ -110,8 +112,9 @@ def spectrum(
     h, size = exact_products(problem, None, options)
     h = given.around(h, problem, part) if given else h
     start = start_vector(problem, seed, size)
-    wanted = SearchOptions(int(ends), max(top_k, int(ends)), tol, max_products)
-    stages = _Stages([wanted.high > 0, with_trace, with_density], progress)
+    high = max(top_k, int(ends))
+    stages = _Stages([high > 0, with_trace, with_density], progress)
+    wanted = SearchOptions(int(ends), high, tol, max_products, stages.of(0) if high else None)
     pairs = None
     if wanted.high and given:
         choose("search", search, SEARCHES)

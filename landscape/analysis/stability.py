@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Unpack
 
 import numpy as np
+from torch import Tensor
 
-from landscape.curvature.eigenvalues import top_eigenvalues
+from landscape.curvature.eigenvalues import Progress, top_eigenvalues
+from landscape.curvature.preconditioner import Preconditioner, as_preconditioner
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.stability import Stability
@@ -22,8 +24,10 @@ def stability(
     lr: float = float("nan"),
     own_limit: float | None = None,
     own_delay: int = 0,
+    precondition: Preconditioner | Tensor | None = None,
     tol: float = 0.01,
     seed: int = 0,
+    progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Stability:
     """λ_max of the Hessian at the problem's centre, and the limits of stability for ``delays``.
@@ -34,8 +38,12 @@ def stability(
         momentum: of the ordinary and shifted forms; 0.9 is the usual value, as in DESIGN's table.
         lr: the learning rate of the run, for the plot of ηλ_max.
         own_limit, own_delay: the limit on ηλ of the run itself, and its delay.
+        precondition: P, as :func:`landscape.spectrum` takes it: λ_max is then that of P^{-1/2} H P^{-1/2},
+            the limits are of steps w ← w − η P⁻¹ v, v ← m v + g, and lr and own_limit are those of P, if it
+            has them.
         tol: residual of λ_max, relative to it.
         seed: draws the starting vector.
+        progress: called with an estimate of the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -54,7 +62,10 @@ def stability(
         (9.0, [2.0, 1.0])
     """
     table = limits(delays, momentum)
-    top = top_eigenvalues(problem, 1, tol, seed=seed)
+    given = None if precondition is None else as_preconditioner(precondition)
+    if given:
+        lr, own_limit = given.lr, given.limit
+    top = top_eigenvalues(problem, 1, tol, seed=seed, precondition=given, progress=progress)
     return Stability(
         np.asarray(delays, dtype=np.int64),
         table,
@@ -66,5 +77,6 @@ def stability(
         float("nan") if own_limit is None else own_limit,
         own_delay,
         problem.data.samples,
+        precondition=given.name if given else "",
         **about,
     )

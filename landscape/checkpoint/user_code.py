@@ -174,10 +174,11 @@ def load_loss(where: str, text: str) -> Loss | None:
     if not spec.user_defined:
         raise InputError(f"{where}: '{text}' is not allowed, it must be MODULE:NAME or output")
     value = find(where, spec.name)
-    loss: Loss = _make(where, spec) if spec.called or inspect.isclass(value) else value
-    if not callable(loss):
-        kind = type(loss).__name__
+    made = _make(where, spec) if spec.called or inspect.isclass(value) else value
+    if not callable(made):
+        kind = type(made).__name__
         raise InputError(f"{where}: {spec.name} gives a {kind}, it must be loss(outputs, targets)")
+    loss: Loss = made
     return loss
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 import textwrap
+import traceback
 import warnings
+from typing import TextIO
 
 import click
 
-from landscape._version import __version__
-from landscape.cli import system
+from landscape.cli import output, system
 from landscape.core import registry, streams
 from landscape.core.failures import explain
 from landscape.core.files import printable
@@ -28,19 +29,37 @@ class Commands(click.Group):
             return None
         with system.importing():
             command: click.Command = registry.commands[cmd_name]
+        output.add_options(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from landscape.cli.commands import GROUPS
+
         names = self.list_commands(ctx)
-        limit = formatter.width - 6 - max(map(len, names))  # as in click
-        rows = []
-        for name in names:
-            summary = registry.commands.summary(name)
-            if not summary and (command := self.get_command(ctx, name)):  # a plugin's
-                summary = (command.short_help or command.help or "").partition("\n\n")[0]
-            rows.append((name, textwrap.shorten(summary, limit, placeholder="...")))
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        width = max(map(len, names))
+        limit = formatter.width - 6 - width  # as in click
+        grouped = [name for group in GROUPS.values() for name in group]
+        others = {"Plugins": [name for name in names if name not in grouped]}
+        for title, group in {**GROUPS, **others}.items():
+            rows = []
+            for name in group:
+                summary = registry.commands.summary(name)
+                if not summary and (command := self.get_command(ctx, name)):  # a plugin's
+                    summary = (command.short_help or command.help or "").partition("\n\n")[0]
+                rows.append((name.ljust(width), textwrap.shorten(summary, limit, placeholder="...")))
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+def _version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    """Print the versions and the devices."""
+    if value and not context.resilient_parsing:
+        from landscape.cli import versions  # and torch: only where it is asked for
+
+        lines = [f"{name} {version}" for name, version in versions.packages().items()]
+        click.echo("\n".join([*lines, *versions.devices()]))
+        context.exit()
 
 
 @click.group(
@@ -49,7 +68,14 @@ class Commands(click.Group):
     subcommand_metavar="COMMAND [ARGS]...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(__version__, prog_name="landscape")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Show the versions of landscape, Python and torch, and the devices.",
+)
 @click.pass_context
 def group(context: click.Context) -> None:
     """Train with distributed SGD, decompose every step, and map the loss landscape around the result.
@@ -59,6 +85,7 @@ def group(context: click.Context) -> None:
       landscape train digits-dpsgd -o runs/dp
       landscape contour runs/dp/last.h5 --plot contour.png
     """
+    output.current().command = context.invoked_subcommand or ""
     if context.invoked_subcommand is None:  # its help, and not a one-line error
         click.echo(context.get_help(), err=True)
         context.exit(2)
@@ -75,8 +102,9 @@ def main() -> None:
 
 def _run() -> int:
     """The exit code of the command; errors are printed."""
+    shown = output.Output()
     try:
-        with system.signals():
+        with system.signals(), output.collected(shown):
             code = group.main(prog_name="landscape", standalone_mode=False)
     except click.UsageError as error:
         code = _fail(error.format_message(), 2)
@@ -94,6 +122,8 @@ def _run() -> int:
         known = explain(error)
         if known is None:
             raise
+        if shown.verbose:
+            traceback.print_exception(error)
         code = _fail(str(known), known.exit_code)
     else:
         if lost := streams.flush():
@@ -101,11 +131,19 @@ def _run() -> int:
     return code if isinstance(code, int) else 0
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
-    """A warning as one line without its place in the code, for a user of commands; none with -q."""
-    context = click.get_current_context(silent=True)
-    if not (context and context.params.get("quiet")):
-        _say(" ".join(str(message).split()))
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning as one line, with its place in the code only with -v; none with -q."""
+    shown = output.current()
+    place = f"{filename}:{lineno}: {category.__name__}: " if shown.verbose else ""
+    if not shown.silent:
+        _say(place + " ".join(str(message).split()))
 
 
 def _fail(message: str, code: int) -> int:

@@ -64,13 +64,17 @@ class Analysis:
         run.path = path
         return run
 
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The precision of --dtype."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
     def problem(self, run: Checkpoint) -> Problem:
         """The problem of ``run`` at w_a, on the split, in the precision and on the device of the options."""
-        if self.dtype not in ("float32", "float64"):
-            raise InputError(f"--dtype: '{self.dtype}' is not allowed, it must be float32 or float64")
         self.source.check_model(run)
         other = self.source.other_data(run)
-        problem = open_problem(run, self.split, self.source, self.device, getattr(torch, self.dtype))
+        problem = open_problem(run, self.split, self.source, self.device, self.torch_dtype)
         if other:
             known = user_code.command_text(run.data["name"], run.data["options"])
             self.message(f"--data: {other} is not the data of {run.path}, {known}")
@@ -104,8 +108,15 @@ class Analysis:
         """A line for the user, on stderr; none with -q."""
         common.message(text, self.quiet)
 
+    def values(self, text: str) -> None:
+        """Print the numbers of a result on stdout, also with -q; --json shows those of the result itself."""
+        common.values(text)
+
     def write(self, results: Sequence[base.Result], path: Path) -> None:
-        """Save ``results``, draw them if --plot is given, and print the names of the files on stdout."""
+        """Save ``results``, draw them if --plot is given, and print the names of the files on stdout.
+
+        Their numbers are what --json prints.
+        """
         common.write(results, path, self.output.picture)
 
 
@@ -135,7 +146,13 @@ def analysis_options(
     return options.grouped(
         "analysis",
         make,
-        click.argument("checkpoints", metavar=metavar, nargs=-1, required=required),
+        click.argument(
+            "checkpoints",
+            metavar=metavar,
+            nargs=-1,
+            required=required,
+            shell_complete=options.paths("file"),
+        ),
         *([options.split] if split else []),
         click.option("--seed", default=0, show_default=True, help=seed),
         options.dtype,

@@ -17,12 +17,11 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common
 from landscape.cli.analysis import about, open_problem
-from landscape.cli.options import grouped
+from landscape.cli.options import Choice, grouped
 from landscape.cli.source import SOURCE, Source
 from landscape.cli.stability import known
 from landscape.core.errors import FailedError, InputError
-from landscape.core.files import printable
-from landscape.core.options import choose, positive
+from landscape.core.options import positive
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.problem.problem import Problem
 from landscape.results.plane import Plane
@@ -58,7 +57,7 @@ options = grouped(
     _film,
     click.option(
         "--animate",
-        metavar="learners",
+        type=Choice(("learners",)),
         help="A film of the run FILE: its learners on the landscape around w_a at its checkpoints, with a "
         "dial of lr·λ_max and its limit.",
     ),
@@ -71,7 +70,6 @@ options = grouped(
 
 def animate(files: tuple[str, ...], output: str | None, film: Film, dpi: float | None, quiet: bool) -> None:
     """Write the film of one run."""
-    choose("--animate", str(film.of), ["learners"])
     positive("--film-grid", film.grid, least=2)
     positive("--frames", film.frames, least=1)
     positive("--fps", film.fps, least=1)
@@ -88,7 +86,7 @@ def animate(files: tuple[str, ...], output: str | None, film: Film, dpi: float |
         shots = frames(runs, film, bar)
     with common.progress_bar("film", quiet) as bar:
         animation.save_film(animation.film(shots, runs[-1].algorithm), path, film.fps, dpi or DPI, bar)
-    click.echo(printable(path))
+    common.files(path)
 
 
 def checkpoints(last: Path, most: int) -> list[Checkpoint]:

@@ -8,14 +8,13 @@ import click
 
 from landscape.cli import common, options
 from landscape.core.errors import FailedError
-from landscape.core.options import choose
 from landscape.results.base import load_results
 from landscape.results.basins import AROUND, Basins
 from landscape.results.surface import Surface
 
 
 @click.command(epilog="Example: landscape basins runs/dp/last-contour.h5 --rise 0.05 --plot basins.png")
-@click.argument("files", metavar="FILE…", nargs=-1, required=True)
+@click.argument("files", metavar="FILE…", nargs=-1, required=True, shell_complete=options.paths("file"))
 @click.option(
     "--rise",
     "rises",
@@ -31,7 +30,9 @@ from landscape.results.surface import Surface
     metavar="NATS",
     help="The smallest persistence of a basin that is listed. [default: 1% of the median rise]",
 )
-@click.option("--around", help="center or lowest: the point in the region. [default: as the plane has it]")
+@click.option(
+    "--around", type=options.Choice(AROUND), help="The point in the region. [default: as the plane has it]"
+)
 @options.grouped("target", lambda output, **values: options.Output(output, **values), *options.OUTPUT)
 @options.quiet
 def basins(
@@ -47,8 +48,6 @@ def basins(
     Pure arithmetic on files that landscape contour wrote. Prints the basins by persistence, and area, volume
     and widths of the region around the centre (or the lowest point) in distances of weight space.
     """
-    if around is not None:
-        choose("--around", around, AROUND)
     surfaces = [surface for file in files for surface in _surfaces(Path(file))]
     first = Path(files[0])
     path = Path(target.path) if target.path else first.with_name(f"{first.stem}-basins.h5")
@@ -56,7 +55,7 @@ def basins(
     results = []
     for surface in surfaces:
         results.append(surface.basins(rises or None, least=least, around=around))
-        common.message(table(results[-1]), quiet)
+        common.values(table(results[-1]))
     common.write(results, path, target.picture)
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import click
 
 from landscape.checkpoint.checkpoint import SCHEMA
-from landscape.core import hdf5
+from landscape.cli import output
+from landscape.cli.output import files as files
+from landscape.cli.output import message as message
+from landscape.cli.output import results as results
+from landscape.cli.output import values as values
+from landscape.core import hdf5, progress
 from landscape.core.errors import FailedError, InputError
-from landscape.core.files import printable
 from landscape.core.lock import Lock
-from landscape.core.progress import progress_bar as progress_bar
 from landscape.results import base
 
 
@@ -64,23 +68,27 @@ def residual(absolute: float, value: float) -> str:
     return f"relative residual {absolute / abs(value):.1e}" if value else f"residual {absolute:.1e}"
 
 
-def message(text: str, quiet: bool) -> None:
-    """A line for the user, on stderr."""
-    if not quiet:
-        click.echo("\n".join(map(printable, text.split("\n"))), err=True)
+def progress_bar(title: str, quiet: bool = False) -> AbstractContextManager[Callable[[float], None]]:
+    """The progress of one piece of work, on stderr; none with -q."""
+    return progress.progress_bar(title, quiet or output.current().silent)
 
 
-def write(results: Sequence[base.Result], path: Path, picture: str | None) -> None:
-    """Save ``results``, draw them if ``picture`` is given, and print the names of the files on stdout."""
-    base.save(results, path)
-    show(results, path, picture)
+def write(made: Sequence[base.Result], path: Path, picture: str | None) -> None:
+    """Save the results, draw them if ``picture`` is given, and print the names of the files on stdout.
+
+    Their numbers are what --json prints.
+    """
+    base.save(made, path)
+    show(made, path, picture)
 
 
-def show(results: Sequence[base.Result], path: Path, picture: str | None) -> None:
-    """Draw ``results`` if ``picture`` is given, and print the names of the files on stdout."""
-    click.echo(printable(path))
+def show(made: Sequence[base.Result], path: Path, picture: str | None) -> None:
+    """Draw the results if ``picture`` is given, and print the names of the files on stdout."""
+    results(made)
+    files(path)
     if picture:
         from landscape import plots
 
-        plots.save_figure(plots.draw(results), picture)
-        click.echo(printable(picture))
+        with progress_bar("picture"):
+            plots.save_figure(plots.draw(made), picture)
+        files(picture)

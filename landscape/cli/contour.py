@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import click
@@ -13,7 +12,6 @@ from landscape.cli import options, planes, processes
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.gridfile import GridFile
 from landscape.core.memory import parse_size
-from landscape.core.options import choose
 from landscape.evaluation import evaluate
 from landscape.results.surface import Surface
 
@@ -24,26 +22,28 @@ from landscape.results.surface import Surface
 @click.option(
     "--plane",
     "kind",
+    type=options.Choice(planes.KINDS),
     default="random",
     show_default=True,
     help="random; between (through two or three CKPTs); pca (of the step-*.h5 up to the CKPT); learners "
     "(nearest to all learners); eigen (Hessian eigenvectors of λ_max and λ_min).",
 )
 @options.grid("50")
-@click.option(
-    "--ignore",
-    help="What random directions leave out: none, or bias+norm (bias and norm parameters). "
-    "[default: bias+norm with --norm filter, else none]",
+@options.ignore(
+    "What random directions leave out: none, or bias+norm (bias and norm parameters). "
+    "[default: bias+norm with --norm filter, else none]"
 )
 @options.batchnorm
 @click.option(
     "--path",
+    type=options.Choice(evaluate.PATHS),
     default="auto",
     show_default=True,
-    help="How points are evaluated: auto, batched, compiled, folded or pointwise.",
+    help="How points are evaluated.",
 )
 @click.option(
     "--precision",
+    type=options.Choice(evaluate.PRECISIONS),
     default="model",
     show_default=True,
     help="Arithmetic: model (that of --dtype), bfloat16 (networks that torch.fx can trace), tf32 (CUDA).",
@@ -81,8 +81,6 @@ def contour(
     only its corners. Points that the new grid does not contain, and results of other checkpoints or options,
     are replaced only with --force.
     """
-    choose("--path", path, evaluate.PATHS)
-    choose("--precision", precision, evaluate.PRECISIONS)
     max_memory = parse_size("--max-memory", memory) if memory else None
     team = processes.join()
     groups = planes.check(kind, analysis.open(), grid.norm, ignore)
@@ -97,7 +95,6 @@ def contour(
         "precision": precision,
     }
     drawn = {"seed": analysis.seed} if kind in ("random", "eigen") else {}
-    analysis = dataclasses.replace(analysis, quiet=analysis.quiet or team.rank > 0)
     file = GridFile(target, Surface, origins, wanted | drawn, analysis.quiet, team, analysis.output.force)
     with team:
         for i, (group, progress) in enumerate(analysis.each("contour", groups)):
@@ -124,7 +121,7 @@ def contour(
                 team,
                 *axes(grid.shape, plane.span if grid.span is None else grid.span),
             )
-            analysis.message(summary(surface, previous, analysis.split))
+            analysis.values(summary(surface, previous, analysis.split))
     if team.rank == 0:
         file.finish(analysis.output.picture)
 

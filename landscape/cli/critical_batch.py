@@ -91,7 +91,7 @@ def critical_batch(
             )
             results.append(result)
     for result in results:
-        common.message(table(result), quiet)
+        common.values(table(result))
     common.write(results, path, output.picture)
 
 

@@ -40,7 +40,13 @@ Runs = dict[str, list[Checkpoint]]
 
 @click.command(epilog="Example: landscape demo -o demo")
 @click.option(
-    "-o", "--output", default="demo", show_default=True, metavar="DIR", help="Folder for runs and pictures."
+    "-o",
+    "--output",
+    default="demo",
+    show_default=True,
+    metavar="DIR",
+    shell_complete=options.paths("dir"),
+    help="Folder for runs and pictures.",
 )
 @options.quiet
 def demo(output: str, quiet: bool) -> None:
@@ -64,17 +70,15 @@ def demo(output: str, quiet: bool) -> None:
     plots.save_figure(plots.draw([run for of in runs.values() for run in of]), folder / "training.png")
     plots.save_figure(plots.draw(first, "hillshade"), folder / "contour.png")
     plots.save_figure(plots.draw(noises), folder / "noise.png")
-    click.echo(
+    said = findings(runs, surfaces, noises)
+    lines = [textwrap.fill(f"{i}. {words}", 100, subsequent_indent="   ") for i, words in enumerate(said, 1)]
+    common.values(
         f"Bundled digits, MLP 64-50-50-10, n = 5 learners × 100 samples, learning rate {LR:g}, {STEPS} "
         f"steps, seeds\n{', '.join(map(str, SEEDS))} of each algorithm. Numbers: median (lowest to highest) "
-        "of the seeds.\n"
+        "of the seeds.\n\n" + "\n".join([*lines, ""]),
+        findings=said,
     )
-    said = findings(runs, surfaces, noises)
-    for number, sentence in enumerate(said, 1):
-        click.echo(textwrap.fill(f"{number}. {sentence}", 100, subsequent_indent="   "))
-    click.echo()
-    for path in (*(folder / f"{name}.png" for name in ("training", "contour", "noise")), learners):
-        click.echo(path)
+    common.files(*(folder / f"{name}.png" for name in ("training", "contour", "noise")), learners)
     report.finish(lambda: _page(folder, said), folder / "report.html", quiet)
 
 

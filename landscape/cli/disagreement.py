@@ -48,7 +48,7 @@ def disagreement(analysis: Analysis, top_k: int, tol: float, max_products: int) 
             **analysis.about(run),
         )
         results.append(result)
-        analysis.message(table(result))
+        analysis.values(table(result))
     analysis.write(results, path)
 
 

@@ -2,89 +2,161 @@
 
 from __future__ import annotations
 
-import os
+import math
+import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from landscape.cli import common, options, processes
 from landscape.core.errors import FailedError, InputError
-from landscape.core.options import choose
-from landscape.paper import figure, gallery
-from landscape.paper.figure import SCALES, Figure, Scale, Work
-from landscape.paper.run_cache import RunCache
+from landscape.core.files import printable
+from landscape.core.options import quantity
+from landscape.paper import campaign, figure, gallery, gallery_page
+from landscape.paper.figure import SCALES, Figure, Scale
+from landscape.paper.run_cache import OutOfTimeError, RunCache
+
+UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-@click.command(epilog="Example: landscape figures fig2a fig2b --scale laptop --nproc 2 -o figures")
-@click.argument("names", metavar="[NAME…]", nargs=-1)
+@dataclass(frozen=True)
+class Folders:
+    """Where the gallery, the runs and the records are; whether weights are deleted that no figure needs."""
+
+    output: Path
+    runs: Path
+    records: Path
+    prune: bool
+
+    @classmethod
+    def of_options(cls, output: str, runs: str, records: str | None, prune: bool) -> Folders:
+        """From the values of -o, --runs, --records and --prune."""
+        return cls(Path(output), Path(runs), Path(records) if records else Path(output) / "records", prune)
+
+
+folders = options.grouped(
+    "folders",
+    Folders.of_options,
+    click.option(
+        "-o",
+        "--output",
+        default="figures",
+        show_default=True,
+        metavar="DIR",
+        shell_complete=options.paths("dir"),
+        help="Folder for the gallery.",
+    ),
+    click.option(
+        "--runs",
+        default="figure-runs",
+        show_default=True,
+        metavar="DIR",
+        shell_complete=options.paths("dir"),
+        help="Folder for runs, with weights.",
+    ),
+    click.option(
+        "--records",
+        metavar="DIR",
+        shell_complete=options.paths("dir"),
+        help="Folder for the records of runs and for analyses, which are enough to draw. What is there is "
+        "not computed again, on whatever machine it was. [default: records in the gallery]",
+    ),
+    click.option(
+        "--prune",
+        is_flag=True,
+        help="Delete the weights of each run that ends here once its record is written, but for figures of "
+        "this scale that are drawn from weights.",
+    ),
+)
+
+
+@click.command(epilog="Example: landscape figures fig2a fig2b --scale laptop --jobs 2 -o figures")
+@click.argument("names", metavar="[NAME…]", nargs=-1, shell_complete=options.names(figure.names))
 @click.option("--all", "every", is_flag=True, help="All figures.")
 @click.option(
     "--scale",
+    type=options.Choice(SCALES),
     default="laptop",
     show_default=True,
-    help="smoke (bundled data, seconds), laptop (real data, two cores) or paper (its own setting).",
+    help="smoke (bundled data, seconds), laptop (real data, two cores), workstation (all data, the papers' "
+    "batches, learners and rates, narrow networks: days) or paper (its own setting).",
+)
+@click.option(
+    "--budget",
+    metavar="TIME",
+    help="Stop after so long, such as 6h or 90min; the same command goes on. [default: no limit]",
 )
 @click.option(
     "--dry-run", is_flag=True, help="Print the runs and data that are needed, and about how long they take."
 )
-@click.option(
-    "-o", "--output", default="figures", show_default=True, metavar="DIR", help="Folder for the gallery."
-)
-@click.option(
-    "--runs", default="figure-runs", show_default=True, metavar="DIR", help="Folder for runs and results."
-)
+@folders
 @processes.jobs
 @options.quiet
 def figures(
     jobs: processes.Jobs,
+    folders: Folders,
     names: tuple[str, ...],
     every: bool,
     scale: str,
+    budget: str | None,
     dry_run: bool,
-    output: str,
-    runs: str,
     quiet: bool,
 ) -> None:
     """Make the papers' figures and tables; without a NAME, list them.
 
     Trains the runs that a figure needs, each once for all figures, and writes DIR/NAME.png, NAME.csv and a
-    README.md with the figures next to the paper's numbers, with --all report.html, the same as one page, too.
-    The same command resumes after an interruption. A figure whose data is missing is skipped, with a line
-    that says what to download; the exit code is then 1.
+    README.md with the verdicts on all claims and the figures next to the paper's numbers, with --all
+    report.html, the same as one page, too. The same command resumes after an interruption. Figures come in
+    the order of their NAMEs, and so does what a --budget is spent on. A figure whose data is missing is
+    skipped, with a line that says what to download; the exit code is then 1.
     """
-    choose("--scale", scale, SCALES)
+    seconds = quantity("--budget", budget, UNITS) if budget is not None else math.inf
     if every and names:
         raise InputError(f"--all: not allowed with a NAME ('{names[0]}')")
     chosen = [figure.get(name) for name in (figure.names() if every else dict.fromkeys(names))]
     if not chosen:
-        for name in figure.names():
-            entry = figure.get(name)
-            click.echo(f"{name:18} {entry.where}: {entry.title}")
+        entries = [figure.get(name) for name in figure.names()]
+        common.values(
+            "\n".join(f"{each.name:18} {each.where}: {each.title}" for each in entries),
+            figures=[{"name": each.name, "where": each.where, "title": each.title} for each in entries],
+        )
         return
     cache = RunCache(
-        Path(runs),
+        folders.runs,
         jobs.device,
         jobs.data_dir,
-        jobs.nproc,
+        jobs.at_once,
         message=lambda line: common.message(f"  {line}", quiet),
         timeout=jobs.timeout,
+        records=folders.records,
+        until=time.time() + seconds,
+        kept=campaign.with_weights(map(figure.get, figure.names()), _scale(scale)) if folders.prune else None,
     )
-    skipped = []
+    skipped, waiting, done = [], [], list[dict[str, Any]]()
     for entry in chosen:
         try:
             if dry_run:
-                _plan(entry, _scale(scale), cache)
+                done.append(_plan(entry, _scale(scale), cache))
             else:
-                _make(entry, _scale(scale), cache, Path(output), quiet)
+                made, ended = _make(entry, _scale(scale), cache, folders.output, quiet)
+                done += made
+                waiting += [] if ended else [entry.name]
+            common.values("", figures=done)
         except FailedError as error:
             if not every and len(chosen) == 1:
                 raise
             skipped.append(entry.name)
-            click.echo(f"{entry.name}: skipped: {error}", err=True)
-    if not dry_run and len(skipped) < len(chosen):
-        click.echo(gallery.page(Path(output)))
+            click.echo(f"{entry.name}: skipped: {printable(error)}", err=True)
+    if not dry_run and any(folders.output.glob("*.json")):
+        common.files(gallery_page.page(folders.output))
         if every:
-            _report(Path(output), quiet)
+            _report(folders.output, quiet)
+    if waiting:
+        common.message(
+            f"--budget: {budget} are used; the same command goes on with {', '.join(waiting)}", quiet
+        )
     if skipped:
         raise FailedError(f"{len(skipped)} of {len(chosen)} figures were skipped: {', '.join(skipped)}")
 
@@ -101,30 +173,46 @@ def _scale(name: str) -> Scale:
     return next(scale for scale in SCALES if scale == name)
 
 
-def _plan(entry: Figure, scale: Scale, cache: RunCache) -> None:
-    """Print the runs, the time and the data that ``entry`` needs."""
-    runs = entry.runs(scale)
-    cache.check_data(runs.values())
+def _plan(entry: Figure, scale: Scale, cache: RunCache) -> dict[str, Any]:
+    """Print and return the runs, the time and the data that ``entry`` needs."""
+    runs = campaign.known_runs(entry, scale, cache)
     missing = cache.missing(runs.values())
+    cache.check_data(missing)
     data = ", ".join(sorted({recipe.data["name"] for recipe in runs.values()})) or "none"
-    took = gallery.duration(cache.estimate(missing)) if missing else "no time"
-    click.echo(
+    with common.progress_bar(entry.name):
+        seconds = cache.estimate(missing) if missing else 0.0
+    took = gallery.duration(seconds) if missing else "no time"
+    common.values(
         f"{entry.name}: {len(missing)} of {len(runs)} runs to train, about {took} of training one after "
         f"another; data: {data}"
     )
+    return {"name": entry.name, "runs": len(runs), "missing": len(missing), "seconds": seconds, "data": data}
 
 
-def _make(entry: Figure, scale: Scale, cache: RunCache, output: Path, quiet: bool) -> None:
-    runs = entry.runs(scale)
-    cache.check_data(runs.values())
-    common.make_folder(output)
-    common.make_folder(cache.folder)
+def _make(
+    entry: Figure, scale: Scale, cache: RunCache, output: Path, quiet: bool
+) -> tuple[list[dict[str, Any]], bool]:
+    """Train, analyse and draw; the conclusion is printed and returned, and whether all runs have ended.
+
+    No conclusion where the budget is used before it can be drawn.
+    """
+    runs = campaign.known_runs(entry, scale, cache)
     missing = cache.missing(runs.values())
+    cache.check_data(missing)
+    for folder in (output, cache.folder):
+        common.make_folder(folder)
     common.message(f"{entry.name}: {entry.title} ({len(missing)} of {len(runs)} runs to train)", quiet)
     with common.progress_bar(entry.name, quiet) as bar:
         cache.progress = bar
-        cache.run(missing)
-    drawing, pictures = gallery.make(Work(entry, scale, cache, runs), output)
-    common.message(f"  {drawing.conclusion}", quiet)
-    for picture in pictures:
-        click.echo(os.fspath(picture))
+        runs = campaign.train(entry, scale, cache)
+    left = len(cache.missing(runs.values()))
+    if left:
+        common.message(f"  {left} of {len(runs)} runs have not ended", quiet)
+    try:
+        with common.progress_bar(f"{entry.name}: analyses", quiet):
+            drawing, pictures = campaign.draw(entry, scale, cache, runs, output)
+    except OutOfTimeError:
+        return [], False
+    common.values(f"{entry.name}: {drawing.conclusion}")
+    common.files(*pictures)
+    return [{"name": entry.name, "conclusion": drawing.conclusion}], not left

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import click
@@ -14,8 +13,6 @@ from landscape.analysis.planes import random_plane
 from landscape.cli import options, processes
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.gridfile import GridFile
-from landscape.core.options import choose
-from landscape.curvature.eigenvalues import SEARCHES
 from landscape.results.hessian_grid import HessianGrid
 
 
@@ -33,7 +30,6 @@ def hessian_grid(
     processes: processes.Processes,
 ) -> None:
     """Extreme Hessian eigenvalues and |λ_min|/|λ_max| on a grid around w_a of each CKPT."""
-    choose("--search", eigenvalues.search, SEARCHES)
     team = processes.join()
     runs = analysis.open()
     path = analysis.target(runs[0], "hessian", grid.norm, resumes=True)
@@ -46,7 +42,6 @@ def hessian_grid(
         "split": analysis.split,
         "search": eigenvalues.search,
     }
-    analysis = dataclasses.replace(analysis, quiet=analysis.quiet or team.rank > 0)
     file = GridFile(path, HessianGrid, origins, wanted, analysis.quiet, team, analysis.output.force)
     with team:
         for i, (run, progress) in enumerate(analysis.each("hessian-grid", runs)):
@@ -67,7 +62,7 @@ def hessian_grid(
                 team,
                 *axes(grid.shape, plane.span if grid.span is None else grid.span),
             )
-            analysis.message(summary(result, analysis.split))
+            analysis.values(summary(result, analysis.split))
     if team.rank == 0:
         file.finish(analysis.output.picture)
 

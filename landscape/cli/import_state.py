@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from landscape.checkpoint import user_code
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.foreign_weights import import_state as compute_import_state
 from landscape.cli import common, options
 from landscape.cli.analysis import open_problem
 from landscape.cli.source import Source
 from landscape.cli.source import source as source_options
 from landscape.core.errors import FailedError, InputError
-from landscape.core.files import printable
-from landscape.problem.problem import Problem
+from landscape.data.base import SPLITS
 
 
 @click.command(
     "import", epilog="Example: landscape import net.pt --model nets:resnet20 --data nets:cifar -o net.h5"
 )
-@click.argument("states", metavar="STATE…", nargs=-1, required=True)
-@click.option("-o", "--output", metavar="OUT.h5", help="Checkpoint. [default: the first STATE's name, .h5]")
+@click.argument("states", metavar="STATE…", nargs=-1, required=True, shell_complete=options.paths("file"))
+@click.option(
+    "-o",
+    "--output",
+    metavar="OUT.h5",
+    shell_complete=options.paths("file"),
+    help="Checkpoint. [default: the first STATE's name, .h5]",
+)
 @source_options
 @options.quiet
 def import_state(states: tuple[str, ...], output: str | None, source: Source, quiet: bool) -> None:
@@ -55,27 +62,32 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source, qu
     )
     checkpoint.path = path
     if source.data:
-        data, sizes = source.user_data, {"train": 0, "test": 0}
-        for split in sizes:
-            if isinstance(data, user_code.UserData) and split not in data.splits:
-                continue
-            problem = open_problem(checkpoint, split, source, "cpu")
-            sizes[split] = problem.samples
-            common.message(describe(split, problem), quiet)
-        mark = data.fingerprint if data else ""
-        checkpoint.data = {
-            "name": source.data.name,
-            "options": source.data.options,
-            **sizes,
-            "fingerprint": mark,
-        }
+        checkpoint.data = _evaluated(checkpoint, source, source.data)
     common.make_folder(path.parent)
     checkpoint.save(path)
-    click.echo(printable(path))
+    common.files(path)
 
 
-def describe(split: str, problem: Problem) -> str:
+def _evaluated(checkpoint: Checkpoint, source: Source, spec: user_code.Spec) -> dict[str, Any]:
+    """What the checkpoint keeps of the data; loss and accuracy on each split are printed."""
+    data, sizes = source.user_data, dict.fromkeys(SPLITS, 0)
+    held = [name for name in sizes if not isinstance(data, user_code.UserData) or name in data.splits]
+    found: dict[str, tuple[float, float, int]] = {}
+    with common.progress_bar("evaluation") as bar:
+        for k, split in enumerate(held):
+            problem = open_problem(checkpoint, split, source, "cpu")
+            sizes[split] = problem.samples
+            found[split] = (*problem.evaluate(), problem.samples)
+            bar((k + 1) / len(held))
+    for split, numbers in found.items():
+        common.values(describe(split, *numbers))
+    names = ("loss", "accuracy", "samples")
+    common.values("", splits={split: dict(zip(names, each, strict=True)) for split, each in found.items()})
+    mark = data.fingerprint if data else ""
+    return {"name": spec.name, "options": spec.options, **sizes, "fingerprint": mark}
+
+
+def describe(split: str, loss: float, accuracy: float, samples: int) -> str:
     """One line with loss and accuracy of the imported weights, so that a user sees whether they are right."""
-    loss, accuracy = problem.evaluate()
     right = "" if accuracy != accuracy else f", accuracy {100 * accuracy:.2f}%"
-    return f"{split}: loss {loss:.6g}{right} ({problem.samples:,} samples)"
+    return f"{split}: loss {loss:.6g}{right} ({samples:,} samples)"

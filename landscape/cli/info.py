@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -12,17 +13,17 @@ import numpy as np
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.checkpoint.files import load
-from landscape.cli import train
+from landscape.cli import common, options, run_summary
+from landscape.cli.output import values
 from landscape.core import hdf5, hdf5_verify
 from landscape.core.errors import FailedError
-from landscape.core.files import printable
 from landscape.train.loop import recipe_of
 
 MOST = 8  # tensors of the optimizer's state that are listed (ours)
 
 
 @click.command(epilog="Example: landscape info runs/dp/last.h5")
-@click.argument("file", metavar="FILE")
+@click.argument("file", metavar="FILE", shell_complete=options.paths("file"))
 def info(file: str) -> None:
     """Show what is in FILE: a checkpoint (validated) or a result."""
     file = str(run_folder.checkpoint_in(Path(file)))
@@ -34,21 +35,16 @@ def info(file: str) -> None:
         }
     stamps["checksum"] = "SHA-256, fits" if hdf5_verify.has_checksum(file) else "none"
     for key, value in stamps.items():
-        _say(f"{key}: {value}")
+        values(f"{key}: {value}")
+    values("", file=stamps)
     if isinstance(loaded, Checkpoint):
         _checkpoint(loaded)
         return
-    for result in loaded if isinstance(loaded, list) else [loaded]:
-        _say("")
-        for field in dataclasses.fields(result):
-            value = getattr(result, field.name)
-            _say(f"{field.name}: {_short(value)}")
-
-
-def _say(text: str) -> None:
-    """Lines on stdout; control characters from a file are escaped for the terminal."""
-    for line in text.split("\n"):
-        click.echo(printable(line))
+    every = loaded if isinstance(loaded, list) else [loaded]
+    for result in every:
+        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+        values("\n" + "\n".join(f"{name}: {_short(value)}" for name, value in fields.items()))
+    common.results(every)
 
 
 def _short(value: object) -> str:
@@ -61,6 +57,28 @@ def _short(value: object) -> str:
     return f"{value.dtype} {value.shape}{span}"
 
 
+def _contents(c: Checkpoint) -> dict[str, Any]:
+    """What --json shows of a checkpoint."""
+    history = {
+        name: {"rows": int(np.isfinite(column).sum()), "last": run_summary.latest(c, name)}
+        for name, column in c.history.items()
+    }
+    return {
+        "learners": c.learners,
+        "parameters": c.layout.size,
+        "finite": bool(np.isfinite(c.weights.numpy()).all()),
+        "model": c.model,
+        "data": c.data,
+        "algorithm": c.algorithm,
+        "seed": c.seed,
+        "step": c.step,
+        "epoch": c.epoch,
+        "diverged_at": c.diverged_at,
+        "history": history,
+        "recipe": c.recipe,
+    }
+
+
 def _rule(c: Checkpoint) -> str:
     """What the update rule says of itself, such as its mixing; a matrix file may be gone by now."""
     try:
@@ -70,22 +88,23 @@ def _rule(c: Checkpoint) -> str:
 
 
 def _checkpoint(c: Checkpoint) -> None:
+    values("", checkpoint=_contents(c))
     n, size = c.weights.shape
     finite = bool(np.isfinite(c.weights.numpy()).all())
-    _say(
+    values(
         f"weights: {n} learners × {size:,} {c.weights.numpy().dtype}, {'finite' if finite else 'NOT FINITE'}"
     )
-    _say(f"model: {c.model['name']} {c.model['options']}")
+    values(f"model: {c.model['name']} {c.model['options']}")
     if c.buffers:
         names = list(c.buffers)
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        _say(f"buffers and frozen parameters: {', '.join(names[:4])}{more}")
+        values(f"buffers and frozen parameters: {', '.join(names[:4])}{more}")
         if c.mean_buffers:
-            _say("BatchNorm statistics of the mean: re-estimated at its weights")
+            values("BatchNorm statistics of the mean: re-estimated at its weights")
     mark = f", fingerprint {c.data['fingerprint'][:12]}…" if c.data["fingerprint"] else ""
     sizes = f"{c.data['train']:,} train, {c.data['test']:,} test{mark}"
     known = f"data: {c.data['name']} {c.data['options']}, {sizes}"
-    _say(
+    values(
         known
         if c.data["name"]
         else f"data: the loop's own, {sizes}"
@@ -93,23 +112,23 @@ def _checkpoint(c: Checkpoint) -> None:
         else "data: not known"
     )
     if c.algorithm == IMPORTED:
-        _say(f"imported from:\n{c.recipe}".rstrip("\n"))
+        values(f"imported from:\n{c.recipe}".rstrip("\n"))
         return
     epoch = f" (epoch {c.epoch:.3g})" if math.isfinite(c.epoch) else ""
-    _say(f"algorithm: {c.algorithm}, seed {c.seed}, step {c.step:,}{epoch}")
+    values(f"algorithm: {c.algorithm}, seed {c.seed}, step {c.step:,}{epoch}")
     if c.has_recipe and (about := _rule(c)):
-        _say(about)
+        values(about)
     for name, state in [*c.optimizer.items()][:MOST]:
-        _say(f"optimizer state: {name} {tuple(state.shape)}")
+        values(f"optimizer state: {name} {tuple(state.shape)}")
     if len(c.optimizer) > MOST:
-        _say(f"optimizer state: {len(c.optimizer) - MOST} more tensors")
+        values(f"optimizer state: {len(c.optimizer) - MOST} more tensors")
     for name, state in {**c.rule, **c.shared}.items():
-        _say(f"state: {name} {tuple(state.shape)}")
+        values(f"state: {name} {tuple(state.shape)}")
     if c.has_recipe:
-        _say(train.closing(c))
+        values(run_summary.closing(c))
     for name, column in c.history.items():
         recorded = column[np.isfinite(column)]
         last = f"last {recorded[-1]:.6g}" if len(recorded) else "never recorded"
-        _say(f"  {name}: {len(recorded)} of {len(column)} rows, {last}")
+        values(f"  {name}: {len(recorded)} of {len(column)} rows, {last}")
     title = "recipe:" if c.has_recipe else "recorded:"
-    _say("\n".join([title, *(f"  {line}" for line in c.recipe.splitlines())]))
+    values("\n".join([title, *(f"  {line}" for line in c.recipe.splitlines())]))

@@ -16,8 +16,8 @@ from landscape.core.errors import InputError
 @click.command(epilog="Example: landscape line runs/ss/last.h5 runs/dp/last.h5 --plot barrier.png")
 @click.option("--points", default=POINTS, show_default=True, help="Points on the line.")
 @click.option("--span", type=float, help="One CKPT: t runs over [−span, span]. [default: 0.1]")
-@click.option("--norm", default="none", show_default=True, help="One CKPT: as for contour.")
-@click.option("--ignore", help="One CKPT: as for contour.")
+@options.norm("One CKPT: as for contour.")
+@options.ignore("One CKPT: as for contour.")
 @options.tolerance
 @options.batchnorm
 @analysis_options("One CKPT: draws the direction.", metavar="CKPT [CKPT]")
@@ -66,7 +66,7 @@ def line(
         )
     rise = f"barrier {result.barrier:.4g}" if two else f"lowest {np.min(result.loss):.4g}"
     name = " to ".join(result.ends) or result.label
-    analysis.message(
+    analysis.values(
         f"{name}: {analysis.split} loss from {result.loss[0]:.4g} to {result.loss[-1]:.4g}, "
         f"highest {np.max(result.loss):.4g}, {rise}"
         + (f"; {result.interpolation()}" if result.columns else "")

@@ -47,7 +47,7 @@ def minima(analysis: Analysis, delays: str, momentum: float, tol: float) -> None
             **analysis.about(run),
         )
         results.append(result)
-        analysis.message(table(result))
+        analysis.values(table(result))
     analysis.write(results, path)
 
 

@@ -43,7 +43,7 @@ def noise(analysis: Analysis, lr: float | None, local_batch: int | None, draws: 
             **analysis.about(run),
         )
         results.append(result)
-        analysis.message(table(result))
+        analysis.values(table(result))
     analysis.write(results, path)
 
 

@@ -23,9 +23,11 @@ from landscape.results.noise_alignment import NoiseAlignment
 @click.option(
     "--tol", default=TOL, show_default=True, help="Draw until the relative standard error is so small…"
 )
-@click.option("--draws", default=DRAWS, show_default=True, help="…or until there are so many minibatches.")
+@click.option(
+    "--max-draws", default=DRAWS, show_default=True, help="…or until there are so many minibatches."
+)
 @analysis_options("Draws the minibatches.", split=False)
-def noise_alignment(analysis: Analysis, batch: int | None, top_k: int, tol: float, draws: int) -> None:
+def noise_alignment(analysis: Analysis, batch: int | None, top_k: int, tol: float, max_draws: int) -> None:
     """How the noise of minibatch gradients at w_a of each CKPT lies in the curvature.
 
     Prints tr(HS)/tr S, the interaction-aware sharpness, the variance along each of the top-K eigenvectors,
@@ -43,19 +45,19 @@ def noise_alignment(analysis: Analysis, batch: int | None, top_k: int, tol: floa
             run.learners * run.local_batch if batch is None else batch,
             top_k,
             tol=tol,
-            draws=draws,
+            max_draws=max_draws,
             seed=analysis.seed,
             progress=progress,
             **analysis.about(run),
         )
         results.append(result)
-        analysis.message(table(result))
+        analysis.values(table(result))
     analysis.write(results, path)
 
 
 def table(r: NoiseAlignment) -> str:
     """The numbers of one result, a line each."""
-    missed = "" if r.reached else "; standard error NOT REACHED: raise --draws"
+    missed = "" if r.reached else "; standard error NOT REACHED: raise --max-draws"
     missed += "" if r.converged else "; an eigenvalue is NOT CONVERGED"
     lines = [
         f"{r.label}: {r.split} loss, {r.draws} minibatches of {r.batch}, {r.hvps} products{missed}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 from torch import Tensor
 
+from landscape.analysis.noise_scale import GRADIENTS
 from landscape.analysis.noise_scale import noise_scale as compute_noise_scale
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import options
@@ -24,6 +25,7 @@ from landscape.train.loop import recipe_of
 @click.option("--no-learners", is_flag=True, help="Only w_a, without the learners' own gradients.")
 @click.option(
     "--gradient",
+    type=options.Choice(GRADIENTS),
     default="whole",
     show_default=True,
     help="‖g‖²: whole (of all data, exact), or draws (from pairs of minibatches, no pass over all data).",
@@ -64,7 +66,7 @@ def noise_scale(
             **analysis.about(run),
         )
         results.append(result)
-        analysis.message(table(result))
+        analysis.values(table(result))
     analysis.write(results, path)
 
 

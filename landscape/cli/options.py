@@ -10,24 +10,49 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from landscape.analysis.planes import IGNORES, NORMS
+from landscape.cli import output
+from landscape.cli.choices import Choice as Choice
+from landscape.cli.choices import names as names
+from landscape.cli.choices import paths as paths
 from landscape.core.errors import InputError
 from landscape.core.options import SPLIT
-from landscape.problem.batchnorm import SAMPLES
+from landscape.curvature.eigenvalues import SEARCHES
+from landscape.data.base import SPLITS
+from landscape.problem.batchnorm import POLICIES, SAMPLES
+from landscape.problem.problem import RANDOMNESS
+from landscape.train.launch import DEVICES
 
 F = TypeVar("F", bound=Callable[..., Any])
 Option = Callable[[Any], Any]
 
-split = click.option("--split", default=SPLIT, show_default=True, help="Data: train or test.")
-dtype = click.option("--dtype", default="float32", show_default=True, help="float32 or float64.")
+
+split = click.option(
+    "--split", type=Choice(SPLITS), default=SPLIT, show_default=True, help="Part of the data."
+)
+dtype = click.option(
+    "--dtype", type=Choice(("float32", "float64")), default="float32", show_default=True, help="Precision."
+)
 force = click.option("--force", is_flag=True, help="Replace another result that the file holds.")
-picture = click.option("--plot", "picture", metavar="F.png", help="Draw it, too: .png, .pdf or .svg.")
-quiet = click.option("-q", "--quiet", is_flag=True, help="No messages and no progress bar.")
+picture = click.option(
+    "--plot",
+    "picture",
+    metavar="F.png",
+    shell_complete=paths("file"),
+    help="Draw it, too: .png, .pdf or .svg.",
+)
+quiet = click.option("-q", "--quiet", **output.QUIET)
 device = click.option(
-    "--device", default="auto", show_default=True, help="auto (CUDA where there is a GPU), cpu or cuda."
+    "--device",
+    type=Choice(DEVICES),
+    default="auto",
+    show_default=True,
+    help="Where to compute; auto: CUDA where there is a GPU.",
 )
 data_dir = click.option(
     "--data-dir",
     metavar="D",
+    shell_complete=paths("dir"),
     help="Folder with the data sets that are not bundled. [default: $LANDSCAPE_DATA or data]",
 )
 allow_code = click.option(
@@ -37,11 +62,11 @@ allow_code = click.option(
 )
 randomness = click.option(
     "--randomness",
+    type=Choice(RANDOMNESS),
     default="refuse",
     show_default=True,
-    help="A model with random numbers in eval mode: refuse or seed.",
+    help="What to do with a model that draws random numbers in eval mode.",
 )
-
 tolerance = click.option(
     "--tolerance",
     metavar="SIZE",
@@ -82,7 +107,13 @@ class Output:
 
 
 OUTPUT = (
-    click.option("-o", "--output", metavar="OUT.h5", help="Result file. [default: next to the checkpoint]"),
+    click.option(
+        "-o",
+        "--output",
+        metavar="OUT.h5",
+        shell_complete=paths("file"),
+        help="Result file. [default: next to the checkpoint]",
+    ),
     force,
     picture,
 )
@@ -101,6 +132,7 @@ batchnorm = grouped(
     BatchNorm,
     click.option(
         "--bn",
+        type=Choice(POLICIES),
         default="center",
         show_default=True,
         help="BatchNorm statistics: center (the checkpoint's), recalibrate (estimated again at each point) "
@@ -128,6 +160,16 @@ class Grid:
     tolerance: str | None
 
 
+def norm(help: str) -> Option:
+    """The option --norm of commands that draw random directions."""
+    return click.option("--norm", type=Choice(NORMS), default="none", show_default=True, help=help)
+
+
+def ignore(help: str) -> Option:
+    """The option --ignore of commands that draw random directions."""
+    return click.option("--ignore", type=Choice(IGNORES), help=help)
+
+
 def grid(points: str) -> Callable[[F], F]:
     """The options of commands that work on a grid over a plane, with ``points`` by default."""
 
@@ -143,12 +185,7 @@ def grid(points: str) -> Callable[[F], F]:
             type=float,
             help="x and y run over [−span, span]. [default: 0.1, or what shows all markers]",
         ),
-        click.option(
-            "--norm",
-            default="none",
-            show_default=True,
-            help="Directions: none (i.i.d. normal, the paper's), filter or layer (Li et al. 2018).",
-        ),
+        norm("Directions: none (i.i.d. normal, the paper's), filter or layer (Li et al. 2018)."),
         tolerance,
     )
 
@@ -161,6 +198,25 @@ def parse_grid(text: str) -> tuple[int, int]:
             f"--grid: '{text}' is not allowed, it must be K or KXxKY with numbers ≥ 1, such as 51x25"
         )
     return int(match[1]), int(match[2] or match[1])
+
+
+def seeds(default: str, help: str) -> Option:
+    """The option --seeds of commands that train several runs of one setting."""
+    return click.option("--seeds", metavar="N-M,…", default=default, show_default=True, help=help)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """[0, 1, 2, 5] of "0-2,5"."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part, re.ASCII)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last or last - first >= 1000:
+            raise InputError(
+                f"--seeds: '{text}' is not allowed, it must be whole numbers such as 0-4 or 0,1,5"
+            )
+        seeds += range(first, last + 1)
+    return sorted(set(seeds))
 
 
 @dataclass(frozen=True)
@@ -184,6 +240,7 @@ def eigenvalues(products: str) -> Callable[[F], F]:
         click.option("--max-products", default=1000, show_default=True, help=products),
         click.option(
             "--search",
+            type=Choice(SEARCHES),
             default="auto",
             show_default=True,
             help="auto: cheaper products find the eigenvectors, the results are verified and refined with "
@@ -211,6 +268,6 @@ draws = grouped(
         show_default=True,
         help="Draw minibatches until the standard error is at most this share of the mean.",
     ),
-    click.option("--draws", default=16, show_default=True, help="At least so many draws."),
+    click.option("--min-draws", "draws", default=16, show_default=True, help="At least so many draws."),
     click.option("--max-draws", default=1000, show_default=True, help="At most so many draws."),
 )

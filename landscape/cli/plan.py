@@ -14,11 +14,11 @@ import torch
 from landscape import paper, plots
 from landscape.cli import common, options
 from landscape.core.errors import InputError
-from landscape.core.options import choose, positive, quantity
+from landscape.core.options import positive, quantity
 from landscape.results.run_times import RunTimes
 from landscape.train.launch import pick_device
 from landscape.train.planning import calibration
-from landscape.train.planning.plan import local_batch
+from landscape.train.planning.plan import SCALINGS, local_batch
 from landscape.train.planning.plan import plan as compute_plan
 from landscape.train.planning.run_time import ALL_REDUCE, Cluster, Link, Stragglers
 from landscape.train.recipe import Recipe
@@ -70,8 +70,6 @@ class Planning:
             ("--slow", slow, 1),
         ):
             positive(name, number, least=least)
-        choose("--scaling", values["scaling"], ("local", "total"))
-        choose("--all-reduce", values["kind"], ALL_REDUCE)
         bandwidth, latency = values.pop("bandwidth"), values.pop("latency")
         return cls(
             workers=parse_workers(workers),
@@ -137,7 +135,7 @@ class Planning:
 planning_options = options.grouped(
     "planning",
     Planning.of_options,
-    click.argument("recipe_name", metavar="RECIPE"),
+    click.argument("recipe_name", metavar="RECIPE", shell_complete=options.names(paper.names)),
     click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a key of the recipe."),
     click.option("--workers", default="8,64,512", show_default=True, help="Numbers of processes."),
     click.option(
@@ -150,6 +148,7 @@ planning_options = options.grouped(
     click.option("--held", "former_option", type=int, hidden=True),  # its name until version 0.8
     click.option(
         "--scaling",
+        type=options.Choice(SCALINGS),
         default="local",
         show_default=True,
         help="local: each learner keeps the recipe's local batch; total: all share its total batch. In both, "
@@ -183,9 +182,10 @@ planning_options = options.grouped(
     click.option(
         "--all-reduce",
         "kind",
+        type=options.Choice(ALL_REDUCE),
         default="ring",
         show_default=True,
-        help="ring (gloo's), recursive-doubling or recursive-halving.",
+        help="The algorithm of an all-reduce; gloo's is ring.",
     ),
     click.option(
         "--alone",
@@ -201,7 +201,13 @@ planning_options = options.grouped(
         help="Workers that share a machine's cores and memory: so many are measured at once. Each has its "
         "own link.",
     ),
-    click.option("-o", "--output", metavar="OUT.h5", help="Keep the table, too. [default: only printed]"),
+    click.option(
+        "-o",
+        "--output",
+        metavar="OUT.h5",
+        shell_complete=options.paths("file"),
+        help="Keep the table, too. [default: only printed]",
+    ),
     options.force,
     options.picture,
     options.allow_code,
@@ -229,8 +235,9 @@ def plan(planning: Planning) -> None:
     common.check_targets(path, planning.picture, planning.force)
     costs = functools.cache(functools.partial(planning.measure, recipe, pick_device(planning.device)))
     learners = planning.workers[0] * planning.learners_per_worker
-    link = planning.link(costs(local_batch(recipe, learners, planning.scaling)).size)
-    with common.progress_bar("plan", planning.quiet) as bar:
+    with common.progress_bar("plan") as bar:
+        with common.progress_bar("measurement"):
+            link = planning.link(costs(local_batch(recipe, learners, planning.scaling)).size)
         result = compute_plan(
             recipe,
             planning.workers,
@@ -242,13 +249,14 @@ def plan(planning: Planning) -> None:
             progress=bar,
         )
     planning.message(assumptions(result))
-    click.echo(table(result))
+    common.values(table(result))
+    common.results([result])
     if path:
         result.save(path)
-        click.echo(str(path))
+        common.files(path)
     if planning.picture:
         plots.save_figure(plots.draw([result]), planning.picture)
-        click.echo(planning.picture)
+        common.files(planning.picture)
 
 
 def parse_workers(text: str) -> list[int]:

@@ -6,8 +6,6 @@ import numpy as np
 import torch
 
 from landscape.analysis.planes import (
-    IGNORES,
-    NORMS,
     between,
     eigen_plane,
     learners_plane,
@@ -18,7 +16,6 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli.analysis import Analysis
 from landscape.core.errors import FailedError, InputError
-from landscape.core.options import choose
 from landscape.problem.problem import Problem
 from landscape.results import base
 from landscape.results.plane import Plane
@@ -29,10 +26,6 @@ KINDS = ("random", "between", "pca", "learners", "eigen")
 
 def check(kind: str, runs: list[Checkpoint], norm: str, ignore: str | None) -> list[list[Checkpoint]]:
     """The checkpoints of each surface, its own first; all options are checked before any work."""
-    choose("--plane", kind, KINDS)
-    choose("--norm", norm, NORMS)
-    if ignore is not None:
-        choose("--ignore", ignore, IGNORES)
     if kind != "random" and (norm != "none" or ignore is not None):
         raise InputError(f"--norm, --ignore: they are for random planes, '--plane {kind}' has none to scale")
     if kind == "random":

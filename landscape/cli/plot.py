@@ -12,8 +12,6 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.files import load
 from landscape.cli import animate, common, options
 from landscape.core.errors import FailedError, InputError
-from landscape.core.files import printable
-from landscape.core.options import choose
 from landscape.plots.surface import STYLES
 from landscape.plots.values import check_title
 from landscape.results.surface import Surface
@@ -39,16 +37,18 @@ LOOK = options.grouped(
 
 
 @click.command(epilog="Example: landscape plot runs/ss/last.h5 runs/dp/last.h5 -o training.png")
-@click.argument("files", metavar="FILE…", nargs=-1, required=True)
+@click.argument("files", metavar="FILE…", nargs=-1, required=True, shell_complete=options.paths("file"))
 @click.option(
     "-o",
     "--output",
     metavar="F",
+    shell_complete=options.paths("file"),
     help="Picture, .png, .pdf or .svg; .vts, a surface for ParaView; .gif or .mp4 of --animate. "
     "[default: FILE.png, FILE.gif]",
 )
 @click.option(
     "--style",
+    type=options.Choice(STYLES),
     default="contour",
     show_default=True,
     help="Surfaces as contour, hillshade (a relief), surface (3-D), or difference (the first of two minus "
@@ -86,7 +86,6 @@ def plot(
         return
     picture = Path(output or run_folder.checkpoint_in(Path(files[0])).with_suffix(".png"))
     export = picture.suffix == ".vts"
-    choose("--style", style, STYLES)
     if not export:
         plots.check_format(picture)
     results: list[Any] = []
@@ -94,8 +93,7 @@ def plot(
         loaded = load(run_folder.checkpoint_in(Path(file)))
         results += loaded if isinstance(loaded, list) else [loaded]
     if export:
-        for path in _export(results, picture):
-            click.echo(printable(path))
+        common.files(*_export(results, picture))
         return
     common.make_folder(picture.parent)
     check_title("--title", title)
@@ -109,7 +107,7 @@ def plot(
     except (ArithmeticError, LookupError, ValueError) as error:  # numbers that no axis takes
         words = " ".join(str(error).split())[:120]
         raise FailedError(f"{', '.join(files)}: values that cannot be drawn ({words})") from error
-    click.echo(printable(picture))
+    common.files(picture)
 
 
 def _export(results: list[Any], path: Path) -> list[Path]:

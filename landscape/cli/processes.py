@@ -16,6 +16,7 @@ import click
 import torch
 import torch.distributed as dist
 
+from landscape.cli import output
 from landscape.cli.options import data_dir, device, grouped
 from landscape.cli.system import Stopped
 from landscape.core.errors import InputError
@@ -54,12 +55,13 @@ class Processes:
         positive("--nproc", self.nproc, least=1)
         positive("--timeout", self.timeout)
         if started_by_launcher() and number("WORLD_SIZE", 1) > 1:
-            size = number("WORLD_SIZE", 1)
+            size, rank = number("WORLD_SIZE", 1), number("RANK", 0)
+            output.current().muted = rank > 0
             if self.nproc not in (1, size):
                 raise InputError(
                     f"--nproc: {self.nproc} is not allowed here, torchrun has started {size} processes"
                 )
-            return Team(number("RANK", 0), self.timeout)
+            return Team(rank, self.timeout)
         if self.nproc == 1:
             return Team()
         if not dist.is_available():
@@ -80,6 +82,7 @@ option = grouped(
     Processes,
     click.option(
         "--nproc",
+        metavar="N",
         default=1,
         show_default=True,
         help="Processes (and GPUs) that share the points; under torchrun, which starts them, leave it out.",
@@ -90,27 +93,41 @@ option = grouped(
 
 @dataclasses.dataclass(frozen=True)
 class Jobs:
-    """The runs of a command: ``nproc`` at a time, each in its own process, on ``device``."""
+    """The runs of a command: ``at_once`` at a time, each in its own process, on ``device``."""
 
-    nproc: int
+    at_once: int
     timeout: float
     device: str
     data_dir: str | None
 
     @classmethod
-    def of_options(cls, nproc: int, timeout: float, device: str, data_dir: str | None) -> Jobs:
-        """From the values of --nproc, --timeout, --device and --data-dir; InputError for a bad one."""
-        positive("--nproc", nproc, least=1)
+    def of_options(
+        cls, at_once: int | None, former: int | None, timeout: float, device: str, data_dir: str | None
+    ) -> Jobs:
+        """From the values of the options; InputError for a bad one."""
+        if former is not None:
+            if at_once is not None:
+                raise InputError("--jobs, --nproc: only one of the two is allowed")
+            output.message(
+                "--nproc is called --jobs here; --nproc is for processes that share one computation"
+            )
+        count = next((given for given in (at_once, former) if given is not None), 1)
+        positive("--jobs" if former is None else "--nproc", count, least=1)
         positive("--timeout", timeout)
-        return cls(nproc, timeout, device, data_dir)
+        return cls(count, timeout, device, data_dir)
 
 
 jobs = grouped(
     "jobs",
     Jobs.of_options,
     click.option(
-        "--nproc", default=1, show_default=True, help="Number of runs at a time, each in its own process."
+        "--jobs",
+        "at_once",
+        type=int,
+        metavar="N",
+        help="Number of runs at a time, each in its own process. [default: 1]",
     ),
+    click.option("--nproc", "former", type=int, hidden=True),  # its name until version 0.12
     timeout,
     device,
     data_dir,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import tomllib
 from fnmatch import fnmatchcase
+from typing import Any
 
 import click
 
 from landscape import paper
+from landscape.cli import common, options
 from landscape.train import recipe
 
 
 @click.command(epilog="Example: landscape recipes mnist-fig2a-dpsgd > mine.toml")
-@click.argument("name", metavar="[NAME]", required=False)
+@click.argument("name", metavar="[NAME]", required=False, shell_complete=options.names(paper.names))
 def recipes(name: str | None) -> None:
     """List the built-in recipes; with NAME (or a .toml file), print that recipe with all defaults.
 
@@ -22,20 +25,33 @@ def recipes(name: str | None) -> None:
     known = [n for n in paper.names() if fnmatchcase(n, name)] if name else recipe.built_in()
     if name and (name in known or not known):
         chosen = paper.read(name, allow_code=True)  # which is only printed
-        click.echo(chosen.to_toml(), nl=False)
-        if description := chosen.describe():
-            click.echo(description, err=True)
+        text, description = chosen.to_toml(), chosen.describe()
+        common.values(text.rstrip("\n"), recipe=tomllib.loads(text), description=description)
+        if description:
+            common.message(description)
         return
+    listed = [_row(one) for one in known]
     width = max(map(len, known))
-    for one in known:
-        r = paper.read(one)
-        rate = r.schedule.peak_lr(r.lr, r.batch)
-        algorithm, data = r.part("algorithm")[0], r.part("data")[0]
-        click.echo(
-            f"{one:{width}} {algorithm:9} {data:7} n = {r.learners}, nB = {r.batch}, lr {rate:g}, "
-            f"{r.steps} steps"
-        )
+    lines = [
+        f"{row['name']:{width}} {row['algorithm']:9} {row['data']:7} n = {row['learners']}, nB = "
+        f"{row['batch']}, lr {row['lr']:g}, {row['steps']} steps"
+        for row in listed
+    ]
     if not name:
-        for series in paper.SERIES:
-            click.echo(f"{series.pattern}: {series.where}")
-        click.echo(f"The tables are DPSGD-2020's. NETWORK: {', '.join(paper.NETWORKS)}")
+        lines += [f"{series.pattern}: {series.where}" for series in paper.SERIES]
+        lines.append(f"The tables are DPSGD-2020's. NETWORK: {', '.join(paper.NETWORKS)}")
+    common.values("\n".join(lines), recipes=listed)
+
+
+def _row(name: str) -> dict[str, Any]:
+    """What the list says of a recipe; lr is the peak of the schedule."""
+    chosen = paper.read(name)
+    return {
+        "name": name,
+        "algorithm": chosen.part("algorithm")[0],
+        "data": chosen.part("data")[0],
+        "learners": chosen.learners,
+        "batch": chosen.batch,
+        "lr": chosen.schedule.peak_lr(chosen.lr, chosen.batch),
+        "steps": chosen.steps,
+    }

@@ -14,7 +14,6 @@ from landscape.cli.contour import contour
 from landscape.cli.source import SOURCE
 from landscape.cli.spectrum import spectrum
 from landscape.core.errors import FailedError, InputError
-from landscape.core.files import printable
 from landscape.report import contents, page, scrubber
 from landscape.report.contents import Contents, Run
 from landscape.report.parts import Page
@@ -23,13 +22,14 @@ from landscape.results.surface import Surface
 
 
 @click.command(epilog="Example: landscape report runs/ss runs/dp contour.h5 -o report.html --analyse")
-@click.argument("files", metavar="FILE…", nargs=-1, required=True)
+@click.argument("files", metavar="FILE…", nargs=-1, required=True, shell_complete=options.paths("file"))
 @click.option(
     "-o",
     "--output",
     default="report.html",
     show_default=True,
     metavar="F.html",
+    shell_complete=options.paths("file"),
     help="The page: one file, which sends no request.",
 )
 @click.option("--title", default="", help="Title in place of the default one.")
@@ -59,7 +59,7 @@ def report(
     if analyse and (made := _analyse(given, path.parent, source | {"quiet": quiet})):
         given = contents.read([*paths, *made])
     page.write(page.build(given, title), path)
-    click.echo(printable(path))
+    common.files(path)
 
 
 def finish(make: Callable[[], Page], path: Path, quiet: bool) -> None:
@@ -70,7 +70,7 @@ def finish(make: Callable[[], Page], path: Path, quiet: bool) -> None:
         common.message(str(error), quiet)
         return
     page.write(make(), path)
-    click.echo(printable(path))
+    common.files(path)
 
 
 def _analyse(given: Contents, folder: Path, values: dict[str, Any]) -> list[Path]:

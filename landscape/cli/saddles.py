@@ -9,7 +9,6 @@ import numpy as np
 
 from landscape.cli import common, options
 from landscape.core.errors import InputError
-from landscape.core.options import positive
 from landscape.results.escape import Escape, median_rank
 from landscape.train.experiments.saddles import VARY, sweep
 
@@ -20,7 +19,7 @@ VALUES = {"dimension": "2,4,8,16", "noise": "0.0001,0.001,0.01,0.1", "lr": "0.05
 
 
 @click.command(
-    epilog="Example: landscape saddles --seeds 40 --noise 0.001,0.01 -o saddles.h5 --plot saddles.png"
+    epilog="Example: landscape saddles --seeds 0-39 --noise 0.001,0.01 -o saddles.h5 --plot saddles.png"
 )
 @click.option("--dimension", default=VALUES["dimension"], show_default=True, help="Dimensions of the saddle.")
 @click.option(
@@ -28,12 +27,18 @@ VALUES = {"dimension": "2,4,8,16", "noise": "0.0001,0.001,0.01,0.1", "lr": "0.05
 )
 @click.option("--lr", default=VALUES["lr"], show_default=True, help="Learning rates.")
 @click.option("--sigma", default=0.001, show_default=True, help="Noise on the weights that SSGD* adds.")
-@click.option("--seeds", default=20, show_default=True, help="Number of runs of each setting: seeds 0, 1, ….")
+@options.seeds("0-19", "Seeds of each setting: 0-19, or 0,1,5; at least six.")
 @click.option(
     "--set", "settings", metavar="KEY=VALUE", multiple=True, help=f"Changes the recipe {RECIPE} for all."
 )
 @click.option(
-    "-o", "--output", default="saddles.h5", show_default=True, metavar="OUT.h5", help="Result file."
+    "-o",
+    "--output",
+    default="saddles.h5",
+    show_default=True,
+    metavar="OUT.h5",
+    shell_complete=options.paths("file"),
+    help="Result file.",
 )
 @options.force
 @options.picture
@@ -43,7 +48,7 @@ def saddles(
     noise: str,
     lr: str,
     sigma: float,
-    seeds: int,
+    seeds: str,
     settings: tuple[str, ...],
     output: str,
     force: bool,
@@ -56,8 +61,10 @@ def saddles(
     Prints medians over seeds with exact 95% confidence bands. The problem is ours: DPSGD-2020 describes its
     problem in an appendix that is not available.
     """
-    positive("--seeds", seeds, least=1)
-    median_rank(seeds, LEVEL)
+    seed_list = options.parse_seeds(seeds)
+    if seeds.strip().isdecimal():  # how many there are, until version 0.12
+        raise InputError(f"--seeds: '{seeds}' is one seed, give a range such as 0-19")
+    median_rank(len(seed_list), LEVEL)
     chosen = {
         name: parse(f"--{name}", text, VALUES[name], whole=name == "dimension")
         for name, text in (("dimension", dimension), ("noise", noise), ("lr", lr))
@@ -72,7 +79,7 @@ def saddles(
         raise InputError(f"--{', --'.join(VARY)}: at least one of them must have a value")
     path = Path(output)
     common.check_targets(path, picture, force)
-    runs, finished = seeds * len(algorithms) * sum(map(len, chosen.values())), 0
+    runs, finished = len(seed_list) * len(algorithms) * sum(map(len, chosen.values())), 0
     results = []
     with common.progress_bar("saddles", quiet) as bar:
 
@@ -83,10 +90,10 @@ def saddles(
 
         for name, values in chosen.items():
             results.append(
-                sweep(name, values, algorithms, seeds, recipe=RECIPE, settings=settings, done=done)
+                sweep(name, values, algorithms, seed_list, recipe=RECIPE, settings=settings, done=done)
             )
     for result in results:
-        common.message(table(result), quiet)
+        common.values(table(result))
     common.write(results, path, picture)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import click
 
-from landscape.analysis.sharpness import DRAWS, STARTS, STEPS, TOL
+from landscape.analysis.sharpness import DRAWS, KINDS, STARTS, STEPS, TOL
 from landscape.analysis.sharpness import sharpness as compute_sharpness
 from landscape.cli import options
 from landscape.cli.analysis import Analysis, analysis_options
@@ -23,7 +23,7 @@ class Search:
     steps: int
     starts: int
     tol: float
-    draws: int
+    max_draws: int
 
 
 search_options = options.grouped(
@@ -31,6 +31,7 @@ search_options = options.grouped(
     Search,
     click.option(
         "--kind",
+        type=options.Choice(KINDS),
         default="worst",
         show_default=True,
         help="worst: max over ‖δ/c‖ ≤ ρ; average: δ/c ~ N(0, ρ²).",
@@ -44,7 +45,7 @@ search_options = options.grouped(
     click.option(
         "--tol", default=TOL, show_default=True, help="Draw until the relative standard error is so small…"
     ),
-    click.option("--draws", default=DRAWS, show_default=True, help="…or until there are so many draws."),
+    click.option("--max-draws", default=DRAWS, show_default=True, help="…or until there are so many draws."),
 )
 
 
@@ -77,7 +78,7 @@ def sharpness(analysis: Analysis, search: Search, radii: tuple[float, ...]) -> N
                 **analysis.about(run),
             )
             results.append(result)
-            analysis.message(table(result))
+            analysis.values(table(result))
     analysis.write(results, path)
 
 
@@ -85,7 +86,7 @@ def table(r: Sharpness) -> str:
     """The numbers of one result, a line each."""
     of = f"minibatches of {r.m}" if r.m else f"{r.samples:,} samples"
     error = f" ± {r.standard_error:.1e}, {r.draws} draws" if r.draws else ""
-    missed = "" if r.reached else "; standard error NOT REACHED: raise --draws"
+    missed = "" if r.reached else "; standard error NOT REACHED: raise --max-draws"
     lines = [
         f"{r.label}: {r.split} loss {r.loss:.5g}, {of}, {'adaptive' if r.adaptive else 'not adaptive'}",
         f"  {r.kind:8} ρ = {r.rho:<10g} {r.value: .6e}{error}, {r.gradients} "

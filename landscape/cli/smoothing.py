@@ -19,10 +19,13 @@ from landscape.train.launch import pick_device
 @click.command(epilog="Example: landscape smoothing runs/ss/last.h5 runs/dp/last.h5 --plot smoothing.png")
 @click.option("--pairs", default=PAIRS, show_default=True, help="Antithetic pairs ±δ of displacements.")
 @click.option(
-    "--top",
+    "--top-k",
+    "--top",  # its name until version 0.12
+    "top",
     default=TOP,
     show_default=True,
-    help="Top eigenvectors: the result has the share of the spread along each.",
+    metavar="K",
+    help="Eigenvectors of the K largest eigenvalues: the result has the share of the spread along each.",
 )
 @click.option(
     "--steps",
@@ -68,7 +71,7 @@ def smoothing(analysis: Analysis, pairs: int, top: int, steps: int, tol: float) 
             **analysis.about(run),
         )
         results.append(result)
-        analysis.message(table(result))
+        analysis.values(table(result))
     analysis.write(results, path)
 
 

@@ -11,6 +11,8 @@ from landscape.analysis.spectrum import spectrum as compute_spectrum
 from landscape.cli import common, options
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.curvature.density import PROBES, STEPS
+from landscape.curvature.hessian import KINDS
+from landscape.curvature.pyhessian_engine import ENGINES
 from landscape.curvature.trace import TRACE_PRODUCTS
 from landscape.results.spectrum import Spectrum
 from landscape.train.preconditioner import preconditioner
@@ -53,7 +55,9 @@ quantities_options = options.grouped(
     is_flag=True,
     help="Of P^{-1/2} H P^{-1/2}, P from the state of the optimizer: Adam, AdamW, RMSprop, LARS or LAMB.",
 )
-@click.option("--kind", default="hessian", show_default=True, help="hessian or gauss-newton.")
+@click.option(
+    "--kind", type=options.Choice(KINDS), default="hessian", show_default=True, help="Which matrix."
+)
 @click.option(
     "--part",
     "parts",
@@ -63,6 +67,7 @@ quantities_options = options.grouped(
 )
 @click.option(
     "--engine",
+    type=options.Choice(ENGINES),
     default="landscape",
     show_default=True,
     help="landscape, or pyhessian: the eigenvalue of largest magnitude, and the trace.",
@@ -102,7 +107,7 @@ def spectrum(
             **analysis.about(run),
         )
         results.append(result)
-        analysis.message(table(result))
+        analysis.values(table(result))
     analysis.write(results, path)
 
 

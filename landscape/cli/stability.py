@@ -9,15 +9,17 @@ import click
 from landscape import stability as limits
 from landscape.analysis.stability import stability as compute_stability
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
-from landscape.cli import common
+from landscape.cli import common, options
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.errors import InputError
 from landscape.results.stability import Stability
 from landscape.train.loop import recipe_of
+from landscape.train.preconditioner import preconditioner
 from landscape.train.recording import read_settings
 
 DELAYS = "0,1,3,7,31"  # DESIGN's table
 HEADS = ("no momentum", "ordinary", "shifted")
+Limits = list[dict[str, float]]  # a row for each delay: "delay", and a value for each of HEADS
 
 
 @click.command(epilog="Example: landscape stability runs/dp/last.h5 --delay 0,1,2,4,8,16,32 --plot edge.png")
@@ -28,9 +30,10 @@ HEADS = ("no momentum", "ordinary", "shifted")
 @click.option("--from-momentum", default=0.0, show_default=True, help="Momentum that --lr is used with.")
 @click.option(
     "--from-form",
+    type=options.Choice(limits.FORMS),
     default="ordinary",
     show_default=True,
-    help="Form of that momentum: ordinary, nesterov or shifted.",
+    help="Form of that momentum.",
 )
 @click.option("--batch", default=1, show_default=True, help="Samples in a step.")
 @click.option("--from-batch", default=1, show_default=True, help="Samples in a step that --lr is used with.")
@@ -42,6 +45,11 @@ HEADS = ("no momentum", "ordinary", "shifted")
     "it does the batch matter.",
 )
 @click.option("--tol", default=0.01, show_default=True, help="Residual of λ_max, relative to it.")
+@click.option(
+    "--precondition",
+    is_flag=True,
+    help="λ_max of P^{-1/2} H P^{-1/2}, P the preconditioner of the run's optimizer, against its limit.",
+)
 @analysis_options("Draws the vector that the search starts from.", metavar="[CKPT…]", required=False)
 def stability(
     analysis: Analysis,
@@ -55,6 +63,7 @@ def stability(
     from_batch: int,
     noise: float,
     tol: float,
+    precondition: bool,
 ) -> None:
     """The largest stable ηλ_max under delay τ and momentum, and the limits at a CKPT's minimum.
 
@@ -64,33 +73,38 @@ def stability(
     """
     chosen = parse_delays(delays)
     if not analysis.checkpoints:
-        if analysis.output.picture or analysis.output.path:
-            raise InputError("--plot, -o: not allowed without a CKPT")
-        click.echo(table(chosen, momentum, noise / batch))
+        if analysis.output.picture or analysis.output.path or precondition:
+            raise InputError("--plot, -o: not allowed without a CKPT, nor --precondition")
+        stable = stable_steps(chosen, momentum, noise / batch)
+        common.values(table(stable, momentum, noise / batch), limits=stable)
         if lr is not None:
             before = limits.Setting(from_delay, from_momentum, from_form, from_batch)
-            click.echo(rates(chosen, momentum, lr, before, batch, noise))
+            kept = rates(chosen, momentum, lr, before, batch, noise)
+            common.values(rates_table(kept, lr, before, noise), rates=kept)
         return
     if lr is not None or noise:
         raise InputError("--lr, --noise: not allowed with a CKPT, which has its own learning rate")
     runs = analysis.open()
     path = analysis.target(runs[0], "stability")
     results = []
-    for run, _ in analysis.each("stability", runs):
+    for run, progress in analysis.each("stability", runs):
         rate, rule_limit, delay = known(run)
+        problem = analysis.problem(run)
         result = compute_stability(
-            analysis.problem(run),
+            problem,
             chosen,
             momentum,
             lr=rate,
             own_limit=rule_limit,
             own_delay=delay,
+            precondition=preconditioner(run, problem) if precondition else None,
             tol=tol,
             seed=analysis.seed,
+            progress=progress,
             **analysis.about(run),
         )
         results.append(result)
-        analysis.message(summary(result))
+        analysis.values(summary(result))
     analysis.write(results, path)
 
 
@@ -112,31 +126,48 @@ def known(run: Checkpoint) -> tuple[float, float | None, int]:
     return run.lr, recipe.stability_limit(), int(recipe.algorithm.get("delay", 0))
 
 
-def table(delays: list[int], momentum: float, noise: float) -> str:
-    """The limits, a line a delay."""
-    lines = [_row("τ", [HEADS[0], *(f"{h}, m = {momentum:g}" for h in HEADS[1:])])]
-    settings = ((0.0, "ordinary"), (momentum, "ordinary"), (momentum, "shifted"))
-    for tau in delays:
-        stable_steps = [limits.max_stable_step(tau, m, form, noise) for m, form in settings]
-        lines.append(_row(str(tau), [f"{value:.4f}" for value in stable_steps]))
-    return f"largest stable lr·λ_max{' in mean square' if noise else ''}\n" + "\n".join(lines)
+def stable_steps(delays: list[int], momentum: float, noise: float) -> Limits:
+    """The largest stable ηλ_max, a row a delay."""
+    return [
+        {
+            "delay": tau,
+            **{name: limits.max_stable_step(tau, m, form, noise) for name, m, form in forms(momentum)},
+        }
+        for tau in delays
+    ]
 
 
 def rates(
     delays: list[int], momentum: float, lr: float, before: limits.Setting, batch: int, noise: float
-) -> str:
-    """The learning rates that keep the minima which ``lr`` has under ``before``."""
+) -> Limits:
+    """The learning rates that keep the minima which ``lr`` has under ``before``, a row a delay."""
+
+    def rate(tau: int, m: float, form: str) -> float:
+        return limits.lr_that_keeps_minima(lr, before, limits.Setting(tau, m, form, batch), noise)
+
+    return [
+        {"delay": tau, **{name: rate(tau, m, form) for name, m, form in forms(momentum)}} for tau in delays
+    ]
+
+
+def forms(momentum: float) -> list[tuple[str, float, str]]:
+    """The columns of the tables: the name, and the momentum and its form."""
+    return list(zip(HEADS, (0.0, momentum, momentum), ("ordinary", "ordinary", "shifted"), strict=True))
+
+
+def table(rows: Limits, momentum: float, noise: float) -> str:
+    """The limits, a line a delay."""
+    lines = [_row("τ", [HEADS[0], *(f"{h}, m = {momentum:g}" for h in HEADS[1:])])]
+    lines += [_row(str(row["delay"]), [f"{row[head]:.4f}" for head in HEADS]) for row in rows]
+    return f"largest stable lr·λ_max{' in mean square' if noise else ''}\n" + "\n".join(lines)
+
+
+def rates_table(rows: Limits, lr: float, before: limits.Setting, noise: float) -> str:
+    """The learning rates, a line a delay."""
     base = f"lr {lr:g} with delay {before.delay}, momentum {before.momentum:g} ({before.form})"
     base += f", batch {before.batch}" if noise else ""
-    lines = [f"learning rates with the minima of {base}"]
-    settings = ((0.0, "ordinary"), (momentum, "ordinary"), (momentum, "shifted"))
-    for tau in delays:
-        rates_of_delay = [
-            limits.lr_that_keeps_minima(lr, before, limits.Setting(tau, m, form, batch), noise)
-            for m, form in settings
-        ]
-        lines.append(_row(str(tau), [f"{value:.4g}" for value in rates_of_delay]))
-    return "\n".join(lines)
+    lines = [_row(str(row["delay"]), [f"{row[head]:.4g}" for head in HEADS]) for row in rows]
+    return f"learning rates with the minima of {base}\n" + "\n".join(lines)
 
 
 def _row(first: str, cells: list[str]) -> str:
@@ -147,7 +178,8 @@ def summary(result: Stability) -> str:
     """λ_max, where the run stands, and the rates above which training leaves, a line a delay."""
     missed = "" if result.converged else "; NOT CONVERGED"
     sharp = result.lambda_max
-    head = f"{result.label}: {result.split} loss, λ_max {sharp:.5g}"
+    by = f" (preconditioned by {result.precondition})" if result.precondition else ""
+    head = f"{result.label}: {result.split} loss, λ_max {sharp:.5g}{by}"
     lines = [f"{head}, {common.residual(result.residual, sharp)}{missed}"]
     if math.isfinite(result.lr):
         limit = f", limit {result.own_limit:.4g}" if math.isfinite(result.own_limit) else ", limit not known"

@@ -62,7 +62,9 @@ search_options = options.grouped(
 @click.command(
     epilog="Example: landscape sweep mnist-fig2a-ssgd mnist-fig2a-dpsgd --set lr=0.2,0.5,1 --seeds 0-2 -o lr"
 )
-@click.argument("recipes", metavar="RECIPE…", nargs=-1, required=True)
+@click.argument(
+    "recipes", metavar="RECIPE…", nargs=-1, required=True, shell_complete=options.names(paper.names)
+)
 @click.option(
     "--set",
     "settings",
@@ -70,9 +72,16 @@ search_options = options.grouped(
     multiple=True,
     help="Values of a key of the recipes; one value changes it in all runs.",
 )
-@click.option("--seeds", default="0", show_default=True, help="Seeds of each setting: 0-4, or 0,1,5.")
+@options.seeds("0", "Seeds of each setting: 0-4, or 0,1,5.")
 @search_options
-@click.option("-o", "--output", metavar="DIR", required=True, help="Folder of the runs and the table.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    required=True,
+    shell_complete=options.paths("dir"),
+    help="Folder of the runs and the table.",
+)
 @processes.jobs
 @options.allow_code
 @options.quiet
@@ -98,11 +107,11 @@ def sweep(
     seeds, and among those the lowest mean final loss.
     """
     if started_by_launcher():
-        raise InputError("sweep: not allowed under torchrun; --nproc makes several runs at once")
+        raise InputError("sweep: not allowed under torchrun; --jobs makes several runs at once")
     pick_device(jobs.device)
     read = functools.partial(paper.read, allow_code=allow_code)
     sources = label(recipes)
-    seed_list = parse_seeds(seeds)
+    seed_list = options.parse_seeds(seeds)
     bases = sweeping.grid(sources, settings)
     keys = [s.partition("=")[0].strip() for s in settings]
     total, first_value = len(bases) * len(seed_list), list[str]()
@@ -130,18 +139,19 @@ def sweep(
             best = sweeping.search(runner, bases, search.key, search.low, search.high, search.rounds)
         else:
             runner.run(bases)
-    common.message(table(runner.result()), quiet)
+    result = runner.result()
+    common.values(table(result))
     if search:
-        for line in best_values(search.key, best):
-            common.message(line, quiet)
-    for name in ("sweep.csv", "sweep.h5"):
-        click.echo(str(folder / name))
+        found = [{**dict(setting), search.key: value} for setting, value in best.items()]
+        common.values("\n".join(best_values(search.key, best)), best=found)
+    common.results([result])
+    common.files(folder / "sweep.csv", folder / "sweep.h5")
 
 
 def _execute(jobs: processes.Jobs) -> sweeping.Execute:
     """The function that makes runs: in this process, or in several."""
-    if jobs.nproc > 1:
-        return sweeping.at_once(jobs.nproc, jobs.device, jobs.data_dir, jobs.timeout)
+    if jobs.at_once > 1:
+        return sweeping.at_once(jobs.at_once, jobs.device, jobs.data_dir, jobs.timeout)
     return sweeping.one_by_one(jobs.device, jobs.data_dir)
 
 
@@ -168,20 +178,6 @@ def label(recipes: tuple[str, ...]) -> dict[str, str]:
                 )
             sources[name] = source
     return sources
-
-
-def parse_seeds(text: str) -> list[int]:
-    """[0, 1, 2, 5] of "0-2,5"."""
-    seeds: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part, re.ASCII)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last or last - first >= 1000:
-            raise InputError(
-                f"--seeds: '{text}' is not allowed, it must be whole numbers such as 0-4 or 0,1,5"
-            )
-        seeds += range(first, last + 1)
-    return sorted(set(seeds))
 
 
 def parse_search(text: str) -> tuple[str, float, float]:

@@ -14,7 +14,8 @@ from typing import NoReturn
 
 from landscape.train.distributed import board
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Windows has no SIGHUP.
+STOPPING = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 PATIENCE = 5.0  # seconds for an orderly end; code below Python, such as an exchange, may not hear a signal
 
 
@@ -80,18 +81,30 @@ def signals() -> Iterator[None]:
 
     usual = (signal.SIG_DFL, signal.default_int_handler)
     before = {n: signal.getsignal(n) for n in STOPPING if signal.getsignal(n) in usual}
+    with _impatient(tuple(before)):
+        try:
+            for number in before:
+                signal.signal(number, stop)
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _impatient(numbers: tuple[int, ...]) -> Iterator[None]:
+    """A context in which a thread ends the process if a signal has not ended it; on Windows there is none."""
+    if os.name == "nt":  # whose signals write to sockets only
+        yield
+        return
     hear, wake = os.pipe()
     os.set_blocking(wake, False)
+    old = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     try:
-        for number in before:
-            signal.signal(number, stop)
-        old = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        threading.Thread(target=_end_later, args=(hear, tuple(before)), daemon=True).start()
+        threading.Thread(target=_end_later, args=(hear, numbers), daemon=True).start()
         yield
     finally:
         signal.set_wakeup_fd(old)
-        for number, handler in before.items():
-            signal.signal(number, handler)
         os.close(wake)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 import sys
 from collections.abc import Iterator
@@ -14,9 +13,8 @@ import click
 
 from landscape import paper
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli import common, options, processes
+from landscape.cli import common, options, output, processes, run_summary
 from landscape.core.errors import InputError
-from landscape.core.files import printable
 from landscape.core.options import positive
 from landscape.train import launch
 from landscape.train.distributed import board, launcher
@@ -73,14 +71,17 @@ class Training:
         arguments += ["--data-dir", self.data_dir] if self.data_dir else []
         # A restart has to resume; where there is no run yet, --resume starts it.
         flags = {"--resume": self.resume or self.max_restarts, "--force": self.force, "--quiet": self.quiet}
-        flags |= {"--allow-code": self.allow_code}
+        shown = output.current()
+        flags |= {"--allow-code": self.allow_code, "--json": shown.as_json, "--verbose": shown.verbose}
         return [*arguments, *(flag for flag, is_set in flags.items() if is_set)]
 
 
 training_options = options.grouped(
     "training",
     Training,
-    click.argument("recipe_name", metavar="[RECIPE]", required=False),
+    click.argument(
+        "recipe_name", metavar="[RECIPE]", required=False, shell_complete=options.names(paper.names)
+    ),
     click.option(
         "--set",
         "settings",
@@ -88,7 +89,13 @@ training_options = options.grouped(
         multiple=True,
         help="Change a key of the recipe, such as lr=0.5 or algorithm.mixing='ring(1)'.",
     ),
-    click.option("-o", "--output", metavar="DIR", help="Folder of the run. [default: runs/NAME-seedN]"),
+    click.option(
+        "-o",
+        "--output",
+        metavar="DIR",
+        shell_complete=options.paths("dir"),
+        help="Folder of the run. [default: runs/NAME-seedN]",
+    ),
     click.option(
         "--resume",
         is_flag=True,
@@ -167,10 +174,11 @@ def _start_processes(training: Training, folder: str) -> None:
 def _train(training: Training, chosen: Recipe | None, folder: str) -> None:
     """Train in this process, which may be one of a group."""
     with _joined(training.device, training.timeout) as group:
-        silent = training.quiet or (group is not None and group.rank > 0)
-        with common.progress_bar("training", silent) as bar:
+        first = group is None or group.rank == 0
+        output.current().muted = not first
+        with common.progress_bar("training") as bar:
             hooks = Hooks(
-                message=lambda line: common.message(line, silent),
+                message=common.message,
                 step=lambda done, total: bar(done / total),
             )
             end = launch.launch(
@@ -184,9 +192,11 @@ def _train(training: Training, chosen: Recipe | None, folder: str) -> None:
                 group=group,
                 allow_code=training.allow_code,
             )
-        common.message(closing(end), silent)
-        if group is None or group.rank == 0:
-            click.echo(printable(f"{folder}/last.h5"))
+        if first:
+            advice = run_summary.next_command(end, folder, training.data_dir)
+            common.values(run_summary.closing(end), run=run_summary.numbers(end), next=advice)
+            common.files(f"{folder}/last.h5")
+            common.message(f"next: {advice}")
     if not _launched():  # the launcher reads it from the last checkpoint
         _check_divergence(end, folder, group.rank if group else 0)
 
@@ -212,18 +222,3 @@ def _joined(device: str, timeout: float) -> Iterator[Group | None]:
             yield group
     else:
         yield None
-
-
-def closing(end: Checkpoint) -> str:
-    """One line about the end of a run."""
-    if not len(end.history["step"]):
-        return "no step that could be made" if end.diverged else "no step to make"
-    last = {name: float(column[-1]) for name, column in end.history.items()}
-    error = (
-        "" if math.isnan(last["test_accuracy"]) else f", test error {100 * (1 - last['test_accuracy']):.2f}%"
-    )
-    drift = f" (diverged at step {end.diverged_at}: the {end.diverged})" if end.diverged else ""
-    return (
-        f"step {end.step}{drift}: test loss {last['test_loss']:.4g}{error}, "
-        f"consensus distance {last['consensus']:.3g}, {last['wall_s']:.1f} s"
-    )

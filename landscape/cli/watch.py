@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -18,11 +19,14 @@ from rich.table import Table
 from rich.text import Text
 
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
+from landscape.cli import common, options, output
+from landscape.cli.run_summary import against, latest, numbers
 from landscape.core.errors import FailedError
 from landscape.core.files import printable
 from landscape.core.hdf5 import Array
 from landscape.core.lock import in_use
 from landscape.core.options import positive
+from landscape.core.progress import duration
 from landscape.results.shown import running_quartiles
 
 # Rows of the history over which the speed is measured, and characters of a curve (ours).
@@ -48,7 +52,7 @@ class Status:
 
 
 @click.command(epilog="Example: landscape watch runs/dp")
-@click.argument("folder", metavar="DIR")
+@click.argument("folder", metavar="DIR", shell_complete=options.paths("dir"))
 @click.option("--once", is_flag=True, help="Print it once, and do not wait.")
 @click.option("--every", default=1.0, show_default=True, metavar="S", help="Seconds between two looks.")
 def watch(folder: str, once: bool, every: float) -> None:
@@ -57,21 +61,21 @@ def watch(folder: str, once: bool, every: float) -> None:
     Shows the last numbers and the course of loss, α_e, Δ, consensus distance, and ηλ_max against its limit,
     the samples per second and the time left, as of the run's last file, which a run writes every
     checkpoint.every steps (a Recorder: save_every). Ends when the run ends. Where stdout is no terminal, it
-    prints a line for each file.
+    prints a line for each file; with --json, one object when it ends.
     """
     positive("--every", every)
     place = Path(folder)
     status = look(place)
+    table = sys.stdout.isatty() and not output.current().as_json
     if once:
         if status.end is None:
             raise FailedError(f"{place}: its run has not written a file yet")
-        if sys.stdout.isatty():
+        if table:
             Console().print(view(status))
         else:
-            click.echo(printable(head(status)))
-            for row in rows(status.end):
-                click.echo(f"  {row.name}: {row.text}")
-    elif sys.stdout.isatty():
+            lines = [head(status), *(f"  {row.name}: {row.text}" for row in rows(status.end))]
+            common.values("\n".join(lines), run=_numbers(status))
+    elif table:
         with Live(view(status), auto_refresh=False) as live:
             _follow(place, status, every, lambda now: live.update(view(now), refresh=True))
     else:
@@ -97,7 +101,13 @@ class _Lines:
         step = status.end.step if status.end else -1
         if self._seen != (step, status.state):
             self._seen = (step, status.state)
-            click.echo(printable(line(status)))
+            common.values(line(status), run=_numbers(status))
+
+
+def _numbers(status: Status) -> dict[str, Any]:
+    """What --json shows of a run: its last status."""
+    known = numbers(status.end) if status.end else {}
+    return {"folder": str(status.folder), "state": status.state, "steps": status.steps, **known}
 
 
 def look(folder: Path) -> Status:
@@ -184,16 +194,9 @@ def rows(end: Checkpoint) -> list[Row]:
         if column == "alpha_e":
             text += f", α = {end.history['lr'][-1]:.3g}"
         if column == "lr_lambda_max":
-            text += _against(end, float(values[-1]))
+            text += against(float(values[-1]), latest(end, "lr_lambda_limit"))
         shown.append(Row(name, text, steps, values))
     return shown
-
-
-def _against(end: Checkpoint, value: float) -> str:
-    """The limit on ηλ_max and the share of it that is reached; "" where it is not known."""
-    limits = end.history["lr_lambda_limit"]
-    known = limits[np.isfinite(limits)]
-    return f" of {known[-1]:.3g} ({value / known[-1]:.0%} of the limit)" if len(known) else ""
 
 
 def curve(row: Row) -> str:
@@ -245,18 +248,3 @@ def view(status: Status) -> Group:
     for row in shown:
         table.add_row(Text(row.name), Text(row.text), Text(curve(row)))
     return Group(Text(printable(head(status)), style="bold"), table)
-
-
-def duration(seconds: float) -> str:
-    """A time in words, to the unit that matters.
-
-    Example:
-        >>> duration(8.2), duration(75), duration(7300)
-        ('8 s', '1 min 15 s', '2 h 2 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -17,7 +17,7 @@ _NO_MEMORY = (
 )
 REMEDY = (
     "to train, lower learners, batch or the model, or raise accumulate; to analyse, lower --max-memory, "
-    "--grid or --nproc"
+    "--grid, --jobs or --nproc"
 )
 
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from landscape.core.errors import FailedError
+from landscape.core.lock import HAS_LOCKS, lock_descriptor
 
 # Names of temporary files are random, so that nobody can create a link of that name in advance. They do not
 # contain the name of the file, so that they are never too long. The second form is that of version 0.6.0.
 _TEMPORARY = re.compile(r"\.landscape-[0-9a-f]{16}\.tmp|\.(step-\d{7}\.h5|last\.h5|recipe\.toml)\.\d+\.tmp")
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# Windows has none of these flags but the last, without which it translates line ends.
+_NO_LINK, _CLOSED, _NO_WAIT, _BINARY = (
+    getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "O_BINARY")
+)
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK | _CLOSED | _BINARY
+_OLD = 86400.0  # seconds after which a temporary file is stale where files cannot be locked (ours)
 _cleaned: set[str] = set()  # folders in which this process has looked for stale files
 
 
@@ -80,11 +86,13 @@ def replacing(path: str | Path) -> Iterator[CalmFile]:
     try:
         with CalmFile(os.open(temporary, _FLAGS, 0o666), "wb+") as raw:
             with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(raw, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_descriptor(raw.fileno())
             yield raw
             if raw.error:
                 raise raw.error
             os.fsync(raw.fileno())
+            if os.name == "nt":  # which renames no open file
+                raw.close()
             os.replace(temporary, path)
         _sync_folder(path.parent)
     except OSError as error:
@@ -126,10 +134,14 @@ def remove_stale(folder: Path) -> None:
     with contextlib.suppress(OSError):
         for name in [entry.name for entry in os.scandir(folder) if _TEMPORARY.fullmatch(entry.name)]:
             with contextlib.suppress(OSError):
-                handle = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                if not HAS_LOCKS:
+                    if time.time() - os.stat(folder / name).st_mtime > _OLD:
+                        os.unlink(folder / name)
+                    continue
+                handle = os.open(folder / name, os.O_RDONLY | _NO_LINK | _NO_WAIT)
                 try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(folder / name)
+                    if lock_descriptor(handle):
+                        os.unlink(folder / name)
                 finally:
                     os.close(handle)
 
@@ -159,7 +171,7 @@ def open_regular(path: str | Path, most: int | None = None) -> io.BufferedReader
         landscape.core.errors.FailedError: /dev/zero: is no regular file but ...; a file is needed
     """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | _NO_WAIT | _CLOSED | _BINARY)
     except (OSError, ValueError) as error:
         words = getattr(error, "strerror", None) or error
         raise FailedError(f"{path}: cannot be read ({words})") from error
@@ -191,7 +203,7 @@ def read_regular(path: str | Path, most: int | None = None) -> bytes:
         try:
             return file.read()
         except (OSError, MemoryError) as error:
-            raise FailedError(f"{path}: cannot be read ({error or 'too little memory'})") from error
+            raise FailedError(f"{path}: cannot be read ({str(error) or 'too little memory'})") from error
 
 
 def printable(text: object) -> str:

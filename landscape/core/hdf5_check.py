@@ -8,6 +8,7 @@ module therefore imports nothing of the package. The script reads one path per l
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -236,13 +237,15 @@ def first_words(error: BaseException) -> str:
 
 def _serve() -> None:
     """Answer until stdin ends. The first argument is the limit on memory in bytes."""
-    import resource
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides when this one ends
     most = int(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(ImportError):  # Windows has no such limits
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin.buffer:
         answer = examine(os.fsdecode(bytes.fromhex(line.decode())))
         sys.stdout.write(answer.encode("ascii", "backslashreplace").decode() + "\n")

@@ -1,4 +1,7 @@
-"""Locks: one process at a time writes a folder of runs or a result file, if the file system has locks."""
+"""Locks: one process at a time writes a folder of runs or a result file, if the file system has locks.
+
+Where there is no fcntl, as on Windows, filelock uses the system's own; locks of descriptors are left out.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import datetime
 import os
 import socket
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,8 +19,67 @@ import filelock
 
 from landscape.core.errors import FailedError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+#: Whether open files and folders can be locked.
+HAS_LOCKS = fcntl is not None
+
 # Seconds until a lock counts as taken: a process that was just killed has its locks for a moment longer.
 PATIENCE = 2.0
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """A lock on a folder between processes that may read it; the others wait. It ends with its process.
+
+    Raises:
+        OSError: the folder cannot be opened, or its file system has no locks.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, alone(Path(folder)):
+        ...     list(Path(folder).glob("*.h5"))
+        []
+    """
+    if not HAS_LOCKS:
+        with filelock.FileLock(folder / ".lock", fallback_to_soft=False):
+            yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        lock_descriptor(handle, wait=True)
+        yield
+    finally:
+        os.close(handle)
+
+
+def lock_descriptor(descriptor: int, *, wait: bool = False) -> bool:
+    """Lock an open file or folder until it is closed.
+
+    Args:
+        wait: wait until no other process has the lock.
+
+    Returns:
+        Whether this process has the lock: not where another one has it, or the system has no such locks.
+
+    Raises:
+        OSError: the file system has no locks.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryFile() as file:
+        ...     isinstance(lock_descriptor(file.fileno()), bool)
+        True
+    """
+    if not HAS_LOCKS:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Lock:
@@ -119,6 +182,8 @@ def in_use(path: Path) -> bool:
         return bool(words) or (path / ".lock").exists()  # its holder is about to write its name
     if words[3] != socket.gethostname():
         return True
+    if not HAS_LOCKS:  # os.kill would end the process
+        return _taken(path / ".lock")
     try:
         os.kill(int(words[1]), 0)
     except (ProcessLookupError, OverflowError):
@@ -126,3 +191,12 @@ def in_use(path: Path) -> bool:
     except PermissionError:  # alive, and another user's
         return True
     return True
+
+
+def _taken(path: Path) -> bool:
+    """Whether a process has the lock of a hidden file, by an attempt to take it."""
+    try:
+        with filelock.FileLock(path, timeout=0, fallback_to_soft=False):
+            return False
+    except filelock.Timeout:
+        return True

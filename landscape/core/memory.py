@@ -61,10 +61,22 @@ def memory_in_use(device: torch.device) -> int:
         import resource
 
         return int(statm.read_text().split()[1]) * resource.getpagesize()
+    if (peak := peak_memory()) is None:
+        raise InputError("max_memory: this system does not say how much memory a process uses")
+    return peak
+
+
+def peak_memory() -> int | None:
+    """The largest resident memory of the process so far in bytes; None where the system does not say it.
+
+    Example:
+        >>> (peak_memory() or 2_000_000) > 1_000_000
+        True
+    """
     try:
         import resource
-    except ImportError as error:
-        raise InputError("max_memory: this system does not say how much memory a process uses") from error
+    except ImportError:  # Windows
+        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

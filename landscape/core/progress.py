@@ -1,25 +1,41 @@
-"""Progress bars, also nested; shown on a terminal only."""
+"""How far work has come, and the time that is left: a bar on a terminal, elsewhere a line now and then."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+# Seconds from one line to the next where there is no terminal: rare enough for the log of a night (ours).
+EVERY = 30.0
+Update = Callable[[float], None]
 
-_open: list[Progress | None] = []  # the bars in use, the innermost last; None for one that is not shown
+
+class _Display(Protocol):
+    """What shows the work in progress; work inside of other work is shown by the same one."""
+
+    def work(self, title: str) -> AbstractContextManager[Update]:
+        """A context for one piece of work, with the function that takes the completed share of it."""
+
+
+_open: list[_Display | None] = []  # of the work in progress, the innermost last; None where it is not shown
 
 
 @contextlib.contextmanager
-def progress_bar(title: str, quiet: bool = False) -> Iterator[Callable[[float], None]]:
-    """A context with a progress bar that shows an estimate of the remaining time.
+def progress_bar(title: str, quiet: bool = False) -> Iterator[Update]:
+    """A context that shows on stderr how far its work has come and an estimate of the remaining time.
 
-    Inside another progress bar it is a line below that one, and is shown only if that one is.
+    On a terminal it is a bar, without colours where NO_COLOR is set; elsewhere, as in the log of a batch job,
+    a line every 30 s. Inside another progress bar it is a line below that one, and is shown only if that one
+    is.
 
     Args:
-        title: the text to the left of the bar.
+        title: the name of the work.
         quiet: whether to show nothing.
 
     Yields:
@@ -29,21 +45,119 @@ def progress_bar(title: str, quiet: bool = False) -> Iterator[Callable[[float], 
         >>> with progress_bar("contour", quiet=True) as progress:
         ...     progress(0.5)
     """
-    outer = _open[-1] if _open else None
-    if quiet or not sys.stderr.isatty() or (_open and outer is None):
-        _open.append(None)
+    with contextlib.ExitStack() as stack:
+        if _open:
+            display = _open[-1]
+        elif quiet:
+            display = None
+        elif sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
+            display = stack.enter_context(_bars())
+        else:
+            display = stack.enter_context(_Lines())
+        shown = None if quiet else display
+        _open.append(shown)
         try:
-            yield lambda share: None
+            yield stack.enter_context(shown.work(title)) if shown else _ignore
         finally:
             _open.pop()
-        return
+
+
+def _ignore(share: float) -> None:
+    """Show nothing."""
+
+
+@contextlib.contextmanager
+def _bars() -> Iterator[_Display]:
+    """Bars of rich, which is imported here, as most jobs have no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    class Bars:
+        @contextlib.contextmanager
+        def work(self, title: str) -> Iterator[Update]:
+            task = bars.add_task(title, total=None)  # it only moves until the first share is known
+            try:
+                yield lambda share: bars.update(task, completed=share, total=1.0)
+            finally:
+                bars.remove_task(task)
+
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    bar = outer or Progress(*columns, console=Console(stderr=True), transient=True)
-    with contextlib.nullcontext() if outer else bar:
-        task = bar.add_task(title, total=1.0)
-        _open.append(bar)
+    # What is printed on stdout meanwhile goes past the bar on the same terminal, but unchanged into a pipe.
+    both = sys.stdout.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=both) as bars:
+        yield Bars()
+
+
+class _Work:
+    """A piece of work: its title, its beginning on the monotonic clock, and the completed share."""
+
+    def __init__(self, title: str) -> None:
+        self.title, self.began, self.share = title, time.monotonic(), 0.0
+
+    def update(self, share: float) -> None:
+        self.share = share
+
+    def __str__(self) -> str:
+        passed = time.monotonic() - self.began
+        if not 0 < self.share <= 1:
+            return f"{self.title}: {duration(passed)} so far"
+        return f"{self.title}: {self.share:.0%}, {duration(passed * (1 / self.share - 1))} left"
+
+
+class _Lines:
+    """A line on stderr every EVERY seconds about the work in progress, the outermost first.
+
+    A thread writes it, since a single step of the work may take long.
+    """
+
+    def __init__(self) -> None:
+        self._all: list[_Work] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._write, daemon=True)
+
+    def __enter__(self) -> _Lines:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _write(self) -> None:
+        while not self._ended.wait(EVERY):
+            if line := "; ".join(map(str, tuple(self._all))):
+                print(line, file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
+    def work(self, title: str) -> Iterator[Update]:
+        mine = _Work(title)
+        self._all.append(mine)
         try:
-            yield lambda share: bar.update(task, completed=share)
+            yield mine.update
         finally:
-            _open.pop()
-            bar.remove_task(task)
+            self._all.remove(mine)
+
+
+def portion(progress: Update | None, first: float, last: float) -> Update | None:
+    """The progress of a part of some work, which takes the whole from the share ``first`` to ``last``.
+
+    Example:
+        >>> portion(print, 0.5, 1.0)(0.5)
+        0.75
+    """
+    return (lambda share: progress(first + share * (last - first))) if progress else None
+
+
+def duration(seconds: float) -> str:
+    """A time in words, to the unit that matters.
+
+    Example:
+        >>> duration(8.2), duration(75), duration(7300)
+        ('8 s', '1 min 15 s', '2 h 2 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,8 +1,9 @@
-"""Means of independent draws and their standard errors."""
+"""Means of independent draws, their standard errors, and tests of their differences."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,3 +33,134 @@ def mean_and_error(values: Array) -> tuple[float, float]:
         (2.0, 1.0)
     """
     return float(np.mean(values)), standard_error(values)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number, its standard error, and the degrees of freedom of that: n − 1 of n draws.
+
+    Example:
+        >>> Estimate.of(np.array([1.0, 3.0]))
+        Estimate(value=2.0, standard_error=1.0, freedom=1)
+    """
+
+    value: float
+    standard_error: float
+    freedom: float
+
+    @classmethod
+    def of(cls, values: Array) -> Estimate:
+        """The mean of independent draws (n,)."""
+        return cls(*mean_and_error(values), freedom=len(values) - 1)
+
+
+@dataclass(frozen=True)
+class Difference(Estimate):
+    """A difference, its error, and the p-value of the test that it is zero, two-sided; NaN if unknown.
+
+    Example:
+        >>> Difference(1.0, 0.5, freedom=10, p=0.073).value
+        1.0
+    """
+
+    p: float
+
+
+def paired(a: Array, b: Array) -> Difference:
+    """b − a of draws (n,) with the same random numbers, by Student's t test of their differences.
+
+    Example:
+        >>> d = paired(np.array([1.0, 5.0, 9.0]), np.array([2.0, 6.5, 10.5]))
+        >>> round(d.value, 3), round(d.standard_error, 3), d.freedom, round(d.p, 3)
+        (1.333, 0.167, 2, 0.015)
+    """
+    each = Estimate.of(b - a)
+    return _tested(each.value, each.standard_error, each.freedom)
+
+
+def welch(a: Estimate, b: Estimate) -> Difference:
+    """b − a of independent estimates of any variances, by Welch's t test.
+
+    Example:
+        >>> d = welch(Estimate(1.0, 0.3, freedom=4), Estimate(2.0, 0.4, freedom=9))
+        >>> round(d.standard_error, 3), round(d.freedom, 2), round(d.p, 3)
+        (0.5, 12.84, 0.067)
+    """
+    errors, freedoms = (a.standard_error, b.standard_error), (a.freedom, b.freedom)
+    return _tested(b.value - a.value, math.hypot(*errors), welch_freedom(errors, freedoms))
+
+
+def welch_freedom(errors: tuple[float, float], freedoms: tuple[float, float]) -> float:
+    """The degrees of freedom of a difference, from both standard errors and theirs (Welch and Satterthwaite).
+
+    Infinite where both errors are 0 or known exactly.
+
+    Example:
+        >>> welch_freedom((1.0, 1.0), (2, 2)), welch_freedom((1.0, 0.0), (5, 5))
+        (4.0, 5.0)
+    """
+    parts = np.array(errors) ** 2
+    below = float((parts**2 / np.array(freedoms)).sum())
+    return float(parts.sum()) ** 2 / below if below else math.inf
+
+
+def mcnemar(a: Array, b: Array) -> Difference:
+    """b − a of the shares of ones in ``a`` and ``b`` (n,), 0 or 1 of the same samples: McNemar's exact test.
+
+    Only the samples in which both differ say anything: under the null hypothesis half of them go either way.
+
+    Example:
+        >>> a, b = np.array([0, 0, 0, 0, 1.0]), np.array([1, 1, 1, 1, 1.0])
+        >>> mcnemar(a, b).value, mcnemar(a, b).p
+        (0.8, 0.125)
+    """
+    from scipy.stats import binomtest  # only here: it would slow down every import
+
+    up, down = int((b > a).sum()), int((b < a).sum())
+    p = float(binomtest(up, up + down).pvalue) if up + down else 1.0
+    return Difference(*mean_and_error(b - a), freedom=len(a) - 1, p=p)
+
+
+def _tested(value: float, error: float, freedom: float) -> Difference:
+    from scipy.stats import t  # only here: it would slow down every import
+
+    # Without an error every draw gives the same difference.
+    p = float(value == 0) if error == 0 else float(2 * t.sf(abs(value) / error, freedom))
+    return Difference(value, error, freedom, p)
+
+
+def holm(p: Array) -> Array:
+    """p-values of several tests, corrected so that one level holds for all of them together (Holm 1979).
+
+    Args:
+        p: of any shape; NaN stands for no test.
+
+    Returns:
+        The corrected p-values, at most 1, in the same shape.
+
+    Example:
+        >>> holm(np.array([0.01, 0.04, np.nan, 0.03])).tolist()
+        [0.03, 0.06, nan, 0.06]
+    """
+    corrected = np.full(p.shape, np.nan)
+    there = np.isfinite(p)
+    found = p[there]
+    order = np.argsort(found, kind="stable")
+    steps = (len(found) - np.arange(len(found))) * found[order]
+    sorted_back = np.empty_like(found)
+    sorted_back[order] = np.minimum(1.0, np.maximum.accumulate(steps)) if len(steps) else steps
+    corrected[there] = sorted_back
+    return corrected
+
+
+def t_quantile(level: float, freedom: Array | float) -> Array:
+    """Half the width of the two-sided interval of this level, in standard errors: Student's t.
+
+    Example:
+        >>> t_quantile(0.95, np.array([2.0, np.inf])).round(2).tolist()
+        [4.3, 1.96]
+    """
+    from scipy.stats import t  # only here: it would slow down every import
+
+    wide: Array = t.ppf((1 + level) / 2, freedom)
+    return wide

@@ -45,6 +45,7 @@ from landscape.curvature.start import start_vector, warm_start
 from landscape.problem.problem import Problem
 
 Products = Callable[[Tensor], Tensor]
+Progress = Callable[[float], None]
 
 SEARCHES = ("auto", "exact")
 # Points of a grid at once, at most. On 2 cores a product of one of 16 points costs half of a lone one's.
@@ -131,7 +132,9 @@ class _PointSearches:
         """Search with products of ``chosen``, then verify and refine; ``one``: exact products, or None."""
         w = self.wanted
         searches = [
-            search_eigenpairs(s, low=w.low, high=w.high, tol=w.tol, max_products=w.max_products)
+            search_eigenpairs(
+                s, low=w.low, high=w.high, tol=w.tol, max_products=w.max_products, progress=w.progress
+            )
             for s in starts
         ]
         products, exact = (self._on_chain if self.chain else self._general)(thetas, chosen, one)
@@ -212,6 +215,7 @@ def extreme_eigenvalues(
     search: str = "auto",
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> Ends:
     """λ_min and λ_max of ∇²L(θ) over all of the problem's data, by one Lanczos run (Lanczos 1950).
 
@@ -228,6 +232,8 @@ def extreme_eigenvalues(
         max_products: Hessian-vector products, at most; where they end first, ``converged`` is False and the
             residuals show the error.
         seed: draws the starting vector.
+        progress: called with an estimate of the share of the search that is done, from the decline of the
+            residuals.
 
     Returns:
         The two eigenvalues with their residuals and eigenvectors.
@@ -243,7 +249,7 @@ def extreme_eigenvalues(
         >>> round(ends.min, 4), round(ends.max, 4)
         (1.0, 9.0)
     """
-    options, wanted = HessianOptions(kind, part, randomness), SearchOptions(1, 1, tol, max_products)
+    options, wanted = HessianOptions(kind, part, randomness), SearchOptions(1, 1, tol, max_products, progress)
     size = operator(problem, theta, kind=kind, part=part, randomness=randomness).size
     at = problem.theta if theta is None else theta
     start = start_vector(problem, seed, size)
@@ -265,6 +271,7 @@ def top_eigenvalues(
     start: Tensor | None = None,
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> Eigenpairs:
     """The ``k`` algebraically largest eigenvalues of ∇²L(θ), descending, with vectors and residuals.
 
@@ -292,6 +299,8 @@ def top_eigenvalues(
         max_products: Hessian-vector products, at most; where they end first, ``converged`` is False and the
             residuals show the error.
         seed: draws the starting vector.
+        progress: called with an estimate of the share of the search that is done, from the decline of the
+            residuals.
 
     Returns:
         Eigenvalues, eigenvectors and residuals.
@@ -326,7 +335,7 @@ def top_eigenvalues(
             raise InputError(f"start: shape {tuple(start.shape)}, it must be {tuple(first.shape)}")
         positive("start: norm", float(start.norm()))
         first = warm_start(start, first)
-    options, wanted = HessianOptions(kind, part, randomness), SearchOptions(0, k, tol, max_products)
+    options, wanted = HessianOptions(kind, part, randomness), SearchOptions(0, k, tol, max_products, progress)
     if precondition is not None:
         choose("search", search, SEARCHES)
         return preconditioned_pairs(problem, at, first, wanted, options, as_preconditioner(precondition))
@@ -351,5 +360,6 @@ def preconditioned_pairs(
         high=w.high,
         tol=w.tol,
         max_products=w.max_products,
+        progress=w.progress,
     )
     return replace(found, search="exact, preconditioned")

@@ -27,6 +27,26 @@ def ratio(above: Array, below: Array) -> tuple[float, float]:
         >>> ratio(np.array([1.0, 3.0]), np.array([2.0, 2.0]))
         (1.0, 0.5)
     """
+    value, without = _ratios(above, below)
+    return value, float(error_of(without))
+
+
+def ratio_estimates(above: Array, below: Array) -> Array:
+    """(n,) numbers, one a sample, whose mean is Σ above/Σ below and whose standard error is :func:`ratio`'s.
+
+    Two ratios of the same samples differ by the mean of the differences of these numbers, with its error.
+
+    Example:
+        >>> ratio_estimates(np.array([1.0, 3.0]), np.array([2.0, 2.0])).tolist()
+        [0.5, 1.5]
+    """
+    value, without = _ratios(above, below)
+    estimates: Array = value + (len(without) - 1) * (without.mean() - without)
+    return estimates
+
+
+def _ratios(above: Array, below: Array) -> tuple[float, Array]:
+    """The ratio, and those (n,) without each sample."""
     total, base = above.sum(), below.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
-        return float(total / base), float(error_of((total - above) / (base - below)))
+        return float(total / base), (total - above) / (base - below)

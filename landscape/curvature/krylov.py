@@ -7,7 +7,7 @@ They are generators: each yields the vectors whose products it needs, and is sen
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 import numpy as np
@@ -94,12 +94,20 @@ class KrylovSpace(NamedTuple):
 
 
 def krylov(
-    start: Tensor, aside: Tensor, radius: float, low: int, high: int, tol: float, budget: int
+    start: Tensor,
+    aside: Tensor,
+    radius: float,
+    low: int,
+    high: int,
+    tol: float,
+    budget: int,
+    excess: Callable[[float], None] = lambda ratio: None,
 ) -> Generator[Tensor, Tensor, KrylovSpace]:
     """One Krylov space orthogonal to ``aside`` (m, P), with thick restarts (Wu and Simon 2000).
 
     Returns the wanted Ritz pairs; all of them if the space is invariant. ``radius`` is the largest magnitude
-    of eigenvalues so far, which sets the size of rounding errors.
+    of eigenvalues so far, which sets the size of rounding errors. ``excess`` takes, after each product, how
+    many times the largest residual is what the tolerance allows.
     """
 
     def outside(w: Tensor) -> Tensor:
@@ -130,7 +138,10 @@ def krylov(
         # The basis of a small matrix becomes complete, which costs little and finds every copy of an
         # eigenvalue.
         enough = j + 1 >= min(low + high, dimension) and not (max(low, high) > 1 and dimension <= room)
-        converged = invariant or (enough and bool(np.all(beta * np.abs(s[-1, chosen]) <= bound)))
+        residuals = beta * np.abs(s[-1, chosen])
+        converged = invariant or (enough and bool(np.all(residuals <= bound)))
+        if enough and finite and radius:
+            excess(float(np.max(residuals / bound)))
         if invariant or not converged:
             stable = None
         elif stable is None or np.any(np.abs(values[chosen] - stable) > bound):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -26,12 +27,16 @@ CORRECTIONS = 8
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Which eigenvalues: the ``low`` smallest, ``high`` largest, to ``tol``, in at most ``max_products``."""
+    """Which eigenvalues: the ``low`` smallest, ``high`` largest, to ``tol``, in at most ``max_products``.
+
+    ``progress`` takes an estimate of the share of the search that is done.
+    """
 
     low: int = 0
     high: int = 1
     tol: float = TOL
     max_products: int = MAX_PRODUCTS
+    progress: Callable[[float], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,13 @@ Search = Generator[Tensor, Tensor, SearchResult]
 
 
 def search_eigenpairs(
-    start: Tensor, *, low: int = 0, high: int = 1, tol: float = TOL, max_products: int = MAX_PRODUCTS
+    start: Tensor,
+    *,
+    low: int = 0,
+    high: int = 1,
+    tol: float = TOL,
+    max_products: int = MAX_PRODUCTS,
+    progress: Callable[[float], None] | None = None,
 ) -> Search:
     """The ``low`` smallest and ``high`` largest eigenvalues (algebraically) of a symmetric operator.
 
@@ -155,7 +166,8 @@ def search_eigenpairs(
     new vector, until that adds nothing wanted. Where several eigenvalues of an end are wanted and P is at
     most the basis, 128, the search continues until the basis is complete.
 
-    A product that is NaN or infinite ends the search, not converged, with NaN.
+    A product that is NaN or infinite ends the search, not converged, with NaN. ``progress`` takes an estimate
+    of the share that is done.
 
     Raises InputError for a tol that is not positive, or more eigenvalues than P.
     """
@@ -170,10 +182,11 @@ def search_eigenpairs(
     values, vectors = np.zeros(0), start.new_zeros(0, size)
     wanted, products, checks, radius = np.zeros(0), 0, 0, 0.0
     bounds = {1: np.inf, -1: np.inf}  # of the other eigenvalues times 1 and −1
+    excess = _Decline(progress) if progress else lambda ratio: None
     sides = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
     good = complete = False
     while not complete:
-        space = yield from krylov(start, vectors, radius, low, high, tol, max_products - products)
+        space = yield from krylov(start, vectors, radius, low, high, tol, max_products - products, excess)
         aside = vectors
         values, vectors = np.concatenate((values, space.values)), torch.cat((vectors, space.vectors))
         products, radius = products + space.products, space.radius
@@ -219,6 +232,22 @@ def search_eigenpairs(
 def _slack(value: float, tol: float, radius: float) -> float:
     """How far beyond ``value`` an eigenvalue may lie without counting as missed."""
     return max(tol * abs(value), NEAR_ZERO * radius)
+
+
+class _Decline:
+    """The share of a search that is done: residuals fall about geometrically, from the largest to 1.
+
+    It takes the residual relative to what the tolerance allows, and never goes back.
+    """
+
+    def __init__(self, progress: Callable[[float], None]) -> None:
+        self._progress, self._largest, self._share = progress, math.e, 0.0
+
+    def __call__(self, ratio: float) -> None:
+        self._largest = max(self._largest, ratio)
+        share = 1 - math.log(max(ratio, 1.0)) / math.log(self._largest)
+        self._share = max(self._share, share)
+        self._progress(self._share)
 
 
 def run_in_lockstep(
@@ -307,9 +336,10 @@ def lanczos(
     high: int = 1,
     tol: float = TOL,
     max_products: int = MAX_PRODUCTS,
+    progress: Callable[[float], None] | None = None,
 ) -> Eigenpairs:
     """:func:`search_eigenpairs` for one operator, ``product`` (P,) -> (P,), with exact residuals."""
-    one = search_eigenpairs(start, low=low, high=high, tol=tol, max_products=max_products)
+    one = search_eigenpairs(start, low=low, high=high, tol=tol, max_products=max_products, progress=progress)
     result = run_in_lockstep([one], lambda v, _: product(v[0])[None], lambda: None)[0]
     return verify_and_refine(result, lambda vectors: torch.stack([product(v) for v in vectors]), tol)
 

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
+from landscape.core.extras import optional
 from landscape.curvature.hessian import twice_differentiable
 from landscape.problem.problem import Problem
 
 ENGINES = ("landscape", "pyhessian")
+EXTRA = "'sgd-landscape[pyhessian]'"
 
 
 class _CountedBatches(list[tuple[Any, Any]]):
@@ -37,8 +39,7 @@ class _CountedBatches(list[tuple[Any, Any]]):
 @contextlib.contextmanager
 def _engine(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple[Any, _CountedBatches]]:
     """A pyhessian object for a copy of the model at ``theta``, with random numbers from ``seed``."""
-    from pyhessian import hessian
-
+    hessian = optional("pyhessian", "engine 'pyhessian'", EXTRA).hessian
     model = copy.deepcopy(problem.model)
     views = problem.layout.views(problem.theta if theta is None else theta)
     with torch.no_grad():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core.hdf5 import Array
 from landscape.core.options import choose, positive
+from landscape.core.statistics import mean_and_error
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.eigenvalues import Products, exact_products
 from landscape.curvature.hessian import HessianOptions, Part
@@ -62,13 +65,17 @@ def hutchpp(
     q = torch.linalg.qr(each(signs(size, rank, generator, like)).T)[0].T.contiguous()  # (rank, P), rows
     exact = float((q.double() * each(q).double()).sum())
     if rank == size:  # Q spans everything
-        return Trace(exact, 0.0, done)
+        return Trace(exact, 0.0, done, np.array([exact]))
     g = signs(size, products - 2 * rank, generator, like)
     for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
         g -= (g @ q.T) @ q
     samples = (g.double() * each(g).double()).sum(1)
-    error = float(samples.std()) / len(samples) ** 0.5
-    return Trace(exact + float(samples.mean()), error, done)
+    return _mean(exact + samples.cpu().numpy(), done)
+
+
+def _mean(draws: Array, products: int) -> Trace:
+    value, error = mean_and_error(draws)
+    return Trace(value, error, products, draws)
 
 
 def trace(
@@ -115,5 +122,5 @@ def trace(
     if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
         pyhessian_engine.check(problem, kind, part)
         samples = pyhessian_engine.trace_samples(problem, theta, products=products, seed=seed)
-        return Trace(float(samples.mean()), float(samples.std()) / products**0.5, products)
+        return _mean(samples.cpu().numpy(), products)
     return hutchpp(h, like, products=products, seed=seed, progress=progress)

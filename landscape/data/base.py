@@ -17,6 +17,7 @@ from landscape.core.options import choose
 from landscape.problem.batches import Stream
 
 Split = tuple[Tensor, Tensor] | Stream
+SPLITS = ("train", "test")
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Dataset:
             >>> len(data.load("digits").split("test")[1])
             360
         """
-        choose("split", name, ("train", "test"))
+        choose("split", name, SPLITS)
         return self.train if name == "train" else self.test
 
 

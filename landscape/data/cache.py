@@ -7,11 +7,10 @@ deleted at any time.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ import numpy as np
 
 from landscape.core import hdf5
 from landscape.core.errors import FailedError
+from landscape.core.lock import alone
 from landscape.core.progress import progress_bar
 from landscape.data.base import fingerprint
 
@@ -40,12 +40,17 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
     for path in files:
         stat = file_stat(root, path)
         digest.update(f"\0{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
-    with contextlib.ExitStack() as alone:
+    with contextlib.ExitStack() as stack:
         try:
-            folder = _folder()
-            alone.enter_context(_alone(folder))
-        except FailedError as error:
-            warnings.warn(f"{error}; nothing is cached", stacklevel=2)
+            folder = cache_folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(alone(folder))
+        except (OSError, FailedError) as error:
+            words = str(error)
+            if isinstance(error, OSError):
+                other = "LANDSCAPE_CACHE may name another folder"
+                words = f"{folder}: cannot be used as cache ({error.strerror}); {other}"
+            warnings.warn(f"{words}; nothing is cached", stacklevel=2)
             return _contiguous(make)
         stored = folder / f"{name}-{digest.hexdigest()[:24]}.h5"
         arrays = _read(stored)
@@ -66,7 +71,8 @@ def _contiguous(make: Callable[[], Arrays]) -> Arrays:
     return {key: np.ascontiguousarray(array) for key, array in make().items()}
 
 
-def _folder() -> Path:
+def cache_folder() -> Path:
+    """The folder of the cache; FailedError where no home folder is known and LANDSCAPE_CACHE is not set."""
     folder = os.environ.get("LANDSCAPE_CACHE")
     if folder:
         return Path(folder)
@@ -84,23 +90,6 @@ def file_stat(root: Path, path: str) -> os.stat_result:
         return os.stat(os.path.join(root, path))
     except OSError as error:
         raise FailedError(f"{root / path}: cannot be read ({error.strerror})") from error
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """A lock on one folder between processes; it ends with its process."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise FailedError(
-            f"{folder}: cannot be used as cache ({error.strerror}); LANDSCAPE_CACHE may name another folder"
-        ) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _read(path: Path) -> Arrays | None:

@@ -49,7 +49,8 @@ def read_wav(path: Path, rate: int) -> Array:
     except InputError:
         raise
     except Exception as error:  # wave lets through whatever it stumbles over in a damaged chunk
-        raise FailedError(f"{path}: cannot be read as a wav file ({error or 'it ends too soon'})") from error
+        why = str(error) or "it ends too soon"  # EOFError comes without a word
+        raise FailedError(f"{path}: cannot be read as a wav file ({why})") from error
     if form != (rate, 1, 16):
         raise FailedError(
             f"{path}: has {form[0]} Hz, {form[1]} channels, {form[2]} bits; "

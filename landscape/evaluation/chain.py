@@ -55,7 +55,8 @@ def chain(problem: Problem) -> list[Step] | None:
         if type(module) is nn.Flatten and i == 0 and (module.start_dim, module.end_dim) == (1, -1):
             continue
         if type(module) is nn.Linear:
-            steps.append(LinearStep(f"{name}.weight", f"{name}.bias" if module.bias is not None else None))
+            biased = module.bias is not None
+            steps.append(LinearStep(f"{name}.weight", f"{name}.bias" if biased else None))
         elif type(module) in ELEMENTWISE and not getattr(module, "inplace", False):
             steps.append(module)
         else:

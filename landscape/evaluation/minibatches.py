@@ -38,7 +38,8 @@ class Minibatches:
 
     Iterating gives a tuple of problems, one for each learner, as often as asked for. Data given as batches is
     read once for every :data:`DRAWS_A_PASS` draws: a sample's number is then its place in the pass. BatchNorm
-    takes the statistics of the minibatch, as in training, unless the problem has another policy already.
+    takes the statistics of the minibatch, as in training, unless the problem has another policy already or
+    ``own_statistics`` is false.
 
     Attributes:
         whole: the problem on all of the data, under the same policy; with numbered samples in minibatches of
@@ -55,8 +56,16 @@ class Minibatches:
         (4, 4)
     """
 
-    def __init__(self, problem: Problem, batch: int, generator: torch.Generator, learners: int = 1) -> None:
-        norm = has_batchnorm(problem.model)
+    def __init__(
+        self,
+        problem: Problem,
+        batch: int,
+        generator: torch.Generator,
+        learners: int = 1,
+        *,
+        own_statistics: bool = True,
+    ) -> None:
+        norm = own_statistics and has_batchnorm(problem.model)
         positive("batch", batch, least=2 if norm else 1)
         self.batch, self.learners, self._generator = int(batch), learners, generator
         self._samples = problem.samples

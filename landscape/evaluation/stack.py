@@ -230,24 +230,50 @@ class Stack:
             rows.append(self._one(model, state, seed, w, inputs, take(y, j), out[j]))
         return torch.stack(rows)
 
+    def losses(self, weights: Tensor, x: Any, y: Any) -> Tensor:
+        """Learner j's mean loss (n,) at ``weights[j]`` on (x[j], y[j]), in eval mode: those of
+        :meth:`gradients`, without the gradients.
+        """
+        self._verify(weights, x, y, None)
+        path, model, views = self._path(x), self.problem.model, self.problem.layout.views
+        with torch.no_grad():
+            if path == "chain":
+                return self._chain_losses(weights, x, y)
+            if path == "batched":
+
+                def one(values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
+                    return self._loss(model, values, x, y, weights.dtype)
+
+                return torch.vmap(one)(views(weights), x, y)
+            rows = []
+            for j, w in enumerate(weights):
+                with fixed_randomness(self.problem, self.seed):
+                    rows.append(self._loss(model, views(w), take(x, j), take(y, j), weights.dtype))
+            return torch.stack(rows)
+
     def _chained(self, weights: Tensor, x: Any, y: Any, out: Tensor) -> Tensor:
+        losses = self._chain_losses(weights, x, y, out)
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        return losses.detach()
+
+    def _chain_losses(self, weights: Tensor, x: Any, y: Any, out: Tensor | None = None) -> Tensor:
+        """The losses (n,) of a chain; their backward pass writes the gradients to ``out``, if given."""
         assert self.steps is not None
-        views, grads = self.problem.layout.views(weights), self.problem.layout.views(out)
+        views = self.problem.layout.views(weights)
+        grads = {} if out is None else self.problem.layout.views(out)
         dtype = weights.dtype if self.precision == "full" else torch.bfloat16
         h = x.flatten(2).transpose(1, 2)  # features before samples: gradients come out as the weights lie
         with self._autocast():
             for step in self.steps:
                 if isinstance(step, LinearStep):
-                    w, w_grad = views[step.weight], grads[step.weight]
-                    b, b_grad = (views[step.bias], grads[step.bias]) if step.bias else (None, None)
-                    if not h.requires_grad:  # the first layer: the backward pass is to reach it
+                    w, w_grad = views[step.weight], grads.get(step.weight)
+                    b, b_grad = (views[step.bias], grads.get(step.bias)) if step.bias else (None, None)
+                    if out is not None and not h.requires_grad:  # the first layer: backward is to reach it
                         w = w.detach().requires_grad_()
                     h = StackedLinear.apply(h.to(dtype), w, b, w_grad, b_grad)  # type: ignore[no-untyped-call]
                 else:
                     h = step(h)
-        losses = stacked_losses(self.problem.criterion, h.to(weights.dtype), y)
-        losses.sum().backward()  # type: ignore[no-untyped-call]
-        return losses.detach()
+        return stacked_losses(self.problem.criterion, h.to(weights.dtype), y)
 
     def _one(
         self,

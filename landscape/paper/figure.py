@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -13,9 +12,11 @@ from landscape.analysis.contour import contour
 from landscape.analysis.hessian_grid import hessian_grid
 from landscape.analysis.planes import random_plane
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.checkpoint.run_folder import steps
 from landscape.core import registry
-from landscape.paper.run_cache import RunCache
+from landscape.core.hdf5 import Array
+from landscape.core.numerics import version_of
+from landscape.paper.run_cache import RunCache, identity
+from landscape.paper.verdicts import Judge, Rows
 from landscape.problem.problem import Problem
 from landscape.results import base
 from landscape.results.hessian_grid import HessianGrid
@@ -25,8 +26,8 @@ from landscape.train.recipe import Recipe
 if TYPE_CHECKING:  # matplotlib is imported where a figure is drawn
     from matplotlib.figure import Figure as Picture
 
-Scale = Literal["smoke", "laptop", "paper"]
-SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
+Scale = Literal["smoke", "laptop", "workstation", "paper"]
+SCALES: tuple[Scale, ...] = ("smoke", "laptop", "workstation", "paper")
 #: Runs by a key such as "dpsgd/0": what, then the seed.
 Runs = Mapping[str, Recipe]
 R = TypeVar("R", bound=base.Result)
@@ -44,23 +45,28 @@ class Compared:
 
 @dataclass
 class Drawing:
-    """A finished figure: pictures by suffix ("" for the first), data, numbers, and the result for the claim.
+    """A finished figure: pictures by suffix ("" for the first), data, numbers, and a sentence about them.
 
-    ``rows`` become the CSV; all have the same keys. ``claim_holds`` is None where the data does not decide.
+    ``rows`` become the CSV, all with the same keys; from the CSV alone follows the verdict on the claim.
     """
 
     pictures: dict[str, Picture]
-    rows: list[dict[str, Any]]
+    rows: Rows
     compared: list[Compared]
     conclusion: str
-    claim_holds: bool | None
+
+
+def _no_more(work: Work) -> Runs:
+    return {}
 
 
 @dataclass(frozen=True)
 class Figure:
     """One figure or table of a paper, by ``name``; ``where`` it is and what it ``claims``.
 
-    ``notes`` says what each scale changes from the paper, and what is ours.
+    ``notes`` says what each scale changes from the paper, and what is ours. ``judge`` gives the effects that
+    the verdict on the claim rests on. ``more`` gives the runs that follow from the results of ``runs``;
+    ``weights`` says that weights are needed, ``partial`` that it can be drawn while some runs have not ended.
     """
 
     name: str
@@ -69,18 +75,65 @@ class Figure:
     claims: str
     notes: Mapping[Scale, str]
     runs: Callable[[Scale], Runs]
+    judge: Judge
     draw: Callable[[Work], Drawing]
+    more: Callable[[Work], Runs] = _no_more
+    weights: bool = False
+    partial: bool = False
+
+
+class WeightsNeededError(Exception):
+    """The weights of a run are needed, which is known by its record alone."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.recipe = recipe
+
+
+@dataclass(frozen=True)
+class Point:
+    """A run at a step at which its weights were saved; they are read only where they are needed.
+
+    ``history`` is that of the run's record, up to this step.
+    """
+
+    cache: RunCache
+    recipe: Recipe
+    step: int
+    epoch: float
+    label: str
+    history: Mapping[str, Array]
+
+    @property
+    def key(self) -> list[Any]:
+        """What identifies the weights."""
+        return [identity(self.recipe), self.step]
+
+    def load(self) -> Checkpoint:
+        """The checkpoint with its weights.
+
+        Raises:
+            WeightsNeededError: it is not in the cache's folder of runs.
+        """
+        path = self.cache.run_folder(self.recipe) / f"step-{self.step:07d}.h5"
+        if not path.exists():
+            raise WeightsNeededError(self.recipe)
+        return Checkpoint.load(path, whole_history=False)
 
 
 @dataclass
 class Work:
-    """A figure in progress: its finished runs, and analyses of them, each computed once."""
+    """A figure in progress: its finished runs, and analyses of them, each computed once.
+
+    ``versions``: the version of the numerics of all that was trained and computed for it.
+    """
 
     figure: Figure
     scale: Scale
     cache: RunCache
     runs: Runs
     seconds: float = 0.0
+    versions: dict[str, int] = field(default_factory=dict)
     _ends: dict[str, Checkpoint] = field(default_factory=dict)
 
     @property
@@ -88,88 +141,125 @@ class Work:
         """The first words of each picture's caption: the figure, the scale, and what the scale changes."""
         entry = self.figure
         note = " ".join(entry.notes[self.scale].split())
-        return f"{entry.where}: {entry.title}. {self.scale.capitalize()} scale: {note}."
+        return f"{entry.where}: {entry.title}. {self.scale.capitalize()} scale: {note}.{self.unfinished}"
 
-    def pick(self, smoke: R2, laptop: R2, paper: R2) -> R2:
-        """The value for this scale."""
-        return {"smoke": smoke, "laptop": laptop, "paper": paper}[self.scale]
+    @property
+    def unfinished(self) -> str:
+        """How many of the runs have not ended yet; "" where all have."""
+        missing = [key for key in self.runs if not self.ended(key)]
+        return f" {len(missing)} of {len(self.runs)} runs have not ended yet." if missing else ""
+
+    def pick(self, smoke: R2, laptop: R2, paper: R2, workstation: R2 | None = None) -> R2:
+        """The value for this scale; that of ``workstation`` is by default that of ``laptop``."""
+        values = {"smoke": smoke, "laptop": laptop, "paper": paper, "workstation": workstation}
+        found = values[self.scale]
+        return laptop if found is None else found
+
+    def ended(self, key: str) -> bool:
+        """Whether the run ``key`` has ended."""
+        return key in self._ends or self.cache.record(self.runs[key]) is not None
 
     def end(self, key: str) -> Checkpoint:
-        """The last checkpoint of the run ``key``."""
+        """The end of the run ``key`` as its record has it: a history and no weights."""
         if key not in self._ends:
-            self._ends[key] = Checkpoint.load(self.folder(key) / "last.h5")
+            record = self.cache.record(self.runs[key])
+            assert record is not None, key
+            self._ends[key] = record.checkpoint()
+            self.versions["training"] = record.numerics
         return self._ends[key]
 
-    def folder(self, key: str) -> Path:
-        """The folder of the run ``key``."""
-        return self.cache.run_folder(self.runs[key])
-
-    def checkpoints(self, key: str) -> list[Checkpoint]:
-        """The checkpoints of the run ``key`` in order, without that of its start."""
-        saved = [Checkpoint.load(path, whole_history=False) for path in steps(self.folder(key))]
-        return [point for point in saved if point.step]
-
     def group(self, prefix: str) -> list[Checkpoint]:
-        """The ends of the runs ``prefix``/SEED, by seed."""
+        """The ends of the runs ``prefix``/SEED that have ended, by seed."""
         keys = [key for key in self.runs if key.rpartition("/")[0] == prefix]
         assert keys, prefix
-        return [self.end(key) for key in sorted(keys, key=lambda key: int(key.rpartition("/")[2]))]
+        seeds = sorted(keys, key=lambda key: int(key.rpartition("/")[2]))
+        return [self.end(key) for key in seeds if self.ended(key)]
 
-    def problem(self, end: Checkpoint, split: str = "test") -> Problem:
-        """The mean's problem at a checkpoint."""
-        return self.cache.problem(end, split)
+    def groups(self) -> list[str]:
+        """The prefixes of the runs, of those of which a seed has ended."""
+        return list(dict.fromkeys(key.rpartition("/")[0] for key in self.runs if self.ended(key)))
+
+    def points(self, key: str) -> list[Point]:
+        """The run ``key`` where its weights were saved, in order, without its start."""
+        record, end = self.cache.record(self.runs[key]), self.end(key)
+        assert record is not None
+        return [self._point(key, end, step) for step in record.checkpoints if step]
+
+    def last(self, key: str) -> Point:
+        """The run ``key`` at its end."""
+        end = self.end(key)
+        return self._point(key, end, end.step)
+
+    def _point(self, key: str, end: Checkpoint, step: int) -> Point:
+        rows = end.history["step"] <= step
+        return Point(
+            self.cache,
+            self.runs[key],
+            step,
+            step * end.epoch / max(1, end.step),
+            f"{end.algorithm}, seed {end.seed}, step {step:,}",
+            {name: column[rows] for name, column in end.history.items()},
+        )
+
+    def problem(self, point: Point, split: str = "test") -> Problem:
+        """The mean's problem at a point of a run."""
+        return self.cache.problem(point.load(), split)
 
     def cached(
         self,
         kind: type[R],
-        ends: Checkpoint | Sequence[Checkpoint],
+        points: Point | Sequence[Point],
         settings: Mapping[str, Any],
         make: Callable[[], R | Sequence[R]],
+        by: Sequence[Any],
     ) -> list[R]:
-        """``make()``, computed once for these checkpoints and ``settings``: all that it depends on."""
-        several = [ends] if isinstance(ends, Checkpoint) else list(ends)
-        what = {"of": [[self._name(end), end.step] for end in several], **settings}
+        """``make()``, computed once for these points, ``settings`` and versions of what computes it, ``by``.
+
+        These must be all that it depends on; ``by`` are functions and classes under
+        :func:`landscape.core.numerics.numerics`.
+        """
+        several = [points] if isinstance(points, Point) else list(points)
+        versions = {function.__name__: version_of(function) for function in by}
+        self.versions |= versions
+        what = {"of": [point.key for point in several], "numerics": versions, **settings}
         results = self.cache.cached(kind, what, make)
         self.seconds += self.cache.seconds(kind, what)
         return results
 
-    def _name(self, end: Checkpoint) -> str:
-        assert end.path is not None
-        return end.path.parent.name
-
-    def contour(self, end: Checkpoint, label: str = "", **settings: Any) -> Surface:
+    def contour(self, point: Point, label: str = "", **settings: Any) -> Surface:
         """The contour of the test loss around w_a: ``grid``, ``span``, ``norm`` and ``samples`` (0: all)."""
         samples = settings.get("samples", 0)
 
         def make() -> Surface:
-            problem = self._some(end, samples)
+            problem = self._some(point, samples)
             plane = random_plane(problem, norm=settings.get("norm", "none"))
             grid, span = settings["grid"], settings.get("span", 0.1)
             return contour(
-                problem, plane, grid=(grid, grid), span=span, split="test", label=label or end.label
+                problem, plane, grid=(grid, grid), span=span, split="test", label=label or point.label
             )
 
-        return self.cached(Surface, end, settings | {"label": label}, make)[0]
+        return self.cached(Surface, point, settings | {"label": label}, make, (contour, random_plane))[0]
 
-    def hessian_grid(self, end: Checkpoint, label: str = "", **settings: Any) -> HessianGrid:
+    def hessian_grid(self, point: Point, label: str = "", **settings: Any) -> HessianGrid:
         """Hessian ratios of the test loss around w_a: ``grid``, ``samples`` (0: all) and ``products``."""
 
         def make() -> HessianGrid:
-            problem, grid = self._some(end, settings["samples"]), settings["grid"]
+            problem, grid = self._some(point, settings["samples"]), settings["grid"]
             return hessian_grid(
                 problem,
                 random_plane(problem),
                 grid=(grid, grid),
                 max_products=settings["products"],
                 split="test",
-                label=label or end.label,
+                label=label or point.label,
             )
 
-        return self.cached(HessianGrid, end, settings | {"label": label}, make)[0]
+        by = (hessian_grid, random_plane)
+        return self.cached(HessianGrid, point, settings | {"label": label}, make, by)[0]
 
-    def _some(self, end: Checkpoint, samples: int) -> Problem:
+    def _some(self, point: Point, samples: int) -> Problem:
         """The test problem, on its first ``samples`` (0: all)."""
-        problem = self.problem(end)
+        problem = self.problem(point)
         return problem.subset(slice(min(samples, problem.samples))) if samples else problem
 
 
@@ -179,10 +269,13 @@ def figure(
     title: str,
     claims: str,
     runs: Callable[[Scale], Runs],
+    judge: Judge,
     *,
     smoke: str,
     laptop: str,
     paper: str,
+    workstation: str = "",
+    **more: Any,
 ) -> Callable[[Callable[[Work], Drawing]], Figure]:
     """A decorator: add the :class:`Figure` that the function draws to the registry, under ``name``.
 
@@ -192,12 +285,21 @@ def figure(
         title: what the figure shows.
         claims: what the paper claims.
         runs: gives the recipes of the runs at a scale.
+        judge: gives the effects behind the verdict on the claim, from the rows of the CSV.
         smoke, laptop, paper: what each scale changes from the paper.
+        workstation: the same; "": as ``laptop``.
+        more: further fields of :class:`Figure`.
     """
 
     def add(draw: Callable[[Work], Drawing]) -> Figure:
-        notes: dict[Scale, str] = {"smoke": smoke, "laptop": laptop, "paper": paper}
-        return registry.figures.add(name)(Figure(name, where, title, claims, notes, runs, draw))
+        notes: dict[Scale, str] = {
+            "smoke": smoke,
+            "laptop": laptop,
+            "workstation": workstation or laptop,
+            "paper": paper,
+        }
+        entry = Figure(name, where, title, claims, notes, runs, judge, draw, **more)
+        return registry.figures.add(name)(entry)
 
     return add
 

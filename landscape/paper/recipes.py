@@ -27,6 +27,8 @@ NETWORKS = (
     "efficientnet-b0", "senet-18", "vgg-19", "resnet-18", "densenet-121", "mobilenet", "mobilenet-v2",
     "shufflenet-v2", "googlenet", "resnext-29",
 )  # fmt: skip
+# The total batches of Table 3, and those that stand for Table 4's.
+BATCHES, SPEECH_BATCHES = (1024, 2048, 4096, 8192), (128, 256, 512)
 # The training samples of each task, which turn epochs into steps: images, and windows of 21 frames.
 SAMPLES = {"cifar10": 50_000, "speech": 3_856}
 EPOCHS = {"cifar10": 320.0, "speech": 20.0}
@@ -74,11 +76,11 @@ SERIES = (
     Series("Tables 2 and 3, baseline", "cifar10", NETWORKS, (128,), ("sgd",), base=0),
     # One learner up to batch 512 is ours; Table 2's 1024 is the first cell of Table 3.
     Series("Table 2", "cifar10", NETWORKS, (256, 512), ("sgd",), base=0),
-    Series("Table 3", "cifar10", NETWORKS, (1024, 2048, 4096, 8192), _BOTH),
+    Series("Table 3", "cifar10", NETWORKS, BATCHES, _BOTH),
     Series("Table 2", "cifar10", NETWORKS, (2048, 4096, 8192), ("ssgd",), base=0, rate_in_name=True),
     Series("Table 5", "cifar10", NETWORKS, (8192,), _BOTH, (0.4, 0.2), 8192, rate_in_name=True),
     Series("Figure 1", "cifar10", ("efficientnet-b0", "senet-18"), (8192,), ("ssgd-noise",)),
-    Series("as Table 4, batches / 16", "speech", _LSTM, (128, 256, 512), _BOTH, base=16),
+    Series("as Table 4, batches / 16", "speech", _LSTM, SPEECH_BATCHES, _BOTH, base=16),
     Series(
         "as Table 6", "speech", _LSTM, (256, 512), _BOTH, (0.05, 0.025, 0.0125), 16, rate_in_name=True
     ),

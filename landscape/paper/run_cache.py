@@ -1,15 +1,19 @@
-"""A cache of the runs and analyses of figures, by the hash of their settings.
+"""A cache of the runs and analyses of figures, by the hash of their settings and of the code's versions.
 
-A run is in FOLDER/runs/HASH, with the hash of its recipe; an analysis is in FOLDER/results/HASH.h5, with the
-hash of its runs and settings. So figures share them, and an interrupted computation resumes.
+A run is in FOLDER/runs/HASH, with the hash of its recipe, and its record in RECORDS/HASH.json; an analysis is
+in RECORDS/results/HASH.h5, with the hash of its runs, its settings and the version of its numerics. So
+figures share them, an interrupted computation resumes, and the records alone are enough to draw.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
+import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,14 +23,20 @@ from typing import Any, TypeVar
 import torch
 
 from landscape import data
+from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError
 from landscape.core.files import write_text
+from landscape.core.numerics import version_of
+from landscape.core.progress import progress_bar
+from landscape.paper.record import Record
 from landscape.problem.batches import Stream
 from landscape.problem.problem import Problem
 from landscape.results import base
+from landscape.results.surface import Surface
 from landscape.train import launch
 from landscape.train.distributed import pool
+from landscape.train.loop import Trainer
 from landscape.train.planning.calibration import calibrate
 from landscape.train.recipe import Recipe
 from landscape.train.sweep import train
@@ -41,66 +51,123 @@ def digest(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
+class OutOfTimeError(Exception):
+    """The budget is used: what is done is stored, and the same command goes on."""
+
+
 @dataclass
 class RunCache:
-    """Trains runs and computes analyses once, on ``device``, ``nproc`` runs at a time, and stores them.
+    """Trains runs and computes analyses once, on ``device``, ``at_once`` runs at a time, and stores them.
 
-    ``message`` takes a line when a run ends, ``progress`` the share of the runs that is done. A process that
-    is silent for ``timeout`` seconds ends the work.
+    ``folder`` has the runs with their weights, ``records`` (default: FOLDER/records) what figures are drawn
+    from. ``message`` takes a line when a run ends, ``progress`` the share of the runs that is done. A process
+    that is silent for ``timeout`` seconds ends the work. Nothing is begun after ``until``, as time.time()
+    has it, and a run that goes on then stops; it resumes from its last checkpoint. Of runs that are not
+    ``kept``, by their :func:`identity`, the weights are deleted once the record is written; None keeps all.
     """
 
     folder: Path
     device: str = "auto"
     data_dir: str | None = None
-    nproc: int = 1
+    at_once: int = 1
     message: Callable[[str], None] = lambda line: None
     progress: Callable[[float], None] = lambda share: None
     timeout: float = pool.TIMEOUT
+    records: Path | None = None
+    until: float = math.inf
+    kept: set[str] | None = None
     _problems: dict[str, Any] = field(default_factory=dict)
+    _records: dict[Path, Record] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.records = self.records or self.folder / "records"
 
     def run_folder(self, recipe: Recipe) -> Path:
         """The folder of the run of ``recipe``, whatever its name."""
         return self.folder / "runs" / identity(recipe)
 
+    def record(self, recipe: Recipe) -> Record | None:
+        """The record of the run of ``recipe``; None if it has not ended.
+
+        Of a run that has ended without a record, that is written now.
+
+        Raises:
+            FailedError: a damaged record, or a folder that holds a run of another recipe.
+        """
+        assert self.records is not None
+        path = self.records / f"{identity(recipe)}.json"
+        if path not in self._records and path.exists():
+            self._records[path] = Record.read(path)
+        if path not in self._records:
+            folder = self.run_folder(recipe)
+            end = launch.ended(_unnamed(recipe), folder)
+            if end is None:
+                return None
+            self._records[path] = Record.of(end, _saved_steps(folder))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._records[path].write(path)
+        return self._records[path]
+
     def missing(self, recipes: Iterable[Recipe]) -> list[Recipe]:
         """Those of ``recipes`` whose runs have not ended yet, each once."""
         folders = {self.run_folder(recipe): _unnamed(recipe) for recipe in recipes}
-        return [recipe for folder, recipe in folders.items() if launch.ended(recipe, folder) is None]
+        return [recipe for recipe in folders.values() if self.record(recipe) is None]
 
     def run(self, recipes: Iterable[Recipe]) -> None:
-        """Train the missing runs of ``recipes``; an interrupted run resumes from its last checkpoint."""
-        todo = self.missing(recipes)
+        """Train ``recipes`` whose weights are not in FOLDER; an interrupted run resumes.
+
+        Raises:
+            FailedError: a run could not be made.
+        """
+        folders = {self.run_folder(recipe): _unnamed(recipe) for recipe in recipes}
+        todo = [recipe for folder, recipe in folders.items() if launch.ended(recipe, folder) is None]
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
+        limit = None if math.isinf(self.until) else self.until
         jobs = [
-            (recipe.to_toml(), os.fspath(self.run_folder(recipe)), self.device, self.data_dir)
+            (recipe.to_toml(), os.fspath(self.run_folder(recipe)), self.device, self.data_dir, limit)
             for recipe in todo
         ]
         done = 0
 
-        def ended(recipe: Recipe, seconds: float) -> None:
+        def ended(recipe: Recipe, seconds: float | None) -> None:
             nonlocal done
+            if seconds is None:  # the time was over
+                return
             done += 1
+            self.record(recipe)
+            if self.kept is not None and identity(recipe) not in self.kept:
+                shutil.rmtree(self.run_folder(recipe))
             self.message(
                 f"{done} of {len(jobs)}: {recipe.algorithm['name']}, {recipe.model['name']}, lr "
                 f"{recipe.lr:g}, batch {recipe.batch}, seed {recipe.seed}: {seconds:.0f} s"
             )
             self.progress(done / len(jobs))
 
-        if min(self.nproc, len(jobs)) <= 1:
-            for recipe, job in zip(todo, jobs, strict=True):
-                ended(recipe, train(*job))
+        if min(self.at_once, len(jobs)) <= 1:
+            for k, (recipe, job) in enumerate(zip(todo, jobs, strict=True)):
+                step = functools.partial(self._step, k, len(jobs))
+                ended(recipe, train(*job, step))
             return
         try:
             pool.run(
                 "landscape.train.sweep:train",
                 jobs,
-                self.nproc,
+                self.at_once,
                 lambda job, seconds: ended(todo[job], seconds),
                 threads=torch.get_num_threads(),
                 timeout=self.timeout,
             )
         except pool.JobError as error:
             raise FailedError(f"{jobs[error.number][1]}: {error}") from error
+
+    def _step(self, before: int, jobs: int, done: int, total: int) -> None:
+        """Progress within one run."""
+        self.progress((before + done / total) / jobs)
+
+    def check_time(self) -> None:
+        """Raise :class:`OutOfTimeError` once the budget is used."""
+        if time.time() > self.until:
+            raise OutOfTimeError
 
     def estimate(self, recipes: Iterable[Recipe]) -> float:
         """Seconds that ``recipes`` take here, one after another, from a short measurement of each kind.
@@ -148,25 +215,44 @@ class RunCache:
         return end.problem(split, learner, data=dataset, device=launch.pick_device(self.device))
 
     def cached(self, kind: type[R], what: Mapping[str, Any], make: Callable[[], R | Sequence[R]]) -> list[R]:
-        """``make()``, or the results stored for the same ``what``: all that they depend on."""
-        path = self.folder / "results" / f"{digest(kind.__name__, dict(what))}.h5"
+        """``make()``, or the results stored for the same ``what``: all that they depend on.
+
+        Of the plane of a surface only lengths and angles are stored (:meth:`.Surface.compact`).
+
+        Raises:
+            OutOfTimeError: they are not stored, and the budget is used.
+        """
+        path = self._result(kind, what)
         if path.exists():
             try:
                 return [result for result in base.load_results(path) if isinstance(result, kind)]
             except FailedError as error:
                 self.message(f"{error}; it is computed again")
+        self.check_time()
         path.parent.mkdir(parents=True, exist_ok=True)
         clock = time.perf_counter()
-        computed = make()
+        with progress_bar(kind.__name__):
+            computed = make()
         results = [computed] if isinstance(computed, base.Result) else list(computed)
-        base.save(results, path)
+        stored = [result.compact() if isinstance(result, Surface) else result for result in results]
+        base.save(stored, path)
         write_text(path.with_suffix(".seconds"), f"{time.perf_counter() - clock:.1f}\n")
-        return results
+        return [result for result in stored if isinstance(result, kind)]
 
     def seconds(self, kind: type[base.Result], what: Mapping[str, Any]) -> float:
         """The seconds that :meth:`cached` needed to compute it."""
-        path = self.folder / "results" / f"{digest(kind.__name__, dict(what))}.seconds"
+        path = self._result(kind, what).with_suffix(".seconds")
         return float(path.read_text()) if path.exists() else 0.0
+
+    def _result(self, kind: type[base.Result], what: Mapping[str, Any]) -> Path:
+        assert self.records is not None
+        return self.records / "results" / f"{digest(kind.__name__, dict(what))}.h5"
+
+
+def _saved_steps(folder: Path) -> list[int]:
+    """The steps of a run's checkpoints."""
+    loaded = (Checkpoint.load(p, lambda n: slice(0), whole_history=False) for p in run_folder.steps(folder))
+    return [checkpoint.step for checkpoint in loaded]
 
 
 def _samples(split: Any) -> int:
@@ -174,8 +260,11 @@ def _samples(split: Any) -> int:
 
 
 def identity(recipe: Recipe) -> str:
-    """Hash of the settings of ``recipe`` that are no defaults, without its name: a new key keeps old runs."""
-    return digest(_non_default(_unnamed(recipe)))
+    """Hash of the settings of ``recipe`` that are no defaults, without its name: a new key keeps old runs.
+
+    Runs of another version of the training's numerics have another one.
+    """
+    return digest(_non_default(_unnamed(recipe)), version_of(Trainer))
 
 
 def _non_default(part: Any) -> dict[str, Any]:

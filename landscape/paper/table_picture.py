@@ -38,7 +38,7 @@ def winners(rows: list[dict[str, Any]], higher: bool) -> set[int]:
     """
     groups: dict[tuple[str, str], list[int]] = {}
     for k, r in enumerate(rows):
-        groups.setdefault((r["network"], re.sub(r"^(SSGD\*?|DPSGD)(, )?", "", r["setting"])), []).append(k)
+        groups.setdefault((r["network"], r["at"]), []).append(k)
     if all(len(members) == 1 for members in groups.values()):
         groups = {}
         for k, r in enumerate(rows):
@@ -55,7 +55,11 @@ def winners(rows: list[dict[str, Any]], higher: bool) -> set[int]:
 
 
 def table_picture(rows: list[dict[str, Any]], what: str, higher: bool) -> Figure:
-    """A table: our numbers, the best of each setting in bold, and the paper's below them in grey."""
+    """A table: our numbers, the best of each setting in bold, and the paper's below them in grey.
+
+    Each row has "setting" and "network", the place; "at", which rows to be compared share; "ours",
+    "ours_std", "batch", "paper" (NaN: none) and, in its place, "note".
+    """
     from landscape.plots.picture import caption, panels
     from landscape.plots.style import style
 
@@ -94,5 +98,5 @@ def _draw_cell(ax: Any, at: tuple[int, int], row: dict[str, Any], won: bool) -> 
     look = {"weight": "bold", "color": color if color != OTHER else "k"} if won else {}
     text = value_text(row["ours"], row["ours_std"])
     ax.text(j, i - 0.14, text, ha="center", va="center", fontsize=9.5, **look)
-    paper = f"paper {row['paper']:.2f}"
-    ax.text(j, i + 0.26, paper, ha="center", va="center", fontsize=7, color="#666666")
+    below = f"paper {row['paper']:.2f}" if np.isfinite(row["paper"]) else row.get("note", "")
+    ax.text(j, i + 0.26, below, ha="center", va="center", fontsize=7, color="#666666")

@@ -52,7 +52,9 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
                 )  # fmt: skip
             delay_axes(ax, r, max(1, r.delay.max(), r.own_delay))
         shared_legend(figure, axes, ncols=2 * min(3, len(axes)))
-        figure.suptitle(title or f"Above a line training leaves the minimum ({splits(results)})")
+        by = [r.precondition for r in results if r.precondition]
+        seen = f", preconditioned by {', '.join(dict.fromkeys(by))}" if by else ""
+        figure.suptitle(title or f"Above a line training leaves the minimum ({splits(results)}{seen})")
     return figure
 
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.core.errors import InputError
+from landscape.core.hdf5 import Array
 from landscape.plots.drawing import draws
 from landscape.plots.picture import caption
 from landscape.plots.picture import panels as make_panels
@@ -67,7 +68,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
         ]
         if all(run.algorithm == RECORDED for run in runs):  # one learner, and minibatches that are not known
             panels = [_RECORDED.get(panel[0], panel) for panel in panels]
-        groups = _groups(runs)
+        groups = groups_of(runs)
         for ax, (column, name, scale) in zip(axes, panels, strict=True):
             drawn = [_draw_runs(ax, *group, column) for group in groups]
             ax.set_ylabel(name)
@@ -137,11 +138,30 @@ def _caption(runs: Sequence[Checkpoint]) -> str:
     parts = [_run_title(runs)]
     if any(np.isfinite(r.history[c]).sum() >= _MANY for r in runs for c in _NOISY):
         parts.append("α_e and noise: running median over 5% of the steps of all seeds, and quartiles")
-    if len(runs) > len(_groups(runs)):
+    if estimated := _errors(runs):
+        parts.append(estimated)
+    if len(runs) > len(groups_of(runs)):
         parts.append("Thin lines are seeds, thick lines their median; numbers: median, lowest to highest")
     if any(r.diverged for r in runs):
         parts.append("Dashed: the step at which a run diverged")
     return ". ".join(parts) + "."
+
+
+def _errors(runs: Sequence[Checkpoint]) -> str:
+    """The median standard errors of Δ and α_e where g is estimated from samples; "" where it is exact."""
+    texts = []
+    for name, column in (("Δ", "delta"), ("α_e", "alpha_e")):
+        errors = [np.abs(r.history[f"{column}_se"] / _nonzero(r.history[column])) for r in runs]
+        known = np.concatenate([e[np.isfinite(e) & (e > 0)] for e in errors])
+        if len(known):
+            texts.append(f"{100 * np.median(known):.2g}% of {name}")
+    if not texts:
+        return ""
+    return f"g is estimated from samples, products from independent groups: standard error {', '.join(texts)}"
+
+
+def _nonzero(values: Array) -> Array:
+    return np.where(values == 0, np.nan, values)
 
 
 def _run_title(runs: Sequence[Checkpoint]) -> str:
@@ -157,8 +177,17 @@ def _run_title(runs: Sequence[Checkpoint]) -> str:
 _IRRELEVANT = ("name", "seed", "steps", "decompose", "evaluate", "checkpoint", "monitor", "diverge")
 
 
-def _groups(runs: Sequence[Checkpoint]) -> list[tuple[str, Any, list[Checkpoint]]]:
-    """(label, colour, runs) of each setting; the label names the algorithm and the keys that differ."""
+def groups_of(runs: Sequence[Checkpoint]) -> list[tuple[str, Any, list[Checkpoint]]]:
+    """(label, colour, runs) of each setting; the label names the algorithm and the keys that differ.
+
+    Runs of one setting have recipes that differ only in the seed, or in keys that do not change the weights.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> runs = [SimpleNamespace(algorithm="ssgd", recipe=f"lr = 0.1\\nseed = {k}") for k in range(3)]
+        >>> [(label, len(members)) for label, _, members in groups_of(runs)]
+        [('SSGD', 3)]
+    """
     settings = [recipe_keys(run) for run in runs]
     runs_of: dict[tuple[str, ...], list[Checkpoint]] = {}
     for run, setting in zip(runs, settings, strict=True):

@@ -79,7 +79,7 @@ def check_fit(problem: Function, x: Any, y: Any, labels: Any = None) -> None:
     try:
         outputs = problem.call(problem.layout.views(problem.theta), x)
         check_labels(problem.criterion, outputs, labels)
-        value = problem.criterion(outputs, y)
+        value: object = problem.criterion(outputs, y)  # whatever the user's function gives
     except InputError:
         raise
     except Exception as error:  # the user's model and loss raise any kind of error

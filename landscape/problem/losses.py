@@ -142,20 +142,30 @@ def label_terms(labels: Any, shifted: bool) -> Tensor | None:
 def correct(outputs: Any, targets: Any, loss: Any) -> Tensor:
     """How many of (B, classes, ...) ``outputs`` have their largest entry at the target (B, ...).
 
-    Of an output with ``logits``, these are meant. A sample with several targets counts by the share that is
-    right, and only where the loss is PyTorch's cross-entropy or negative log-likelihood, which say that the
-    classes come second. NaN if it is not such a task, if there is one output alone, which no other can
-    exceed, or if some targets are no classes, as those that a negative number masks.
+    NaN where :func:`correct_shares` is.
+    """
+    return correct_shares(outputs, targets, loss).sum()
+
+
+def correct_shares(outputs: Any, targets: Any, loss: Any) -> Tensor:
+    """(B,) float64: 1 for (B, classes, ...) ``outputs`` with the largest entry at the target (B, ...).
+
+    Of an output with ``logits``, these are meant. A sample with several targets has the share that is right,
+    and only where the loss is PyTorch's cross-entropy or negative log-likelihood, which say that the classes
+    come second. One NaN if it is not such a task, if there is one output alone, which no other can exceed, or
+    if some targets are no classes, as those that a negative number masks.
     """
     z = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
+    unknown = torch.full((1,), torch.nan, dtype=torch.float64)
     if not isinstance(z, Tensor) or not _classes(targets):
-        return torch.tensor(torch.nan, dtype=torch.float64)
+        return unknown
     if z.dim() < 2 or z.shape[1] < 2 or targets.shape != (len(z), *z.shape[2:]):
-        return torch.tensor(torch.nan, dtype=torch.float64)
+        return unknown
     if z.dim() > 2 and class_loss(loss) is None:
-        return torch.tensor(torch.nan, dtype=torch.float64)
-    right: Tensor = (z.argmax(1) == targets).double().sum() / max(1, targets[:1].numel())
-    return right.where(((targets >= 0) & (targets < z.shape[1])).all(), torch.nan)
+        return unknown
+    right = (z.argmax(1) == targets).double().unsqueeze(-1).flatten(1).sum(1)
+    shares: Tensor = right / max(1, targets[:1].numel())
+    return shares.where(((targets >= 0) & (targets < z.shape[1])).all(), torch.nan)
 
 
 def _classes(targets: Any) -> bool:

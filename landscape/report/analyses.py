@@ -24,6 +24,7 @@ from landscape.report.parts import (
 )
 from landscape.report.settings import lines_of
 from landscape.results.base import Result
+from landscape.results.comparison import Comparison
 from landscape.results.hessian_grid import HessianGrid
 from landscape.results.noise import NoiseEstimate
 from landscape.results.shown import logarithmic
@@ -46,20 +47,20 @@ _ANNOTATED = 64
 def sections(contents: Contents) -> list[Section]:
     """Ratios, spectra, noise, and a section with pictures of whatever else there is."""
     made = [_ratios(contents), _spectra(contents), _noise(contents)]
-    known = (Surface, HessianGrid, Spectrum, NoiseEstimate)
+    known = (Surface, HessianGrid, Spectrum, NoiseEstimate, Comparison)
     others: dict[type[Result], list[Result]] = {}
     for found in contents.found:
         if not isinstance(found.result, known):
             others.setdefault(type(found.result), []).append(found.result)
     if others:
-        pictures = [_picture(kind.__name__, results) for kind, results in others.items()]
+        pictures = [picture_of(kind.__name__, results) for kind, results in others.items()]
         notes = tuple(p for p in pictures if isinstance(p, str))
         drawn = tuple(p for p in pictures if isinstance(p, Picture))
         made.append(Section("more", "More results", notes, pictures=drawn))
     return made
 
 
-def _picture(kind: str, results: Sequence[Result]) -> Picture | str:
+def picture_of(kind: str, results: Sequence[Result]) -> Picture | str:
     """The picture that ``landscape plot`` makes of results of one kind, or why there is none."""
     try:
         figure = plots.draw(results)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.core.statistics import standard_error
-from landscape.report import surfaces
+from landscape.core.statistics import standard_error, t_quantile, welch_freedom
+from landscape.report import comparisons, surfaces
 from landscape.report.contents import Contents, Run
 from landscape.report.curves import values_of
-from landscape.report.parts import in_words
 from landscape.report.settings import Setting, settings_of
 from landscape.results.noise import NoiseEstimate
+from landscape.results.shown import in_words
 from landscape.results.spectrum import Spectrum
 
 # Two settings are told apart where the 95% interval of their difference leaves zero out (the usual level).
@@ -50,6 +50,7 @@ def sentences(contents: Contents) -> tuple[str, ...]:
     errors = {s.name: e for s in settings if (e := test_error(contents.runs, s))}
     said = [f"{name}: test error {error.words}." for name, error in errors.items()]
     said += _comparison(errors)
+    said += comparisons.sentences(contents)
     for setting in settings:
         said += _divergence(contents.runs, setting)
         said += _relapse(contents.runs, setting)
@@ -106,11 +107,9 @@ def _comparison(errors: dict[str, TestError]) -> list[str]:
 
 def _needed(a: TestError, b: TestError) -> float:
     """The standard errors at which the interval of a difference ends: Student's t, with Welch's freedom."""
-    from scipy.stats import t  # only here: it would slow down every import
-
-    parts = np.array([a.standard_error, b.standard_error]) ** 2
-    freedom = np.array([math.inf if e.seeds == 1 else e.seeds - 1 for e in (a, b)])
-    return float(t.ppf((1 + LEVEL) / 2, parts.sum() ** 2 / max((parts**2 / freedom).sum(), 1e-300)))
+    freedoms = [math.inf if e.seeds == 1 else e.seeds - 1 for e in (a, b)]
+    freedom = welch_freedom((a.standard_error, b.standard_error), (freedoms[0], freedoms[1]))
+    return float(t_quantile(LEVEL, freedom))
 
 
 def _divergence(runs: Sequence[Run], setting: Setting) -> list[str]:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from landscape.core.files import read_regular
-from landscape.paper import gallery
-from landscape.report.parts import Page, Picture, Section, Table, text_cells
+from landscape.paper import gallery, gallery_page
+from landscape.report.parts import Cell, Page, Picture, Section, Table, text_cells
 
 MAX_BYTES = 1 << 26  # of a picture that is read (ours)
 
@@ -19,24 +19,24 @@ def figures_page(folder: Path) -> Page:
         FailedError: a damaged file, or a picture that cannot be read.
     """
     entries = gallery.entries_in(folder)
-    judged = [entry["held"] for entry in entries.values() if entry["scale"] != "smoke"]
-    said = [
-        f"{len(entries)} figures and tables of the papers; of {len(judged)} claims that runs of this scale "
-        f"can judge, {judged.count(True)} hold, {judged.count(False)} do not, and of {judged.count(None)} "
-        "nothing can be said."
-    ]
-    if len(judged) < len(entries):
+    number = f"{len(entries)} figures and tables of the papers."
+    said = [number, gallery_page.counted(entries), gallery_page.RULES]
+    if any(not entry["outcome"] for entry in entries.values()):
         said.append(gallery.NO_CONCLUSION)
-    sections = tuple(_section(name, entry, folder) for name, entry in entries.items())
-    return Page("The figures and tables of the papers", tuple(said), sections)
+    rows = tuple(_verdict(name, entry) for name, entry in entries.items())
+    heads = ("claim", "where tested", "outcome", "effect, with its interval")
+    verdicts = Section("verdicts", "The claims", (), tables=(Table("Claims and verdicts", heads, rows),))
+    sections = (verdicts, *(_section(name, entry, folder) for name, entry in entries.items()))
+    return Page("The figures and tables of the papers", tuple(filter(None, said)), sections)
+
+
+def _verdict(name: str, entry: dict[str, Any]) -> tuple[Cell, ...]:
+    where = f"{entry['scale']}: {entry['note']}"
+    return text_cells(f"{name}: {entry['claims']}", where, entry["outcome"] or "–", gallery_page.sizes(entry))
 
 
 def _section(name: str, entry: dict[str, Any], folder: Path) -> Section:
-    smoke = entry["scale"] == "smoke"
-    verdict = (
-        entry["verdict"] if smoke else f"The claim {gallery.claim_text(entry['held'])}. {entry['verdict']}"
-    )
-    made = f"Scale {entry['scale']}: {' '.join(entry['note'].split())}. Made by {entry['command']} in "
+    verdict = f"The claim: {entry['outcome']}. {entry['verdict']}" if entry["outcome"] else entry["verdict"]
     pictures = tuple(
         Picture(
             f"{entry['where']}: {entry['title']}",
@@ -45,11 +45,16 @@ def _section(name: str, entry: dict[str, Any], folder: Path) -> Section:
         )
         for picture in entry["pictures"]
     )
+    effects = tuple(text_cells(*gallery_page.effect_cells(effect)) for effect in entry["effects"])
     rows = tuple(text_cells(e["what"], e["ours"], e["paper"]) for e in entry["compared"])
+    tables = (
+        Table("What the verdict rests on", ("where", "effect", "seeds", "the claim"), effects),
+        Table("Here and in the paper", ("what", "here", "paper"), rows),
+    )
     return Section(
         name,
         f"{entry['where']}: {entry['title']}",
-        (entry["claims"], verdict, f"{made}{gallery.duration(entry['seconds'])}."),
-        tables=(Table("Here and in the paper", ("what", "here", "paper"), rows),) if rows else (),
+        (entry["claims"], verdict, gallery_page.made(entry).replace("`", "")),
+        tables=tuple(table for table in tables if table.rows),
         pictures=pictures,
     )

@@ -14,6 +14,7 @@ from landscape.plots.style import paper_name
 from landscape.report.contents import Contents, Run
 from landscape.report.parts import Cell, Section, Table, number, text_cells
 from landscape.results.base import Result
+from landscape.results.comparison import Comparison
 from landscape.results.hessian_grid import HessianGrid
 from landscape.results.noise import NoiseEstimate
 from landscape.results.spectrum import Spectrum
@@ -137,6 +138,8 @@ def _made(result: Result) -> tuple[str, str]:
         drawn = f"{len(result.direct)} draws of {result.learners} minibatches of {result.local_batch}"
         how = f"{drawn}, data: {samples}"
         return how, "one standard error over the draws; full batch and Eq. 4 are exact"
+    if isinstance(result, Comparison):
+        return _fields(result), "one standard error, or the bound of an eigenvalue, as each row says"
     return _fields(result), "as the picture shows it"
 
 
@@ -157,6 +160,10 @@ def command(contents: Contents, result: Result, path: Path) -> str:
     run = contents.run_of(result)
     source = str(run.shown_path) if run else str(getattr(result, "source", "")) or "CKPT"
     places = source.split(", ") if isinstance(result, Surface) and result.kind == "between" else [source]
+    if isinstance(result, Comparison):
+        known = {run.sha256: str(run.shown_path) for run in contents.runs}
+        files = zip(result.sources, result.sources_sha256, strict=True)
+        places = [known.get(digest, name or "CKPT") for name, digest in files]
     words: list[object] = [
         "landscape",
         _COMMANDS.get(result.schema, result.schema.partition(".")[2].replace("_", "-")),
@@ -190,4 +197,5 @@ def command(contents: Contents, result: Result, path: Path) -> str:
 _COMMANDS = {
     "landscape.surface": "contour",
     "landscape.escape": "saddles",
+    "landscape.comparison": "compare",
 }

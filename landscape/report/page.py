@@ -11,7 +11,16 @@ from landscape._version import __version__
 from landscape.core.extras import optional
 from landscape.core.files import printable, read_regular, write_text
 from landscape.plots.style import paper_name
-from landscape.report import analyses, contents, curves, findings, origins, scrubber, surfaces
+from landscape.report import (
+    analyses,
+    comparisons,
+    contents,
+    curves,
+    findings,
+    origins,
+    scrubber,
+    surfaces,
+)
 from landscape.report.contents import Contents
 from landscape.report.parts import Page, chart_text, script_json
 from landscape.report.settings import lines_of
@@ -55,6 +64,7 @@ def build(given: Contents, title: str = "") -> Page:
     sections = [
         origins.runs_section(given),
         curves.section(given.runs),
+        comparisons.section(given),
         *surfaces.sections(given),
         learners,
         *analyses.sections(given),

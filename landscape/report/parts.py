@@ -13,6 +13,7 @@ import numpy as np
 
 from landscape.core.files import printable
 from landscape.core.hdf5 import Array
+from landscape.results.shown import in_words
 
 DIGITS = 6  # of a number in a chart: finer than a screen shows (ours)
 
@@ -117,28 +118,6 @@ def number(value: float, error: float = math.nan, unit: str = "") -> Cell:
     if math.isnan(value):
         return Cell("–", -math.inf)
     return Cell(in_words(value, error) + unit, value)
-
-
-def in_words(value: float, error: float = math.nan) -> str:
-    """A number to four digits; with an error, to its first digit, or to its second where it begins with 1.
-
-    Example:
-        >>> in_words(1234.5678), in_words(0.5), in_words(12.3456, 0.21), in_words(1.5e-7, 2e-9)
-        ('1,235', '0.5', '12.3 ± 0.2', '1.5e-07 ± 2e-09')
-        >>> in_words(1.38, 1.21), in_words(3.178e-5, 3.1e-6)
-        ('1.4 ± 1.2', '3.2e-05 ± 3e-06')
-    """
-    if not math.isfinite(error) or error < 0:
-        return f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.4g}"
-    if error == 0 or not math.isfinite(value):
-        return f"{value:.4g} ± {error:g}"
-    size = math.floor(math.log10(error))
-    more = int(10 ** (math.log10(error) - size) < 1.95)
-    places = more - size
-    if not -3 <= places <= 4:
-        digits = places + math.floor(math.log10(abs(value))) if value else 0
-        return f"{value:.{min(max(digits, 0), 15) + 1}g} ± {error:.{more}e}"
-    return f"{value:,.{max(places, 0)}f} ± {error:,.{max(places, 0)}f}"
 
 
 def text_cells(*texts: object) -> tuple[Cell, ...]:

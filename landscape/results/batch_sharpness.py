@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.core.statistics import standard_error
+from landscape.core.statistics import standard_error, t_quantile
 from landscape.results.measurement import Measurement
 
 
@@ -111,7 +111,5 @@ class BatchSharpness(Measurement):
             >>> [round(end, 2) for end in result.interval()]
             [2.16, 5.84]
         """
-        from scipy.stats import t  # only here: it would slow down every import
-
-        half = float(t.ppf((1 + level) / 2, len(self.curvature) - 1)) * self.standard_error
+        half = float(t_quantile(level, len(self.curvature) - 1)) * self.standard_error
         return self.value - half, self.value + half

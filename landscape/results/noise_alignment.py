@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
+
+import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.results.measurement import Measurement
@@ -33,6 +35,8 @@ class NoiseAlignment(Measurement):
             they were independent: large where there is no power law. NaN for fewer than 3.
         batch: B.
         draws: the number of minibatches.
+        estimates: (draws,), one number a minibatch: their mean is ``ias``, their standard error its own, so
+            that results of the same minibatches can be compared in pairs. Empty in older files.
         reached: whether the relative standard error that was asked for was reached by ``ias``.
         batchnorm, bn, bn_samples: as in :class:`landscape.Surface`; with BatchNorm the statistics are those
             of each minibatch, and H and g are means over minibatches of that size.
@@ -56,9 +60,11 @@ class NoiseAlignment(Measurement):
         "residuals": "rank",
         "covariance": "rank",
         "covariance_error": "rank",
+        "estimates": "draw",
     }
     units: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("values", "residuals", "ias", "ias_error", "noise_curvature", "noise_curvature_error"), "nat"
+        ("values", "residuals", "ias", "ias_error", "estimates", "noise_curvature", "noise_curvature_error"),
+        "nat",
     ) | dict.fromkeys(
         ("covariance", "covariance_error", "trace_s", "trace_c", "grad_norm2"), "nat^2"
     ) | dict.fromkeys(("gamma", "gamma_error", "gamma_scatter"), "1")  # fmt: skip
@@ -85,6 +91,7 @@ class NoiseAlignment(Measurement):
     hvps: int
     converged: bool
     tol: float
+    estimates: Array = field(default_factory=lambda: np.zeros(0))
 
     @property
     def value(self) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from landscape.core.hdf5 import Array
@@ -62,3 +64,25 @@ def running_quartiles(steps: Array, values: Array) -> tuple[Array, Array]:
     last = np.searchsorted(steps, places + reach, "right")
     inside = [np.quantile(values[a:b], (0.25, 0.5, 0.75)) for a, b in zip(first, last, strict=True)]
     return places, np.array(inside).reshape(-1, 3).T
+
+
+def in_words(value: float, error: float = math.nan) -> str:
+    """A number to four digits; with an error, to its first digit, or to its second where it begins with 1.
+
+    Example:
+        >>> in_words(1234.5678), in_words(0.5), in_words(12.3456, 0.21), in_words(1.5e-7, 2e-9)
+        ('1,235', '0.5', '12.3 ± 0.2', '1.5e-07 ± 2e-09')
+        >>> in_words(1.38, 1.21), in_words(3.178e-5, 3.1e-6)
+        ('1.4 ± 1.2', '3.2e-05 ± 3e-06')
+    """
+    if not math.isfinite(error) or error < 0:
+        return f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.4g}"
+    if error == 0 or not math.isfinite(value):
+        return f"{value:.4g} ± {error:g}"
+    size = math.floor(math.log10(error))
+    more = int(10 ** (math.log10(error) - size) < 1.95)
+    places = more - size
+    if not -3 <= places <= 4:
+        digits = places + math.floor(math.log10(abs(value))) if value else 0
+        return f"{value:.{min(max(digits, 0), 15) + 1}g} ± {error:.{more}e}"
+    return f"{value:,.{max(places, 0)}f} ± {error:,.{max(places, 0)}f}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -27,6 +27,9 @@ class Trace:
         standard_error: of the value, in nats.
         hvps: the number of Hessian-vector products.
 
+    ``draws`` (n,) are the estimates of which it is the mean, and whose standard error is its own; one where
+    nothing was drawn.
+
     Example:
         >>> Trace(3.0, standard_error=0.1, hvps=30).value
         3.0
@@ -35,6 +38,7 @@ class Trace:
     value: float
     standard_error: float
     hvps: int
+    draws: Array = field(default_factory=lambda: np.zeros(0), compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ class Stability(Result):
         lr: the learning rate of the run; NaN if unknown.
         own_limit: the largest stable ηλ of the update rule of the run; NaN if unknown.
         own_delay: the delay of the run, in steps.
+        precondition: the optimizer whose preconditioner P the Hessian is seen through, P^{-1/2} H P^{-1/2};
+            "" without.
 
     Example:
         >>> limits = np.array([[2.0, 1.0], [3.8, 0.1], [3.8, 0.19]])
@@ -64,6 +66,7 @@ class Stability(Result):
     label: str = ""
     source: str = ""
     source_sha256: str = ""
+    precondition: str = ""
 
     @property
     def rates(self) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -148,6 +149,28 @@ class Surface(Interpolated):
             self.labels,
             self.explained,
         )
+
+    def compact(self) -> Surface:
+        """The same surface over a plane in two dimensions instead of P, a file of a few kilobytes.
+
+        Lengths and angles of the directions, and so drawings, basins and tables, are the same, and so is
+        the length of the centre. The weights are lost: it cannot be resumed.
+
+        Returns:
+            A surface with directions (2, 2) and center (2,).
+
+        Example:
+            >>> from landscape.results.basin import parabola
+            >>> parabola().compact().directions.tolist()
+            [[1.0, 0.0], [0.0, 1.0]]
+        """
+        directions = self.directions.astype(np.float64)
+        if directions.shape[1] <= 2 or not np.isfinite(directions).all():
+            return self
+        values, vectors = np.linalg.eigh(directions @ directions.T)
+        root = vectors @ np.diag(np.sqrt(values.clip(min=0))) @ vectors.T
+        center = np.array([np.linalg.norm(self.center.astype(np.float64)), 0.0])
+        return dataclasses.replace(self, directions=root, center=center)
 
     def basins(
         self, rises: Sequence[float] | None = None, *, least: float | None = None, around: str | None = None

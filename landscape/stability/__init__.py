@@ -167,8 +167,10 @@ def check(delay: int, momentum: float, form: str) -> None:
     choose("form", form, FORMS)
 
 
-def polynomials(delay: int, momentum: float, form: str, omega: complex = 1.0) -> tuple[Array, Array]:
-    """(p₀, p₁), coefficients from the highest power z^{τ+2} down."""
+def polynomials(
+    delay: int, momentum: float, form: str, omega: complex = 1.0, mixed: bool = False
+) -> tuple[Array, Array]:
+    """(p₀, p₁), coefficients from the highest power z^{τ+2} down; ``mixed``: the momentum is mixed, too."""
     size = delay + 3
     if form == "shifted":
         high = np.zeros(delay + 2, dtype=complex)
@@ -176,9 +178,10 @@ def polynomials(delay: int, momentum: float, form: str, omega: complex = 1.0) ->
         p0 = np.convolve(high, [1.0, -1.0])
     else:
         p0 = np.zeros(size, dtype=complex)
-        p0[:3] = np.convolve([1.0, -omega], [1.0, -momentum])
+        kept = momentum * omega if mixed else momentum
+        p0[:3] = np.convolve([1.0, -omega], [1.0, -kept])
     p1 = np.zeros(size, dtype=complex)
-    p1[-2:] = (1 + momentum, -momentum) if form == "nesterov" else (1.0, 0.0)
+    p1[-2:] = (1 + momentum, -kept) if form == "nesterov" else (1.0, 0.0)
     return p0, p1
 
 

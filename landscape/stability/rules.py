@@ -16,19 +16,28 @@ from landscape.stability import FORMS, check, first_crossing, max_stable_step, p
 
 
 def max_mixing_step(
-    omegas: Any, momentum: float = 0.0, form: str = "ordinary", order: str = "awc", delay: int = 0
+    omegas: Any,
+    momentum: float = 0.0,
+    form: str = "ordinary",
+    order: str = "awc",
+    delay: int = 0,
+    mixed: bool = False,
 ) -> float:
     """The largest stable ηλ of learners that mix by a fixed matrix with other eigenvalues ``omegas`` than 1.
 
     Each takes its own steps, with its own momentum, on one quadratic. A mode evolves by z^τ (z − ω)(z − m) +
     h p₁, p₁ that of ``form`` "ordinary" or "nesterov" in AWC order, and ω times that in ATC order; the mean
-    is the mode ω = 1. Without momentum and delay: 1 + ω_min (AWC) for real ω, and |ω(1 − h)| < 1 (ATC).
+    is the mode ω = 1. Without delay, for real ω in AWC order, the limit is (1 + ω_min)(1 + m), without
+    momentum 1 + ω_min; in ATC order without momentum |ω(1 − h)| < 1. Where the momentum is mixed with the
+    weights, v ← M v after each step, mω stands for m in p₀ (and in Nesterov's p₁): (1 + ω)(1 + mω) in AWC
+    order.
 
     Args:
         omegas: the eigenvalues of the mixing matrix other than the simple 1.
         momentum, form: "ordinary" or "nesterov" momentum, 0 ≤ m < 1.
         order: "awc" (gradient at the learner's weights before mixing) or "atc" (step, then mix).
         delay: of the gradients, in steps.
+        mixed: whether the momentum is mixed with the weights.
 
     Raises:
         InputError: a negative delay, a momentum outside [0, 1), or an unknown form or order.
@@ -44,7 +53,7 @@ def max_mixing_step(
     for omega in np.unique(np.round(np.asarray(omegas, dtype=complex), 12)):
         if order == "atc" and omega == 0:
             continue  # such a mode is gone after one step
-        p0, p1 = polynomials(delay, momentum, form, omega)
+        p0, p1 = polynomials(delay, momentum, form, omega, mixed)
         limits.append(first_crossing(p0, omega * p1 if order == "atc" else p1))
     return min(limits)
 
@@ -109,6 +118,53 @@ def max_matching_step(rho: float, delay: int = 0) -> float:
         return float(np.abs(np.linalg.eigvals(np.array(rows))).max())
 
     mean = max_stable_step(delay)
+    return min(mean, first_unstable(radius, mean))
+
+
+def max_matching_momentum_step(
+    rho: float, momentum: float, form: str = "ordinary", order: str = "awc", mixed: bool = False
+) -> float:
+    """The largest ηλ stable in mean square where learners with momentum m average in random pairs.
+
+    With v the momentum in units of weights, v' = m v + h x, u = v' (Nesterov: h x + m v'), and M a projection
+    drawn anew with E M = ``rho`` orthogonal to the mean: x' = M x − u in AWC order, x' = M (x − u) in ATC
+    order, and v' ← M v' where the momentum is ``mixed``. As E⟨M a, M b⟩ = E⟨M a, b⟩ = ρ⟨a, b⟩, the second
+    moments E⟨x, x⟩, E⟨x, v⟩ and E⟨v, v⟩ follow a linear map. The mean has the limit without mixing.
+
+    Args:
+        rho: E M orthogonal to the mean.
+        momentum, form: "ordinary" or "nesterov" momentum, 0 ≤ m < 1.
+        order: "awc" or "atc".
+        mixed: whether the momentum is mixed with the weights.
+
+    Raises:
+        InputError: a momentum outside [0, 1), or an unknown form or order.
+
+    Example:
+        >>> from landscape.stability.rules import max_matching_momentum_step, max_matching_step
+        >>> round(max_matching_momentum_step(0.5, 0.0), 3), round(max_matching_step(0.5), 3)
+        (1.366, 1.366)
+    """
+    check(0, momentum, choose("form", form, FORMS[:2]))
+    choose("order", order, ("awc", "atc"))
+
+    def product(a: Array, b: Array) -> Array:
+        """⟨a₀x + a₁v, b₀x + b₁v⟩ in terms of ⟨x, x⟩, ⟨x, v⟩ and ⟨v, v⟩."""
+        return np.array([a[0] * b[0], a[0] * b[1] + a[1] * b[0], a[1] * b[1]])
+
+    def radius(h: float) -> float:
+        x, v = np.array([1.0, 0.0]), np.array([h, momentum])
+        u = v if form == "ordinary" else np.array([h, 0.0]) + momentum * v
+        if order == "atc":
+            rows = [rho * product(x - u, x - u), rho * product(x - u, v), product(v, v)]
+        else:
+            xx = rho * product(x, x) - 2 * rho * product(x, u) + product(u, u)
+            rows = [xx, rho * product(x, v) - (rho if mixed else 1.0) * product(u, v), product(v, v)]
+        if mixed:
+            rows[2] = rho * rows[2]
+        return float(np.abs(np.linalg.eigvals(np.array(rows))).max())
+
+    mean = max_stable_step(0, momentum, form)
     return min(mean, first_unstable(radius, mean))
 
 

@@ -30,6 +30,9 @@ from landscape.train.divergence import divergence_message
 from landscape.train.loop import Hooks, Trainer, recipe_of
 from landscape.train.recipe import Recipe, read
 
+#: Names of devices; "auto" is CUDA where there is a GPU.
+DEVICES = ("auto", "cpu", "cuda")
+
 
 def launch(
     recipe: Recipe | None,
@@ -222,7 +225,7 @@ def check_folder(folder: Path, *, resume: bool, force: bool) -> list[Path]:
 
 def pick_device(name: str) -> torch.device:
     """The device called "auto", "cpu" or "cuda". Raises InputError for CUDA where there is none."""
-    choose("--device", name, ("auto", "cpu", "cuda"))
+    choose("--device", name, DEVICES)
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("--device: 'cuda' is not allowed, PyTorch finds no GPU here; use cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

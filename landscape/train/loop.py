@@ -14,6 +14,7 @@ from torch import Tensor
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.core.errors import FailedError
+from landscape.core.numerics import numerics
 from landscape.evaluation.stack import Stack, Training
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
@@ -51,6 +52,7 @@ class Hooks:
     step: Callable[[int, int], None] = lambda done, total: None
 
 
+@numerics(1)
 class Trainer:
     """A run in memory: :meth:`run` takes it to its last step, from the start or from a checkpoint.
 

@@ -25,7 +25,7 @@ from landscape.train.randomness import generator
 
 FORMS = (
     "full, ring(k), torus, torus(RxC), exponential, one-peer-exponential, hypercube, random-matching, star, "
-    "nodes(k), or a .csv, .txt or .npy file with an n × n matrix"
+    "nodes(k), lazy(a, FORM), or a .csv, .txt or .npy file with an n × n matrix"
 )
 # Row and column sums may miss 1 by this much: a matrix typed with four decimals passes (ours).
 SUM_TOLERANCE = 1e-4
@@ -55,7 +55,8 @@ class Mixing:
     R × C grid that wraps round, "torus" the most nearly square one; "exponential", learner j takes from those
     1, 2, 4, … after it; "hypercube", from those whose number differs in one bit; "star", learner 0 with all
     others, by Metropolis–Hastings weights 1/(1 + max(deg j, deg k)); "nodes(k)", k nodes of n/k learners
-    each, which average within their node.
+    each, which average within their node; "lazy(a, FORM)", (1 − a)I + aM with 0 < a ≤ 1 and M one of the
+    other named forms: an eigenvalue ω becomes 1 − a(1 − ω), so that gap and ω_min can be chosen apart.
     Changing with the step t: "one-peer-exponential", half from the one 2^((t−1) mod ⌈log₂ n⌉) after it, which
     averages exactly after ⌈log₂ n⌉ steps if n is a power of two and never otherwise (both exponential graphs:
     Ying et al. 2021); "random-matching" pairs the learners anew, each pair averages, and an odd learner sits
@@ -76,6 +77,9 @@ class Mixing:
         [0.333, 0.333, 0.0, 0.333]
         >>> Mixing("ring(2)", learners=6, seed=0).stability_limit
         0.8
+        >>> lazy = Mixing("lazy(0.75, ring(1))", learners=6, seed=0)  # ω_min of "full", and another gap
+        >>> lazy.omega_min, lazy.gap
+        (0.0, 0.25)
     """
 
     def __init__(self, spec: str, learners: int, seed: int, where: str = "algorithm.mixing") -> None:
@@ -231,6 +235,8 @@ def _cycle(spec: str, n: int, where: str) -> list[Array]:
     """The matrices of a ``spec`` that is not drawn."""
     if is_file(spec):
         return [read_matrix(where, Path(spec), n)]
+    if lazy := re.fullmatch(r"lazy\(([^,()]*),(.+)\)", spec.replace(" ", "")):
+        return _lazy(spec, lazy[1], lazy[2], n, where)
     form = re.fullmatch(r"([a-z-]+)(?:\((\d+)(?:x(\d+))?\))?", spec.replace(" ", ""))
     name, a, b = form.groups() if form else ("", None, None)
     powers = [2**i for i in range(math.ceil(math.log2(n)))]  # 1, 2, 4, … below n
@@ -275,6 +281,22 @@ def _cycle(spec: str, n: int, where: str) -> list[Array]:
         m[0, :] = m[:, 0] = 1 / n
         return [m]
     raise InputError(f"{where}: '{spec}' is not known (allowed: {FORMS})")
+
+
+def _lazy(spec: str, share: str, inner: str, n: int, where: str) -> list[Array]:
+    """(1 − a)I + aM for each matrix M of ``inner``, a being ``share``."""
+    try:
+        a = float(share)
+    except ValueError:
+        a = math.nan
+    if not 0 < a <= 1:
+        raise InputError(f"{where}: '{spec}' is not allowed, a of lazy(a, FORM) must be > 0 and ≤ 1")
+    if inner == "random-matching" or inner.startswith("lazy") or is_file(inner):
+        raise InputError(
+            f"{where}: '{spec}' is not allowed, FORM of lazy(a, FORM) must be a named mixing that is not "
+            "drawn, such as ring(1)"
+        )
+    return [(1 - a) * np.eye(n) + a * m for m in _cycle(inner, n, where)]
 
 
 def _equal(sources: list[Array]) -> Array:

@@ -129,7 +129,7 @@ class Recorder:
             self._step = contextlib.nullcontext()
             return
         recording.check_folder(self.folder, self._resume)
-        module = unwrapped(model) if isinstance(model, nn.Module) else model
+        module = unwrapped(model) if isinstance(model, nn.Module) else model  # type: ignore[redundant-expr]
         choices = Choices(samples, sharpness, batch, seed, recording.stability_limit(optimizer), terms)
         self._observer = Observer(module, loss, data, test, choices)
         self._lock = Lock(self.folder)

@@ -333,8 +333,8 @@ def one_by_one(device: str, data_dir: str | None) -> Execute:
     return execute
 
 
-def at_once(nproc: int, device: str, data_dir: str | None, timeout: float = pool.TIMEOUT) -> Execute:
-    """Runs in ``nproc`` processes, each one run at a time; they share the cores, and GPUs in turn."""
+def at_once(count: int, device: str, data_dir: str | None, timeout: float = pool.TIMEOUT) -> Execute:
+    """Runs in ``count`` processes, each one run at a time; they share the cores, and GPUs in turn."""
     gpus = [str(k) for k in range(torch.cuda.device_count())] if device != "cpu" else []
     if gpus and "CUDA_VISIBLE_DEVICES" in os.environ:
         gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
@@ -344,7 +344,7 @@ def at_once(nproc: int, device: str, data_dir: str | None, timeout: float = pool
             pool.run(
                 f"{__name__}:train",
                 [[run.recipe.to_toml(), os.fspath(run.folder), device, data_dir] for run in runs],
-                nproc,
+                count,
                 lambda job, seconds: ended(runs[job]),
                 threads=torch.get_num_threads(),
                 timeout=timeout,
@@ -356,8 +356,36 @@ def at_once(nproc: int, device: str, data_dir: str | None, timeout: float = pool
     return execute
 
 
-def train(toml: str, folder: str, device: str, data_dir: str | None) -> float:
-    """Train the recipe of that text in ``folder``, or go on; seconds. A job for a pool."""
+class _OutOfTime(Exception):
+    """It is later than a run may go on."""
+
+
+def train(
+    toml: str,
+    folder: str,
+    device: str,
+    data_dir: str | None,
+    until: float | None = None,
+    step: Callable[[int, int], None] | None = None,
+) -> float | None:
+    """Train the recipe of that text in ``folder``, or go on; seconds. A job for a pool.
+
+    At the time ``until``, as time.time() has it, the run stops and the result is None: it goes on from its
+    last checkpoint. ``step`` takes, after each step, how many are done and how many there are.
+    """
+
+    def after(done: int, total: int) -> None:
+        if step:
+            step(done, total)
+        if until is not None and done < total and time.time() > until:
+            raise _OutOfTime
+
     clock, recipe = time.perf_counter(), from_values(parse(toml, folder))
-    launch.launch(recipe, folder, resume=True, device=device, data_dir=data_dir)
+    try:
+        if until is not None and time.time() > until:
+            raise _OutOfTime
+        hooks = Hooks(step=after)
+        launch.launch(recipe, folder, resume=True, device=device, data_dir=data_dir, hooks=hooks)
+    except _OutOfTime:
+        return None
     return time.perf_counter() - clock

@@ -49,7 +49,7 @@ def installed(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        print(f"against {name}: skipped, it is not installed (pip install -e '.[bench]')", flush=True)
+        print(f"against {name}: skipped, it is not installed (make bench sets it up)", flush=True)
         return None
 
 

@@ -42,8 +42,8 @@ class Case:
         return [word.format(base=base, out=out, timeout=timeout) for word in self.words]
 
 
-def _both(name: str, *words: str) -> list[Case]:
-    several = (*words, "--nproc", "2", "--timeout", "{timeout}")
+def _both(name: str, *words: str, option: str = "--nproc") -> list[Case]:
+    several = (*words, option, "2", "--timeout", "{timeout}")
     return [Case(f"{name}, 1 process", words), Case(f"{name}, 2 processes", several, 2)]
 
 
@@ -54,23 +54,28 @@ def _analysis(name: str, *words: str) -> Case:
 _EXACT = ("--search", "exact")
 ALL = [
     *_both("train", "train", "{base}/tiny.toml", "--resume", "-q", "-o", "{out}/run"),
-    *_both("sweep", "sweep", "{base}/tiny.toml", "--set", "lr=0.1,0.2", "-q", "-o", "{out}/sweep"),
+    *_both("sweep", "sweep", "{base}/tiny.toml", "--set", "lr=0.1,0.2", "-q", "-o", "{out}/sweep", option="--jobs"),
     *_both(
         "contour", "contour", "{base}/last.h5", "--grid", "120x80", "--path", "batched", "-q",
         "-o", "{out}/contour.h5",
     ),
     *_both("hessian-grid", "hessian-grid", "{base}/last.h5", "--grid", "6", *_EXACT, "-q", "-o", "{out}/hessian.h5"),
-    *_both("figures", "figures", "fig2a", "--scale", "smoke", "-q", "-o", "{out}/gallery", "--runs", "{out}/runs"),
+    *_both(
+        "figures", "figures", "fig2a", "--scale", "smoke", "-q", "-o", "{out}/gallery", "--runs", "{out}/runs",
+        option="--jobs",
+    ),
     _analysis("line"),
     _analysis("spectrum", *_EXACT),
     _analysis("noise", "--draws", "4"),
     _analysis("smoothing"),
     _analysis("disagreement"),
     _analysis("sharpness", "--rho", "0.1"),
-    _analysis("noise-alignment", "--draws", "8"),
+    _analysis("noise-alignment", "--max-draws", "8"),
+    _analysis("learning-coefficient", "--localization", "10", "--max-rhat", "2"),
     _analysis("stability"),
+    _analysis("compare", "{base}/step-0000010.h5", "--only", "loss,trace,batch-sharpness,disagreement", "--draws", "8"),
     _analysis("critical-batch", "--factors", "1,2", "--seeds", "1"),
-    Case("saddles", ("saddles", "--seeds", "6", "--noise", "0.01", "--lr", "", "--dimension", "", "-q", "-o", "{out}/s.h5")),
+    Case("saddles", ("saddles", "--seeds", "0-5", "--noise", "0.01", "--lr", "", "--dimension", "", "-q", "-o", "{out}/s.h5")),
     Case("import", ("import", "{base}/net.pt", "--model", "mlp(widths=[6, 8, 3])", "-o", "{out}/net.h5")),
     Case("plot", ("plot", "{base}/last.h5", "-o", "{out}/p.png")),
 ]  # fmt: skip

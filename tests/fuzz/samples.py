@@ -20,6 +20,7 @@ from landscape.checkpoint.history import UNITS
 from landscape.data.idx import FILES
 from landscape.problem.layout import Layout, Slot
 from landscape.results import base
+from landscape.results.comparison import example as comparison
 from landscape.results.escape import Escape
 from landscape.results.minima import Minima
 from landscape.results.run_times import RunTimes
@@ -117,6 +118,12 @@ def results() -> dict[str, Any]:
         batch=np.array([4, 8]), lr=two, steps=np.array([20, 10]), loss=np.ones((2, 3)), own_batch=4, step=5,
         trained_samples=80, tol=0.01, scaling="linear", samples=9, seed=0, dtype="float32", **about,
     )  # fmt: skip
+    coefficient = landscape.LearningCoefficient(
+        rise=RNG.random((3, 8)) + 2, heating=RNG.random((3, 8)) / 9, distance2=RNG.random((3, 8)), standard_error=0.1, r_hat=1.0,
+        r_hat_distance=1.0, ess=400.0, nbeta=4.0, localization=100.0, step_size=1e-3, batch=4, steps=16, burn_in=4,
+        loss=0.5, weights_norm2=2.0, lambda_max=1.5, parameters=20, max_rhat=1.01, tol=0.05, converged=True, seed=0,
+        samples=9, dtype="float32", **about,
+    )  # fmt: skip
     delay = np.array([0, 1, 4])
     three = RNG.random((3, 3)) + 0.1
     found: dict[str, Any] = {
@@ -129,8 +136,10 @@ def results() -> dict[str, Any]:
         "noise_scale": noise_scale,
         "spectrum": spectrum,
         "noise_alignment": alignment,
+        "comparison": comparison(),
         "sharpness": sharpness,
         "critical_batch": critical,
+        "learning_coefficient": coefficient,
         "disagreement": disagreement,
         "smoothing": smoothing,
         "stability": Stability(delay, three, 0.9, 2.0, 0.1, True, 0.1, 1.2, 1, 9, **about),

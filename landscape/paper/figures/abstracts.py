@@ -6,6 +6,7 @@ Of these papers only the abstracts are at hand: every setting here is ours.
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.figure import (
     Compared,
     Drawing,
+    Point,
     Runs,
     Scale,
     Work,
@@ -25,10 +27,12 @@ from landscape.paper.figure import (
     test_error,
 )
 from landscape.paper.scales import SMOKE_NOTE, mnist, seeds
+from landscape.paper.verdicts import Effect, Rows, by_seed, difference
 from landscape.plots.picture import panels
 from landscape.plots.style import color_of, style
 from landscape.results.smoothing import Smoothing
 from landscape.train.experiments import continuation
+from landscape.train.loop import recipe_of
 
 OURS = "only the abstract is at hand: all settings are ours"
 
@@ -36,35 +40,37 @@ OURS = "only the abstract is at hand: all settings are ours"
 
 
 def _smoothing_runs(scale: Scale) -> Runs:
-    return {f"{a}/{s}": mnist(scale, f"fig2a-{a}", s) for a in ("ssgd", "dpsgd") for s in seeds(scale, 2)}
+    return {f"{a}/{s}": mnist(scale, f"fig2a-{a}", s) for a in ("ssgd", "dpsgd") for s in seeds(scale, 3)}
 
 
 def _smoothings(work: Work, key: str) -> list[Smoothing]:
-    points = work.checkpoints(key)
+    points = work.points(key)
     pairs, samples = work.pick((2, 200), (16, 10_000), (64, 60_000))
     results = []
     for point in (points[0], points[-1]):
 
-        def make(point: Checkpoint = point) -> Smoothing:
-            route = continuation.mean_path(point, continuation.STEPS, data_dir=work.cache.data_dir)
+        def make(point: Point = point) -> Smoothing:
+            run = point.load()
+            route = continuation.mean_path(run, continuation.STEPS, data_dir=work.cache.data_dir)
             return smoothing(
                 work.problem(point, "train").subset(slice(samples)),
-                point.weights,
+                run.weights,
                 pairs=pairs,
                 path=route,
-                lr=point.lr,
-                alpha_e=continuation.effective_rate(point),
+                lr=run.lr,
+                alpha_e=continuation.effective_rate(run),
                 split="train",
                 label=point.label,
             )
 
-        results += work.cached(Smoothing, point, {"pairs": pairs, "samples": samples}, make)
+        by = (smoothing, continuation.mean_path)
+        results += work.cached(Smoothing, point, {"pairs": pairs, "samples": samples}, make, by)
     return results
 
 
 def _smoothing(work: Work) -> Drawing:
     results = [
-        r for a in ("ssgd", "dpsgd") for s in seeds(work.scale, 2) for r in _smoothings(work, f"{a}/{s}")
+        r for a in ("ssgd", "dpsgd") for s in seeds(work.scale, 3) for r in _smoothings(work, f"{a}/{s}")
     ]
     rows = []
     for r in results:
@@ -103,8 +109,25 @@ def _smoothing(work: Work) -> Drawing:
         f"Smoothed by DPSGD's measured spread λ_max is {summary(ratio['early'], '.3f')} of the loss's own "
         f"early in training and {summary(ratio['late'], '.3f')} at the end; below 1 the spread flattens the "
         "loss.",
-        all(v < 1 for vs in ratio.values() for v in vs),
     )
+
+
+def _judge_smoothing(rows: Rows) -> list[Effect]:
+    """Of DPSGD's checkpoints, the first and the last of each seed."""
+    runs: dict[float, list[dict[str, Any]]] = {}
+    for row in rows:
+        found = re.fullmatch(r"dpsgd, seed (\d+), step .*", str(row["checkpoint"]))
+        if found:
+            runs.setdefault(float(found[1]), []).append(row)
+    effects = []
+    for k, when in ((0, "early"), (-1, "at the end")):
+        flat = tuple(run[k]["lambda_smoothed"] / run[k]["lambda_max"] for run in runs.values())
+        effects.append(
+            Effect(when, "λ_max of the smoothed loss / of the loss", flat, (-np.inf, 1.0), ratio=True)
+        )
+    low = tuple(run[0]["alpha_e"] / run[0]["alpha"] for run in runs.values())
+    effects.append(Effect("early", "effective rate α_e / α", low, (-np.inf, 1.0)))
+    return effects
 
 
 figure(
@@ -114,9 +137,11 @@ figure(
     "The spread smooths the loss, hence allows a larger rate; the effective rate adjusts itself to the "
     "landscape.",
     _smoothing_runs,
+    _judge_smoothing,
     smoke=SMOKE_NOTE,
     laptop=f"Figure 2(a), early (a tenth) and at the end, 10,000 training samples; {OURS}",
     paper=f"Figure 2(a); {OURS}",
+    weights=True,
 )(_smoothing)
 
 # ---- LocalSGD-2021
@@ -131,6 +156,12 @@ def _local_runs(scale: Scale) -> Runs:
     }
 
 
+def _rounds(run: Checkpoint) -> int:
+    """The rounds of communication that a learner waited for."""
+    rule = recipe_of(run).rule()
+    return sum(rule.communication_cost(t)[1] for t in range(1, run.step + 1))
+
+
 def _local(work: Work) -> Drawing:
     named = {"local-sgd": "local SGD", "slowmo": "with slow momentum"}
     rows: list[dict[str, Any]] = []
@@ -140,7 +171,7 @@ def _local(work: Work) -> Drawing:
         for k, (a, name) in enumerate(named.items()):
             groups = [work.group(f"{a} {h}") for h in PERIODS]
             accuracy = [[100 - test_error(run) for run in runs] for runs in groups]
-            rounds = [float(runs[0].history["comm_rounds"].sum()) for runs in groups]
+            rounds = [_rounds(runs[0]) for runs in groups]
             means[a] = [float(np.mean(v)) for v in accuracy]
             for ax, x in zip(axes, (PERIODS, rounds), strict=True):
                 ax.errorbar(
@@ -180,8 +211,21 @@ def _local(work: Work) -> Drawing:
         compared,
         f"From H = 1 to 64 local SGD loses {falls:.2f} points of accuracy; slow momentum changes it by "
         f"{', '.join(f'{v:+.2f}' for v in slow)} points at H = {', '.join(map(str, PERIODS))}.",
-        falls > 0 and slow[-1] > 0,
     )
+
+
+def _judge_local(rows: Rows) -> list[Effect]:
+    accuracy = {
+        (a, h): by_seed(rows, "test_accuracy_percent", algorithm=a, period=h)
+        for a, h in itertools.product(("local-sgd", "slowmo"), PERIODS)
+    }
+    first, last = PERIODS[0], PERIODS[-1]
+    lost = difference(accuracy["local-sgd", first], accuracy["local-sgd", last])
+    effects = [Effect(f"local SGD, H = {first} less H = {last}", "test accuracy (points)", lost)]
+    for h in PERIODS[1:]:
+        won = difference(accuracy["slowmo", h], accuracy["local-sgd", h])
+        effects.append(Effect(f"slow momentum less none, H = {h}", "test accuracy (points)", won))
+    return effects
 
 
 figure(
@@ -190,6 +234,7 @@ figure(
     "accuracy against communication, local SGD and SlowMo, MNIST",
     "Accuracy falls as learners average less often, and slow momentum wins some of it back.",
     _local_runs,
+    _judge_local,
     smoke=SMOKE_NOTE,
     laptop=f"n = 8, nB = 2000, lr 0.2, β = 0.5, 960 steps, three seeds; {OURS}",
     paper=OURS,

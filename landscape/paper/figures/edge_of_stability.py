@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 
-from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.figure import (
     Compared,
     Drawing,
@@ -22,47 +20,28 @@ from landscape.paper.figure import (
     summary,
     test_error,
 )
+from landscape.paper.figures.mnist import median_rise
+from landscape.paper.figures.plateaus import COLORS, MIXINGS, NEAR, algorithm, draw, limit_of, named, plateau
 from landscape.paper.scales import SMOKE_NOTE, mnist, seeds
+from landscape.paper.verdicts import Effect, Rows, by_seed, column, difference, ratio, select
 from landscape.plots.picture import panels
-from landscape.plots.style import color_of, decimal_labels, shades, style
+from landscape.plots.style import decimal_labels, style
 
 # Steps for each rate: the plateau is reached within a third of them (ours).
 STEPS = {0.2: 3000, 0.5: 1000, 1.0: 1000}
-MIXINGS = ("full", "ring(2)", "ring(1)")
 SETTINGS = ("SSGD", *(f"{m} {o}" for o in ("AWC", "ATC") for m in MIXINGS))
-COLORS = {"SSGD": color_of("ssgd"), **dict(zip(MIXINGS, shades(color_of("dpsgd"), 3), strict=True))}
 NOTE = "n = 6, nB = 1998, λ_max on 2,000 training samples every 50 steps; five seeds; all settings but α ours"
-
-
-def _settings(name: str) -> list[str]:
-    mixing, _, order = name.partition(" ")
-    if not order:
-        return ["algorithm={name='ssgd'}"]
-    return [f"algorithm={{name='dpsgd', mixing='{mixing}', order='{order.lower()}'}}"]
 
 
 def _runs(scale: Scale) -> Runs:
     every = ("decompose.every=0", "monitor.sharpness=50", "evaluate.every=500")
     return {
         f"{rate:g} {name}/{seed}": mnist(
-            scale, "fig2b-dpsgd", seed, f"lr={rate}", *_settings(name), *every, steps=steps
+            scale, "fig2b-dpsgd", seed, f"lr={rate}", *algorithm(name), *every, steps=steps
         )
         for (rate, steps), name in itertools.product(STEPS.items(), SETTINGS)
         for seed in seeds(scale, 5)
     }
-
-
-def plateau(run: Checkpoint) -> float:
-    """The median of ηλ_max over the second half of the run, where it lasted; NaN if nothing was recorded."""
-    values, steps = run.history["lr_lambda_max"], run.history["step"]
-    late = values[np.isfinite(values) & (steps > run.step / 2)]
-    return float(np.median(late)) if len(late) else float("nan")
-
-
-def _limit(run: Checkpoint) -> float:
-    limits = run.history["lr_lambda_limit"]
-    known = limits[np.isfinite(limits)]
-    return float(known[-1]) if len(known) else float("nan")
 
 
 def _edge(work: Work) -> Drawing:
@@ -75,10 +54,10 @@ def _edge(work: Work) -> Drawing:
             for name in SETTINGS:
                 runs = work.group(f"{rate:g} {name}")
                 ax = axes[column + 3 * name.endswith("ATC")]
-                _draw(ax, name, runs)
+                draw(ax, COLORS[name.split()[0]], runs)
                 if name == "SSGD":
-                    _draw(axes[column + 3], name, runs)
-                values, limit = [plateau(run) for run in runs], _limit(runs[0])
+                    draw(axes[column + 3], COLORS[name.split()[0]], runs)
+                values, limit = [plateau(run) for run in runs], limit_of(runs[0])
                 rows += [
                     {
                         "lr": rate,
@@ -119,27 +98,34 @@ def _edge(work: Work) -> Drawing:
         f"over {len(near)} settings; ring(1) ≤ full ≤ SSGD, the order of their limits (AWC), at "
         f"{sum(ordered)} of {len(ordered)} rates. In ATC order, whose limit is SSGD's, it is {min(atc):.2f} "
         f"to {max(atc):.2f} times SSGD's.",
-        min(near) > 0.67 and max(near) < 1.5 and all(ordered),
     )
 
 
-def _draw(ax: Any, name: str, runs: list[Checkpoint]) -> None:
-    """The seeds' ηλ_max as thin lines, their median as a thick one, their limit dashed."""
-    color = COLORS[name.split()[0]]
-    curves = []
-    for run in runs:
-        values = run.history["lr_lambda_max"]
-        recorded = np.isfinite(values)
-        curves.append(dict(zip(run.history["step"][recorded], values[recorded], strict=True)))
-        ax.plot(*zip(*curves[-1].items(), strict=True), color=color, lw=0.4, alpha=0.4)
-    steps = sorted({step for curve in curves for step in curve})
-    median = [np.median([curve[s] for curve in curves if s in curve]) for s in steps]
-    ax.plot(steps, median, color=color, lw=1.7)
-    ax.axhline(_limit(runs[0]), color=color, lw=1.2, ls="--")
+def _judge_edge(rows: Rows) -> list[Effect]:
+    """Each setting's plateau against its limit; the order of the plateaus in AWC order; ATC against SSGD."""
+    settings = dict.fromkeys(zip(column(rows, "lr"), column(rows, "setting"), strict=True))
+    plateaus = {
+        (rate, name): by_seed(rows, "plateau_lr_lambda_max", lr=rate, setting=name) for rate, name in settings
+    }
+    effects = []
+    for rate in dict.fromkeys(rate for rate, _ in settings):
+        for larger, smaller in (("SSGD", "full AWC"), ("full AWC", "ring(1) AWC")):
+            gap = difference(plateaus[rate, larger], plateaus[rate, smaller])
+            effects.append(Effect(f"α = {rate:g}, {larger} less {smaller}", "plateau of ηλ_max", gap))
+        for mixing in MIXINGS:
+            same = ratio(plateaus[rate, f"{mixing} ATC"], plateaus[rate, "SSGD"])
+            effects.append(
+                Effect(f"α = {rate:g}, {mixing} ATC / SSGD", "plateau of ηλ_max", same, NEAR, ratio=True)
+            )
+    for rate, name in settings:
+        limit = by_seed(rows, "limit", lr=rate, setting=name)
+        near = ratio(plateaus[rate, name], limit)
+        effects.append(Effect(f"α = {rate:g}, {name}", "plateau of ηλ_max / limit", near, NEAR, ratio=True))
+    return effects
 
 
 def _legend(picture: Picture) -> None:
-    handles = [Line2D([], [], color=c, lw=1.8, label=_named(n)) for n, c in COLORS.items()]
+    handles = [Line2D([], [], color=c, lw=1.8, label=named(n)) for n, c in COLORS.items()]
     handles.append(Line2D([], [], color="#555555", lw=1.2, ls="--", label="its limit on ηλ"))
     picture.legend(handles=handles, loc="outside lower center", ncols=5)
 
@@ -152,15 +138,11 @@ figure(
     "DPSGD in AWC order, 2 again in ATC order. DPSGD's flatter minima follow from that limit (ours, not the "
     "paper's).",
     _runs,
+    _judge_edge,
     smoke=SMOKE_NOTE,
     laptop=NOTE,
     paper=NOTE,
 )(_edge)
-
-
-def _named(setting: str) -> str:
-    """A setting's name for the legend: a mixing is one of DPSGD."""
-    return setting if setting == "SSGD" else f"DPSGD {setting}"
 
 
 def _flatness_rows(work: Work) -> list[dict[str, Any]]:
@@ -168,10 +150,7 @@ def _flatness_rows(work: Work) -> list[dict[str, Any]]:
     grid, rows = work.pick(5, 11, 11), list[dict[str, Any]]()
     for rate, name in itertools.product(STEPS, SETTINGS):
         for run in work.group(f"{rate:g} {name}"):
-            rise = float("nan")
-            if np.isfinite(run.weights.numpy()).all():
-                surface = work.contour(run, grid=grid)
-                rise = float(np.median(surface.loss) - surface.loss[grid // 2, grid // 2])
+            rise = median_rise(work.contour(work.last(f"{rate:g} {name}/{run.seed}"), grid=grid))
             rows.append(
                 {
                     "lr": rate,
@@ -209,7 +188,7 @@ def _flatness_picture(rows: list[dict[str, Any]]) -> Picture:
             decimal_labels(ax.yaxis)
             ax.set_xlabel(r"$\lambda_{max}$ of $w_a$, second half of training (nat)")
             ax.set_ylabel(label)
-        handles = [Line2D([], [], color=c, marker="o", ls="none", label=_named(n)) for n, c in COLORS.items()]
+        handles = [Line2D([], [], color=c, marker="o", ls="none", label=named(n)) for n, c in COLORS.items()]
         handles += [
             Line2D([], [], color="#555555", marker=m, ls="none", label=f"α = {r:g}")
             for r, m in markers.items()
@@ -231,9 +210,7 @@ def _edge_follows(work: Work) -> Drawing:
             Compared(f"test error (%), α = {rate:g}, {n}", mean_and_spread(e)) for n, e in errors.items()
         ]
         lower.append(np.median(errors["ring(2) AWC"]) < np.median(errors["SSGD"]))
-    pairs = np.array([[r["lambda_max_nat"], r["median_rise_nat"]] for r in rows])
-    pairs = np.log(pairs[np.isfinite(pairs).all(1) & (pairs > 0).all(1)])
-    correlation = float(np.corrcoef(pairs.T)[0, 1]) if len(pairs) > 2 else float("nan")
+    correlation = _correlation(rows)
     compared.append(Compared("correlation of log λ_max with log rise", f"{correlation:.2f}"))
     return Drawing(
         {"": _flatness_picture(rows)},
@@ -242,8 +219,32 @@ def _edge_follows(work: Work) -> Drawing:
         f"Over all runs log λ_max and the log rise of the loss correlate with {correlation:.2f}; DPSGD "
         f"ring(2) in AWC order has a lower median test error than SSGD at {sum(map(bool, lower))} of "
         f"{len(lower)} rates.",
-        correlation > 0.5,
     )
+
+
+def _judge_follows(rows: Rows) -> list[Effect]:
+    """By rate, SSGD against DPSGD ring(2) in AWC order; and the correlation over all settings of a seed."""
+    effects = []
+    for rate in dict.fromkeys(column(rows, "lr")):
+        error, rise = (
+            [by_seed(rows, quantity, lr=rate, setting=name) for name in ("SSGD", "ring(2) AWC")]
+            for quantity in ("test_error_percent", "median_rise_nat")
+        )
+        where = f"α = {rate:g}, SSGD and ring(2) AWC"
+        effects.append(Effect(where, "test error, the first less the second (points)", difference(*error)))
+        effects.append(
+            Effect(where, "rise of the loss, the first / the second", ratio(*rise), (1.0, np.inf), ratio=True)
+        )
+    together = tuple(_correlation(select(rows, seed=seed)) for seed in dict.fromkeys(column(rows, "seed")))
+    effects.append(Effect("all settings of a seed", "correlation of log λ_max with log rise", together))
+    return effects
+
+
+def _correlation(rows: Rows) -> float:
+    """Of log λ_max and the log rise of the loss; NaN from fewer than three rows where both are positive."""
+    pairs = np.array([[float(r["lambda_max_nat"]), float(r["median_rise_nat"])] for r in rows])
+    pairs = np.log(pairs[np.isfinite(pairs).all(1) & (pairs > 0).all(1)])
+    return float(np.corrcoef(pairs.T)[0, 1]) if len(pairs) > 2 else float("nan")
 
 
 figure(
@@ -252,109 +253,9 @@ figure(
     "what follows from the edge: test error and flatness",
     "A lower limit on ηλ gives flatter minima, and these a lower test error.",
     _runs,
+    _judge_follows,
     smoke=SMOKE_NOTE,
     laptop=NOTE,
     paper=NOTE,
+    weights=True,
 )(_edge_follows)
-
-
-# The learning rates of each optimizer (ours).
-OPTIMIZER_RATES = {"LAMB": (0.003, 0.01, 0.03), "SGD": (0.2, 0.5, 1.0)}
-
-
-def _lamb_runs(scale: Scale) -> Runs:
-    runs = {}
-    for rate, name in itertools.product(OPTIMIZER_RATES["LAMB"], ("SSGD", "ring(2) AWC")):
-        for seed in seeds(scale, 3):
-            runs[f"LAMB {rate:g} {name}/{seed}"] = mnist(
-                scale,
-                "fig2b-dpsgd",
-                seed,
-                f"lr={rate}",
-                *_settings(name),
-                "decompose.every=0",
-                "optimizer={name='lamb'}",
-                steps=1000,
-            )
-    for rate, name, seed in itertools.product(
-        OPTIMIZER_RATES["SGD"], ("SSGD", "ring(2) AWC"), seeds(scale, 3)
-    ):
-        runs[f"SGD {rate:g} {name}/{seed}"] = mnist(
-            scale, "fig2b-dpsgd", seed, f"lr={rate}", *_settings(name), "decompose.every=0", steps=1000
-        )
-    return runs
-
-
-def _lamb_picture(errors: Mapping[tuple[str, str, float], list[float]]) -> Picture:
-    """The median test error and its range by learning rate, a curve an algorithm and optimizer."""
-    markers = {"SSGD": "o", "ring(2) AWC": "s"}
-    with style():
-        picture, (ax,) = panels(1, 1, 6.8, 3.8)
-        for name, kind in itertools.product(markers, OPTIMIZER_RATES):
-            values = [errors[kind, name, rate] for rate in OPTIMIZER_RATES[kind]]
-            medians = [float(np.median(e)) for e in values]
-            color = COLORS[name.split()[0]]
-            ax.errorbar(
-                OPTIMIZER_RATES[kind],
-                medians,
-                np.array([[m - min(e), max(e) - m] for m, e in zip(medians, values, strict=True)]).T,
-                color=color,
-                marker=markers[name],
-                capsize=3,
-                mfc="none" if kind == "SGD" else color,
-                label=f"{_named(name.replace(' AWC', ''))}, {kind}",
-            )
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        decimal_labels(ax.xaxis)
-        decimal_labels(ax.yaxis)
-        ax.set_xlabel("learning rate")
-        ax.set_ylabel("test error of $w_a$ (%)")
-        picture.legend(loc="outside lower center", ncols=2)
-    return picture
-
-
-def _lamb(work: Work) -> Drawing:
-    names = ("SSGD", "ring(2) AWC")
-    errors = {
-        (kind, name, rate): [test_error(run) for run in work.group(f"{kind} {rate:g} {name}")]
-        for name, (kind, rates) in itertools.product(names, OPTIMIZER_RATES.items())
-        for rate in rates
-    }
-    rows: list[dict[str, Any]] = [
-        {"optimizer": kind, "lr": rate, "setting": name, "seed": seed, "test_error_percent": value}
-        for (kind, name, rate), values in errors.items()
-        for seed, value in enumerate(values)
-    ]
-    gaps, compared = {}, list[Compared]()
-    for kind, rates in reversed(OPTIMIZER_RATES.items()):
-        best = {name: min((errors[kind, name, rate] for rate in rates), key=np.median) for name in names}
-        a, b = best.values()
-        standard_error = np.sqrt(np.var(a, ddof=1) / len(a) + np.var(b, ddof=1) / len(b))
-        gaps[kind] = (np.mean(a) - np.mean(b), standard_error)
-        compared += [
-            Compared(f"test error (%) of {name}, {kind}, best rate", mean_and_spread(best[name]))
-            for name in names
-        ]
-    advantages = ", ".join(f"with {kind} {gap:.2f} ± {error:.2f}" for kind, (gap, error) in gaps.items())
-    return Drawing(
-        {"": _lamb_picture(errors)},
-        rows,
-        compared,
-        f"At each one's best rate, SSGD's test error less that of DPSGD ring(2) is {advantages} points "
-        "(± standard error).",
-        # Without an advantage under SGD there is none to vanish.
-        bool(gaps["LAMB"][0] < 2 * gaps["LAMB"][1]) if gaps["SGD"][0] > 2 * gaps["SGD"][1] else None,
-    )
-
-
-figure(
-    "lamb",
-    "Further analyses",
-    "does DPSGD's advantage outlive a tuned LAMB? MNIST, n = 6",
-    "With a tuned adaptive optimizer the decentralised advantage is reported to vanish.",
-    _lamb_runs,
-    smoke=SMOKE_NOTE,
-    laptop="nB = 1998, 1,000 steps, three seeds; all settings ours",
-    paper="nB = 1998, 1,000 steps; all settings ours",
-)(_lamb)

@@ -7,145 +7,185 @@ from typing import Any
 import numpy as np
 
 from landscape import plots
-from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure
+from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure, summary
+from landscape.paper.figures.mnist import median_rise
 from landscape.paper.figures.networks import ALL, BOTH, NAMED, accuracy, cell
-from landscape.paper.scales import PAPER_CIFAR, SMOKE_NOTE, cells, cifar_note
+from landscape.paper.scales import PAPER_CIFAR, SMOKE_NOTE, STATION_CIFAR, cells, cifar_note
+from landscape.paper.verdicts import Effect, Rows, column, ratio, select
+from landscape.results.hessian_grid import HessianGrid
+from landscape.results.surface import Surface
 
 # Test accuracy in % up to which a network counts as not trained (ours); of ten classes chance is 10.
 CHANCE = 15.0
-# Of a grid's points that must have converged for a network to count (ours).
+# Of a grid's points that must have converged for a run to count (ours).
 _CONVERGED = 0.5
 # On a laptop: VGG-19 has not left chance after the 12 epochs of the tables.
 _EPOCHS = 36
 
 
 def _shaped(scale: Scale) -> tuple[str, ...]:
-    """The networks of Figures 3 and 4; DenseNet-121 takes a laptop as long as the others together."""
-    return ("vgg-19", "resnet-18") if scale == "laptop" else ("vgg-19", "resnet-18", "densenet-121")
+    """The networks of Figures 3 and 4; DenseNet-121 takes as long as ten others."""
+    small = ("vgg-19", "resnet-18")
+    return small if scale in ("laptop", "workstation") else (*small, "densenet-121")
 
 
 def _shape_runs(scale: Scale) -> Runs:
-    return cells(scale, [cell(m, 8192, a) for m in _shaped(scale) for a in BOTH], epochs=_EPOCHS)
+    many = 1 if scale == "laptop" else 3
+    return cells(scale, [cell(m, 8192, a) for m in _shaped(scale) for a in BOTH], many, epochs=_EPOCHS)
 
 
-def _near_chance(work: Work, model: str) -> list[str]:
-    """Those of a network's two runs that did not train: around them is a plain, not a minimum."""
-    accuracies = {a: accuracy(work.group(cell(model, 8192, a))[0]) for a in BOTH}
-    return [f"{NAMED[model]} with {ALL[a]} ({v:.1f}%)" for a, v in accuracies.items() if v < CHANCE]
+def _stuck(work: Work) -> str:
+    """The runs that did not train, in words: around them is a plain, not a minimum."""
+    found = [
+        f"{NAMED[model]} with {ALL[a]}"
+        for model in _shaped(work.scale)
+        for a in BOTH
+        if any(accuracy(run) < CHANCE for run in work.group(cell(model, 8192, a)))
+    ]
+    return f" At chance stayed runs of {', '.join(found)}, which do not count." if found else ""
 
 
-def _both_trained(stuck: list[str]) -> str:
-    return "that trained with both" + (f"; at chance stayed {' and '.join(stuck)}" if stuck else "")
+def _by_seed(rows: Rows, value: str, count: str = "") -> dict[str, dict[str, dict[float, float]]]:
+    """By network, algorithm and seed, the median of ``value`` over a grid, of runs that trained.
+
+    ``count``: a column that says which points count; a run counts if half of its points do.
+    """
+    table: dict[str, dict[str, dict[float, float]]] = {}
+    for name in ("model", "algorithm", "seed", "test_accuracy_percent", value):
+        column(rows, name)
+    for model, algorithm, seed in dict.fromkeys((r["model"], r["algorithm"], float(r["seed"])) for r in rows):
+        points = select(rows, model=model, algorithm=algorithm, seed=seed)
+        good = [float(r[value]) for r in points if not count or str(r[count]) == "True"]
+        if float(points[0]["test_accuracy_percent"]) >= CHANCE and len(good) >= _CONVERGED * len(points):
+            table.setdefault(model, {}).setdefault(algorithm, {})[seed] = float(np.median(good))
+    return table
+
+
+def _effects(rows: Rows, what: str, value: str, count: str = "") -> list[Effect]:
+    """SSGD's over DPSGD's, by network; above 1 as claimed."""
+    table = _by_seed(rows, value, count)
+    effects = []
+    for model in dict.fromkeys(column(rows, "model")):
+        both = [table.get(model, {}).get(ALL[a], {}) for a in BOTH]
+        effects.append(Effect(model, what, ratio(*both), (1.0, np.inf), ratio=True))
+    return effects
+
+
+def _trained_with_both(effects: list[Effect]) -> str:
+    """The effects' means in a sentence."""
+    known = [f"{np.mean(e.values):.2f} ({e.where})" for e in effects if e.values]
+    return ", ".join(known) if known else "no network that trained with both"
 
 
 def _fig3(work: Work) -> Drawing:
-    surfaces, rows, compared = [], list[dict[str, Any]](), list[Compared]()
-    wider, stuck = [], list[str]()
+    first: list[Surface] = []
+    rows, compared = list[dict[str, Any]](), list[Compared]()
     for model in _shaped(work.scale):
-        rise = {}
         for a in BOTH:
-            run = work.group(cell(model, 8192, a))[0]
-            surface = work.contour(
-                run,
-                label=f"{NAMED[model]}, {ALL[a]}",
-                grid=work.pick(3, 25, 50),
-                samples=work.pick(32, 500, 0),
-            )
-            surfaces.append(surface)
-            center = surface.loss[len(surface.y) // 2, len(surface.x) // 2]
-            rise[a] = float(np.nanmedian(surface.loss) - center)
-            rows += [
-                {
-                    "model": NAMED[model],
-                    "algorithm": ALL[a],
-                    "x": float(x),
-                    "y": float(y),
-                    "test_loss_nat": float(v),
-                }
-                for y, line in zip(surface.y, surface.loss, strict=True)
-                for x, v in zip(surface.x, line, strict=True)
-            ]
-            compared.append(
-                Compared(f"median rise of the test loss, {NAMED[model]}, {ALL[a]}", f"{rise[a]:.3g}")
-            )
-        if not (failed := _near_chance(work, model)):
-            wider.append(rise["dpsgd"] < rise["ssgd"])
-        stuck += failed
-    picture = plots.draw(surfaces[::2] + surfaces[1::2])
+            key, rises = cell(model, 8192, a), list[float]()
+            for run in work.group(key):
+                surface = work.contour(
+                    work.last(f"{key}/{run.seed}"),
+                    label=f"{NAMED[model]}, {ALL[a]}",
+                    grid=work.pick(3, 25, 50),
+                    samples=work.pick(32, 500, 0),
+                )
+                first += [surface] if run.seed == 0 else []
+                center = surface.loss[len(surface.y) // 2, len(surface.x) // 2]
+                rises.append(median_rise(surface))
+                rows += [
+                    {
+                        "model": NAMED[model],
+                        "algorithm": ALL[a],
+                        "seed": run.seed,
+                        "test_accuracy_percent": accuracy(run),
+                        "x": float(x),
+                        "y": float(y),
+                        "test_loss_nat": float(v),
+                        "rise_nat": float(v - center),
+                    }
+                    for y, line in zip(surface.y, surface.loss, strict=True)
+                    for x, v in zip(surface.x, line, strict=True)
+                ]
+            name = f"median rise of the test loss, {NAMED[model]}, {ALL[a]}"
+            compared.append(Compared(name, summary(rises, ".3g")))
     return Drawing(
-        {"": picture},
+        {"": plots.draw(first[::2] + first[1::2])},
         rows,
         compared,
-        f"The loss rises less around DPSGD's solution than around SSGD's for {sum(wider)} of {len(wider)} "
-        f"networks {_both_trained(stuck)}.",
-        all(wider) if wider else None,
+        "Rise of the loss around SSGD's solutions, as a multiple of that around DPSGD's: "
+        f"{_trained_with_both(_judge_3(rows))}." + _stuck(work),
     )
 
 
+def _judge_3(rows: Rows) -> list[Effect]:
+    return _effects(rows, "median rise of the loss around SSGD / DPSGD", "rise_nat")
+
+
+_POINTS = "on 128 test images"
 figure(
     "fig3",
     "DPSGD-2020, Figure 3",
     "contours of the test loss, CIFAR-10, batch 8192",
     "DPSGD's contours are wider apart: its minima are flatter.",
     _shape_runs,
+    _judge_3,
     smoke=SMOKE_NOTE,
     laptop=f"25 × 25 points, 500 test images; {cifar_note(_EPOCHS)}",
+    workstation=f"25 × 25 points, 500 test images; {STATION_CIFAR}",
     paper=PAPER_CIFAR,
+    weights=True,
 )(_fig3)
 
 
 def _fig4(work: Work) -> Drawing:
-    grids, rows, compared, lower, stuck = [], list[dict[str, Any]](), list[Compared](), [], list[str]()
-    missed = list[str]()
+    first: list[HessianGrid] = []
+    rows, compared, missed = list[dict[str, Any]](), list[Compared](), list[str]()
     for model in _shaped(work.scale):
-        medians: dict[str, float] = {}
         for a in BOTH:
-            early = work.checkpoints(f"{cell(model, 8192, a)}/0")[0]
-            grid = work.hessian_grid(
-                early,
-                label=f"{NAMED[model]}, {ALL[a]}, epoch {early.epoch:.3g}",
-                grid=work.pick(2, 4, 4),
-                samples=work.pick(16, 128, 0),
-                products=work.pick(4, 16, 1000),
-            )
-            grids.append(grid)
-            good = grid.ratio[grid.converged]
-            medians[a] = float(np.median(good)) if len(good) >= _CONVERGED * grid.ratio.size else np.nan
-            median_text = f"{np.median(good):.3g}" if len(good) else "–"
-            if len(good) < grid.ratio.size:
-                median_text += f" ({len(good)} of {grid.ratio.size} points)"
-                missed.append(f"{grid.ratio.size - len(good)} of {NAMED[model]} with {ALL[a]}")
-            rows += [
-                {
-                    "model": NAMED[model],
-                    "algorithm": ALL[a],
-                    "x": float(x),
-                    "y": float(y),
-                    "ratio": float(v),
-                    "converged": bool(c),
-                }
-                for y, line, marks in zip(grid.y, grid.ratio, grid.converged, strict=True)
-                for x, v, c in zip(grid.x, line, marks, strict=True)
-            ]
-            compared.append(
-                Compared(f"median |λ_min|/|λ_max| where it converged, {NAMED[model]}, {ALL[a]}", median_text)
-            )
-        if not (failed := _near_chance(work, model)) and np.isfinite(list(medians.values())).all():
-            lower.append(medians["dpsgd"] < medians["ssgd"])
-        stuck += failed
-    picture = plots.draw(grids[::2] + grids[1::2])
+            key, medians, lost = cell(model, 8192, a), list[float](), 0
+            for run in work.group(key):
+                early = work.points(f"{key}/{run.seed}")[0]
+                grid = work.hessian_grid(
+                    early,
+                    label=f"{NAMED[model]}, {ALL[a]}, epoch {early.epoch:.3g}",
+                    grid=work.pick(2, 4, 4),
+                    samples=work.pick(16, 128, 0),
+                    products=work.pick(4, 200, 1000),
+                )
+                first += [grid] if run.seed == 0 else []
+                medians += [float(np.median(grid.ratio[grid.converged]))] if grid.converged.any() else []
+                lost += int((~grid.converged).sum())
+                rows += [
+                    {
+                        "model": NAMED[model],
+                        "algorithm": ALL[a],
+                        "seed": run.seed,
+                        "test_accuracy_percent": accuracy(run),
+                        "x": float(x),
+                        "y": float(y),
+                        "ratio": float(v),
+                        "converged": bool(c),
+                    }
+                    for y, line, marks in zip(grid.y, grid.ratio, grid.converged, strict=True)
+                    for x, v, c in zip(grid.x, line, marks, strict=True)
+                ]
+            missed += [f"{lost} of {NAMED[model]} with {ALL[a]}"] if lost else []
+            name = f"median |λ_min|/|λ_max| where both converged, {NAMED[model]}, {ALL[a]}"
+            compared.append(Compared(name, summary(medians, ".3g")))
     return Drawing(
-        {"": picture},
+        {"": plots.draw(first[::2] + first[1::2])},
         rows,
         compared,
-        f"DPSGD's median ratio is lower than SSGD's for {sum(lower)} of {len(lower)} networks "
-        f"{_both_trained(stuck)}." + _left_out(missed),
-        all(lower) if lower else None,
+        f"SSGD's median ratio as a multiple of DPSGD's: {_trained_with_both(_judge_4(rows))}."
+        + _stuck(work)
+        + (f" Points that did not converge do not count: {', '.join(missed)}." if missed else ""),
     )
 
 
-def _left_out(missed: list[str]) -> str:
-    return f" Points that did not converge are not counted: {', '.join(missed)}." if missed else ""
+def _judge_4(rows: Rows) -> list[Effect]:
+    """A point counts where both of its eigenvalues converged."""
+    return _effects(rows, "median |λ_min|/|λ_max|, SSGD / DPSGD", "ratio", "converged")
 
 
 figure(
@@ -154,7 +194,10 @@ figure(
     "Hessian ratios early in training, CIFAR-10, batch 8192",
     "Early in training DPSGD is less likely than SSGD to be at a saddle: |λ_min|/|λ_max| is lower.",
     _shape_runs,
+    _judge_4,
     smoke=SMOKE_NOTE,
-    laptop=f"after a quarter of training, on 128 test images, 16 products a point; {cifar_note(_EPOCHS)}",
+    laptop=f"after a quarter of training, {_POINTS}, up to 200 products a point; {cifar_note(_EPOCHS)}",
+    workstation=f"after a quarter of training, {_POINTS}, up to 200 products a point; {STATION_CIFAR}",
     paper=f"after epoch 16; {PAPER_CIFAR}",
+    weights=True,
 )(_fig4)

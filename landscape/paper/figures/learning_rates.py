@@ -1,4 +1,4 @@
-"""DPSGD-2021: the rates at which SSGD and DPSGD still converge, over networks that two cores can train."""
+"""DPSGD-2021: the rates at which SSGD and DPSGD still converge, with ηλ_max and each rule's limit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from matplotlib import ticker
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper import recipes, scales
-from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure, test_error
-from landscape.paper.figures.networks import ALL, BOTH, COLOR, cell
+from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure
+from landscape.paper.figures import edges
+from landscape.paper.figures.networks import BOTH, NAMED, cell
+from landscape.paper.figures.plateaus import limit_of
 from landscape.paper.figures.sixteen_learners import LENET
+from landscape.paper.recipes import BATCHES, SPEECH_BATCHES
+from landscape.paper.verdicts import Effect, Rows, column, difference, select
 from landscape.plots.picture import panels
 from landscape.plots.style import decimal_labels, style
 from landscape.train.recipe import Recipe
@@ -25,12 +29,16 @@ RATES = {
     "LeNet-5, CIFAR-10": (0.05, 0.1, 0.2, 0.4),
     "LSTM, spoken digits": (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4),
 }
+# The networks at workstation scale, those of Tables 5 and 6, whose runs these are.
+STATION = {f"{NAMED[m]}, CIFAR-10": (m, BATCHES[-1]) for m in ("efficientnet-b0", "senet-18")} | {
+    "LSTM, spoken digits": ("lstm", SPEECH_BATCHES[-1])
+}
 SEEDS = 3
 
 
 def _recipe(scale: Scale, task: str, algorithm: str, rate: float, seed: int) -> Recipe:
     if task.startswith("MLP"):
-        changes = [f"lr={rate}", "decompose.every=0", "evaluate.every=50"]
+        changes = [f"lr={rate}", "decompose.every=0", "evaluate.every=50", "monitor.sharpness=100"]
         return scales.mnist(scale, f"fig2a-{algorithm}", seed, *changes, steps=1000)
     if task.startswith("LSTM"):
         return scales.cell(scale, cell("lstm", 512, algorithm), seed, f"lr={rate}")
@@ -51,110 +59,171 @@ def _key(task: str, algorithm: str, rate: float) -> str:
 
 
 def _runs(scale: Scale) -> Runs:
-    rates = {task: every[:: len(every) - 1] if scale == "smoke" else every for task, every in RATES.items()}
-    return {
-        f"{_key(task, a, rate)}/{seed}": _recipe(scale, task, a, rate, seed)
-        for task in RATES
-        for a, rate, seed in itertools.product(BOTH, rates[task], scales.seeds(scale, SEEDS))
-    }
-
-
-def _chance(run: Checkpoint) -> float:
-    """Test error in % of a guess among the classes, were they equally likely."""
-    options = run.model["options"]
-    return 100 * (1 - 1 / int(options.get("classes") or options["widths"][-1]))
+    """On a workstation Figure 2's network, and the runs of Tables 5 and 6; else those of RATES."""
+    tasks = [task for task in RATES if scale != "workstation" or task.startswith("MLP")]
+    runs: dict[str, Recipe] = {}
+    for task in tasks:
+        rates = RATES[task][:: len(RATES[task]) - 1] if scale == "smoke" else RATES[task]
+        for a, rate, seed in itertools.product(BOTH, rates, scales.seeds(scale, SEEDS)):
+            runs[f"{_key(task, a, rate)}/{seed}"] = _recipe(scale, task, a, rate, seed)
+    if scale == "workstation":
+        for model, batch in STATION.values():
+            runs |= edges.runs_at(scale, model, batch, edges.variants(model), edges.FACTORS)
+    return runs
 
 
 @dataclass(frozen=True)
 class Task:
-    """The runs of one task: test errors in % by (algorithm, rate); below ``bound``, a run has converged."""
+    """The ended runs of one task by algorithm and rate, the rate after scaling and warm-up."""
 
     name: str
-    rates: list[float]
-    peaks: dict[float, float]
     groups: dict[tuple[str, float], list[Checkpoint]]
-    errors: dict[tuple[str, float], list[float]]
-    bound: float
 
     @classmethod
     def of(cls, work: Work, name: str) -> Task:
-        """The finished runs of the task ``name``."""
-        rates = [rate for rate in RATES[name] if f"{_key(name, BOTH[0], rate)}/0" in work.runs]
-        groups = {(a, rate): work.group(_key(name, a, rate)) for a in BOTH for rate in rates}
-        errors = {key: [test_error(run) for run in runs] for key, runs in groups.items()}
-        chance = _chance(groups[BOTH[0], rates[0]][0])
-        bound = (chance + min(min(values) for values in errors.values())) / 2
-        return cls(name, rates, {rate: _peak(work, name, rate) for rate in rates}, groups, errors, bound)
+        """The task ``name``, one of RATES or of STATION."""
+        prefixes: dict[tuple[str, float], str] = {}
+        if work.scale == "workstation" and name in STATION:
+            model, batch = STATION[name]
+            for variant, factor in itertools.product(edges.variants(model), edges.FACTORS):
+                prefixes[variant, factor] = edges.key(model, batch, variant, factor)
+        else:
+            for a, rate in itertools.product(BOTH, RATES[name]):
+                prefixes[a, rate] = _key(name, a, rate)
+        groups = {}
+        for (a, _), prefix in prefixes.items():
+            if f"{prefix}/0" in work.runs and (runs := work.group(prefix)):
+                recipe = work.runs[f"{prefix}/0"]
+                groups[a, recipe.schedule.peak_lr(recipe.lr, recipe.batch)] = runs
+        return cls(name, groups)
 
-    def largest_rate(self, algorithm: str) -> float:
-        """The largest rate at which every seed converges; 0 if there is none."""
-        converged = (r for r in self.rates if max(self.errors[algorithm, r]) < self.bound)
-        return max((self.peaks[rate] for rate in converged), default=0.0)
-
-    def draw(self, ax: Any) -> None:
-        """The median test error and its range by rate; the bound is dotted."""
-        for marker, a in zip("os", BOTH, strict=True):
-            values = np.array([self.errors[a, rate] for rate in self.rates])
-            middle = np.median(values, 1)
-            ax.errorbar(
-                list(self.peaks.values()),
-                middle,
-                [middle - values.min(1), values.max(1) - middle],
-                marker=marker,
-                color=COLOR[a],
-                capsize=3,
-                label=ALL[a],
-            )
-        ax.axhline(self.bound, color="#777777", lw=0.9, ls=":")
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        ax.set_xticks(list(self.peaks.values()), [f"{rate:g}" for rate in self.peaks.values()])
-        ax.xaxis.set_minor_locator(ticker.NullLocator())
-        decimal_labels(ax.yaxis)
-        ax.set_title(self.name)
-        ax.set_xlabel("learning rate α")
+    def draw(self, above: Any, below: Any) -> None:
+        """Above the median test error and its range by rate, the bound dotted; below ηλ_max and limits."""
+        offsets = np.linspace(0.96, 1.04, len(edges.VARIANTS))
+        for marker, offset, a in zip("osD^v", offsets, edges.VARIANTS, strict=True):
+            rates = sorted(rate for name, rate in self.groups if name == a)
+            if not rates:
+                continue
+            look = {"marker": marker, "color": edges.COLORS[a], "capsize": 3, "label": edges.VARIANTS[a].name}
+            for ax, measure in ((above, edges.error), (below, largest_sharpness)):
+                values = [[measure(run) for run in self.groups[a, rate]] for rate in rates]
+                middle = np.array([np.median(v) for v in values])
+                reach = np.abs([[m - min(v), max(v) - m] for m, v in zip(middle, values, strict=True)])
+                ax.errorbar(np.array(rates) * offset, middle, reach.T, **look)
+            limit = limit_of(self.groups[a, rates[0]][0])
+            if np.isfinite(limit):
+                below.axhline(limit, color=edges.COLORS[a], lw=1.0, ls="--")
+        above.axhline(_bound(self.rows()), color="#777777", lw=0.9, ls=":")
+        shown = sorted({rate for _, rate in self.groups})
+        for ax in (above, below):
+            ax.set_xscale("log")
+            ax.set_xticks(shown, [f"{rate:g}" for rate in shown])
+            ax.xaxis.set_minor_locator(ticker.NullLocator())
+        above.set_yscale("log")
+        if any(largest_sharpness(run) > 0 for runs in self.groups.values() for run in runs):
+            below.set_yscale("log")
+        else:
+            below.text(0.5, 0.5, "not measured", ha="center", va="center", transform=below.transAxes)
+        decimal_labels(above.yaxis)
+        above.set_title(self.name)
+        below.set_xlabel("learning rate α")
 
     def rows(self) -> list[dict[str, Any]]:
         """The numbers of the figure's CSV."""
         return [
             {
                 "task": self.name,
-                "algorithm": ALL[a],
-                "lr": self.peaks[rate],
+                "algorithm": edges.VARIANTS[a].name,
+                "lr": rate,
                 "seed": run.seed,
-                "test_error_percent": value,
+                "test_error_percent": edges.error(run),
+                "chance_percent": edges.chance(run),
+                "largest_lr_lambda_max": largest_sharpness(run),
+                "limit": limit_of(run),
                 "diverged": run.diverged,
             }
             for (a, rate), runs in self.groups.items()
-            for run, value in zip(runs, self.errors[a, rate], strict=True)
+            for run in runs
         ]
 
 
+def largest_sharpness(run: Checkpoint) -> float:
+    """The largest ηλ_max that was measured; NaN if none was."""
+    values = run.history["lr_lambda_max"]
+    known = values[np.isfinite(values)]
+    return float(known.max()) if len(known) else float("nan")
+
+
+def _chance(row: dict[str, Any]) -> float:
+    """In %; in files without this column, 99% for the LSTM's 100 classes and else 90%."""
+    return float(row.get("chance_percent", 99.0 if str(row["task"]).startswith("LSTM") else 90.0))
+
+
+def _bound(rows: Rows) -> float:
+    """Below this test error in % a run has converged, of the rows of one task."""
+    return edges.bound(min(float(r["test_error_percent"]) for r in rows), _chance(rows[0]))
+
+
+def _edges(rows: Rows) -> dict[str, dict[float, float]]:
+    """The largest rate up to which a seed converges at every rate, by algorithm and seed, of one task.
+
+    In doublings; one below the smallest rate where even that fails.
+    """
+    below, found = _bound(rows), dict[str, dict[float, float]]()
+    for algorithm in dict.fromkeys(column(rows, "algorithm")):
+        chosen = select(rows, algorithm=algorithm)
+        for seed in dict.fromkeys(float(r["seed"]) for r in chosen):
+            largest = float(np.log2(min(float(r["lr"]) for r in rows))) - 1
+            for row in sorted(select(chosen, seed=seed), key=lambda r: float(r["lr"])):
+                if float(row["test_error_percent"]) >= below:
+                    break
+                largest = float(np.log2(float(row["lr"])))
+            found.setdefault(algorithm, {})[seed] = largest
+    return found
+
+
+def _judge(rows: Rows) -> list[Effect]:
+    """By how many doublings of the rate each form of DPSGD converges beyond SSGD, by task."""
+    effects = []
+    for task in dict.fromkeys(column(rows, "task")):
+        found = _edges(select(rows, task=task))
+        for algorithm in found:
+            if algorithm != "SSGD" and "SSGD" in found:
+                more = difference(found[algorithm], found["SSGD"])
+                effects.append(Effect(f"{task}: {algorithm} beyond SSGD", "doublings of the rate", more))
+    return effects
+
+
 def _rates(work: Work) -> Drawing:
-    tasks = [Task.of(work, name) for name in RATES]
+    names = ["MLP, MNIST", *STATION] if work.scale == "workstation" else list(RATES)
+    tasks = [task for task in (Task.of(work, name) for name in names) if task.groups]
     with style():
-        picture, axes = panels(1, len(tasks), 3.9, 3.6)
-        for ax, task in zip(axes, tasks, strict=True):
-            task.draw(ax)
+        picture, axes = panels(2, len(tasks), 3.9, 2.9)
+        for k, task in enumerate(tasks):
+            task.draw(axes[k], axes[k + len(tasks)])
         axes[0].set_ylabel("test error of $w_a$ (%)")
-        picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    what = "largest rate at which every seed converges"
-    larger = [task.largest_rate("dpsgd") > task.largest_rate("ssgd") for task in tasks]
+        axes[len(tasks)].set_ylabel(r"largest $\eta\lambda_{max}$ (lines: limits)")
+        most = max(axes[: len(tasks)], key=lambda ax: len(ax.get_legend_handles_labels()[1]))
+        picture.legend(*most.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    rows = [row for task in tasks for row in task.rows()]
+    compared, larger = [], []
+    for task in tasks:
+        found = _edges(task.rows())
+        low = {name: 2.0 ** min(values.values()) for name, values in found.items()}
+        compared += [
+            Compared(f"largest rate at which every seed converges, {task.name}, {a}", f"{rate:.4g}")
+            for a, rate in low.items()
+        ]
+        if {"SSGD", "DPSGD"} <= low.keys():
+            larger.append(low["DPSGD"] > low["SSGD"])
     return Drawing(
         {"": picture},
-        [row for task in tasks for row in task.rows()],
-        [Compared(f"{what}, {t.name}, {ALL[a]}", f"{t.largest_rate(a):g}") for t in tasks for a in BOTH],
+        rows,
+        compared,
         "The largest rate tried at which every seed converges (test error below the dotted line, halfway "
         "from the best to chance) is larger for DPSGD than for SSGD on "
         f"{sum(larger)} of {len(larger)} networks.",
-        all(larger),
     )
-
-
-def _peak(work: Work, task: str, rate: float) -> float:
-    """The rate after scaling and warm-up."""
-    run = work.runs[f"{_key(task, BOTH[0], rate)}/0"]
-    return run.schedule.peak_lr(run.lr, run.batch)
 
 
 _OURS = (
@@ -167,7 +236,13 @@ figure(
     "learning rate against divergence",
     "DPSGD converges at rates at which SSGD does not.",
     _runs,
+    _judge,
     smoke=scales.SMOKE_NOTE,
     laptop=_OURS,
+    workstation=(
+        f"784-50-50-10 with n = 5, nB = 2000, 1,000 steps; batch 8192 of {scales.STATION_CIFAR}; "
+        f"{scales.SPEECH_NOTE}, nB = 512; only the abstract is at hand: all settings are ours"
+    ),
     paper=_OURS,
+    partial=True,
 )(_rates)

@@ -1,100 +1,34 @@
-"""DPSGD-2020's Tables 1 to 6 and our numbers: one row for each setting, differences, and a picture."""
+"""DPSGD-2020's Tables 1, 2, 3 and 5 and our numbers: one row for each setting, differences, and a picture."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from landscape import models
-from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper import numbers
-from landscape.paper.figure import Compared, Drawing, Scale, Work, figure
+from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure
+from landscape.paper.figures import edges
 from landscape.paper.figures.networks import (
-    BATCHES,
     BOTH,
     NAMED,
     SCALED,
-    SPEECH_BATCHES,
-    SPOKEN,
     accuracy,
     batches,
     cell,
-    held_out,
     networks,
     seeded,
-    speech,
 )
-from landscape.paper.recipes import NETWORKS
-from landscape.paper.table_picture import table_picture, used, value_text
+from landscape.paper.figures.table_rows import Entry, at_the_edge, judge_pairs, tabulate
+from landscape.paper.recipes import BATCHES, NETWORKS
+from landscape.paper.table_picture import used
+from landscape.paper.verdicts import Effect, Rows, by_seed, column, difference
 from landscape.plots.picture import panels
 from landscape.plots.style import style
 from landscape.problem.layout import Layout
 
 MIB = 2.0**20
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One cell: the names of its ``line`` and ``column``, the key of its runs, and the paper's number."""
-
-    line: str
-    column: str
-    key: str
-    paper: float
-
-
-def _drawing(
-    work: Work,
-    entries: Iterable[Entry],
-    what: str,
-    score: Callable[[Checkpoint], float],
-    claim: Callable[..., Any],
-    higher: bool,
-) -> Drawing:
-    """The table of ``entries`` as a picture: ours, and the paper's below it in grey.
-
-    ``higher``: whether higher scores are better. The labels name the batch that was used.
-    """
-    rows: list[dict[str, Any]] = []
-    for e in entries:
-        values = [score(run) for run in work.group(e.key)]
-        finite = [v for v in values if np.isfinite(v)]
-        mean = float(np.mean(finite)) if len(finite) == len(values) else float("inf")
-        rows.append(
-            {
-                "setting": e.line,
-                "network": e.column,
-                "ours": mean,
-                "ours_std": float(np.std(values, ddof=1)) if len(finite) > 1 else float("nan"),
-                "seeds": len(values),
-                "batch": work.runs[f"{e.key}/0"].batch,
-                "diverged": sum(run.diverged != "" for run in work.group(e.key)),
-                "paper": e.paper,
-                "difference": mean - e.paper,
-            }
-        )
-    picture = table_picture(rows, what, higher)
-    compared = [
-        Compared(
-            used(f"{r['setting']}, {r['network']}", r["batch"]),
-            value_text(r["ours"], r["ours_std"]),
-            f"{r['paper']:.2f}",
-        )
-        for r in rows
-    ]
-    conclusion, holds = claim({(r["setting"], r["network"]): r["ours"] for r in rows})
-    return Drawing({"": picture}, rows, compared, conclusion, holds)
-
-
-def _wins(pairs: Iterable[tuple[float, float]], higher: bool) -> tuple[int, int]:
-    """(how often the second of a pair is better, how many pairs)."""
-    listed = list(pairs)
-    return sum((b > a) if higher else (b < a) for a, b in listed), len(listed)
-
 
 # ---- Table 1
 
@@ -138,8 +72,15 @@ def _table1(work: Work) -> Drawing:
             for r in rows
         ],
         f"{same} of {len(rows)} sizes agree within 0.01 MiB.",
-        same == len(rows),
     )
+
+
+def _judge_1(rows: Rows) -> list[Effect]:
+    """Exact: no seed enters. The paper prints two digits."""
+    off = tuple(float(r["ours"]) - float(r["paper"]) for r in rows)
+    return [
+        Effect(f"{len(rows)} networks", "size less the paper's (MiB)", off, (-0.0151, 0.0151), exact=True)
+    ]
 
 
 _SIZES = "the networks as they are; the paper's hours on a V100 are not repeated"
@@ -149,6 +90,7 @@ figure(
     "size of the networks",
     "The networks and their sizes.",
     lambda scale: {},
+    _judge_1,
     smoke=_SIZES,
     laptop=_SIZES,
     paper=_SIZES,
@@ -167,6 +109,7 @@ def _table2_entries(scale: Scale) -> list[Entry]:
     printed = {row["model"]: row for row in numbers.rows("table2_batch_size")}
     return [
         Entry(
+            "",
             f"batch {batch}",
             NAMED[m],
             cell(m, batch, a, "-lr0.1" if batch > 1024 else ""),
@@ -178,16 +121,26 @@ def _table2_entries(scale: Scale) -> list[Entry]:
 
 
 def _table2(work: Work) -> Drawing:
-    def claim(ours: dict[tuple[str, str], float]) -> tuple[str, bool]:
-        columns = list(dict.fromkeys(column for _, column in ours))
-        lines = list(dict.fromkeys(line for line, _ in ours))
-        worst = [min(lines, key=lambda line: ours[line, c]) == lines[-1] for c in columns]
-        return (f"The largest batch is the worst for {sum(worst)} of {len(worst)} networks.", all(worst))
+    what = "test accuracy of $w_a$ (%) by batch, at rate 0.1"
+    drawing, table = tabulate(work, _table2_entries(work.scale), what, accuracy, higher=True)
+    columns = list(dict.fromkeys(r["network"] for r in table))
+    ranked = [sorted((r for r in table if r["network"] == c), key=lambda r: r["ours"]) for c in columns]
+    last = table[-1]["at"]
+    worst = [rows[0]["at"] == last for rows in ranked]
+    drawing.conclusion = f"The largest batch is the worst for {sum(worst)} of {len(worst)} networks."
+    return drawing
 
-    entries = _table2_entries(work.scale)
-    return _drawing(
-        work, entries, "test accuracy of $w_a$ (%) by batch, at rate 0.1", accuracy, claim, higher=True
-    )
+
+def _judge_2(rows: Rows) -> list[Effect]:
+    """Batch 1024 against each larger one, at the same rate."""
+    effects = []
+    column(rows, "seed")
+    for network in dict.fromkeys(column(rows, "network")):
+        base = by_seed(rows, "ours", network=network, at="batch 1024")
+        for batch in BATCHES[1:]:
+            fall = difference(base, by_seed(rows, "ours", network=network, at=f"batch {batch}"))
+            effects.append(Effect(f"{network}, batch 1024 less {batch}", "test accuracy (points)", fall))
+    return effects
 
 
 figure(
@@ -196,6 +149,7 @@ figure(
     "batch size at a fixed rate, CIFAR-10",
     "Without a larger rate, accuracy falls as the batch grows beyond 1024.",
     lambda scale: seeded(scale, [e.key for e in _table2_entries(scale)]),
+    _judge_2,
     **SCALED,
 )(_table2)
 
@@ -209,7 +163,8 @@ def _table3_entries(scale: Scale) -> list[Entry]:
         if a in BOTH and batch in batches(scale):
             entries += [
                 Entry(
-                    f"{row['algorithm']}, batch {batch}, lr {row['lr']}",
+                    row["algorithm"],
+                    f"batch {batch}, lr {row['lr']}",
                     NAMED[m],
                     cell(m, batch, a),
                     float(row[NAMED[m]]),
@@ -219,50 +174,76 @@ def _table3_entries(scale: Scale) -> list[Entry]:
     return entries
 
 
-def _table5_entries(scale: Scale) -> list[Entry]:
-    entries = []
-    for row in numbers.rows("table5_lr_tuning_cifar10"):
-        rate = "" if row["lr"] == "0.8" else f"-lr{row['lr']}"
-        entries += [
-            Entry(
-                f"{row['algorithm']}, lr {row['lr']}",
-                NAMED[m],
-                cell(m, 8192, row["algorithm"].lower(), rate),
-                float(row[NAMED[m]]),
-            )
-            for m in (NETWORKS[2:4] if scale == "laptop" else networks(scale, 2))
-        ]
-    return entries
+def _searched(scale: Scale) -> list[tuple[str, int]]:
+    """The networks and batches whose edge is searched for."""
+    if scale not in ("smoke", "workstation"):
+        return []
+    return [(m, batch) for m in networks(scale, 4, smoke=1) for batch in batches(scale)[::-1]]
 
 
-def _pairs(ours: dict[tuple[str, str], float]) -> list[tuple[float, float]]:
-    """(SSGD, DPSGD) of each setting and network that has both."""
-    return [
-        (value, ours["DPSGD" + line.removeprefix("SSGD"), column])
-        for (line, column), value in ours.items()
-        if line.startswith("SSGD") and ("DPSGD" + line.removeprefix("SSGD"), column) in ours
-    ]
-
-
-def _claim_cifar(ours: dict[tuple[str, str], float]) -> tuple[str, bool]:
-    won, of = _wins(_pairs(ours), higher=True)
-    last = {k: v for k, v in ours.items() if "8192" in k[0] or "lr 0.8" in k[0]}
-    top, among = _wins(_pairs(last), higher=True)
-    return (
-        f"DPSGD is better in {won} of {of} pairs, at the largest batch and rate in {top} of {among}.",
-        top == among,
-    )
+def _more3(work: Work) -> Runs:
+    runs: dict[str, Any] = {}
+    for model, batch in _searched(work.scale):
+        runs |= edges.search(work, model, batch)
+    return runs
 
 
 def _table3(work: Work) -> Drawing:
+    entries = _table3_entries(work.scale)
+    for model, batch in _searched(work.scale):
+        entries += at_the_edge(work, model, batch, f"batch {batch}", NAMED[model])
     what = "test accuracy of $w_a$ (%), 10 where training diverged"
-    return _drawing(work, _table3_entries(work.scale), what, accuracy, _claim_cifar, higher=True)
+    return tabulate(work, entries, what, accuracy, higher=True)[0]
+
+
+def _table5_entries(scale: Scale) -> list[Entry]:
+    printed = {(row["algorithm"], row["lr"]): row for row in numbers.rows("table5_lr_tuning_cifar10")}
+    if scale != "workstation":
+        return [
+            Entry(
+                algorithm,
+                f"lr {lr}",
+                NAMED[m],
+                cell(m, 8192, algorithm.lower(), "" if lr == "0.8" else f"-lr{lr}"),
+                float(row[NAMED[m]]),
+            )
+            for (algorithm, lr), row in printed.items()
+            for m in (NETWORKS[2:4] if scale == "laptop" else networks(scale, 2))
+        ]
+    entries = []
+    for factor in (*LOWER, *edges.FACTORS):
+        lr = f"{0.8 * factor:g}"
+        for a in edges.variants("") if factor >= 1 else BOTH:
+            name = edges.VARIANTS[a].name
+            for m in NETWORKS[:2]:
+                row = printed.get((name, lr), {})
+                paper = float(row.get(NAMED[m], "nan"))
+                entries.append(Entry(name, f"lr {lr}", NAMED[m], edges.key(m, 8192, a, factor), paper))
+    return entries
+
+
+# Table 5's rates below 0.8, as multiples of it.
+LOWER = (0.25, 0.5)
+
+
+def _table5_runs(scale: Scale) -> Runs:
+    """On a workstation first the algorithms of the paper, network by network, then DPSGD's other forms."""
+    if scale != "workstation":
+        return seeded(scale, [e.key for e in _table5_entries(scale)])
+    runs: dict[str, Any] = {}
+    for model in NETWORKS[:2]:
+        runs |= edges.runs_at(scale, model, 8192, BOTH, edges.FACTORS)
+    for model in NETWORKS[:2]:
+        runs |= edges.runs_at(scale, model, 8192, edges.variants(model)[2:], edges.FACTORS)
+        runs |= edges.runs_at(scale, model, 8192, BOTH, LOWER)
+    return runs
 
 
 def _table5(work: Work) -> Drawing:
-    batch = work.runs[f"{_table5_entries(work.scale)[0].key}/0"].batch
+    entries = _table5_entries(work.scale)
+    batch = work.runs[f"{entries[0].key}/0"].batch
     what = f"test accuracy of $w_a$ (%) at {used('batch 8192', batch)}, 10 where training diverged"
-    return _drawing(work, _table5_entries(work.scale), what, accuracy, _claim_cifar, higher=True)
+    return tabulate(work, entries, what, accuracy, higher=True)[0]
 
 
 figure(
@@ -270,8 +251,10 @@ figure(
     "DPSGD-2020, Table 3",
     "SSGD and DPSGD by batch, CIFAR-10",
     "DPSGD is as good as SSGD at small batches and better at batch 8192, where SSGD diverges for some "
-    "networks.",
+    "networks; on a workstation also at SSGD's best rate and at the first at which it fails.",
     lambda scale: seeded(scale, [e.key for e in _table3_entries(scale)]),
+    lambda rows: judge_pairs(rows, higher=True, small="batch 1024,"),
+    more=_more3,
     **SCALED,
 )(_table3)
 figure(
@@ -279,65 +262,7 @@ figure(
     "DPSGD-2020, Table 5",
     "learning rates at batch 8192, CIFAR-10",
     "DPSGD is better than SSGD at every rate tried (but for MobileNetV2's best entry).",
-    lambda scale: seeded(scale, [e.key for e in _table5_entries(scale)]),
+    _table5_runs,
+    lambda rows: judge_pairs(rows, higher=True),
     **SCALED,
 )(_table5)
-
-# ---- Tables 4 and 6
-
-
-def _table4_entries(scale: Scale) -> list[Entry]:
-    return [
-        Entry(
-            f"{row['algorithm']}, batch {16 * batch}",
-            "LSTM",
-            cell("lstm", batch, row["algorithm"].lower()),
-            float(row[f"SWB300_bs{16 * batch}"]),
-        )
-        for row, batch in itertools.product(numbers.rows("table4_asr"), SPEECH_BATCHES)
-    ]
-
-
-def _table6_entries(scale: Scale) -> list[Entry]:
-    entries = []
-    chosen = SPEECH_BATCHES[2:] if scale == "laptop" else SPEECH_BATCHES[1:]
-    for row, batch in itertools.product(numbers.rows("table6_lr_tuning_asr"), chosen):
-        rate = "" if row["lr"] == "0.1" else f"-lr{row['lr']}"
-        printed = float(row[f"SWB300_bs{16 * batch}"])
-        key = cell("lstm", batch, row["algorithm"].lower(), rate)
-        entries.append(
-            Entry(f"{row['algorithm']}, lr {row['lr']}", f"LSTM, batch {16 * batch}", key, printed)
-        )
-    return entries
-
-
-def _claim_speech(ours: dict[tuple[str, str], float]) -> tuple[str, bool]:
-    won, of = _wins(_pairs(ours), higher=False)
-    lost = sum(not np.isfinite(a) for a, _ in _pairs(ours))
-    return f"DPSGD has the lower held-out loss in {won} of {of} pairs; SSGD diverged in {lost}.", won == of
-
-
-figure(
-    "table4",
-    "DPSGD-2020, Table 4",
-    "held-out loss by batch, LSTM (paper: SWB300)",
-    "SSGD diverges from batch 4096 on, DPSGD converges up to 8192.",
-    speech,
-    **SPOKEN,
-)(
-    lambda work: _drawing(
-        work, _table4_entries(work.scale), "held-out loss (nat)", held_out, _claim_speech, higher=False
-    )
-)
-figure(
-    "table6",
-    "DPSGD-2020, Table 6",
-    "learning rates at the largest batches, LSTM (paper: SWB300)",
-    "DPSGD converges at larger rates than SSGD and reaches a lower held-out loss.",
-    lambda scale: seeded(scale, [e.key for e in _table6_entries(scale)]),
-    **SPOKEN,
-)(
-    lambda work: _drawing(
-        work, _table6_entries(work.scale), "held-out loss (nat)", held_out, _claim_speech, higher=False
-    )
-)

@@ -7,7 +7,6 @@ independent jobs.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import shutil
@@ -22,7 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from landscape.core.errors import FailedError
+from landscape.core.errors import FailedError, InputError
+from landscape.core.lock import HAS_LOCKS, lock_descriptor
 from landscape.train.distributed import boot
 
 # Interval of the checks of the children (s), short enough not to delay a short command noticeably.
@@ -70,6 +70,8 @@ class Children:
     """
 
     def __init__(self) -> None:
+        if not HAS_LOCKS:
+            raise InputError("--nproc, --jobs: this system has no processes that share sockets; use 1")
         _sweep()
         self.all: list[Child] = []
         try:
@@ -77,7 +79,7 @@ class Children:
             self._lock = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
             raise FailedError(f"TMPDIR: no folder for temporary files ({error.strerror})") from error
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        lock_descriptor(self._lock, wait=True)
         self._checked = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -177,10 +179,8 @@ def _sweep() -> None:
             continue
         try:
             state = os.fstat(handle)
-            if state.st_uid == os.getuid() and time.time() - state.st_mtime > LOCKED_WITHIN:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left = state.st_uid == os.getuid() and time.time() - state.st_mtime > LOCKED_WITHIN
+            if left and lock_descriptor(handle):
                 shutil.rmtree(folder, ignore_errors=True)
-        except BlockingIOError:
-            pass
         finally:
             os.close(handle)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError
+from landscape.core.numerics import numerics
 from landscape.problem.layout import average
 from landscape.train.loop import Hooks, Trainer, recipe_of
 from landscape.train.recipe_tables import Decompose, Evaluate, Monitor, Save
@@ -23,6 +24,7 @@ STEPS = 5
 LAST = 10
 
 
+@numerics(1)
 def mean_path(
     run: Checkpoint, steps: int, device: torch.device | str = "cpu", data_dir: str | Path | None = None
 ) -> Tensor:

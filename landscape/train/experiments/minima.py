@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from landscape.core.errors import FailedError, InputError
+from landscape.core.numerics import numerics
 from landscape.core.options import positive
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.evaluation.paths import Progress
@@ -40,6 +41,7 @@ EXCESS, GROWTH, LEAST_STEPS = 0.1, 3.0, 100
 WIDEN, ATTEMPTS = 1.3, 10
 
 
+@numerics(1)
 def minima(
     problem: Problem,
     delays: Sequence[int],

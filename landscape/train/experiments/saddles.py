@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from landscape.core.errors import InputError
+from landscape.core.numerics import numerics
 from landscape.models.saddle import Saddle
 from landscape.results.escape import Escape
 from landscape.train.loop import Hooks, Trainer
@@ -50,11 +51,12 @@ def escape_time(recipe: str, settings: Sequence[str]) -> float:
     return math.inf
 
 
+@numerics(1)
 def sweep(
     vary: str,
     values: Sequence[float],
     algorithms: Mapping[str, Sequence[str]],
-    seeds: int,
+    seeds: Sequence[int],
     *,
     recipe: str = "saddle-dpsgd",
     settings: Sequence[str] = (),
@@ -62,14 +64,14 @@ def sweep(
 ) -> Escape:
     """:class:`Escape` of each of ``algorithms`` (name -> settings) over ``values`` of a key of VARY.
 
-    Seeds are 0…S−1, the same for all, so that algorithms see the same minibatches.
+    The seeds are the same for all, so that algorithms see the same minibatches.
     """
-    times = np.zeros((len(algorithms), len(values), seeds))
+    times = np.zeros((len(algorithms), len(values), len(seeds)))
     for a, changes in enumerate(algorithms.values()):
         for k, value in enumerate(values):
             varied = [f"{key}={value}" for key in VARY[vary]]
-            for seed in range(seeds):
-                times[a, k, seed] = escape_time(recipe, [*settings, *changes, *varied, f"seed={seed}"])
+            for s, seed in enumerate(seeds):
+                times[a, k, s] = escape_time(recipe, [*settings, *changes, *varied, f"seed={seed}"])
                 done()
     base = read(recipe, settings)
     model, data = base.spec("model").options, base.spec("data").options

@@ -27,6 +27,7 @@ import numpy as np
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
+from landscape.core.numerics import numerics
 from landscape.core.options import choose
 from landscape.results.run_times import RunTimes
 from landscape.train.distributed.exchange import Plan
@@ -46,6 +47,7 @@ MATCHINGS = 50
 LOGGED = 16
 
 Scaling = Literal["local", "total"]
+SCALINGS: tuple[Scaling, ...] = ("local", "total")
 
 
 def messages(matrix: Array, per_worker: int) -> tuple[Array, Array, Array]:
@@ -109,6 +111,7 @@ class CommunicationCost:
         )
 
 
+@numerics(1)
 def plan(
     recipe: Recipe,
     workers: Sequence[int],
@@ -141,7 +144,7 @@ def plan(
     Raises:
         InputError: for numbers that do not fit the recipe.
     """
-    choose("--scaling", scaling, ("local", "total"))
+    choose("--scaling", scaling, SCALINGS)
     learners = [w * cluster.learners_per_worker for w in workers]
     batches = [local_batch(recipe, n, scaling) for n in learners]
     for spec in mixings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from landscape import plots
 from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure, summary, test_error
+from landscape.paper.verdicts import Effect, Rows, by_seed, difference
 from landscape.train import recipe
 
 NOTE = "all of it is ours"
@@ -29,12 +30,19 @@ def runs(scale: Scale) -> Runs:
     }
 
 
+def judge(rows: Rows) -> list[Effect]:
+    """The verdict on the claim: by how much clipping lowers the test error, paired over the seeds."""
+    plain, clipped = (by_seed(rows, "test_error_percent", algorithm=name) for name in ALGORITHMS)
+    return [Effect("two moons", "test error, plain less clipped (points)", difference(plain, clipped))]
+
+
 @figure(
     "clipping",
     "Example, Figure 1",
     "SSGD with and without clipping, two moons",
     "Clipped directions keep training stable at a large learning rate.",
     runs,
+    judge,
     smoke=NOTE,
     laptop=NOTE,
     paper=NOTE,
@@ -42,7 +50,7 @@ def runs(scale: Scale) -> Runs:
 def clipping(work: Work) -> Drawing:
     """Training curves, and the test error at the end."""
     ends = {name: work.group(name) for name in ALGORITHMS}
-    picture = plots.draw([end for group in ends.values() for end in group], title=work.title)
+    picture = plots.draw([end for group in ends.values() for end in group], title=work.figure.title)
     errors = {name: [test_error(end) for end in group] for name, group in ends.items()}
     rows = [
         {"algorithm": name, "seed": seed, "test_error_percent": error}
@@ -51,4 +59,4 @@ def clipping(work: Work) -> Drawing:
     ]
     compared = [Compared(f"test error of {name} (%)", summary(group)) for name, group in errors.items()]
     text = ", ".join(f"{name} {summary(group)}%" for name, group in errors.items())
-    return Drawing({"": picture}, rows, compared, f"Test error: {text}.", None)
+    return Drawing({"": picture}, rows, compared, f"Test error: {text}.")

@@ -1,0 +1,341 @@
+"""Is this minimum flatter than that one: all instruments at several checkpoints, and tests of differences."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from landscape.analysis.disagreement import TOP_K
+from landscape.analysis.equal_loss import TOLERANCE, ProblemOf, at_equal_loss
+from landscape.analysis.quantities import (
+    BY_NAME,
+    DRAWS,
+    PLANES,
+    QUANTITIES,
+    RHO,
+    RHO_AVERAGE,
+    RISE,
+    Measured,
+    Preconditioning,
+    Quantity,
+    Settings,
+    Subject,
+)
+from landscape.analysis.told_apart import Row, described, remarks, told_apart
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core import hdf5
+from landscape.core.errors import InputError
+from landscape.core.options import SPLIT, below_one, choose, positive
+from landscape.evaluation.paths import Progress
+from landscape.evaluation.provenance import setting
+from landscape.problem.problem import Problem
+from landscape.results.comparison import Comparison
+
+# The level of all tests of a table together (the usual one).
+LEVEL = 0.05
+Compared = Checkpoint | Problem
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One checkpoint or problem that is compared, and the place of its side."""
+
+    given: Compared
+    label: str
+    side: int
+
+    @property
+    def run(self) -> Checkpoint | None:
+        """The checkpoint; None for a problem alone."""
+        return self.given if isinstance(self.given, Checkpoint) else None
+
+    @property
+    def step(self) -> int:
+        """Of the checkpoint; −1 where it is not known."""
+        return self.run.step if self.run else -1
+
+    @functools.cached_property
+    def source(self) -> tuple[str, str]:
+        """The name of its file and its SHA-256; "" without one."""
+        path = self.run.path if self.run else None
+        return (path.name, hdf5.sha256(path)) if path else ("", "")
+
+    def subject(self, problem_of: ProblemOf, seed: int) -> Subject:
+        """What is measured, with its data read."""
+        if isinstance(self.given, Problem):
+            return Subject(self.given, None, None, seed)
+        run = self.given
+        return Subject(problem_of(run, SPLIT), run, lambda: problem_of(run, "test"), seed)
+
+
+def compare(
+    checkpoints: Sequence[Compared] | Mapping[str, Compared] | Mapping[str, Sequence[Compared]],
+    batch: int | None = None,
+    *,
+    only: Sequence[str] = (),
+    equal_loss: bool = False,
+    loss_tolerance: float = TOLERANCE,
+    draws: int = DRAWS,
+    planes: int = PLANES,
+    rise: float = RISE,
+    rho: float = RHO,
+    rho_average: float = RHO_AVERAGE,
+    top_k: int = TOP_K,
+    level: float = LEVEL,
+    problem_of: ProblemOf = Checkpoint.problem,
+    precondition: Preconditioning | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Several minima by every instrument, and which differences are larger than their errors.
+
+    All checkpoints have the same minibatches, random vectors and planes, so that what is drawn is compared in
+    pairs (common random numbers; Student's t test of the differences, over test samples McNemar's). Spreads
+    of learners are compared by Welch's t test, eigenvalues by their residuals, which are bounds. In groups,
+    such as the seeds of two recipes, each checkpoint has draws of its own, the error is that over the group,
+    and Welch's t test compares the means: this alone speaks of recipes rather than of single runs. Holm's
+    correction makes ``level`` hold for all tests of the table together.
+
+    Args:
+        checkpoints: at least two, in a list; or a dict of names to them; or a dict of names to lists, which
+            are groups. A problem in place of a checkpoint is measured at its centre, without what needs a
+            test set, learners or an optimizer.
+        batch: B, samples of the minibatches; default: the runs' total batch, if it is the same for all.
+        only: names of :data:`landscape.analysis.quantities.QUANTITIES`; default: all that can be measured.
+        equal_loss: take of each run the checkpoint whose training loss is nearest to the highest of all given
+            ones (:func:`.at_equal_loss`).
+        loss_tolerance: how near, relative to that loss.
+        draws: minibatches and displacements of each quantity. The trace takes 60 products.
+        planes, rise: the width is the mean over so many random planes, at this rise of the loss in nats.
+        rho, rho_average: ρ of worst-case and average-case adaptive sharpness.
+        top_k: eigenvectors that span the sharp space.
+        level: of the tests, of all together.
+        problem_of: gives the problem of a checkpoint and a split; for a model or data of your own,
+            ``lambda run, split: run.problem(split, model=…, data=…)``.
+        precondition: :func:`landscape.preconditioner`, to have λ_max with the preconditioner of the optimizer
+            that made a checkpoint, where it has one.
+        seed: draws everything.
+        progress: called with the share of the work done.
+
+    Returns:
+        A table of value and error, (Q, S) each, with the differences of all pairs, (Q, K), and ``notes`` on
+        what could not be measured. ``told`` says which differences are larger than their errors.
+
+    Raises:
+        InputError: fewer than two checkpoints, an unknown quantity, a number that is not allowed, a batch
+            that is missing, a group that has a checkpoint or a seed twice, or an only quantity that cannot be
+            measured.
+        FailedError: no checkpoint near the loss asked for.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
+        >>> layer, loss = torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss()
+        >>> sharp, flat = (landscape.Problem(layer, loss, (c * x, y)) for c in (1, 0.5))
+        >>> result = landscape.compare({"sharp": sharp, "flat": flat}, only=["lambda-max", "trace"])
+        >>> result.value.round(2).tolist(), result.told.ravel().tolist()
+        ([[9.0, 2.25], [10.0, 2.5]], [True, True])
+    """
+    sides, entries, grouped = _entries(checkpoints)
+    chosen = [BY_NAME[choose("only", name, BY_NAME)] for name in dict.fromkeys(only)] or list(QUANTITIES)
+    for name, value in (("loss_tolerance", loss_tolerance), ("level", level)):
+        positive(name, value)
+    below_one("level", level)
+    positive("seed", seed, least=0)
+    size = _batch(entries, batch) if any(quantity.needs_batch for quantity in chosen) else 0
+    settings = Settings(size, draws, planes, rise, rho, rho_average, top_k, precondition)
+    given_steps, target = [entry.step for entry in entries], math.nan
+    if equal_loss:
+        entries, target = _at_equal_loss(entries, loss_tolerance, problem_of)
+    sides = sides or _names(entries)
+    table = _Table(chosen, len(entries), settings, progress)
+    for m, entry in enumerate(entries):
+        own = int(np.random.SeedSequence((seed, m)).generate_state(1)[0]) if grouped else seed
+        table.measure(entry, own, problem_of)
+    side_of = [entry.side for entry in entries]
+    rows = [Row.of(quantity, cells, side_of, grouped) for quantity, cells in table.rows(bool(only))]
+    eps = max(table.eps)
+    return Comparison(
+        **described(rows),
+        **told_apart(rows, len(sides), eps, level),
+        sides=tuple(sides),
+        labels=tuple(entry.label for entry in entries),
+        sources=tuple(entry.source[0] for entry in entries),
+        sources_sha256=tuple(entry.source[1] for entry in entries),
+        side_of=np.array(side_of),
+        steps=np.array([entry.step for entry in entries]),
+        given_steps=np.array(given_steps),
+        level=float(level),
+        grouped=grouped,
+        equal_loss=target,
+        notes=(*table.notes(entries), *remarks(rows, sides, side_of)),
+        batch=size,
+        draws=draws,
+        planes=planes,
+        rise=float(rise),
+        rho=float(rho),
+        rho_average=float(rho_average),
+        top_k=top_k,
+        seed=seed,
+        sample_counts=np.array([each["samples"] for each in table.settings_of]),
+        dtype=table.settings_of[0]["dtype"],
+        split=SPLIT,
+        batchnorm=any(each["batchnorm"] for each in table.settings_of),
+    )
+
+
+@dataclass
+class _Table:
+    """The numbers of all quantities (Q) at the checkpoints that were measured so far."""
+
+    quantities: Sequence[Quantity]
+    count: int
+    settings: Settings
+    progress: Progress | None
+    cells: list[list[Measured]] = field(default_factory=list)
+    refused: list[dict[str, InputError]] = field(default_factory=list)
+    settings_of: list[dict[str, Any]] = field(default_factory=list)
+    parameters: list[int] = field(default_factory=list)
+    eps: list[float] = field(default_factory=list)
+
+    def measure(self, entry: Entry, seed: int, problem_of: ProblemOf) -> None:
+        """All quantities of one checkpoint; those that cannot be measured are NaN, with the reason."""
+        subject = entry.subject(problem_of, seed)
+        done, parts = len(self.cells) * len(self.quantities), self.count * len(self.quantities)
+        cells: list[Measured] = []
+        refused: dict[str, InputError] = {}
+        for quantity in self.quantities:
+            try:
+                cells.append(quantity.measure(subject, self.settings, self._share(done + len(cells), parts)))
+            except InputError as error:  # it is told in the table's notes
+                refused[quantity.name] = error
+                cells.append(Measured(math.nan, math.nan))
+        self._share(done + len(cells), parts)(0.0)
+        self.cells.append(cells)
+        self.refused.append(refused)
+        self.settings_of.append({**setting(subject.problem)})
+        self.parameters.append(subject.problem.layout.size)
+        self.eps.append(torch.finfo(subject.problem.dtype).eps)
+
+    def _share(self, done: int, parts: int) -> Progress:
+        return lambda share: self.progress((done + share) / parts) if self.progress else None
+
+    def rows(self, asked: bool) -> list[tuple[Quantity, list[Measured]]]:
+        """The rows that were measured at one checkpoint at least.
+
+        Raises the reason where none was, or, where they were ``asked`` for by name, any of them was not.
+        """
+        found = []
+        for q, quantity in enumerate(self.quantities):
+            reasons = [refused.get(quantity.name) for refused in self.refused]
+            if not all(reasons):
+                found.append((quantity, [cells[q] for cells in self.cells]))
+            elif asked or (q == len(self.quantities) - 1 and not found):
+                raise next(error for error in reasons if error)
+        return found
+
+    def notes(self, entries: Sequence[Entry]) -> list[str]:
+        """What was left out and why, and in what the checkpoints differ that a comparison takes as equal."""
+        said = []
+        for quantity in self.quantities:
+            reasons = [refused.get(quantity.name) for refused in self.refused]
+            where = [entry.label for entry, error in zip(entries, reasons, strict=True) if error]
+            if where:
+                place = "" if all(reasons) else f" at {'; '.join(where)}"
+                words = "; ".join(dict.fromkeys(str(error) for error in reasons if error))
+                said.append(f"{quantity.name} was not measured{place}: {words}")
+        if len(set(self.parameters)) > 1:
+            sizes = ", ".join(f"{size:,}" for size in self.parameters)
+            said.append(
+                f"networks of different size ({sizes} parameters): their distances are not comparable"
+            )
+        samples = [each["samples"] for each in self.settings_of]
+        if len(set(samples)) > 1:
+            counts = ", ".join(f"{count:,}" for count in samples)
+            said.append(f"data of different size ({counts} samples)")
+        return said
+
+
+def _entries(
+    checkpoints: Sequence[Compared] | Mapping[str, Compared] | Mapping[str, Sequence[Compared]],
+) -> tuple[list[str], list[Entry], bool]:
+    """(names of the sides, or none if they are not named; entries; whether the sides are groups)."""
+    names = list(checkpoints) if isinstance(checkpoints, Mapping) else []
+    values: list[Any] = list(checkpoints.values() if isinstance(checkpoints, Mapping) else checkpoints)
+    lists = [isinstance(each, (list, tuple)) for each in values]
+    if any(lists) and not (names and all(lists)):
+        raise InputError("checkpoints: lists are not allowed but as the groups of a dict, each with its name")
+    if len(values) < 2 or not all(len(each) for each, group in zip(values, lists, strict=True) if group):
+        raise InputError(f"checkpoints: {len(values)} given, at least 2 are needed, and none may be empty")
+    entries = []
+    for side, (each, group) in enumerate(zip(values, lists, strict=True)):
+        for given in each if group else [each]:
+            if not isinstance(given, (Checkpoint, Problem)):
+                kind = type(given).__name__
+                raise InputError(f"checkpoints: a {kind} is not allowed, only a Checkpoint or a Problem")
+            name = names[side] if names else f"problem {side + 1}"
+            entries.append(Entry(given, given.label if isinstance(given, Checkpoint) else name, side))
+    for side, name in enumerate(names if any(lists) else []):
+        _check_group(name, [entry for entry in entries if entry.side == side])
+    return names, entries, any(lists)
+
+
+def _check_group(name: str, entries: Sequence[Entry]) -> None:
+    """InputError where a group has the same weights, or runs of the same seed, twice: its error would lie."""
+    known = {
+        entry.run.mean.double().cpu().numpy().tobytes() if entry.run else id(entry.given) for entry in entries
+    }
+    if len(known) < len(entries):
+        raise InputError(f"checkpoints: the group '{name}' holds the same weights twice")
+    seeds = Counter(entry.run.seed for entry in entries if entry.run and entry.run.has_recipe)
+    seed, count = max(seeds.items(), key=lambda item: item[1], default=(0, 0))
+    if count > 1:
+        raise InputError(
+            f"checkpoints: the group '{name}' has {count} checkpoints of seed {seed}, not of {count} seeds"
+        )
+
+
+def _batch(entries: Sequence[Entry], batch: int | None) -> int:
+    """B, as given, or the runs' total batch. InputError where that is not known, or not one."""
+    if batch is not None:
+        positive("batch", batch, least=1)
+        return int(batch)
+    sizes = {entry.run.local_batch * entry.run.learners if entry.run else 0 for entry in entries}
+    if len(sizes) > 1 or 0 in sizes:
+        known = ", ".join(f"{size:,}" if size else "unknown" for size in sorted(sizes))
+        raise InputError(
+            f"batch: missing; the total batches of the runs are {known}, give one for all, or leave out what "
+            "needs it"
+        )
+    return sizes.pop()
+
+
+def _at_equal_loss(
+    entries: Sequence[Entry], tolerance: float, problem_of: ProblemOf
+) -> tuple[list[Entry], float]:
+    """The entries at one training loss, and that loss."""
+    runs = [entry.run for entry in entries if entry.run]
+    if len(runs) < len(entries):
+        raise InputError("equal_loss: a problem has no run with earlier checkpoints, give checkpoints")
+    taken, target = at_equal_loss(runs, tolerance, problem_of)
+    return [replace(e, given=run, label=run.label) for e, run in zip(entries, taken, strict=True)], target
+
+
+def _names(entries: Sequence[Entry]) -> list[str]:
+    """Short names of the sides: the parts of the labels that not all share, else the labels and folders."""
+    labels = [entry.label for entry in entries]
+    parts = [label.split(", ") for label in labels]
+    shared = set.intersection(*map(set, parts))
+    short = [", ".join(part for part in each if part not in shared) for each in parts]
+    folders = [e.run.path.resolve().parent.name if e.run and e.run.path else "" for e in entries]
+    placed = [f"{label} ({folder})" for label, folder in zip(labels, folders, strict=True)]
+    numbered = [f"{label} ({k + 1})" for k, label in enumerate(labels)]
+    options = [names for names in (short, folders, placed) if all(names) and len(set(names)) == len(names)]
+    return (options or [numbered])[0]

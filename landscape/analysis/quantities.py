@@ -1,0 +1,291 @@
+"""The quantities that checkpoints are compared by: one line each in :data:`QUANTITIES`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from landscape.analysis.basin_width import basin_widths
+from landscape.analysis.batch_sharpness import batch_sharpness
+from landscape.analysis.disagreement import TOP_K, disagreement
+from landscape.analysis.noise_alignment import noise_alignment
+from landscape.analysis.noise_scale import noise_scale
+from landscape.analysis.sharpness import sharpness
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
+from landscape.core.options import positive
+from landscape.core.statistics import Estimate
+from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
+from landscape.curvature.lanczos import Eigenpairs, Ends
+from landscape.curvature.preconditioner import Preconditioner
+from landscape.curvature.trace import trace
+from landscape.evaluation.paths import Progress
+from landscape.problem.losses import correct_shares
+from landscape.problem.problem import Problem
+from landscape.results.disagreement import Disagreement
+
+# Draws of every quantity that is a mean over draws: the same number for all, so that they can be compared in
+# pairs (ours: batch sharpness of the MNIST network then has an error of about 5%).
+DRAWS = 64
+# Planes over which the width is a mean: each takes some 500 losses, and random planes differ little (ours).
+PLANES = 8
+# The rise of the loss in nats at which the width is measured: far above the training loss of a network that
+# fits its data, and far below that of a network that guesses, ln 10 of ten classes (ours).
+RISE = 0.1
+# ρ of worst-case adaptive sharpness: Kwon et al. 2021 for CIFAR-10; of the average, 5% of each weight (ours).
+RHO, RHO_AVERAGE = 0.5, 0.05
+# Smaller than any relative error, so that exactly as many draws are made as were asked for.
+NEVER = float(np.finfo(np.float64).tiny)
+
+Preconditioning = Callable[[Checkpoint, Problem], Preconditioner]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the quantities are measured; see :func:`landscape.compare`.
+
+    Example:
+        >>> Settings(draws=1)
+        Traceback (most recent call last):
+        landscape.core.errors.InputError: draws: 1 is not allowed, it must be a finite number ≥ 2
+    """
+
+    batch: int = 0
+    draws: int = DRAWS
+    planes: int = PLANES
+    rise: float = RISE
+    rho: float = RHO
+    rho_average: float = RHO_AVERAGE
+    top_k: int = TOP_K
+    precondition: Preconditioning | None = None
+
+    def __post_init__(self) -> None:
+        positive("batch", self.batch, least=0)
+        positive("draws", self.draws, least=2)
+        positive("planes", self.planes, least=2)
+        for name in ("rise", "rho", "rho_average"):
+            positive(name, getattr(self, name))
+        positive("top_k", self.top_k, least=1)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number with its error, which is a standard error, or a bound (``freedom`` is NaN).
+
+    Attributes:
+        freedom: the degrees of freedom of a standard error; NaN without one.
+        draws: (n,), of which it is the mean; empty where there are none.
+
+    Example:
+        >>> Measured.mean(np.array([1.0, 3.0])).error
+        1.0
+    """
+
+    value: float
+    error: float = 0.0
+    freedom: float = math.nan
+    draws: Array = field(default_factory=lambda: np.zeros(0))
+
+    @classmethod
+    def mean(cls, draws: Array) -> Measured:
+        """The mean of independent draws (n,); of one, which nothing was drawn for, exact."""
+        if len(draws) == 1:
+            return cls(float(draws[0]), 0.0, math.inf, draws)
+        found = Estimate.of(draws)
+        return cls(found.value, found.standard_error, found.freedom, draws)
+
+
+class Subject:
+    """What is measured: a problem at its centre, and the checkpoint that it is of, if there is one.
+
+    Attributes:
+        test: gives the same on the test set; None where that is not known.
+        seed: draws everything.
+    """
+
+    def __init__(
+        self, problem: Problem, run: Checkpoint | None, test: Callable[[], Problem] | None, seed: int
+    ) -> None:
+        self.problem, self.run, self.test, self.seed = problem, run, test, seed
+
+    @functools.cached_property
+    def ends(self) -> Ends:
+        """Both ends of the Hessian's spectrum."""
+        return extreme_eigenvalues(self.problem, seed=self.seed)
+
+    def spread(self, settings: Settings, progress: Progress) -> Disagreement:
+        """The learners' disagreement, computed once."""
+        if not hasattr(self, "_spread"):
+            if self.run is None:
+                raise InputError("learners: a problem alone has none, give the checkpoint")
+            self._spread = disagreement(
+                self.run.weights, settings.top_k, problem=self.problem, seed=self.seed, progress=progress
+            )
+        return self._spread
+
+
+MINIBATCHES = "minibatches"
+Measure = Callable[[Subject, Settings, Progress], Measured]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One row of a comparison.
+
+    Attributes:
+        name, title, unit: in options, in words, of the number.
+        kind: of its error: "standard error", "bound" or "exact".
+        measure: measures it.
+        over: what the draws are, such as "minibatches".
+        flatter: −1 where small values mean a flat minimum, 1 where large ones do, 0 where it does not say.
+        common: whether the draws of two subjects have the same random numbers.
+
+    Example:
+        >>> Quantity("loss", "training loss", "nat", "exact", _loss).flatter
+        0
+    """
+
+    name: str
+    title: str
+    unit: str
+    kind: str
+    measure: Measure
+    over: str = ""
+    flatter: int = 0
+    common: bool = True
+
+    @property
+    def needs_batch(self) -> bool:
+        """Whether it takes the size of the minibatches that it draws."""
+        return self.over == MINIBATCHES
+
+
+def _loss(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    return Measured(subject.problem.loss())
+
+
+@torch.no_grad()
+def _test_error(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    if subject.test is None:
+        raise InputError("test error: a problem alone has no test set, give the checkpoint")
+    whole = subject.test()
+    problem = whole.at()
+    shares = [
+        correct_shares(problem.outputs(whole.theta, x), y, whole.criterion) for x, y, _ in whole.chunks()
+    ]
+    wrong = 100 * (1 - torch.cat([share.cpu() for share in shares]).numpy())
+    if not np.isfinite(wrong).all():
+        raise FailedError("test error: the data has no class labels")
+    return Measured.mean(wrong)
+
+
+def _lambda_max(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    return Measured(subject.ends.max, subject.ends.residual_max)
+
+
+def _ratio(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    """|λ_min|/λ_max, with the largest deviation that both residuals allow."""
+    ends = subject.ends
+    low, high = abs(ends.min), abs(ends.max)
+    if not high > ends.residual_max:
+        raise FailedError("ratio: λ_max is 0 within its residual")
+    value, most = low / high, (low + ends.residual_min) / (high - ends.residual_max)
+    return Measured(value, most - value)  # above: the deviation below is smaller
+
+
+def _trace(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    return Measured.mean(trace(subject.problem, seed=subject.seed, progress=progress).draws)
+
+
+def _batch_sharpness(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    n = settings.draws
+    result = batch_sharpness(
+        subject.problem, settings.batch, with_lambda_max=False, draws=n, max_draws=n, seed=subject.seed,
+        progress=progress,
+    )  # fmt: skip
+    return Measured.mean(result.curvature)
+
+
+def _noise_scale(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    n = settings.draws
+    result = noise_scale(
+        subject.problem, settings.batch, draws=n, max_draws=n, seed=subject.seed, progress=progress
+    )
+    return Measured.mean(result.estimates)
+
+
+def _noise_alignment(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    result = noise_alignment(
+        subject.problem, settings.batch, 1, tol=NEVER, max_draws=settings.draws, seed=subject.seed,
+        progress=progress,
+    )  # fmt: skip
+    return Measured.mean(result.estimates)
+
+
+def _worst(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    """Over minibatches, whose scatter is its error; of all samples there would be none."""
+    result = sharpness(
+        subject.problem, settings.rho, "worst", m=min(settings.batch, subject.problem.samples), tol=NEVER,
+        max_draws=settings.draws, seed=subject.seed, progress=progress,
+    )  # fmt: skip
+    return Measured.mean(result.values)
+
+
+def _average(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    result = sharpness(
+        subject.problem, settings.rho_average, "average", tol=NEVER, max_draws=settings.draws,
+        seed=subject.seed, progress=progress,
+    )  # fmt: skip
+    return Measured.mean(result.values)
+
+
+def _width(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    widths = basin_widths(
+        subject.problem, settings.rise, settings.planes, seed=subject.seed, progress=progress
+    )
+    return Measured.mean(widths)
+
+
+def _disagreement(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    found = subject.spread(settings, progress)
+    return Measured(100 * found.value, 100 * found.standard_error, found.learners - 1)
+
+
+def _spread_cost(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    found = subject.spread(settings, progress)
+    return Measured(found.cost, found.cost_error, found.learners - 1)
+
+
+def _preconditioned(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    if subject.run is None or settings.precondition is None:
+        raise InputError("precondition: not given, landscape.preconditioner makes P from a checkpoint")
+    given = settings.precondition(subject.run, subject.problem)
+    pairs: Eigenpairs = top_eigenvalues(subject.problem, precondition=given, seed=subject.seed)
+    return Measured(float(pairs.values[0]), float(pairs.residuals[0]))
+
+
+SE, BOUND, EXACT = "standard error", "bound", "exact"
+#: All quantities, in the order of the table. A new one is a line here, and a function above.
+QUANTITIES = (
+    Quantity("loss", "training loss", "nat", EXACT, _loss),
+    Quantity("test-error", "test error", "%", SE, _test_error, "test samples"),
+    Quantity("lambda-max", "λ_max", "nat", BOUND, _lambda_max, flatter=-1),
+    Quantity("ratio", "|λ_min|/λ_max", "1", BOUND, _ratio),
+    Quantity("trace", "trace of H", "nat", SE, _trace, "random vectors", -1),
+    Quantity("batch-sharpness", "batch sharpness", "nat", SE, _batch_sharpness, MINIBATCHES, -1),
+    Quantity("noise-alignment", "tr(HS)/tr S", "nat", SE, _noise_alignment, MINIBATCHES, -1),
+    Quantity("sharpness-worst", "worst-case sharpness", "nat", SE, _worst, MINIBATCHES, -1),
+    Quantity("sharpness-average", "average-case sharpness", "nat", SE, _average, "displacements", -1),
+    Quantity("basin-width", "basin width", "distance", SE, _width, "planes", 1),
+    Quantity("preconditioned", "λ_max of P⁻¹ᐟ²HP⁻¹ᐟ²", "1/η", BOUND, _preconditioned, flatter=-1),
+    Quantity("noise-scale", "gradient noise scale", "samples", SE, _noise_scale, MINIBATCHES),
+    Quantity("disagreement", "spread in the sharp space", "%", SE, _disagreement, "learners", common=False),
+    Quantity("spread-cost", "½ tr(HC) of the spread", "nat", SE, _spread_cost, "learners", common=False),
+)  # fmt: skip
+BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}

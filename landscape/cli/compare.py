@@ -1,0 +1,143 @@
+"""landscape compare"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from landscape.analysis.compare import LEVEL
+from landscape.analysis.compare import compare as compute_comparison
+from landscape.analysis.disagreement import TOP_K
+from landscape.analysis.equal_loss import TOLERANCE
+from landscape.analysis.quantities import BY_NAME, DRAWS, PLANES, RHO, RHO_AVERAGE, RISE
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.cli import options
+from landscape.cli.analysis import Analysis, analysis_options, open_problem
+from landscape.core.errors import InputError
+from landscape.core.options import SPLIT, choose
+from landscape.problem.problem import Problem
+from landscape.results.comparison import Comparison
+from landscape.results.verdicts import cell, footnotes, summary, verdict
+from landscape.train.preconditioner import preconditioner
+
+WIDTH = 110  # characters of a line of the table, but for its last column (ours)
+
+settings_options = options.grouped(
+    "settings",
+    dict,
+    click.option(
+        "--batch", type=int, help="Samples in a minibatch. [default: the runs' total batch, if it is one]"
+    ),
+    click.option("--draws", default=DRAWS, show_default=True, help="Minibatches and displacements."),
+    click.option("--planes", default=PLANES, show_default=True, help="Random planes of the basin width."),
+    click.option("--rise", default=RISE, show_default=True, help="Of the loss in nats, at that width."),
+    click.option("--rho", default=RHO, show_default=True, help="ρ of worst-case adaptive sharpness."),
+    click.option("--rho-average", default=RHO_AVERAGE, show_default=True, help="ρ of the average case."),
+    click.option("--top-k", default=TOP_K, show_default=True, metavar="K", help="Sharp directions."),
+    click.option("--level", default=LEVEL, show_default=True, help="Of all tests of the table together."),
+    click.option("--at-equal-loss", "equal_loss", is_flag=True, help="Take of each run's files step-*.h5 the "
+                 "one whose training loss is nearest to the highest of all."),
+    click.option("--loss-tolerance", default=TOLERANCE, show_default=True,
+                 help="How near, relative to that loss."),
+)  # fmt: skip
+
+
+@click.command(
+    epilog="Example: landscape compare runs/ss-*/ runs/dp-*/ --groups recipe --at-equal-loss --plot flat.png"
+)
+@click.option("--only", metavar="NAME,…", help=f"Only these quantities: {', '.join(BY_NAME)}. [default: all]")
+@click.option(
+    "--groups",
+    metavar="TEXT",
+    help="Compare groups, with errors over their seeds: recipe (runs whose recipes differ only in the seed), "
+    "or NAME=COUNT,… (the first COUNT of the CKPTs, the next, …). At least 3 each for a statement.",
+)
+@settings_options
+@analysis_options("Draws minibatches, vectors, displacements and planes.", split=False)
+def compare(analysis: Analysis, settings: dict[str, Any], only: str | None, groups: str | None) -> None:
+    """Is this minimum flatter than that one: all instruments at CKPTs in one table, with tests.
+
+    Prints each quantity with its standard error, or the bound of an eigenvalue, and which differences are
+    larger than that: by paired tests on common minibatches, vectors and planes, and over groups by Welch's t,
+    with Holm's correction. Quantities that cannot be measured are named below the table.
+    """
+    runs = analysis.open()
+    chosen = [choose("--only", name.strip(), BY_NAME) for name in only.split(",")] if only else []
+    given = runs if groups is None else grouped(runs, groups)
+    path = analysis.target(runs[0], "compare")
+
+    def problem_of(run: Checkpoint, split: str) -> Problem:
+        if split == SPLIT:
+            return analysis.problem(run)
+        return open_problem(run, split, analysis.source, analysis.device, analysis.torch_dtype)
+
+    for _, progress in analysis.each("compare", [given]):
+        result = compute_comparison(
+            given,
+            only=chosen,
+            **settings,
+            problem_of=problem_of,
+            precondition=preconditioner,
+            seed=analysis.seed,
+            progress=progress,
+        )
+    others = dict.fromkeys(filter(None, map(analysis.source.other_data, runs)))
+    notes = [f"the data is {name}, not that of the checkpoints" for name in others]
+    result = dataclasses.replace(result, notes=(*result.notes, *notes))
+    analysis.values(table(result))
+    analysis.write([result], path)
+
+
+def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]]:
+    """The runs by the names of their groups, from the value of --groups."""
+    if text == "recipe":
+        from landscape.plots.training import groups_of  # only here: it brings matplotlib
+
+        unknown = next((run for run in runs if not run.has_recipe), None)
+        if unknown:
+            raise InputError(f"--groups: recipe is not allowed, {unknown.path} has none; give NAME=COUNT,…")
+        return {name: members for name, _, members in groups_of(runs)}
+    found: dict[str, list[Checkpoint]] = {}
+    done = 0
+    for word in text.split(","):
+        match = re.fullmatch(r"\s*([^=]*[^=\s])\s*=\s*([1-9]\d{0,5})\s*", word)
+        if not match or match[1] in found:
+            raise InputError(
+                f"--groups: '{text}' is not allowed, it must be recipe, or NAME=COUNT,… with different names "
+                "and numbers ≥ 1, such as SSGD=3,DPSGD=3"
+            )
+        found[match[1]] = list(runs[done : done + int(match[2])])
+        done += int(match[2])
+    if done != len(runs):
+        raise InputError(f"--groups: '{text}' has places for {done} checkpoints, {len(runs)} were given")
+    return found
+
+
+def table(result: Comparison) -> str:
+    """The whole table with what must be known of it."""
+    c = result
+    units = [f" ({unit})" if unit != "1" else "" for unit in c.unit_names]
+    heads = ["", *c.sides, "error over", "difference"]
+    rows = [
+        [
+            c.titles[q] + units[q],
+            *(cell(c, q, s) for s in range(len(c.sides))),
+            c.over[q] or ("its residual" if c.kinds[q] == "bound" else ""),
+            verdict(c, q),
+        ]
+        for q in range(len(c.quantities))
+    ]
+    widths = [max(len(row[k]) for row in [heads, *rows]) for k in range(len(heads))]
+    lines = [
+        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
+        for row in [heads, *rows]
+    ]
+    said = [
+        textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for line in footnotes(c)
+    ]
+    return "\n".join([*lines, "", *summary(c), *said])

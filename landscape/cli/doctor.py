@@ -1,0 +1,194 @@
+"""landscape doctor"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import importlib.metadata
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import click
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from landscape import data, models
+from landscape.cli import common, options, versions
+from landscape.core.errors import FailedError
+from landscape.curvature.eigenvalues import extreme_eigenvalues
+from landscape.data.base import data_root
+from landscape.data.cache import cache_folder
+from landscape.data.download import SOURCES, found
+from landscape.problem.problem import Problem
+
+# Package -> what it is for, and what pip installs for it.
+OPTIONAL = {
+    "plotly": ("landscape report", "sgd-landscape[report]"),
+    "jinja2": ("landscape report", "sgd-landscape[report]"),
+    "xarray": ("Result.to_xarray", "sgd-landscape[frames]"),
+    "pandas": ("Result.to_dataframe", "sgd-landscape[frames]"),
+    "torchvision": ("networks of ImageNet", "sgd-landscape[imagenet]"),
+    "lightning": ("Lightning's callback", "sgd-landscape[lightning]"),
+    "transformers": ("Hugging Face's callback", "sgd-landscape[huggingface]"),
+    "tensorboard": ("scalars of a Recorder", "tensorboard"),
+    "wandb": ("scalars of a Recorder", "wandb"),
+    "trackio": ("scalars of a Recorder", "trackio"),
+}
+# The self-test: 200 digits and a network of 284 parameters, whose dense Hessian takes a second (ours).
+SAMPLES, WIDTHS, TOL = 200, [64, 4, 4, 10], 1e-4
+State = Literal["ok", "missing", "FAILED"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """What was checked, whether it is in order, and what was found. Only FAILED ends with the exit code 1."""
+
+    name: str
+    state: State
+    text: str
+
+
+@click.command(epilog="Example: landscape doctor")
+@options.data_dir
+@options.quiet
+def doctor(data_dir: str | None, quiet: bool) -> None:
+    """Check this installation: versions, devices, data, optional packages, and a Hessian.
+
+    The self-test compares λ_min and λ_max of a small network's Hessian with those of the dense matrix, on
+    each device. What is missing is named with the command that installs it; the exit code is 1 only if
+    something that every command needs does not work.
+    """
+    checks: list[Check] = []
+    lines = (
+        _versions(),
+        _devices(),
+        _compiler(),
+        _data(data_root(data_dir)),
+        _cache(),
+        _packages(),
+        _tests(),
+    )
+    with common.progress_bar("checks", quiet):
+        for part in lines:
+            for check in part:
+                checks.append(check)
+                common.values(f"{check.state:8} {check.name:18} {check.text}")
+    common.values("", checks=[dataclasses.asdict(check) for check in checks])
+    if failed := [check.name for check in checks if check.state == "FAILED"]:
+        raise FailedError(f"doctor: failed: {', '.join(failed)}")
+
+
+def _versions() -> Iterator[Check]:
+    for name, version in versions.packages().items():
+        yield Check(name, "ok", version)
+
+
+def _devices() -> Iterator[Check]:
+    for line in versions.devices():
+        name, _, text = line.partition(": ")
+        yield Check(name, "ok", text)
+
+
+def _compiler() -> Iterator[Check]:
+    """The C++ compiler that torch.compile takes on the CPU, as torch looks for it."""
+    name = os.environ.get("CXX") or {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    found = shutil.which(name)
+    need = f"{name} is not there; contour --path compiled needs it, other paths do not"
+    yield Check("C++ compiler", "ok" if found else "missing", found or need)
+
+
+def _data(root: Path) -> Iterator[Check]:
+    yield Check("digits", "ok", "bundled")
+    for name in SOURCES:
+        images = root / name / "train"
+        if folder := found(name, root):
+            yield Check(name, "ok", str(folder))
+        elif images.is_dir():
+            yield Check(name, "ok", f"images in {images.parent}")
+        else:
+            yield Check(name, "missing", f"not in {root}; landscape fetch {name} --data-dir {root}")
+
+
+def _cache() -> Iterator[Check]:
+    with _caught("cache") as failures:
+        folder = cache_folder()
+        common.make_folder(folder)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"0")
+        yield Check("cache", "ok", f"{folder} can be written")
+    yield from failures
+
+
+def _packages() -> Iterator[Check]:
+    for name, (purpose, install) in OPTIONAL.items():
+        try:
+            yield Check(name, "ok", f"{importlib.metadata.version(name)}, for {purpose}")
+        except importlib.metadata.PackageNotFoundError:
+            yield Check(name, "missing", f"for {purpose}; pip install '{install}'")
+    found = shutil.which("ffmpeg")
+    yield Check("ffmpeg", "ok" if found else "missing", found or "for films as .mp4; .gif needs nothing")
+
+
+def _tests() -> Iterator[Check]:
+    """Both ends of the spectrum by our products, on each device, against the dense Hessian in float64."""
+    model, x, y = _network()
+    low, high = _dense_ends(model, x, y)
+    rounding = 1e-5 * max(abs(low), abs(high))  # of products in float32
+    gpus = (f"cuda:{k}" for k in range(torch.cuda.device_count()))
+    for place in ("cpu", *gpus):
+        name = f"Hessian on {place}"
+        with _caught(name) as failures:
+            ends = extreme_eigenvalues(
+                Problem(model, cross_entropy, (x, y), device=place), TOL, search="exact"
+            )
+            right = abs(ends.min - low) <= ends.residual_min + rounding
+            right = right and abs(ends.max - high) <= ends.residual_max + rounding
+            yield Check(
+                name,
+                "ok" if right and ends.converged else "FAILED",
+                f"λ_min {ends.min:.6g}, λ_max {ends.max:.6g}; dense: {low:.6g}, {high:.6g}",
+            )
+        yield from failures
+
+
+def _network() -> tuple[nn.Module, Tensor, Tensor]:
+    """A small network, and some digits with their classes."""
+    split = data.load("digits").train
+    assert isinstance(split, tuple)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        model = models.build("mlp", widths=WIDTHS, activation="tanh")
+    return model, split[0][:SAMPLES], split[1][:SAMPLES]
+
+
+def _dense_ends(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
+    """λ_min and λ_max of the dense Hessian, by torch's own differentiation in float64."""
+    copied = copy.deepcopy(model).double()
+    parameters = dict(copied.named_parameters())
+    sizes = [each.numel() for each in parameters.values()]
+
+    def loss(flat: Tensor) -> Tensor:
+        parts = zip(parameters.items(), torch.split(flat, sizes), strict=True)
+        values = {name: part.view_as(like) for (name, like), part in parts}
+        return cross_entropy(torch.func.functional_call(copied, values, (x.double(),)), y)
+
+    flat = torch.cat([each.detach().flatten() for each in parameters.values()])
+    values = torch.linalg.eigvalsh(torch.func.hessian(loss)(flat))
+    return float(values[0]), float(values[-1])
+
+
+@contextlib.contextmanager
+def _caught(name: str) -> Iterator[list[Check]]:
+    """Turn an error of what is checked into a check that failed; the checks after it go on."""
+    failures: list[Check] = []
+    try:
+        yield failures
+    except Exception as error:  # whatever does not work here
+        failures.append(Check(name, "FAILED", " ".join(f"{type(error).__name__}: {error}".split())[:200]))

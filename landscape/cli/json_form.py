@@ -1,0 +1,89 @@
+"""Results and other values as JSON holds them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from landscape.results.base import Result
+
+# Arrays with more numbers are shown by shape and range: they are in the result's file (ours).
+MOST = 64
+_SHOWN = ("float", "int", "bool", "str", "Array")
+
+
+def text(value: Any) -> str:
+    """``value`` as JSON in ASCII, which every terminal and every program can read.
+
+    Example:
+        >>> print(text({"λ": [1.5, math.nan, -math.inf]}))
+        {
+          "\\u03bb": [
+            1.5,
+            null,
+            null
+          ]
+        }
+    """
+    return json.dumps(plain(value), indent=2, allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """``value`` in types of JSON; None for NaN and infinite numbers.
+
+    Example:
+        >>> plain({"x": np.array([1.0, np.nan]), "done": np.bool_(True), "texts": ("a", "b")})
+        {'x': [1.0, None], 'done': True, 'texts': ['a', 'b']}
+        >>> plain(np.arange(100.0))
+        {'shape': [100], 'min': 0.0, 'max': 99.0}
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist()) if value.size <= MOST else _summary(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if dataclasses.is_dataclass(value):
+        return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+    if isinstance(value, Sequence):
+        return [plain(each) for each in value]
+    return str(value)
+
+
+def _summary(array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Shape and range of a large array."""
+    finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
+    ends = {"min": finite.min(), "max": finite.max()} if array.dtype.kind in "fiu" and finite.size else {}
+    return plain({"shape": list(array.shape), **ends})  # type: ignore[no-any-return]
+
+
+def of_result(result: Result) -> dict[str, Any]:
+    """The numbers of a result: its fields, its properties and its summary.
+
+    Example:
+        >>> from landscape.results.escape import Escape
+        >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
+        >>> of_result(result)["median"]
+        [[1.0, 1.0]]
+    """
+    shown: dict[str, Any] = {"schema": result.schema}
+    shown |= {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    for kind in reversed(type(result).__mro__):
+        for name, member in vars(kind).items():
+            made = member.fget.__annotations__ if isinstance(member, property) and member.fget else {}
+            if made.get("return") in _SHOWN and not name.startswith("_"):
+                shown[name] = getattr(result, name)
+    if callable(summary := getattr(result, "summary", None)):
+        shown["summary"] = summary()
+    return {name: plain(value) for name, value in shown.items()}

@@ -1,0 +1,173 @@
+"""What a command prints: values and names of files on stdout, messages on stderr.
+
+With ``--json`` stdout has one object in place of the lines. Each command has ``--json``, ``-v`` and ``-q``
+without further work: the group of the commands adds them, and what is printed goes through this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from landscape._version import __version__
+from landscape.core.errors import InputError
+from landscape.core.files import printable
+
+if TYPE_CHECKING:  # a list of the commands needs no numpy
+    from landscape.results.base import Result
+
+
+@dataclass
+class Output:
+    """What one command has printed, and how it prints.
+
+    ``entries``, ``results`` and ``names`` are what ``--json`` shows. A ``muted`` command prints nothing but
+    errors: it is a process of a group that is not the first one.
+    """
+
+    command: str = ""
+    as_json: bool = False
+    verbose: bool = False
+    quiet: bool = False
+    muted: bool = False
+    entries: dict[str, Any] = field(default_factory=dict)
+    results: list[Result] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def silent(self) -> bool:
+        """Whether there are no messages and no progress."""
+        return self.quiet or self.muted
+
+    def end(self) -> None:
+        """Print the object of --json, if there is anything to show, and the details of -v."""
+        if self.as_json and not self.muted and (self.entries or self.results or self.names):
+            from landscape.cli import json_form
+
+            shown = {"command": self.command, "landscape_version": __version__, **self.entries}
+            if self.results:
+                shown["results"] = [json_form.of_result(result) for result in self.results]
+            click.echo(json_form.text(shown | {"files": self.names}))
+        if self.verbose and not self.muted:
+            from landscape.cli import versions
+
+            message(f"{versions.used(time.monotonic() - self.began)}; {versions.line()}")
+
+
+_current: ContextVar[Output] = ContextVar("output")
+
+
+def current() -> Output:
+    """The output of the command that runs; outside of a command one that prints everything."""
+    return _current.get(Output())
+
+
+@contextlib.contextmanager
+def collected(out: Output) -> Iterator[None]:
+    """``out`` is the output of the command inside; it ends unless the command is interrupted."""
+    token = _current.set(out)
+    try:
+        try:
+            yield
+        except Exception:
+            out.end()
+            raise
+        out.end()
+    finally:
+        _current.reset(token)
+
+
+def values(text: str, **entries: Any) -> None:
+    """Print what the command was asked for, also with -q; with --json keep ``entries`` for its object.
+
+    Control characters in names from files are escaped for the terminal.
+    """
+    out = current()
+    out.entries |= entries
+    if text and not out.as_json and not out.muted:
+        click.echo("\n".join(map(printable, text.split("\n"))))
+
+
+def message(text: str, quiet: bool = False) -> None:
+    """Print lines for the user on stderr; none with -q."""
+    if not (quiet or current().silent):
+        click.echo("\n".join(map(printable, text.split("\n"))), err=True)
+
+
+def files(*paths: str | Path) -> None:
+    """Print the names of files that the command has written."""
+    out = current()
+    out.names += map(str, paths)
+    for path in paths:
+        values(str(path))
+
+
+def results(made: Sequence[Result]) -> None:
+    """Keep results for --json, which shows their numbers; -v prints these on stderr."""
+    out = current()
+    out.results += made
+    if out.verbose and not out.as_json:
+        from landscape.cli import json_form
+
+        for result in made:
+            message("\n".join(f"  {name}: {value}" for name, value in json_form.of_result(result).items()))
+
+
+def _store(name: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
+    """A callback that keeps the flag ``name`` in the output."""
+
+    def keep(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
+        out = current()
+        if value and not context.resilient_parsing:
+            setattr(out, name, True)
+            if out.quiet and out.verbose:
+                out.verbose = False
+                raise InputError("-q and -v: only one of the two is allowed")
+        return value
+
+    return keep
+
+
+#: The arguments of the option -q, which some commands have as a parameter of their own.
+QUIET: dict[str, Any] = {
+    "is_flag": True,
+    "is_eager": True,
+    "callback": _store("quiet"),
+    "help": "No messages and no progress.",
+}
+_EVERY = (
+    click.Option(
+        ["--json"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_store("as_json"),
+        help="Print one JSON object on stdout in place of the text: the numbers of each result, and the "
+        "files. NaN and infinite numbers are null.",
+    ),
+    click.Option(
+        ["-v", "--verbose"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_store("verbose"),
+        help="Details on stderr: the fields of each result, time, memory, versions; where an error arose.",
+    ),
+    click.Option(["-q", "--quiet"], expose_value=False, **QUIET),
+)
+
+
+def add_options(command: click.Command) -> None:
+    """Add --json, -v and -q to a command, except for those whose names it has already."""
+    taken = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    for option in _EVERY:
+        if taken.isdisjoint(option.opts):
+            command.params.append(option)

@@ -1,0 +1,310 @@
+"""Data sets from their public mirrors: downloaded, verified by checksums, and put where the loaders look."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import tarfile
+import zlib
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from landscape._version import __version__
+from landscape.core.errors import FailedError, InputError
+from landscape.core.files import open_regular, replacing
+from landscape.data.idx import FILES
+
+# Seconds without an answer, and bytes that are read at once (ours).
+TIMEOUT, BLOCK = 30.0, 1 << 18
+MOST = 1 << 30  # bytes of one file, unpacked or not: more than any of them has (ours)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file with its SHA-256, and, where it may also be packed otherwise, the MD5 of what is in it."""
+
+    name: str
+    sha256: str
+    content: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the ``files`` of a data set are, and their ``folder`` below the root of the data.
+
+    With an ``archive``, which the mirrors hold in their place, they are extracted from it; ``size``: the
+    megabytes of a download.
+    """
+
+    mirrors: tuple[str, ...]
+    folder: str
+    files: tuple[File, ...]
+    size: int
+    archive: File | None = None
+
+
+def _idx(*digests: str) -> tuple[File, ...]:
+    """The four IDX files, of each the SHA-256 and the MD5 of its content."""
+    pairs = zip(digests[::2], digests[1::2], strict=True)
+    return tuple(File(f"{name}.gz", *pair) for name, pair in zip(FILES, pairs, strict=True))
+
+
+_CIFAR = ("https://www.cs.toronto.edu/~kriz/",)
+#: The mirrors are those of torchvision. CIFAR's archives are the binary ones, as its others are pickles.
+SOURCES = {
+    "mnist": Source(
+        ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
+        "mnist",
+        _idx(
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "6bbc9ace898e44ae57da46a324031adb",
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "a25bea736e30d166cdddb491f175f624",
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "2646ac647ad5339dbf082846283269ea",
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+            "27ae3e4e09519cfbb04c329615203637",
+        ),
+        12,
+    ),
+    "fashion-mnist": Source(
+        ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+        "fashion-mnist",
+        _idx(
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "9018921c3c673c538a1fc5bad174d6f9",
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "8181f5470baa50b63fa0f6fddb340f0a",
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+            "15d484375f8d13e6eb1aabb0c3f46965",
+        ),
+        31,
+    ),
+    "cifar10": Source(
+        _CIFAR,
+        "cifar-10-batches-bin",
+        (
+            File("data_batch_1.bin", "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
+            File("data_batch_2.bin", "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
+            File("data_batch_3.bin", "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
+            File("data_batch_4.bin", "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
+            File("data_batch_5.bin", "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
+            File("test_batch.bin", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
+        ),
+        170,
+        File("cifar-10-binary.tar.gz", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
+    ),
+    "cifar100": Source(
+        _CIFAR,
+        "cifar-100-binary",
+        (
+            File("train.bin", "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29"),
+            File("test.bin", "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"),
+        ),
+        169,
+        File("cifar-100-binary.tar.gz", "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"),
+    ),
+}
+
+
+def places(name: str, root: Path, file: File) -> list[Path]:
+    """Where a loader looks for a file, in its order; a packed one may also lie there unpacked."""
+    source = SOURCES[name]
+    folders = [root / source.folder, root / name / source.folder, root / name, root]
+    names = [file.name, file.name.removesuffix(".gz")] if file.content else [file.name]
+    return [folder / each for folder in dict.fromkeys(folders) for each in names]
+
+
+def found(name: str, root: Path) -> Path | None:
+    """The folder of a data set's files, if all are there and the checksum of the last one fits; else None."""
+    paths = [[path for path in places(name, root, file) if path.is_file()] for file in SOURCES[name].files]
+    right = (path for path in paths[-1] if _is(path, SOURCES[name].files[-1]))
+    return next((path.parent for path in right), None) if all(paths) else None
+
+
+def fetch(
+    name: str,
+    root: Path,
+    *,
+    mirror: str | None = None,
+    force: bool = False,
+    progress: Callable[[float], None] = lambda share: None,
+    message: Callable[[str], None] = lambda line: None,
+) -> dict[Path, bool]:
+    """Download the files of a data set that are missing below ``root``, and verify all of them.
+
+    A file is written under its name only once it is whole and verified.
+
+    Args:
+        name: a key of SOURCES.
+        mirror: a URL in place of the public ones, which holds the same files.
+        force: replace files that are there but are others.
+        progress: takes the share that is done.
+        message: takes a line about each mirror that fails.
+
+    Returns:
+        All files, in the order of SOURCES: whether each was downloaded now.
+
+    Raises:
+        InputError: a mirror that is no http or https address.
+        FailedError: no mirror gives a file with the right checksum, a file that is there is another, or one
+            cannot be written.
+
+    Example:
+        >>> fetch("mnist", Path("data"), mirror="file:///etc/")
+        Traceback (most recent call last):
+        landscape.core.errors.InputError: --mirror: 'file:///etc/' is not allowed, it must be an http:// ...
+    """
+    if mirror is not None and not mirror.startswith(("http://", "https://")):
+        raise InputError(f"--mirror: '{mirror}' is not allowed, it must be an http:// or https:// address")
+    source = SOURCES[name]
+    mirrors = source.mirrors if mirror is None else (mirror,)
+    kept = {file: _existing(name, root, file, force) for file in source.files}
+    missing = [file for file, path in kept.items() if path is None]
+    folder = root / source.folder
+    if missing:
+        folder.mkdir(parents=True, exist_ok=True)
+    if missing and source.archive:
+        _download(mirrors, source.archive, root / source.archive.name, progress, message)
+        _extract(root / source.archive.name, source, missing, root)
+    elif missing:
+        for k, file in enumerate(missing):
+            done = lambda share, k=k: progress((k + share) / len(missing))  # noqa: E731
+            _download(mirrors, file, folder / file.name, done, message)
+    return {path or folder / file.name: path is None for file, path in kept.items()}
+
+
+def _existing(name: str, root: Path, file: File, force: bool) -> Path | None:
+    """A file that is there and verified; None where it has to be downloaded."""
+    target = root / SOURCES[name].folder / file.name
+    for path in places(name, root, file):
+        if path.is_file():
+            if _is(path, file):
+                return path
+            if path.parent == target.parent and not force:
+                raise FailedError(
+                    f"{path}: is not the file of {name} (its checksum is another); move it away, or give "
+                    "--force to replace it"
+                )
+            if path.parent == target.parent and path != target:
+                path.unlink()  # or a loader might take it in place of the new one
+    return None
+
+
+def _is(path: Path, file: File) -> bool:
+    """Whether a file is the one of the mirrors, or one with the same content."""
+    with open_regular(path, MOST) as opened:
+        if _digest("sha256", opened) == file.sha256:
+            return True
+        if not file.content:
+            return False
+        opened.seek(0)
+        try:
+            unpacked = gzip.GzipFile(fileobj=opened) if path.suffix == ".gz" else opened
+            return _digest("md5", unpacked) == file.content  # type: ignore[arg-type]
+        except (OSError, EOFError, zlib.error):
+            return False
+
+
+def _digest(kind: str, file: IO[bytes]) -> str:
+    """The checksum of what can be read, at most of MOST bytes."""
+    digest = hashlib.new(kind, usedforsecurity=False)
+    for _ in range(MOST // BLOCK):
+        if not (block := file.read(BLOCK)):
+            break
+        digest.update(block)
+    return digest.hexdigest()
+
+
+class _MirrorError(FailedError):
+    """A mirror that does not give the file."""
+
+
+def _download(
+    mirrors: tuple[str, ...],
+    file: File,
+    path: Path,
+    progress: Callable[[float], None],
+    message: Callable[[str], None],
+) -> None:
+    """Write a file from the first mirror that gives it; an archive that is there already is kept."""
+    if path.is_file() and _is(path, file):
+        return
+    failures: list[str] = []
+    for mirror in mirrors:
+        url = f"{mirror.rstrip('/')}/{file.name}"
+        try:
+            with contextlib.closing(_blocks(url, progress)) as blocks, replacing(path) as written:
+                digest = hashlib.sha256()
+                for block in blocks:
+                    written.write(block)
+                    digest.update(block)
+                if written.error is None and digest.hexdigest() != file.sha256:
+                    raise _MirrorError(f"{url}: the checksum is wrong, it is not the file that is expected")
+            return
+        except _MirrorError as error:
+            failures.append(str(error))
+            if mirror != mirrors[-1]:
+                message(f"{error}; trying the next mirror")
+    raise FailedError(
+        f"{'; '.join(failures)}; try again, give --mirror, or put {file.name} into {path.parent} yourself"
+    )
+
+
+def _blocks(url: str, progress: Callable[[float], None]) -> Generator[bytes]:
+    """The bytes at an address; _MirrorError names the address and the reason."""
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    try:
+        with urlopen(
+            Request(url, headers={"User-Agent": f"landscape/{__version__}"}), timeout=TIMEOUT
+        ) as reply:
+            size, done = int(reply.headers.get("Content-Length") or 0), 0
+            while block := reply.read(BLOCK):
+                done += len(block)
+                if done > MOST:
+                    raise _MirrorError(f"{url}: has more than {MOST:,} bytes")
+                yield block
+                progress(done / size if size else 0.0)
+            if done < size:
+                raise _MirrorError(f"{url}: broken off after {done:,} of {size:,} bytes")
+    except (OSError, HTTPException, ValueError) as error:
+        if isinstance(error, FailedError):
+            raise
+        reason = getattr(error, "reason", error)
+        if isinstance(error, HTTPError):  # an answer, too
+            error.close()
+            reason = error
+        raise _MirrorError(f"{url}: cannot be downloaded ({reason or type(error).__name__})") from error
+
+
+def _extract(archive: Path, source: Source, missing: list[File], root: Path) -> None:
+    """Write the missing files from a verified archive, and delete it."""
+    wanted = {f"{source.folder}/{file.name}": file for file in missing}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                file = wanted.get(member.name)
+                opened = tar.extractfile(member) if file and member.isreg() else None
+                if not file or opened is None:
+                    continue
+                with replacing(root / source.folder / file.name) as written:
+                    digest = hashlib.sha256()
+                    while block := opened.read(BLOCK):
+                        written.write(block)
+                        digest.update(block)
+                    if written.error is None and digest.hexdigest() != file.sha256:
+                        raise FailedError(f"{archive}: the checksum of {member.name} in it is wrong")
+                del wanted[member.name]
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise FailedError(f"{archive}: cannot be unpacked ({error}); delete it and try again") from error
+    if wanted:
+        raise FailedError(f"{archive}: lacks {', '.join(wanted)}")
+    archive.unlink()

@@ -1,0 +1,197 @@
+"""The record of a run that has ended: its settings, its last numbers and its curves, without weights.
+
+A record is a JSON file of some kilobytes, RECORDS/HASH.json with the hash of the run's settings and of the
+version of the training's numerics. Figures are drawn from records, so that a campaign of many runs goes on
+on another machine, without the checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from landscape._version import __version__
+from landscape.checkpoint.checkpoint import DIVERGED, Checkpoint
+from landscape.checkpoint.history import UNITS
+from landscape.core.errors import FailedError
+from landscape.core.files import read_regular, write_text
+from landscape.core.hdf5 import Array
+from landscape.core.numerics import version_of
+from landscape.problem.layout import Layout
+from landscape.train.loop import Trainer, recipe_of
+from landscape.train.recipe import Recipe, from_values, parse
+
+# Values that are stored of a column, evenly over its steps, and their digits; largest file that is read, in
+# bytes (ours).
+POINTS, DIGITS, MAX_BYTES = 1000, 6, 1 << 24
+# Columns that follow from the recipe, or that say how busy a machine was.
+LEFT_OUT = ("step", "lr", "wall_s", "samples_per_s", "wait_s", "comm_bytes", "comm_rounds")
+FINAL = ("loss", "train_loss", "test_loss", "test_accuracy", "consensus", "lr_lambda_max", "lr_lambda_limit")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run that has ended.
+
+    Attributes:
+        recipe: its settings.
+        version, numerics: the version of this package, and that of its training's numerics.
+        step: how many steps it has made.
+        diverged, diverged_at: as of :class:`landscape.Checkpoint`.
+        seconds: of training, on the machine that did it.
+        data: {"name", "options", "train", "test", "fingerprint"}, as of a checkpoint.
+        checkpoints: the steps of which weights were saved.
+        curves: columns of the history that have values at the same steps, with these steps as "step".
+    """
+
+    recipe: Recipe
+    version: str
+    numerics: int
+    step: int
+    diverged: str
+    diverged_at: int
+    seconds: float
+    data: dict[str, Any]
+    checkpoints: tuple[int, ...]
+    curves: tuple[dict[str, Array], ...]
+
+    @classmethod
+    def of(cls, end: Checkpoint, checkpoints: Sequence[int]) -> Record:
+        """The record of the run that ended in ``end``, with weights saved at the steps ``checkpoints``."""
+        clock = end.history["wall_s"]
+        return cls(
+            recipe_of(end),
+            __version__,
+            version_of(Trainer),
+            end.step,
+            end.diverged,
+            end.diverged_at,
+            round(float(clock[-1]), 1) if len(clock) else 0.0,
+            end.data,
+            tuple(checkpoints),
+            tuple(_curves(end.history)),
+        )
+
+    def checkpoint(self) -> Checkpoint:
+        """The end of the run without its weights, (n, 0), and with the stored part of its history."""
+        recipe, model = self.recipe, self.recipe.spec("model")
+        samples = int(self.data["train"])
+        steps = np.unique(np.concatenate([curve["step"] for curve in self.curves] or [np.zeros(0)]))
+        history = {name: np.full(len(steps), np.nan) for name in UNITS}
+        for curve in self.curves:
+            at = np.searchsorted(steps, curve["step"])
+            for name, values in curve.items():
+                history.setdefault(name, np.full(len(steps), np.nan))[at] = values
+        history["step"] = steps
+        history["lr"] = np.array([recipe.rate(int(t), samples) for t in steps])
+        return Checkpoint(
+            weights=torch.zeros(recipe.learners, 0),
+            layout=Layout(()),
+            step=self.step,
+            epoch=self.step * recipe.batch / samples,
+            algorithm=recipe.part("algorithm")[0],
+            recipe=recipe.to_toml(),
+            model={"name": model.name, "options": model.options},
+            data=self.data,
+            lr=recipe.rate(min(self.step + 1, max(1, recipe.steps)), samples),
+            local_batch=recipe.local_batch,
+            seed=recipe.seed,
+            history=history,
+            diverged_at=self.diverged_at,
+            diverged=self.diverged,
+        )
+
+    def write(self, path: Path) -> None:
+        """Write to ``path``, a line for each key. Raises FailedError where it cannot be written."""
+        end = self.checkpoint()
+        values = {
+            "version": self.version,
+            "numerics": self.numerics,
+            "recipe": self.recipe.to_toml(),
+            "data": self.data,
+            "step": self.step,
+            "diverged": self.diverged,
+            "diverged_at": self.diverged_at,
+            "seconds": self.seconds,
+            "final": {name: _last(end.history[name]) for name in FINAL},
+            "checkpoints": list(self.checkpoints),
+            "curves": [{name: _texts(values) for name, values in curve.items()} for curve in self.curves],
+        }
+        lines = ",\n".join(f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in values.items())
+        write_text(path, f"{{\n{lines}\n}}\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        """Read ``path``. Raises FailedError for a file that is damaged or no record."""
+        try:
+            return _of_values(json.loads(read_regular(path, MAX_BYTES).decode()), str(path))
+        except KeyError as error:
+            words = f"it has no {error}"
+        except (ArithmeticError, AttributeError, TypeError, ValueError, RecursionError) as error:
+            words = " ".join(str(error).split())[:120]
+        raise FailedError(f"{path}: damaged ({words}); delete it to make its run again")
+
+
+def _curves(history: Mapping[str, Array]) -> list[dict[str, Array]]:
+    """The columns with their finite values, those at the same steps together."""
+    curves: dict[bytes, dict[str, Array]] = {}
+    for name, values in history.items():
+        rows = np.flatnonzero(np.isfinite(values)) if name not in LEFT_OUT else np.zeros(0, int)
+        if not len(rows):
+            continue
+        rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), POINTS)).round().astype(int))]
+        steps = history["step"][rows]
+        curves.setdefault(steps.tobytes(), {"step": steps})[name] = values[rows]
+    return list(curves.values())
+
+
+def _texts(values: Array) -> list[float]:
+    """``values`` in as many digits as are stored; whole numbers without a point."""
+    rounded = [float(f"{value:.{DIGITS}g}") for value in values]
+    return [int(value) if value.is_integer() and abs(value) < 1e15 else value for value in rounded]
+
+
+def _last(values: Array) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(f"{finite[-1]:.{DIGITS}g}") if len(finite) else None
+
+
+def _of_values(values: dict[str, Any], where: str) -> Record:
+    """The record with these values; one of several kinds of error where they are none."""
+    data, curves = values["data"], []
+    for key in ("name", "fingerprint"):
+        if not isinstance(data[key], str):
+            raise TypeError(f"data.{key} is no text")
+    for curve in values["curves"]:
+        columns = {name: np.array(column, dtype=np.float64) for name, column in curve.items()}
+        steps = columns["step"]
+        if any(column.shape != steps.shape or column.ndim != 1 for column in columns.values()):
+            raise ValueError("columns of unequal length")
+        if not np.isfinite(steps).all() or not (np.diff(steps) > 0).all() or (len(steps) and steps[0] < 1):
+            raise ValueError("steps that do not increase from 1")
+        curves.append(columns)
+    record = Record(
+        from_values(parse(values["recipe"], where)),
+        str(values["version"]),
+        int(values["numerics"]),
+        int(values["step"]),
+        str(values["diverged"]),
+        int(values["diverged_at"]),
+        float(values["seconds"]),
+        {**data, "options": dict(data["options"]), "train": int(data["train"]), "test": int(data["test"])},
+        tuple(int(step) for step in values["checkpoints"]),
+        tuple(curves),
+    )
+    if record.diverged not in DIVERGED or min(record.step, record.data["train"] - 1, record.seconds) < 0:
+        raise ValueError("numbers of no run")
+    last = max((curve["step"][-1] for curve in curves if len(curve["step"])), default=0)
+    if not math.isfinite(record.seconds) or last > record.step:
+        raise ValueError("curves longer than the run")
+    return record

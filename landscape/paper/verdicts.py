@@ -1,0 +1,269 @@
+"""Verdicts on claims: effects by seed with their intervals, and the grade that follows from them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from scipy.special import stdtrit
+
+from landscape.core.statistics import mean_and_error
+
+Outcome = Literal["holds", "holds in part", "does not hold", "not tested here"]
+OUTCOMES: tuple[Outcome, ...] = ("holds", "holds in part", "does not hold", "not tested here")
+Rows = list[dict[str, Any]]
+#: A number by seed.
+BySeed = Mapping[float, float]
+# The fewest seeds that a verdict may rest on, and the confidence of its intervals (ours).
+SEEDS, CONFIDENCE = 3, 0.95
+# Effects that the first table of the gallery shows for one claim (ours).
+SHOWN = 3
+
+
+class NotKeptError(Exception):
+    """The rows lack a column that the verdict needs."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One test of a claim: the size of an effect, and the sizes that the claim speaks of.
+
+    The claim holds where the whole interval lies in ``claimed``, fails where it lies outside, and is open
+    where the interval contains a border, zero by default.
+
+    Attributes:
+        where: the setting, such as "SENet-18, batch 8192".
+        what: the effect with its unit, such as "accuracy of DPSGD less SSGD (points)".
+        values: one for each seed; of numbers that no seed enters, any number of them.
+        claimed: the sizes for which the claim holds, an open interval.
+        exact: no seed and no estimate enters: the values themselves must lie in ``claimed``.
+        ratio: the values are positive, and compared as ratios: the mean is the geometric one, and the
+            interval that of the logarithms.
+        untested: why nothing can be said, whatever the values.
+
+    Example:
+        >>> effect = Effect("network A", "points", (1.0, 1.5, 2.0))
+        >>> effect.text, effect.holds
+        ('+1.5 (+0.26 to +2.7)', True)
+        >>> Effect("network A", "points", (1.0, 2.0)).reason
+        '2 seeds, a verdict needs 3'
+    """
+
+    where: str
+    what: str
+    values: tuple[float, ...]
+    claimed: tuple[float, float] = (0.0, math.inf)
+    exact: bool = False
+    ratio: bool = False
+    untested: str = ""
+
+    @property
+    def interval(self) -> tuple[float, float, float]:
+        """(mean, low, high): of several seeds Student's t interval; of exact values (median, least, most)."""
+        if self.ratio:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                logs = np.log(np.array(self.values))
+            mean, low, high = Effect(self.where, self.what, tuple(logs.tolist())).interval
+            return math.exp(mean), math.exp(low), math.exp(high)
+        v = np.array(self.values)
+        if self.exact:
+            return float(np.median(v)), float(v.min()), float(v.max())
+        if not len(v):
+            return math.nan, math.nan, math.nan
+        mean, error = mean_and_error(v)
+        half = float(stdtrit(len(v) - 1, (1 + CONFIDENCE) / 2)) * error
+        return mean, mean - half, mean + half
+
+    @property
+    def reason(self) -> str:
+        """Why nothing can be said; "" where the effect is decided."""
+        if self.untested:
+            return self.untested
+        if not self.exact and len(self.values) < SEEDS:
+            return f"{len(self.values) or 'no'} seed{'s' * (len(self.values) != 1)}, a verdict needs {SEEDS}"
+        if not np.isfinite(self.values).all() or (self.ratio and min(self.values) <= 0):
+            return "not finite"
+        return "" if self._inside or self._outside else "the interval contains the border"
+
+    @property
+    def _inside(self) -> bool:
+        _, low, high = self.interval
+        return self.claimed[0] < low and high < self.claimed[1]
+
+    @property
+    def _outside(self) -> bool:
+        _, low, high = self.interval
+        return high < self.claimed[0] or low > self.claimed[1]
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the claim holds here; None where nothing can be said."""
+        return None if self.reason else self._inside
+
+    @property
+    def text(self) -> str:
+        """ "+1.5 (+0.26 to +2.7)": the mean and its interval."""
+        mean, low, high = self.interval
+        if math.isnan(low):
+            return "–" if math.isnan(mean) else self._shown(mean)
+        texts = [self._shown(value) for value in (mean, low, high)]
+        return texts[0] if texts[0] == texts[1] == texts[2] else f"{texts[0]} ({texts[1]} to {texts[2]})"
+
+    def _shown(self, value: float) -> str:
+        """With a sign where zero is among the claimed sizes, or their border."""
+        if self.ratio or not self.claimed[0] <= 0 <= self.claimed[1]:
+            return f"{value:.3g}"
+        return f"{value:+.3g}" if abs(value) >= 100 else f"{value:+.2g}"
+
+    def entry(self) -> dict[str, Any]:
+        """For the JSON file of a figure; numbers that are not finite are null."""
+        mean, low, high = self.interval
+        numbers = {"mean": mean, "low": low, "high": high, "least": self.claimed[0], "most": self.claimed[1]}
+        return {
+            "where": self.where,
+            "what": self.what,
+            "seeds": 0 if self.exact else len(self.values),
+            **{key: round(v, 6) if math.isfinite(v) else None for key, v in numbers.items()},
+            "text": self.text,
+            "holds": self.holds,
+            "reason": self.reason,
+        }
+
+
+#: Gives the effects on which the verdict on a claim rests, from the rows of a figure's CSV.
+Judge = Callable[[Rows], list[Effect]]
+
+
+def judged(judge: Judge, rows: Rows) -> list[Effect]:
+    """The effects of ``rows`` as a CSV has them; one without values where a column is missing.
+
+    Example:
+        >>> judged(lambda rows: [Effect("", "", tuple(column(rows, "gain")))], [{"loss": 1.0}])[0].reason
+        'its CSV has no numbers by seed (gain)'
+    """
+    try:
+        return judge(rows)
+    except NotKeptError as error:
+        return [Effect("", "", (), untested=f"its CSV has no numbers by seed ({error})")]
+
+
+def measured(
+    where: str,
+    what: str,
+    values: Callable[[], Iterable[float]],
+    claimed: tuple[float, float] = (0.0, math.inf),
+    ratio: bool = False,
+) -> Effect:
+    """The effect with these values, or one that is not tested where the CSV of an older version lacks them.
+
+    Example:
+        >>> measured("a", "gain", lambda: by_seed([{"seed": 0}], "gain").values()).reason
+        'its CSV has no numbers by seed (gain)'
+    """
+    try:
+        return Effect(where, what, tuple(values()), claimed, ratio=ratio)
+    except NotKeptError as error:
+        return Effect(
+            where, what, (), claimed, ratio=ratio, untested=f"its CSV has no numbers by seed ({error})"
+        )
+
+
+def outcome(effects: Sequence[Effect]) -> Outcome:
+    """The grade of a claim; "holds" where all of its effects do, and none is open.
+
+    Example:
+        >>> good, open_ = Effect("a", "", (1.0, 1.1, 1.2)), Effect("b", "", (-1.0, 1.1, 1.2))
+        >>> outcome([good]), outcome([good, open_]), outcome([open_])
+        ('holds', 'holds in part', 'not tested here')
+    """
+    decided = [effect.holds for effect in effects if effect.holds is not None]
+    if not decided:
+        return "not tested here"
+    if not any(decided):
+        return "does not hold"
+    return "holds" if all(decided) and len(decided) == len(effects) else "holds in part"
+
+
+def column(rows: Rows, name: str) -> list[Any]:
+    """The values of a column; NotKeptError where the rows have none of that name."""
+    if not rows or name not in rows[0]:
+        raise NotKeptError(name)
+    return [row[name] for row in rows]
+
+
+def select(rows: Rows, /, **where: Any) -> Rows:
+    """The rows with these values.
+
+    Example:
+        >>> select([{"a": 1, "b": 2}, {"a": 2, "b": 3}], a=2)
+        [{'a': 2, 'b': 3}]
+    """
+    for name in where:
+        column(rows, name)
+    return [row for row in rows if all(row[name] == value for name, value in where.items())]
+
+
+def by_seed(rows: Rows, value: str, /, **where: Any) -> dict[float, float]:
+    """``value`` by seed; of several rows with one seed the last, such as that of the last epoch.
+
+    Example:
+        >>> by_seed([{"seed": 0, "x": 1.0, "a": "s"}, {"seed": 0, "x": 2.0, "a": "s"}], "x", a="s")
+        {0.0: 2.0}
+    """
+    column(rows, "seed")
+    column(rows, value)
+    return {float(row["seed"]): float(row[value]) for row in select(rows, **where)}
+
+
+def difference(a: BySeed, b: BySeed) -> tuple[float, ...]:
+    """a − b of the seeds that both have; of two infinities, which is no number, 0.
+
+    Example:
+        >>> difference({0: 3.0, 1: 5.0, 2: 1.0}, {0: 1.0, 1: 2.0})
+        (2.0, 3.0)
+    """
+    return tuple(a[s] - b[s] if a[s] != b[s] else 0.0 for s in sorted(a.keys() & b.keys()))
+
+
+def ratio(a: BySeed, b: BySeed) -> tuple[float, ...]:
+    """a/b of the seeds that both have."""
+    return tuple(a[s] / b[s] if b[s] else math.nan for s in sorted(a.keys() & b.keys()))
+
+
+def table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """``rows`` as CSV; numbers to 6 digits.
+
+    Example:
+        >>> table([{"a": 1.0, "b": "x"}])
+        'a,b\\n1,x\\n'
+    """
+    listed = list(rows)
+    buffer = io.StringIO()
+    if listed:
+        writer = csv.DictWriter(buffer, list(listed[0]), lineterminator="\n")
+        writer.writeheader()
+        for row in listed:
+            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
+    return buffer.getvalue()
+
+
+def rows_of(text: str) -> Rows:
+    """The rows of a CSV; what reads as a number is one.
+
+    Example:
+        >>> rows_of("a,b\\n1,x\\n")
+        [{'a': 1.0, 'b': 'x'}]
+    """
+    return [{key: _value(value) for key, value in row.items()} for row in csv.DictReader(io.StringIO(text))]
+
+
+def _value(text: Any) -> Any:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return text

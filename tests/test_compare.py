@@ -1,0 +1,503 @@
+"""Comparisons against quadratics of which everything is known, the instruments themselves, and SciPy's tests."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import landscape
+from landscape import Comparison, FailedError, InputError, Problem, plots
+from landscape.analysis.basin_width import basin_widths
+from landscape.analysis.quantities import BY_NAME, QUANTITIES
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.statistics import Estimate, holm, mcnemar, paired, welch
+from landscape.data.synthetic import mean_output
+from landscape.report import comparisons
+from landscape.report.contents import read
+from landscape.results.verdicts import cell, footnotes, summary, verdict
+from tests import problems
+from tests.conftest import Command
+from tests.test_cli import one_line
+
+SPECTRUM = [0.5, 1.0, 2.0, 4.0, 8.0, -0.1]
+# What minibatches, displacements and planes of plain problems give.
+DRAWN = ["batch-sharpness", "noise-alignment", "sharpness-worst", "sharpness-average", "basin-width"]
+
+
+def bowl(
+    scale: float = 1.0, spectrum: list[float] | None = None, samples: int = 200, seed: int = 0
+) -> Problem:
+    """Samples around ½(w − 1)ᵀH(w − 1), whose mean is exact, at w = 1; their gradients differ."""
+    values = [scale * value for value in spectrum or SPECTRUM]
+    model = landscape.models.build("quadratic", eigenvalues=values, start=1.0, center=1.0)
+    data = landscape.data.load(
+        "quadratic", dimension=len(values), samples=samples, gradient_std=0.3 * scale, seed=seed
+    )
+    return Problem(model, mean_output, data.train, dtype=torch.float64)
+
+
+def permuted(problem: Problem, seed: int) -> Problem:
+    """The same loss with its samples in another order: the same numbers draw other minibatches."""
+    order = torch.randperm(problem.samples, generator=torch.Generator().manual_seed(seed))
+    return problem.subset(order)
+
+
+def test_a_minimum_k_times_as_flat_is_told_apart_with_the_known_numbers() -> None:
+    k, spectrum = 3.0, [4.0] * 6
+    sharp, flat = bowl(1.0, spectrum), bowl(1 / k, spectrum)
+    result = landscape.compare({"sharp": sharp, "flat": flat}, 10, draws=12, planes=3, rise=0.02)
+    at = {name: q for q, name in enumerate(result.quantities)}
+    truth = {
+        "lambda-max": 4.0,
+        "ratio": 1.0,
+        "trace": 24.0,
+        "batch-sharpness": 4.0,
+        "noise-alignment": 4.0,
+        "sharpness-average": 0.05**2 / 2 * 24,
+        "basin-width": 2 * np.sqrt(2 * 0.02 / 4),
+    }
+    for name, value in truth.items():
+        power = {"ratio": 0.0, "basin-width": -0.5}.get(name, 1.0)
+        for side, factor in enumerate((1.0, k**-power)):
+            found, error = result.value[at[name], side], result.error[at[name], side]
+            assert abs(found - factor * value) <= 4 * error + 2e-3 * value, name
+    measures = [q for q in range(len(at)) if result.flatter[q]]
+    assert len(measures) == 7
+    assert result.told[measures].all()
+    assert summary(result) == ["flat is flatter than sharp by 7 of 7 measures"]
+    assert not result.told[at["ratio"], 0]
+    left_out = " ".join(result.notes)
+    for name in ("test-error", "disagreement", "spread-cost", "preconditioned"):
+        assert f"{name} was not measured: " in left_out
+
+
+def test_equal_checkpoints_have_no_difference_at_all() -> None:
+    problem = problems.mlp()
+    result = landscape.compare({"a": problem, "b": problem}, 8, draws=6, planes=2, rise=0.05)
+    assert not result.difference.any()
+    assert not result.told.any()
+    drawn = np.array(result.kinds) == "standard error"
+    assert (result.p[drawn] == 1).all()
+    assert "not told apart by any of 7 measures" in summary(result)[0]
+
+
+def test_the_numbers_are_those_of_the_instruments_and_pairs_have_common_draws() -> None:
+    one, two = problems.mlp(), problems.mlp(seed=1)
+    result = landscape.compare([one, two], 8, draws=10, planes=3, seed=4, rise=0.05, rho=0.1)
+    at = {name: q for q, name in enumerate(result.quantities)}
+    sharpness = [
+        landscape.batch_sharpness(p, 8, with_lambda_max=False, draws=10, max_draws=10, seed=4)
+        for p in (one, two)
+    ]
+    scale = [landscape.noise_scale(p, 8, draws=10, max_draws=10, seed=4) for p in (one, two)]
+    alignment = [landscape.noise_alignment(p, 8, 1, tol=1e-300, draws=10, seed=4) for p in (one, two)]
+    worst = [landscape.sharpness(p, 0.1, m=8, tol=1e-300, draws=10, seed=4) for p in (one, two)]
+    average = [landscape.sharpness(p, 0.05, "average", tol=1e-300, draws=10, seed=4) for p in (one, two)]
+    trace = [landscape.trace(p, seed=4) for p in (one, two)]
+    expected: list[tuple[str, Any, str]] = [
+        ("batch-sharpness", sharpness, "curvature"),
+        ("noise-scale", scale, "estimates"),
+        ("noise-alignment", alignment, "estimates"),
+        ("sharpness-worst", worst, "values"),
+        ("sharpness-average", average, "values"),
+        ("trace", trace, "draws"),
+    ]
+    for name, found, draws in expected:
+        q = at[name]
+        np.testing.assert_allclose(result.value[q], [f.value for f in found], rtol=1e-12)
+        np.testing.assert_allclose(result.error[q], [f.standard_error for f in found], rtol=1e-9)
+        a, b = (getattr(f, draws) for f in found)
+        assert result.p[q, 0] == pytest.approx(stats.ttest_rel(a, b).pvalue)
+        assert result.difference[q, 0] == pytest.approx(np.mean(b - a))
+        assert result.tests[q] == "paired t"
+    ends = landscape.extreme_eigenvalues(one, seed=4)
+    assert result.value[at["lambda-max"], 0] == ends.max
+    assert result.error[at["lambda-max"], 0] == ends.residual_max
+    assert result.value[at["loss"], 1] == two.loss()
+    width = basin_widths(one, 0.05, 3, seed=4)
+    assert result.value[at["basin-width"], 0] == pytest.approx(width.mean())
+    np.testing.assert_allclose(result.p_holm, holm(result.p))
+
+
+def test_the_bound_of_the_ratio_holds_all_that_the_residuals_allow() -> None:
+    problem = problems.mlp()
+    result = landscape.compare([problem, problem], only=["ratio", "lambda-max"])
+    h = torch.linalg.eigvalsh(problems.textbook_hessian(problem))
+    exact = abs(float(h[0])) / float(h[-1])
+    assert abs(result.value[0, 0] - exact) <= result.error[0, 0]
+    assert abs(result.value[1, 0] - float(h[-1])) <= result.error[1, 0]
+
+
+def test_the_width_is_that_of_the_area_on_a_fine_grid() -> None:
+    problem = problems.mlp()
+    problem.theta.mul_(0.5)
+    (width,) = basin_widths(problem, 0.02, 1, seed=3)
+    (seed,) = np.random.SeedSequence(3).generate_state(1).tolist()
+    plane = landscape.random_plane(problem, seed=seed)
+    basins = landscape.contour(problem, plane, 101, 0.5).basins([0.02], around="center")
+    assert not basins.cut[0]
+    assert width == pytest.approx(basins.equivalent_width[0], rel=0.01)
+
+
+def test_widths_of_an_ellipse_and_of_a_cliff() -> None:
+    problem = bowl(1.0, [1.0, 4.0])  # in two dimensions every plane is the whole space
+    # {½(x² + 4y²) < 1} has the area π: the half axes √2 and √½.
+    np.testing.assert_allclose(basin_widths(problem, 1.0, 3), 2.0, rtol=2e-3)
+
+    class Cliff(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            steep = torch.where(self.w.square().sum() > 0.09, torch.inf, 0.0)
+            return x + self.w.square().sum() + steep
+
+    wall = Problem(Cliff(), mean_output, (torch.zeros(3, dtype=torch.float64), torch.zeros(3)), check="off")
+    np.testing.assert_allclose(basin_widths(wall, 0.2, 2), 0.6, rtol=2e-3)
+    np.testing.assert_allclose(basin_widths(wall, 0.01, 2), 0.2, rtol=2e-3)
+    with pytest.raises(FailedError, match="rise: 1e-17 is hidden by the rounding"):
+        basin_widths(problems.mlp(), 1e-17, 1)
+    bounded = Problem(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid()), torch.nn.MSELoss(),
+                          (torch.randn(5, 2), torch.zeros(5, 1)))  # fmt: skip
+    with pytest.raises(FailedError, match="does not rise by 1000"):
+        basin_widths(bounded, 1000.0, 1)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=3, max_size=9), st.lists(st.floats(-5, 5), min_size=3, max_size=9))
+def test_the_tests_are_those_of_scipy(first: list[float], second: list[float]) -> None:
+    a, b = np.array(first).round(3), np.array(second).round(3)
+    if a.std() > 1e-3 and b.std() > 1e-3:
+        found = welch(Estimate.of(a), Estimate.of(b))
+        known = stats.ttest_ind(b, a, equal_var=False)
+        assert found.p == pytest.approx(known.pvalue)
+        assert found.freedom == pytest.approx(known.df)
+    n = min(len(a), len(b))
+    if (b[:n] - a[:n]).std() > 1e-3:
+        assert paired(a[:n], b[:n]).p == pytest.approx(stats.ttest_rel(b[:n], a[:n]).pvalue)
+    yes, no = (a > 0).astype(float)[:n], (b > 0).astype(float)[:n]
+    changed = int((yes != no).sum())
+    exact = stats.binomtest(int((no > yes).sum()), changed).pvalue if changed else 1.0
+    assert mcnemar(yes, no).p == pytest.approx(exact)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_rejects_what_the_sequence_of_tests_rejects(values: list[float]) -> None:
+    p = np.array(values)
+    told = holm(p) <= 0.05
+    rejected = np.zeros(len(p), bool)
+    for k, place in enumerate(np.argsort(p, kind="stable")):  # the step-down procedure as it is written
+        if p[place] * (len(p) - k) > 0.05:
+            break
+        rejected[place] = True
+    assert (told == rejected).all()
+
+
+def test_groups_have_the_error_over_their_members_and_draws_of_their_own() -> None:
+    sharp = [bowl(1.0 + 0.1 * s) for s in range(3)]
+    flat = [bowl(0.3 + 0.02 * s) for s in range(4)]
+    result = landscape.compare(
+        {"sharp": sharp, "flat": flat}, 10, only=["lambda-max", "batch-sharpness", "basin-width"], draws=8,
+        rise=0.02,
+    )  # fmt: skip
+    assert result.grouped
+    assert result.side_of.tolist() == [0] * 3 + [1] * 4
+    tops = [8.0 * np.array([1.0, 1.1, 1.2]), 8 * np.array([0.3, 0.32, 0.34, 0.36])]
+    np.testing.assert_allclose(result.value[0], [t.mean() for t in tops], rtol=1e-3)
+    np.testing.assert_allclose(result.error[0], [stats.sem(t) for t in tops], rtol=1e-2)
+    assert result.kinds == ("standard error",) * 3
+    assert result.own_kinds[0] == "bound"
+    assert result.over == ("3 to 4 seeds",) * 3
+    assert result.tests == ("Welch t",) * 3
+    for q in range(3):
+        own = [result.own_value[q, result.side_of == side] for side in (0, 1)]
+        assert result.p[q, 0] == pytest.approx(stats.ttest_ind(*own, equal_var=False).pvalue)
+    assert result.told.all()
+    # Two members of one group that are scaled copies would have scaled numbers if they had common draws.
+    shares = result.own_value[1, :3] / np.array([1.0, 1.1, 1.2])
+    assert np.ptp(shares) > 1e-3
+    few = landscape.compare({"a": sharp[:2], "b": flat}, only=["lambda-max"])
+    assert not few.told.any()
+    assert np.isnan(few.p).all()
+    assert "fewer than 3 seeds: a has 2" in few.notes[0]
+    assert "no statement" in verdict(few, 0)
+
+
+def test_bounds_that_overlap_and_rounding_do_not_tell_apart() -> None:
+    problem = bowl()
+    near, far = bowl(1.001), bowl(1.1)
+    result = landscape.compare([problem, near, far], only=["lambda-max", "loss", "trace"])
+    loose = dataclasses.replace(result)
+    assert loose.told[0].tolist() == [False, True, True] or result.error[0].max() < 8e-4
+    # The trace of six parameters is exact, and of permuted samples the same up to rounding.
+    same = landscape.compare([problem, permuted(problem, 1)], only=["loss", "trace"])
+    assert not same.told.any()
+    assert "(exact)" in cell(same, 1, 0)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    """Three seeds of SSGD and DPSGD on a small mixture, with a checkpoint every 10 of 60 steps."""
+    from landscape.train import launch, recipe
+
+    folder = tmp_path_factory.mktemp("runs")
+    made: dict[str, list[Path]] = {"ssgd": [], "dpsgd": []}
+    for name, algorithm in (("ssgd", "{name='ssgd'}"), ("dpsgd", "{name='dpsgd', mixing='ring(1)'}")):
+        for seed in range(3):
+            path = folder / f"{name}-{seed}"
+            path.mkdir()
+            (folder / "r.toml").write_text(
+                f"learners = 4\nbatch = 40\nlr = 0.2\nsteps = {60 if name == 'dpsgd' else 80}\nseed = {seed}\n"
+                f"algorithm = {algorithm}\nmodel = {{ name = 'mlp', widths = [6, 8, 3], activation = 'tanh' }}\n"
+                "data = { name = 'synthetic', samples = 200, dimension = 6, classes = 3 }\n"
+                "decompose = { every = 0 }\ncheckpoint = { every = 10 }\n"
+            )
+            launch.launch(recipe.read(str(folder / "r.toml")), path)
+            made[name].append(path)
+    return made
+
+
+def loaded(path: Path, name: str = "last.h5") -> Checkpoint:
+    run = landscape.load(path / name)
+    assert isinstance(run, Checkpoint)
+    return run
+
+
+def test_checkpoints_have_test_errors_and_learners(runs: dict[str, list[Path]]) -> None:
+    a, b = loaded(runs["ssgd"][0]), loaded(runs["dpsgd"][0])
+    result = landscape.compare(
+        [a, b], only=["test-error", "disagreement", "spread-cost", "noise-scale"], draws=4, top_k=3
+    )
+    assert result.sides == ("ssgd, step 80", "dpsgd, step 60")
+    assert result.batch == 40
+    accuracy = [run.problem("test").accuracy() for run in (a, b)]
+    np.testing.assert_allclose(result.value[0], 100 * (1 - np.array(accuracy)))
+    samples = a.data["test"]
+    share = result.value[0] / 100
+    np.testing.assert_allclose(result.error[0], 100 * np.sqrt(share * (1 - share) / (samples - 1)))
+    assert result.tests == ("McNemar", "Welch t", "Welch t", "paired t")
+    spread = landscape.disagreement(a, 3)
+    assert result.value[1, 0] == pytest.approx(100 * spread.value, rel=1e-6)
+    assert result.error[2, 0] == pytest.approx(spread.cost_error, rel=1e-6)
+    assert result.freedom[1].tolist() == [3, 3]
+    assert result.sources == ("last.h5", "last.h5")
+
+
+def test_equal_loss_takes_the_nearest_saved_checkpoint(runs: dict[str, list[Path]]) -> None:
+    paths = [*runs["ssgd"][:2], runs["dpsgd"][0]]
+    given = [loaded(path) for path in paths]
+    final = [run.problem().loss() for run in given]
+    target = max(final)
+    result = landscape.compare(given, only=["loss"], equal_loss=True, loss_tolerance=0.3)
+    assert result.equal_loss == target
+    for place, path in enumerate(paths):
+        saved = [loaded(path, name.name) for name in sorted(path.glob("step-*.h5"))]
+        losses = {run.step: run.problem().loss() for run in saved}
+        nearest = min(losses, key=lambda step: (abs(losses[step] - target), -step))
+        assert result.steps[place] == nearest
+        assert result.value[0, place] == pytest.approx(losses[nearest], rel=1e-6)
+    assert result.given_steps.tolist() == [80, 80, 60]
+    assert len(set(result.steps.tolist())) > 1
+    assert f"step {result.steps[0]:,} (of 80)" in " ".join(footnotes(result))
+    with pytest.raises(
+        FailedError, match=r"no checkpoint of its run has a training loss within 0%.*nearest is step"
+    ):
+        landscape.compare(given, only=["loss"], equal_loss=True, loss_tolerance=1e-6)
+    with pytest.raises(InputError, match="equal_loss: a problem has no run"):
+        landscape.compare([given[0], given[1].problem()], only=["loss"], equal_loss=True)
+    with pytest.raises(InputError, match="not of a file"):
+        landscape.compare(
+            [dataclasses.replace(given[0], path=None), given[1]], only=["loss"], equal_loss=True
+        )
+
+
+def test_the_preconditioner_of_an_optimizer_that_has_one(
+    tmp_path: Path, tiny: Path, command: Command
+) -> None:
+    for name in ("a", "b"):
+        changes = ("--set", "optimizer={name='torch:Adam'}", "--set", "lr=0.01", "--set", f"seed={ord(name)}")
+        assert command("train", tiny, "-o", tmp_path / name, "-q", *changes)[0] == 0
+    out = tmp_path / "c.h5"
+    code, text, err = command(
+        "compare", tmp_path / "a", tmp_path / "b", "--only", "preconditioned", "-o", out
+    )
+    assert code == 0, err
+    run = loaded(tmp_path / "a")
+    problem = run.problem()
+    known = landscape.top_eigenvalues(problem, precondition=landscape.preconditioner(run, problem))
+    assert Comparison.load(out).value[0, 0] == pytest.approx(float(known.values[0]), rel=1e-6)
+    assert "bound" in text
+
+
+def test_bad_input_is_named(runs: dict[str, list[Path]]) -> None:
+    problem, run = bowl(), loaded(runs["ssgd"][0])
+
+    def refused(match: str, given: Any = None, batch: int | None = None, **options: Any) -> None:
+        with pytest.raises(InputError, match=match) as caught:
+            landscape.compare(given or [problem, problem], batch, **options)
+        assert "\n" not in str(caught.value)
+
+    refused("checkpoints: 1 given", [problem])
+    refused("checkpoints: 2 given, at least 2 are needed, and none may be empty", {"a": [problem], "b": []})
+    refused("lists are not allowed", [[problem], [problem]])
+    refused("lists are not allowed", {"a": [problem], "b": problem})
+    refused("a str is not allowed", ["runs/a", "runs/b"])
+    refused("holds the same weights twice", {"a": [problem, problem], "b": [problem]})
+    earlier = loaded(runs["ssgd"][0], "step-0000010.h5")
+    refused("'a' has 2 checkpoints of seed 0", {"a": [run, earlier], "b": [run]})
+    refused("only: 'trase' is not known; did you mean 'trace'", only=["trase"])
+    refused("batch: missing; the total batches of the runs are unknown", only=["noise-scale"])
+    refused("batch: missing; the total batches of the runs are unknown, 40", [run, problem])
+    refused("batch: 0", batch=0)
+    refused("draws: 1", only=["loss"], draws=1)
+    refused("planes: 1", only=["loss"], planes=1)
+    refused("rise: -1", only=["loss"], rise=-1.0)
+    refused("level: 1", only=["loss"], level=1.0)
+    refused("seed: -1", only=["loss"], seed=-1)
+    refused("loss_tolerance: 0", only=["loss"], loss_tolerance=0.0)
+    refused("test error: a problem alone has no test set", only=["loss", "test-error"])
+    refused("precondition: not given", [run, run], only=["preconditioned"])
+
+
+def test_files_tables_pictures_and_pages(tmp_path: Path, runs: dict[str, list[Path]]) -> None:
+    groups = {name: [loaded(path) for path in paths] for name, paths in runs.items()}
+    result = landscape.compare(groups, only=["loss", "lambda-max", "trace"])
+    many = landscape.compare([run for group in groups.values() for run in group], only=["loss", "trace"])
+    for each in (result, many):
+        path = tmp_path / "c.h5"
+        each.save(path)
+        np.testing.assert_equal(vars(landscape.load(path)), vars(each))
+        figure = plots.draw([each])
+        assert len([ax for ax in figure.axes if ax.get_visible()]) == len(each.quantities)
+    frame = result.to_dataframe()
+    assert frame.shape[0] == 6
+    assert set(frame["sides"]) == {"ssgd", "dpsgd"}
+    assert len(result.to_dataframe("quantities pair")) == 3
+    assert result.to_xarray()["value"].sel(quantities="trace", sides="dpsgd") == result.value[2, 1]
+    assert "pairs told apart" in verdict(many, 0) or "all told apart" in verdict(many, 0)
+    with pytest.raises(InputError, match="several comparisons"):
+        plots.draw([result, many])
+    result.save(path)
+    section = comparisons.section(read([path]))
+    assert section.tables[0].columns == ("quantity", "SSGD", "DPSGD", "standard error over", "difference")
+    assert len(section.tables[0].rows) == 3
+    assert len(section.pictures) == 1
+    assert "over 3 and 3 seeds" in comparisons.sentences(read([path]))[0]
+    with pytest.raises(ValueError, match="side_of must hold the numbers of sides"):
+        dataclasses.replace(result, side_of=result.side_of + 1)
+    with pytest.raises(ValueError, match="kinds holds 'guess'"):
+        dataclasses.replace(result, kinds=("guess",) * 3)
+
+
+def test_three_sides_in_words() -> None:
+    result = landscape.compare(
+        {"a": bowl(3.0), "b": bowl(1.0), "c": bowl(1.0)}, only=["lambda-max", "ratio", "loss"]
+    )
+    assert verdict(result, 0) == "b flatter than a; c flatter than a (bounds apart); others not told apart"
+    assert verdict(result, 1) == "none told apart (bounds overlap)"
+    assert len(summary(result)) == 3
+    ordered = landscape.compare({"a": bowl(3.0), "b": bowl(1.0), "c": bowl(2.0)}, only=["lambda-max"])
+    assert verdict(ordered, 0) == "all told apart: b < c < a (bounds apart)"
+
+
+def test_the_command(tmp_path: Path, runs: dict[str, list[Path]], command: Command) -> None:
+    out, picture = tmp_path / "c.h5", tmp_path / "c.png"
+    paths = [*runs["ssgd"], *runs["dpsgd"]]
+    base = (
+        "compare",
+        *paths,
+        "--only",
+        "loss,lambda-max,batch-sharpness,test-error",
+        "--draws",
+        "4",
+        "-o",
+        out,
+    )
+    code, text, err = command(*base, "--groups", "recipe", "--plot", picture)
+    assert code == 0, err
+    assert text.split("\n")[-3:] == [str(out), str(picture), ""]
+    result = Comparison.load(out)
+    assert result.sides == ("SSGD", "DPSGD")
+    assert (result.batch, result.grouped) == (40, True)
+    for words in ("λ_max (nat)", "3 seeds", "Welch t", "Holm"):
+        assert words in text
+    code, text, err = command(*base, "--groups", "one=2,other=4", "--force")
+    assert (code, Comparison.load(out).sides) == (2, ("SSGD", "DPSGD"))
+    assert "the group 'other' has 2 checkpoints of seed 2" in err
+    code, text, err = command(
+        *base, "--groups", "x=3,y=3", "--at-equal-loss", "--loss-tolerance", "0.4", "--force"
+    )
+    assert code == 0, err
+    assert "At the training loss nearest to" in text
+    one_line(command(*base), 1, "--force")
+    one_line(command(*base, "--force", "--groups", "x=3"), 2, "has places for 3 checkpoints, 6 were given")
+    one_line(command(*base, "--force", "--groups", "x"), 2, "--groups: 'x' is not allowed")
+    one_line(command("compare", paths[0]), 2, "1 given, at least 2")
+    one_line(command("compare", *paths[:2], "--only", "trase"), 2, "--only: 'trase'")
+    one_line(command("compare", *paths[:2], "--draws", "1"), 2, "draws: 1")
+    assert not (paths[0] / "last-compare.h5").exists()
+
+
+def test_every_quantity_has_a_name_of_its_own_and_is_in_the_help(command: Command) -> None:
+    assert len(BY_NAME) == len(QUANTITIES)
+    code, text, _ = command("compare", "--help")
+    assert code == 0
+    assert all(name in "".join(text.split()) for name in BY_NAME)
+
+
+@pytest.mark.slow
+def test_equal_minima_with_other_draws_are_told_apart_as_rarely_as_the_level_says() -> None:
+    told, found = [], []
+    problem = bowl(samples=300)
+    names = ["batch-sharpness", "noise-scale", "noise-alignment"]
+    moved = Problem(problem.model, mean_output, problem.tensors or (), theta=problem.theta + 0.2)
+    for seed in range(240):
+        result = landscape.compare([moved, permuted(moved, seed)], 20, only=names, draws=24, seed=seed)
+        told.append(result.told.any())
+        found.append(result.p[:, 0] <= 0.05)
+    # 5% of 240 are 12, with a standard deviation of 3.4.
+    assert np.mean(told) <= 0.05 + 3 * 0.0141
+    for each in np.mean(found, axis=0):
+        assert 0.05 - 3 * 0.0141 <= each <= 0.05 + 3 * 0.0141
+
+
+@pytest.mark.slow
+def test_the_trace_of_rotated_hessians_is_told_apart_as_rarely_as_the_level_says() -> None:
+    spectrum = torch.logspace(-1, 1, 80).tolist()
+    told = []
+    for seed in range(240):
+        sides = [
+            Problem(
+                landscape.models.build("quadratic", eigenvalues=spectrum, seed=2 * seed + k),
+                mean_output,
+                landscape.data.load("quadratic", dimension=80, samples=4).train,
+                dtype=torch.float64,
+            )
+            for k in (0, 1)
+        ]
+        told.append(landscape.compare(sides, only=["trace"], seed=seed).told[0, 0])
+    assert 0.05 - 3 * 0.0141 <= np.mean(told) <= 0.05 + 3 * 0.0141
+
+
+@pytest.mark.slow
+def test_groups_of_one_recipe_are_told_apart_as_rarely_as_the_level_says_and_others_are() -> None:
+    draw = np.random.default_rng(0)
+    told, apart = [], []
+
+    def group(scale: float) -> list[Problem]:
+        return [bowl(scale * float(np.exp(0.2 * draw.standard_normal()))) for _ in range(3)]
+
+    for seed in range(240):
+        options: dict[str, Any] = {"only": ["lambda-max", "batch-sharpness"], "draws": 8, "seed": seed}
+        told.append(landscape.compare({"a": group(1.0), "b": group(1.0)}, 10, **options).told.any())
+        apart.append(landscape.compare({"a": group(1.0), "b": group(0.2)}, 10, **options).told.any())
+    assert np.mean(told) <= 0.05 + 3 * 0.0141
+    assert np.mean(apart) > 0.8

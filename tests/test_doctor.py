@@ -1,0 +1,66 @@
+"""landscape doctor: what it finds, and that it fails where something is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from landscape.cli import doctor
+from landscape.curvature.lanczos import Ends
+from tests.conftest import Command
+
+
+@pytest.fixture(autouse=True)
+def _places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANDSCAPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LANDSCAPE_DATA", str(tmp_path / "data"))
+
+
+def checks(command: Command, code: int) -> dict[str, dict[str, str]]:
+    got, out, err = command("doctor", "--json")
+    assert got == code, err
+    return {check["name"]: check for check in json.loads(out)["checks"]}
+
+
+def test_a_sound_installation(tmp_path: Path, command: Command) -> None:
+    found = checks(command, 0)
+    assert {name for name in found if found[name]["state"] == "FAILED"} == set()
+    assert found["torch"]["text"] == torch.__version__
+    assert found["mnist"]["state"] == "missing"
+    assert f"landscape fetch mnist --data-dir {tmp_path}/data" in found["mnist"]["text"]
+    assert (tmp_path / "cache").is_dir()
+    assert "dense" in found["Hessian on cpu"]["text"]
+    assert set(doctor.OPTIONAL) <= set(found)
+    code, out, _ = command("doctor", "-q")
+    assert (code, out.count("\n")) == (0, len(found))
+
+
+def test_wrong_eigenvalues_fail(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = doctor.extreme_eigenvalues
+
+    def wrong(*args: object, **options: object) -> Ends:
+        ends = real(*args, **options)  # type: ignore[arg-type]
+        return Ends(0.9 * ends.min, ends.max, ends.residual_min, ends.residual_max, 1, True, ends.vectors)
+
+    monkeypatch.setattr(doctor, "extreme_eigenvalues", wrong)
+    assert checks(command, 1)["Hessian on cpu"]["state"] == "FAILED"
+
+
+def test_an_error_is_a_check_that_failed(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LANDSCAPE_CACHE", str(tmp_path / "file" / "cache"))
+
+    def breaks(*args: object, **options: object) -> Ends:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(doctor, "extreme_eigenvalues", breaks)
+    found = checks(command, 1)
+    assert found["cache"]["state"] == "FAILED"
+    assert found["Hessian on cpu"]["text"] == "RuntimeError: no such instruction"
+    code, _, err = command("doctor", "-q")
+    assert (code, err) == (1, "landscape: doctor: failed: cache, Hessian on cpu\n")

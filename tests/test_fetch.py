@@ -1,0 +1,215 @@
+"""landscape fetch against a server on this machine: whole and right files, or none."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import http.server
+import io
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from landscape import data
+from landscape.data import download
+from landscape.data.cifar import BINARY, PIXELS
+from landscape.data.download import File
+from landscape.data.idx import FILES
+from tests.conftest import Command
+from tests.test_cli import one_line
+
+Answers = dict[str, bytes | Callable[[http.server.BaseHTTPRequestHandler], None]]
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, Answers, list[str]]]:
+    """Its address, what it answers by path, and the paths it was asked for."""
+    answers: Answers = {}
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            answer = answers.get(self.path)
+            if answer is None:
+                self.send_error(404)
+            elif callable(answer):
+                answer(self)
+            else:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+        def log_message(self, *args: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{httpd.server_port}", answers, asked
+        httpd.shutdown()
+
+
+def idx(array: np.ndarray) -> bytes:
+    sizes = np.array(array.shape, ">u4").tobytes()
+    return b"\x00\x00\x08" + bytes([array.ndim]) + sizes + array.astype(np.uint8).tobytes()
+
+
+def sha(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
+
+
+@pytest.fixture
+def mnist(server: tuple[str, Answers, list[str]], monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """A small data set in MNIST's format on the server, at /mnist/; its contents by name."""
+    url, answers, _ = server
+    generator = np.random.default_rng(0)
+    shapes = ((6, 4, 4), (6,), (3, 4, 4), (3,))
+    contents = {name: idx(generator.integers(0, 10, s)) for name, s in zip(FILES, shapes, strict=True)}
+    packed = {name: gzip.compress(raw) for name, raw in contents.items()}
+    files = tuple(File(f"{n}.gz", sha(packed[n]), hashlib.md5(contents[n]).hexdigest()) for n in FILES)
+    answers.update({f"/mnist/{name}.gz": raw for name, raw in packed.items()})
+    source = dataclasses.replace(
+        download.SOURCES["mnist"], mirrors=(f"{url}/gone/", f"{url}/mnist/"), files=files
+    )
+    monkeypatch.setitem(download.SOURCES, "mnist", source)
+    return contents
+
+
+def test_files_are_downloaded_once_and_loaded(
+    server: tuple[str, Answers, list[str]], mnist: dict[str, bytes], tmp_path: Path, command: Command
+) -> None:
+    wanted = ("fetch", "mnist", "--data-dir", tmp_path)
+    code, out, err = command(*wanted)
+    assert code == 0
+    assert out.split() == [f"{tmp_path}/mnist/{name}.gz" for name in FILES]
+    assert "404" in err  # the first mirror has none
+    assert "4 files downloaded, 0 were there" in err
+    x, y = data.load("mnist", data_dir=tmp_path).train
+    assert (tuple(x.shape), len(y)) == ((6, 16), 6)
+    before, asked = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}, len(server[2])
+    code, again, err = command(*wanted)
+    assert (code, again, "0 files downloaded, 4 were there" in err) == (0, out, True)
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
+    assert len(server[2]) == asked
+
+
+def test_a_file_with_the_same_content_is_kept_and_another_is_not_replaced(
+    mnist: dict[str, bytes], tmp_path: Path, command: Command
+) -> None:
+    wanted = ("fetch", "mnist", "--data-dir", tmp_path)
+    (tmp_path / FILES[0]).write_bytes(mnist[FILES[0]])  # unpacked, in the folder above
+    (tmp_path / f"{FILES[1]}.gz").write_bytes(gzip.compress(mnist[FILES[1]], 1))
+    code, out, err = command(*wanted, "-q")
+    assert (code, err) == (0, "")
+    assert out.split()[:3] == [
+        str(tmp_path / FILES[0]), str(tmp_path / f"{FILES[1]}.gz"), str(tmp_path / "mnist" / f"{FILES[2]}.gz")
+    ]  # fmt: skip
+    other = tmp_path / "mnist" / f"{FILES[2]}.gz"
+    other.write_bytes(b"another")
+    one_line(command(*wanted), 1, str(other), "checksum", "--force")
+    assert other.read_bytes() == b"another"
+    assert command(*wanted, "--force", "-q")[0] == 0
+    assert gzip.decompress(other.read_bytes()) == mnist[FILES[2]]
+
+
+def broken_off(handler: http.server.BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b"half")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [(None, "404"), (b"another file", "checksum is wrong"), (broken_off, "")],
+    ids=["missing", "wrong", "broken off"],
+)
+def test_a_failed_download_is_one_line_and_leaves_nothing(
+    answer: bytes | None, words: str, server: tuple[str, Answers, list[str]], mnist: dict[str, bytes],
+    tmp_path: Path, command: Command,
+) -> None:  # fmt: skip
+    url, answers, _ = server
+    if answer is None:
+        del answers[f"/mnist/{FILES[3]}.gz"]
+    else:
+        answers[f"/mnist/{FILES[3]}.gz"] = answer
+    result = command("fetch", "mnist", "--data-dir", tmp_path, "-q")
+    one_line(result, 1, f"{url}/mnist/{FILES[3]}.gz", words, "try again")
+    assert sorted(path.name for path in (tmp_path / "mnist").iterdir()) == sorted(
+        f"{n}.gz" for n in FILES[:3]
+    )
+
+
+def test_no_network_and_bad_usage(mnist: dict[str, bytes], tmp_path: Path, command: Command) -> None:
+    at = ("--data-dir", tmp_path)
+    one_line(command("fetch", "mnist", "--mirror", "http://127.0.0.1:9/", *at), 1, "cannot be downloaded (")
+    one_line(command("fetch", "mnist", "--mirror", "file:///etc", *at), 2, "--mirror", "http://")
+    one_line(command("fetch", "mnist", "cifar10", "--mirror", "http://x/", *at), 2, "--mirror", "2 data sets")
+    one_line(command("fetch", "minst", *at), 2, "NAMES", "did you mean 'mnist'")
+    code, out, _ = command("fetch")
+    assert (code, [line.split()[0] for line in out.splitlines()]) == (0, list(download.SOURCES))
+
+
+def archive(contents: dict[str, bytes]) -> bytes:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w:gz") as tar:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return raw.getvalue()
+
+
+def test_an_archive_is_unpacked_and_deleted(
+    server: tuple[str, Answers, list[str]], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, answers, asked = server
+    folder, train, test, labels, _ = BINARY["cifar100"]
+    contents = {name: bytes(2 * (labels + PIXELS)) for name in (*train, test)}
+    contents[test] = contents[test][:-1] + b"\x07"
+    inside = {f"{folder}/{name}": raw for name, raw in contents.items()}
+    packed = archive({"../outside": b"x", f"{folder}/readme.txt": b"x", **inside})
+    answers["/cifar-100-binary.tar.gz"] = packed
+    source = dataclasses.replace(
+        download.SOURCES["cifar100"],
+        mirrors=(url,),
+        files=tuple(File(name, sha(raw)) for name, raw in contents.items()),
+        archive=File("cifar-100-binary.tar.gz", sha(packed)),
+    )
+    monkeypatch.setitem(download.SOURCES, "cifar100", source)
+    root = tmp_path / "data"
+    wanted = ("fetch", "cifar100", "--data-dir", root, "-q")
+    code, out, _ = command(*wanted)
+    assert (code, out.split()) == (0, [f"{root}/{folder}/{name}" for name in contents])
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == sorted(contents)
+    assert len(data.load("cifar100", data_dir=root).train[1]) == 2
+    (root / folder / test).unlink()
+    assert command(*wanted)[0] == 0
+    assert (root / folder / test).read_bytes() == contents[test]
+    assert command(*wanted)[0] == 0
+    assert len(asked) == 2
+    (root / folder / test).unlink()
+    answers["/cifar-100-binary.tar.gz"] = other = archive(
+        {f"{folder}/{test}": b"other", f"{folder}/train.bin": b""}
+    )
+    monkeypatch.setitem(
+        download.SOURCES,
+        "cifar100",
+        dataclasses.replace(source, archive=File("cifar-100-binary.tar.gz", sha(other))),
+    )
+    one_line(command(*wanted), 1, "cifar-100-binary.tar.gz", "checksum")
+    assert not (root / folder / test).exists()
+
+
+def test_the_checksums_are_of_the_known_data(tmp_path: Path) -> None:
+    """The labels of MNIST and Fashion-MNIST have a known number of each class; here only the form is checked."""
+    for source in download.SOURCES.values():
+        for file in (*source.files, *([source.archive] if source.archive else [])):
+            assert len(bytes.fromhex(file.sha256)) == 32
+            assert len(bytes.fromhex(file.content)) in (0, 16)
+        assert all(mirror.startswith("http") and mirror.endswith("/") for mirror in source.mirrors)

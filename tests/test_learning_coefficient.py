@@ -1,0 +1,315 @@
+"""The local learning coefficient against a textbook loop, exact posteriors, and coefficients that are known."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import landscape
+from landscape import FailedError, InputError, Problem, plots
+from landscape.data.synthetic import mean_output
+from landscape.evaluation.langevin import Langevin
+from landscape.evaluation.minibatches import stream
+from tests import problems
+from tests.conftest import Command
+from tests.test_cli import one_line
+
+# Bounds for tests that are to be quick: few steps, and R̂ that is not yet small.
+QUICK = {"max_steps": 1000, "max_rhat": 1.2}
+
+
+def half_squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The negative log-likelihood of a normal distribution of variance 1, but for a constant."""
+    return 0.5 * (outputs - targets).square().sum(1).mean()
+
+
+def regression(scale: float = 1.0, samples: int = 500, spread: float = 1.0) -> Problem:
+    """Least squares at its minimum: 4 parameters, inputs in units of ``scale``, as unequal as ``spread``."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.tensor([1, 0.7, 0.5, 1.5], dtype=torch.float64) ** spread
+    x = torch.randn(samples, 4, dtype=torch.float64, generator=generator) * sizes
+    y = x.sum(1, keepdim=True) + torch.randn(samples, 1, dtype=torch.float64, generator=generator)
+    x = x * scale
+    model = nn.Sequential(nn.Linear(4, 1, bias=False))
+    theta = torch.linalg.lstsq(x, y).solution.flatten()
+    return Problem(model, half_squares, (x, y), theta=theta, dtype=torch.float64)
+
+
+def coefficient_of_a_quadratic(problem: Problem, localization: float) -> float:
+    """½ Σ nβh/(nβh + γ) over the eigenvalues h of the Hessian: P/2 where γ is small."""
+    h = torch.linalg.eigvalsh(problems.textbook_hessian(problem)).numpy()
+    s = problem.samples / math.log(problem.samples) * h
+    return float((s / (s + localization)).sum() / 2)
+
+
+def two_layers(m: int, h: int, n: int, rank: int) -> Problem:
+    """½‖BA − W‖² exactly, A (h, m), B (n, h), W of this rank, at the most singular of its minima."""
+    a, b = torch.zeros(h, m), torch.zeros(n, h)
+    for i in range(rank):
+        a[i, i] = b[i, i] = 1.5
+    x = math.sqrt(m) * torch.eye(m, dtype=torch.float64)  # of mean square 1
+    model = nn.Sequential(nn.Linear(m, h, bias=False), nn.Linear(h, n, bias=False))
+    theta = torch.cat([a.flatten(), b.flatten()])
+    return Problem(model, half_squares, (x, x @ (b @ a).double().T), theta=theta, dtype=torch.float64)
+
+
+def reduced_rank(m: int, h: int, n: int, rank: int) -> float:
+    """λ of reduced rank regression (Aoyagi and Watanabe 2005, theorem 1)."""
+    if n + rank <= m + h and m + rank <= n + h and h + rank <= m + n:
+        odd = (m + h + n + rank) % 2
+        return (odd - (h + rank) ** 2 - m**2 - n**2 + 2 * (h + rank) * (m + n) + 2 * m * n) / 8
+    if m + h < n + rank:
+        return (h * m - h * rank + n * rank) / 2
+    if n + h < m + rank:
+        return (h * n - h * rank + m * rank) / 2
+    return m * n / 2
+
+
+def exact_two_layers(m: int, h: int, n: int, nbeta: float, draws: int = 100_000) -> float:
+    """nβ E L of ``two_layers`` of rank 0 with γ = 1: draws of A, and B integrated out."""
+    a = np.random.default_rng(0).normal(size=(draws, h, m))
+    s = np.linalg.eigvalsh(a @ a.transpose(0, 2, 1)).clip(0)
+    log_weight = -n / 2 * np.log(nbeta * s + 1).sum(1)
+    weight = np.exp(log_weight - log_weight.max())
+    return float((weight * (n / 2 * (nbeta * s / (nbeta * s + 1)).sum(1))).sum() / weight.sum())
+
+
+def test_steps_are_those_of_the_algorithm() -> None:
+    problem, chains, batch, steps = problems.mlp(samples=30), 3, 6, 4
+    eps, nbeta, gamma = 0.02, 9.0, 3.0
+    sampler = Langevin(problem, batch, chains, step_size=eps, nbeta=nbeta, localization=gamma, seed=5)
+    rise, heating, distance2 = sampler.run(steps)
+    minibatches, noise = stream(5, 0), torch.Generator()
+    noise.manual_seed(int(torch.randint(2**62, (), generator=stream(5, 1))))
+    start = problem.theta
+    w = start.repeat(chains, 1)
+    for t in range(steps):
+        parts = [problem.subset(i) for i in torch.randint(30, (chains, batch), generator=minibatches)]
+        a = torch.stack([nbeta * problems.textbook_gradient(p, v) for p, v in zip(parts, w, strict=True)])
+        d = w - start
+        g = a + gamma * d
+        rises = [nbeta * (p.loss(v) - p.loss(start)) for p, v in zip(parts, w, strict=True)]
+        np.testing.assert_allclose(rise[:, t], rises, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(distance2[:, t], d.square().sum(1), rtol=1e-9)
+        for c in range(chains):
+            skew = [(a[c] @ d[e] - a[e] @ d[c]) ** 2 / 2 for e in range(chains) if e != c]
+            assert heating[c, t] == pytest.approx(
+                float(eps / 8 * (a[c] @ g[c] - gamma * sum(skew) / 2)), rel=1e-8
+            )
+        w = w - eps / 2 * g + math.sqrt(eps) * torch.empty_like(w).normal_(generator=noise)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 20.0])
+def test_a_regular_model_has_half_of_its_parameters_in_any_units(scale: float) -> None:
+    problem = regression(scale)
+    found = landscape.learning_coefficient(problem, 256, localization=0.1, seed=1, **QUICK)
+    truth = coefficient_of_a_quadratic(problem, 0.1)
+    assert truth == pytest.approx(2.0, abs=0.05)
+    assert abs(found.value - truth) < 4 * found.standard_error < 2
+    assert found.chain_values.mean() == pytest.approx(found.value)
+    assert found.mean_loss == pytest.approx(problem.loss() + found.value / found.nbeta)
+
+
+def test_minibatches_and_steps_that_are_too_large_are_corrected_for() -> None:
+    problem = regression()
+    truth = coefficient_of_a_quadratic(problem, 20.0)
+    assert truth < 1.8  # γ counts
+    step = 0.02 / problem.samples * math.log(problem.samples)
+    sampler = Langevin(problem, 64, 8, step_size=20 * step, nbeta=1 / step / 50, localization=20.0, seed=3)
+    rise, heating, _ = sampler.run(1200)[:, :, 200:]
+    error = np.std((rise - heating).mean(1), ddof=1) / math.sqrt(8)
+    assert abs((rise - heating).mean() - truth) < 4 * error
+    assert rise.mean() - truth > 8 * error
+
+
+class Monomials(nn.Module):
+    """½ Σ w_i^p_i for each sample, at w = 0: λ is Σ 1/p_i."""
+
+    def __init__(self, powers: tuple[int, ...]) -> None:
+        super().__init__()
+        self.powers = torch.tensor(powers)
+        self.w = nn.Parameter(torch.zeros(len(powers)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * (self.w**self.powers).sum() + 0 * x[:, 0]
+
+
+@pytest.mark.slow
+def test_a_quartic_direction_counts_a_quarter() -> None:
+    problem = Problem(
+        Monomials((4, 2)), mean_output, (torch.zeros(100, 1), torch.zeros(100)), dtype=torch.float64
+    )
+    found = landscape.learning_coefficient(problem, 2, localization=0.1, nbeta=300.0, tol=0.03, seed=0)
+    w = np.linspace(-3, 3, 100_001)
+    density = np.exp(-150 * w**4 - 0.05 * w**2)
+    truth = (density * 150 * w**4).sum() / density.sum() + 0.5
+    assert truth == pytest.approx(0.75, abs=0.01)
+    assert abs(found.value - truth) < 4 * found.standard_error < 0.1
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 1), (3, 1, 2), (2, 2, 2), (4, 1, 4)])
+def test_the_exact_posterior_has_the_known_coefficient_of_linear_networks(
+    sizes: tuple[int, int, int],
+) -> None:
+    m, h, n = sizes
+    assert exact_two_layers(m, h, n, 1e4) == pytest.approx(reduced_rank(m, h, n, 0), rel=0.06)
+    assert reduced_rank(m, h, n, 0) < h * (m + n) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(2, 1, 1), (3, 1, 2), (2, 2, 2)])
+def test_linear_networks_with_two_layers(sizes: tuple[int, int, int]) -> None:
+    m, h, n = sizes
+    found = landscape.learning_coefficient(two_layers(m, h, n, 0), m, localization=1.0, nbeta=300.0, tol=0.03)
+    truth = exact_two_layers(m, h, n, 300.0)
+    assert abs(found.value - truth) < 4 * found.standard_error < 0.5
+    assert found.value == pytest.approx(reduced_rank(m, h, n, 0), rel=0.15)  # far below P/2
+
+
+@pytest.mark.slow
+def test_the_error_bars_cover_the_truth() -> None:
+    problem = regression(samples=200, spread=0.2)
+    truth = coefficient_of_a_quadratic(problem, 1.0)
+    results = [
+        landscape.learning_coefficient(problem, 100, localization=1.0, max_rhat=1.05, seed=s)
+        for s in range(200)
+    ]
+    deviations = np.array([(r.value - truth) / r.standard_error for r in results])
+    assert 0.58 <= np.mean(np.abs(deviations) < 1) <= 0.8
+    assert 0.89 <= np.mean(np.abs(deviations) < 2) <= 0.995
+    assert abs(deviations.mean()) < 0.3
+
+
+def test_batchnorm_takes_the_statistics_of_minibatches() -> None:
+    problem = problems.conv()
+    for _ in range(100):
+        problem.theta.sub_(problem.gradient())
+    assert problem.resident is not None
+    x, y = problem.resident
+    options = {"localization": 10.0, "step_size": 0.01, "nbeta": 1.0}
+    found = landscape.learning_coefficient(problem, 6, **options, max_steps=1000, max_rhat=2.0)  # type: ignore[arg-type]
+    assert (found.batchnorm, found.bn, found.bn_samples, found.samples) == (True, "train", 6, 18)
+    train = problem.subset(slice(18)).with_batchnorm("train", 6)
+    rise, heating, _ = Langevin(train, 6, 2, **options, seed=3).run(1)[:, :, 0]  # type: ignore[arg-type]
+    assert np.all(rise == 0)
+    for indices, found_heating in zip(
+        torch.randint(18, (2, 6), generator=stream(3, 0)), heating, strict=True
+    ):
+        model = copy.deepcopy(problem.model).train()
+        torch.nn.utils.vector_to_parameters(problem.theta, model.parameters())
+        problem.criterion(model(x[indices]), y[indices]).backward()
+        norm2 = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
+        assert found_heating == pytest.approx(0.01 / 8 * norm2, rel=1e-9)
+
+
+def test_a_model_with_its_own_loss_and_a_dict_of_data() -> None:
+    problem = problems.language_model()
+    numbers = Langevin(problem, 4, 2, step_size=1e-3, nbeta=1.0, localization=1.0, seed=0).run(3)
+    assert np.isfinite(numbers).all()
+    assert (numbers[2, :, 1:] > 0).all()
+
+
+def test_the_same_seed_gives_the_same_numbers_and_a_file_keeps_them(tmp_path: Path) -> None:
+    problem = regression(samples=50)
+    options = {"localization": 1.0, "step_size": 0.004, **QUICK}
+    one, two = (landscape.learning_coefficient(problem, 8, seed=1, **options) for _ in range(2))
+    np.testing.assert_equal(vars(one), vars(two))
+    a, b = (
+        Langevin(problem, 8, 2, step_size=0.01, nbeta=1.0, localization=1.0, seed=s).run(2) for s in (1, 2)
+    )
+    assert not np.array_equal(a, b)
+    one.save(tmp_path / "c.h5")
+    np.testing.assert_equal(vars(landscape.load(tmp_path / "c.h5")), vars(one))
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (regression, {"step_size": 1.0}, r"not finite after .* smaller step_size \(now 1\)"),
+        (regression, {"step_size": 0.01, "batch": 8}, "heat up: .* larger batch"),
+        (regression, {"step_size": 1e-5}, r"(do not mix: R-hat|still move away: ).* max_steps"),
+        (lambda: moved(3.0), {"localization": 1.0}, "estimate is negative, .* train further"),
+    ],
+    ids=["runs away", "heats up", "does not mix", "no minimum"],
+)
+def test_refused_in_words(make: Callable[[], Problem], options: dict[str, float], words: str) -> None:
+    with pytest.raises(FailedError, match=words) as caught:
+        landscape.learning_coefficient(
+            make(), **{"batch": 64, "localization": 1.0, "max_steps": 1000, "max_rhat": 1.05, **options}
+        )  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def moved(by: float) -> Problem:
+    """The regression at weights that are not its minimum."""
+    problem = regression()
+    problem.theta.add_(by)
+    return problem
+
+
+def test_without_arviz_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("arviz_stats")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "arviz_stats", None)
+    with pytest.raises(
+        FailedError, match=r"arviz_stats is not installed; pip install 'sgd-landscape\[bayes\]'"
+    ):
+        landscape.learning_coefficient(regression(), 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch": 0}, "batch: 0"),
+        ({"localization": 0.0}, "localization: 0"),
+        ({"step_size": -1.0}, "step_size: -1"),
+        ({"nbeta": math.nan}, "nbeta: nan"),
+        ({"chains": 1}, "chains: 1"),
+        ({"tol": 0.0}, "tol: 0"),
+        ({"max_rhat": math.inf}, "max_rhat: inf"),
+        ({"max_steps": 10}, "max_steps: 10"),
+        ({"seed": -1}, "seed: -1"),
+    ],
+)
+def test_bad_input_is_one_line(options: dict[str, float], words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        landscape.learning_coefficient(problems.mlp(), **{"batch": 5, **options})  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_data_and_losses_that_it_is_not_defined_for() -> None:
+    problem = problems.mlp()
+    assert problem.tensors is not None
+    x, y = problem.tensors
+    batches = Problem(problem.model, problem.criterion, [(x, y)])
+    with pytest.raises(InputError, match="drawing minibatches needs"):
+        landscape.learning_coefficient(batches, 5)
+    decayed = Problem(problem.model, problem.criterion, (x, y), weight_decay=0.1)
+    with pytest.raises(InputError, match="penalty: "):
+        landscape.learning_coefficient(decayed, 5)
+    with pytest.raises(InputError, match="nbeta: missing"):
+        landscape.learning_coefficient(Problem(problem.model, problem.criterion, (x[:1], y[:1])), 5)
+
+
+def test_the_command(tiny: Path, tmp_path: Path, command: Command) -> None:
+    assert command("train", tiny, "-o", tmp_path / "run", "-q")[0] == 0
+    last = tmp_path / "run" / "last.h5"
+    out_file, picture = tmp_path / "run" / "last-learning-coefficient.h5", tmp_path / "c.png"
+    few = ("--batch", "20", "--nbeta", "5", "--max-steps", "1000", "--max-rhat", "2")
+    code, out, err = command("learning-coefficient", last, *few, "--plot", picture)
+    assert (code, out.split()) == (0, [str(out_file), str(picture)]), err
+    saved = landscape.load(out_file)
+    assert (saved.batch, saved.chains, saved.steps, saved.nbeta) == (20, 4, 1000, 5.0)
+    for words in ("λ̂", f"{saved.value:.6g}", "R̂", "P/2 = 41.5"):
+        assert words in err
+    one_line(command("learning-coefficient", last, "--batch", "0", "--force"), 2, "batch: 0")
+    one_line(command("learning-coefficient", last, *few, "--step-size", "99", "--force"), 1, "step_size")
+    assert plots.draw([saved, saved]).get_suptitle().startswith("Local learning coefficient: ")

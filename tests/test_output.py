@@ -1,0 +1,295 @@
+"""What every command prints: values on stdout, messages and progress on stderr, one object with --json."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import math
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+from click.shell_completion import get_completion_class
+
+import landscape
+import landscape.cli
+from landscape.cli import json_form
+from landscape.cli.commands import GROUPS
+from landscape.core import progress, registry
+from landscape.results.escape import Escape
+from landscape.train import launch, recipe
+from tests.conftest import Command
+from tests.test_cli import one_line
+
+CLI = Path(landscape.cli.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run whose sharpness was monitored."""
+    folder = tmp_path_factory.mktemp("run")
+    small = ["steps=6", "checkpoint.every=3", "model.widths=[64, 6, 10]", "monitor.sharpness=3"]
+    launch.launch(recipe.read("digits-dpsgd", small), folder)
+    return folder
+
+
+def names() -> list[str]:
+    return registry.commands.names()
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_command_has_json_details_and_quiet(name: str) -> None:
+    command = landscape.cli.group.get_command(click.Context(landscape.cli.group), name)
+    assert command is not None
+    options = [name for each in command.params for name in each.opts if name.startswith("-")]
+    assert {"--json", "-v", "--verbose", "-q", "--quiet"} <= set(options)
+    assert len(options) == len(set(options))
+
+
+def test_one_place_prints() -> None:
+    """Values that a command prints by itself would be missing from --json, and from stdout with -q."""
+    for path in CLI.glob("*.py"):
+        if path.name in ("output.py", "__init__.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("click.echo", "print"):
+                assert "err=True" in ast.unparse(node), f"{path.name}:{node.lineno}"
+        assert not re.search(r"message\((table|summary)\(", path.read_text()), path.name
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (("spectrum", "--trace"), {"values", "trace", "converged"}),
+        (("contour", "--grid", "2"), {"loss", "span"}),
+        (("line", "--points", "3"), {"loss", "barrier"}),
+        (("noise", "--draws", "2"), {"summary", "consensus"}),
+        (("noise-scale", "--max-draws", "16"), {"value", "standard_error", "resolved"}),
+        (("stability", "--delay", "0,1"), {"lambda_max", "limit"}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_values_and_json_of_an_analysis(
+    words: tuple[str, ...], keys: set[str], run: Path, tmp_path: Path, command: Command
+) -> None:
+    name, *flags = words
+    wanted = (name, run / "last.h5", *flags, "-o")
+    code, out, err = command(*wanted, tmp_path / "a.h5", "-q")
+    assert (code, err) == (0, "")
+    assert out.endswith(f"\n{tmp_path}/a.h5\n")
+    code, again, _ = command(*wanted, tmp_path / "b.h5")
+    assert (code, again.replace("b.h5", "a.h5")) == (0, out)
+    code, text, err = command(*wanted, tmp_path / "c.h5", "-q", "--json")
+    assert (code, err) == (0, "")
+    shown = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert (shown["command"], shown["files"]) == (name, [f"{tmp_path}/c.h5"])
+    (result,) = shown["results"]
+    loaded = landscape.load(tmp_path / "c.h5")
+    assert result["schema"] == loaded.schema
+    assert keys <= result.keys()
+    for key, value in result.items():
+        own = getattr(loaded, key, None)
+        if isinstance(own, float):
+            assert value == own or (value is None and not math.isfinite(own))
+
+
+def test_json_of_the_other_commands(run: Path, tmp_path: Path, tiny: Path, command: Command) -> None:
+    def shown(*words: object) -> dict:
+        code, out, _ = command(*words, "--json")
+        assert code == 0
+        return json.loads(out)
+
+    info = shown("info", run)["checkpoint"]
+    assert (info["learners"], info["step"], info["history"]["loss"]["rows"]) == (5, 6, 6)
+    assert shown("watch", run)["run"]["state"] == "ended"
+    assert shown("recipes", "digits-ssgd")["recipe"]["learners"] == 5
+    assert shown("plot", run, "-o", tmp_path / "p.png")["files"] == [f"{tmp_path}/p.png"]
+    trained = shown("train", tiny, "-o", tmp_path / "t")
+    assert trained["files"] == [f"{tmp_path}/t/last.h5"]
+    assert trained["run"]["lr_lambda_max"] is None
+    swept = shown("sweep", tiny, "--set", "steps=3", "-o", tmp_path / "s")
+    assert swept["results"][0]["schema"] == "landscape.sweep"
+    assert [Path(name).name for name in swept["files"]] == ["sweep.csv", "sweep.h5"]
+
+
+def test_json_of_a_run_that_diverged_and_of_an_error(tmp_path: Path, command: Command) -> None:
+    changes = (
+        "data={name='quadratic', dimension=2}",
+        "model={name='quadratic', eigenvalues=[1.0, 2.0]}",
+        "lr=2.5",
+    )
+    flags = [part for s in changes for part in ("--set", s)]
+    code, out, err = command("train", "digits-ssgd", *flags, "-o", tmp_path / "r", "--json", "-q")
+    assert (code, json.loads(out)["run"]["diverged"]) == (3, "mean")
+    assert err.count("\n") == 1
+    one_line(command("info", tmp_path / "none.h5", "--json"), 1, "no such file")
+
+
+def test_large_arrays_are_shown_by_their_range() -> None:
+    times = np.arange(90.0).reshape(1, 1, 90)
+    times[0, 0, 0] = np.inf
+    shown = json_form.of_result(Escape(times, np.ones(1), "lr", ("ssgd",), share=0.5, steps=9))
+    assert shown["times"] == {"shape": [1, 1, 90], "min": 1.0, "max": 89.0}
+    assert json.loads(json_form.text({"λ": math.inf, "n": np.int64(3)})) == {"λ": None, "n": 3}
+
+
+def test_details_with_v(run: Path, tmp_path: Path, command: Command) -> None:
+    code, out, err = command("line", run / "last.h5", "--points", "3", "-o", tmp_path / "l.h5", "-v")
+    assert (code, "barrier:" in err, "MiB of memory; landscape" in err) == (0, True, True)
+    assert "barrier:" not in out
+    code, _, err = command("info", tmp_path / "none.h5", "-v")
+    assert (code, "Traceback" in err) == (1, True)
+    one_line(command("info", run, "-v", "-q"), 2, "-q and -v")
+
+
+def test_the_end_of_a_run_and_the_command_to_try_next(
+    run: Path, tiny: Path, tmp_path: Path, command: Command
+) -> None:
+    end = landscape.load(run / "last.h5")
+    value, limit = (end.history[name][-1] for name in ("lr_lambda_max", "lr_lambda_limit"))
+    code, out, _ = command("info", run)
+    assert f"ηλ_max {value:.3g} of {limit:.3g} ({value / limit:.0%} of the limit), did not diverge" in out
+    for settings, word in ((("monitor.sharpness=10",), "contour"), ((), "stability")):
+        place = tmp_path / word
+        flags = [part for setting in settings for part in ("--set", setting)]
+        code, out, err = command("train", tiny, *flags, "-o", place)
+        assert code == 0
+        assert "test error" in out
+        assert ("ηλ_max" in out) == bool(settings)
+        (line,) = [line for line in err.splitlines() if line.startswith("next: landscape")]
+        words = shlex.split(line.removeprefix("next: landscape"), comments=True)
+        assert words[0] == word
+        assert command(*words)[0] == 0
+
+
+def test_runs_at_once_are_jobs(tiny: Path, tmp_path: Path, command: Command) -> None:
+    wanted = ("sweep", tiny, "--set", "steps=3", "-o", tmp_path)
+    code, _, err = command(*wanted, "--nproc", "1")
+    assert (code, "--nproc is called --jobs here" in err) == (0, True)
+    one_line(command(*wanted, "--nproc", "1", "--jobs", "1"), 2, "--jobs, --nproc")
+
+
+# Progress.
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.02)
+    with progress.progress_bar("sweep") as outer, progress.progress_bar("training") as inner:
+        outer(0.5)
+        time.sleep(0.1)
+        inner(0.25)
+        time.sleep(0.1)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) >= 2
+    assert re.fullmatch(r"sweep: 50%, \d+ s left; training: \d+ s so far", lines[0])
+    assert re.fullmatch(r"sweep: 50%, \d+ s left; training: 25%, \d+ s left", lines[-1])
+    with progress.progress_bar("sweep", quiet=True), progress.progress_bar("training"):
+        time.sleep(0.05)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {}, {"TERM": "dumb"}])
+def test_bars_on_a_terminal(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr, stdout = _Terminal(), io.StringIO()
+    for name in ("NO_COLOR", "FORCE_COLOR", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(sys, "stdout", stdout)
+    with progress.progress_bar("contour") as bar:
+        bar(0.5)
+        print("a value")
+    assert stdout.getvalue() == "a value\n"  # as into a pipe
+    coloured = re.search(r"\x1b\[[0-9;]*3[0-9]", stderr.getvalue()) is not None
+    assert ("contour" in stderr.getvalue(), coloured) == (variables.get("TERM") != "dumb", not variables)
+
+
+def test_a_search_of_eigenvalues_reports_its_progress(run: Path) -> None:
+    shares: list[float] = []
+    problem = landscape.load(run / "last.h5").problem()
+    landscape.top_eigenvalues(problem, 3, tol=1e-4, progress=shares.append)
+    assert len(shares) > 5
+    assert shares == sorted(shares)
+    assert shares[0] < 0.5 < shares[-1] <= 1
+
+
+# Options.
+
+
+def test_completion_offers_commands_and_values() -> None:
+    shell = get_completion_class("bash")
+    assert shell is not None
+    of = shell(landscape.cli.group, {}, "landscape", "_LANDSCAPE_COMPLETE")
+
+    def offered(*words: str) -> list[str]:
+        *before, last = words
+        return [
+            item.value if item.type == "plain" else item.type for item in of.get_completions(before, last)
+        ]
+
+    assert offered("com") == ["completion"]
+    assert offered("contour", "--norm", "") == ["none", "filter", "layer"]
+    assert offered("contour", "--nor") == ["--norm"]
+    assert offered("train", "digits-") == ["digits-dpsgd", "digits-ssgd"]
+    assert offered("contour", "x") == ["file"]
+    assert offered("watch", "x") == ["dir"]
+    assert offered("fetch", "cifar1") == ["cifar10", "cifar100"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(shell: str, command: Command) -> None:
+    code, out, err = command("completion", shell)
+    assert (code, err) == (0, "")
+    assert "_LANDSCAPE_COMPLETE" in out
+
+
+def test_completion_of_another_shell_is_refused(command: Command) -> None:
+    one_line(command("completion", "bush"), 2, "SHELL", "did you mean 'bash'")
+
+
+def test_an_option_has_one_form_in_all_commands() -> None:
+    """The same name means the same everywhere: a flag, a number, a text or a choice of the same values."""
+    known: dict[str, tuple[str, str]] = {}
+    # A number in some commands, a list of them or another quantity in others; each help says which.
+    several = {"--batch", "--lr", "--noise", "--kind", "--search"}
+    for name in names():
+        for option in registry.commands[name].params:
+            if not isinstance(option, click.Option):
+                continue
+            form = f"{option.type!r} {option.is_flag} {option.multiple} {option.nargs}"
+            for each in option.opts:
+                if each not in several:
+                    assert known.setdefault(each, (form, name))[0] == form, (each, name, known[each][1])
+
+
+def test_help_has_the_commands_in_groups(command: Command) -> None:
+    code, out, _ = command("--help")
+    assert code == 0
+    places = [out.index(f"\n{title}:\n") for title in GROUPS]
+    assert places == sorted(places)
+    for group in GROUPS.values():
+        assert all(f"\n  {name} " in out for name in group)
+
+
+def test_version_names_torch_and_the_devices(command: Command) -> None:
+    import torch
+
+    code, out, _ = command("--version")
+    assert code == 0
+    assert out.splitlines()[0] == f"landscape {landscape.__version__}"
+    assert f"torch {torch.__version__}\n" in out
+    assert "\ncpu: " in out

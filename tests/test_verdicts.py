@@ -1,0 +1,181 @@
+"""Verdicts: intervals against a known truth, grades, and the pages on which they stand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from landscape.core.errors import FailedError
+from landscape.paper import figure, gallery, gallery_page
+from landscape.paper.figures import learning_rates, mechanism, table_rows
+from landscape.paper.figures.networks import ends
+from landscape.paper.verdicts import Effect, by_seed, difference, judged, outcome, ratio, rows_of, table
+
+
+@given(st.lists(st.floats(-10, 10), min_size=3, max_size=9))
+def test_intervals_are_students(values: list[float]) -> None:
+    mean, low, high = Effect("", "", tuple(values)).interval
+    error = scipy.stats.sem(values)
+    if error > 1e-9:
+        expected = scipy.stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=error)
+        assert (low, high) == pytest.approx(expected, abs=1e-9)
+    ratios = Effect("", "", tuple(np.exp(values)), ratio=True).interval
+    assert ratios == pytest.approx((math.exp(mean), math.exp(low), math.exp(high)), rel=1e-9)
+
+
+def test_intervals_cover_the_truth_and_leave_out_zero_by_chance_one_time_in_twenty() -> None:
+    draws = np.random.default_rng(0).standard_normal((4000, 3)) + 2.0
+    covered = [low < 2.0 < high for _, low, high in (Effect("", "", tuple(d)).interval for d in draws)]
+    assert np.mean(covered) == pytest.approx(0.95, abs=4 * math.sqrt(0.05 * 0.95 / 4000))
+
+
+@pytest.mark.parametrize(
+    ("values", "claimed", "holds", "reason"),
+    [
+        ((1.0, 1.1, 1.2), (0, math.inf), True, ""),
+        ((-1.0, -1.1, -1.2), (0, math.inf), False, ""),
+        ((1.0, -1.0, 1.1), (0, math.inf), None, "the interval contains the border"),
+        ((1.0, 1.1), (0, math.inf), None, "2 seeds, a verdict needs 3"),
+        ((5.0,), (0, math.inf), None, "1 seed, a verdict needs 3"),
+        ((), (0, math.inf), None, "no seeds, a verdict needs 3"),
+        ((0.01, 0.02, 0.015), (-0.05, 0.05), True, ""),
+        ((0.08, 0.081, 0.082), (-0.05, 0.05), False, ""),
+        ((1.0, math.nan, 1.0), (0, math.inf), None, "not finite"),
+    ],
+)
+def test_an_effect_counts_from_three_seeds_and_with_an_interval_on_one_side(
+    values: tuple[float, ...], claimed: tuple[float, float], holds: bool | None, reason: str
+) -> None:
+    effect = Effect("", "", values, claimed)
+    assert (effect.holds, effect.reason) == (holds, reason)
+    assert json.loads(json.dumps(effect.entry()))["holds"] is holds  # no NaN that JSON has not
+
+
+def test_grades() -> None:
+    good, bad, open_ = (Effect("", "", v) for v in ((1.0, 1.1, 1.2), (-1.0, -1.1, -1.2), (1.0, -1.0, 1.1)))
+    assert outcome([good]) == outcome([good, good]) == "holds"
+    assert outcome([good, open_]) == outcome([good, bad]) == "holds in part"
+    assert outcome([bad]) == outcome([bad, open_]) == "does not hold"
+    assert outcome([open_]) == outcome([]) == "not tested here"
+    assert outcome([Effect("", "", (3.0,), exact=True)]) == "holds"
+    assert Effect("", "", (1.0, 2.0, 3.0), untested="a reason").holds is None
+
+
+def test_pairs_are_those_of_a_seed() -> None:
+    rows = [{"seed": s, "a": name, "x": v} for s, name, v in [(0, "p", 1.0), (1, "p", 2.0), (1, "q", 5.0)]]
+    p, q = (by_seed(rows_of(table(rows)), "x", a=name) for name in "pq")
+    assert difference(q, p) == (3.0,)
+    assert ratio(q, p) == (2.5,)
+    assert judged(lambda rows: [Effect("", "", tuple(by_seed(rows, "y").values()))], rows)[0].reason == (
+        "its CSV has no numbers by seed (y)"
+    )
+
+
+def test_the_verdicts_in_the_repository_are_those_of_its_data() -> None:
+    folder = Path(__file__).parents[1] / "figures"
+    entries = gallery.entries_in(folder)
+    assert set(entries) <= set(figure.names())
+    for name, entry in entries.items():
+        kept = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        assert (kept["outcome"], kept["effects"]) == (entry["outcome"], entry["effects"]), name
+        for effect in entry["effects"]:  # no verdict on one seed
+            assert effect["holds"] is None or effect["seeds"] == 0 or effect["seeds"] >= 3
+    assert entries["flatness"]["outcome"] == "holds"
+    assert entries["fig7"]["outcome"] == "does not hold"
+
+
+def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> None:
+    source = Path(__file__).parents[1] / "figures"
+    for suffix in (".json", ".csv"):
+        text = (source / f"flatness{suffix}").read_text(encoding="utf-8")
+        (tmp_path / f"flatness{suffix}").write_text(text, encoding="utf-8")
+    lines = gallery_page.page(tmp_path).read_text(encoding="utf-8").splitlines()
+    row = next(line for line in lines if line.startswith("| [flatness]"))
+    assert "**holds**" in row
+    assert lines.index(row) < lines.index("## flatness")
+    assert any("drawn by version 0.6.0" in line for line in lines)
+    halved = rows_of((tmp_path / "flatness.csv").read_text())
+    (tmp_path / "flatness.csv").write_text(table([r for r in halved if r["seed"] < 2]))
+    assert "**not tested here**" in gallery_page.page(tmp_path).read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "flatness.json").read_text())["outcome"] == "not tested here"
+    (tmp_path / "flatness.csv").unlink()
+    with pytest.raises(FailedError, match="flatness.csv"):
+        gallery_page.page(tmp_path)
+
+
+def test_ends_of_runs_that_diverged() -> None:
+    rows = [
+        {"seed": s, "epoch": e, "test_accuracy": v, "diverged": d}
+        for s, e, v, d in [(0, 1, 40.0, ""), (0, 2, 60.0, ""), (1, 1, 30.0, "mean")]
+    ]
+    assert ends(rows, "test_accuracy", "test_accuracy") == {0.0: 60.0, 1.0: 10.0}
+
+
+def test_the_largest_rate_that_converges_is_the_last_without_a_failure_before() -> None:
+    errors = {"SSGD": (10.0, 11.0, 90.0, 12.0), "DPSGD": (10.0, 12.0, 13.0, 90.0)}
+    rows = [
+        {"task": "MLP", "algorithm": a, "lr": 0.5 * 2**k, "seed": s, "test_error_percent": e + s}
+        for a, values in errors.items()
+        for k, e in enumerate(values)
+        for s in range(3)
+    ]
+    (effect,) = learning_rates._judge(rows)
+    assert effect.values == (1.0, 1.0, 1.0)  # from 1 to 2
+    assert effect.holds is True
+
+
+def test_table_pairs_are_better_or_as_good() -> None:
+    def rows(gap: float, at: str) -> list[dict[str, object]]:
+        return [
+            {"algorithm": a, "network": "n", "at": at, "seed": s, "ours": 50 + s + d * gap}
+            for a, d in (("SSGD", 0), ("DPSGD", 1), ("DPSGD ATC", 2))
+            for s in range(3)
+        ]
+
+    def holds(gap: float, at: str, higher: bool = True) -> list[bool | None]:
+        return [e.holds for e in table_rows.judge_pairs(rows(gap, at), higher=higher, small="batch 1")]
+
+    assert holds(1.0, "lr 1") == [True, True]
+    assert holds(-0.4, "lr 1") == [False, False]
+    assert holds(-0.4, "batch 1") == holds(-0.4, f"lr 1, {table_rows.BEST}") == [True, True]
+    assert holds(1.0, "lr 1", higher=False) == [False, False]
+
+
+def test_bursts_are_found_once_and_alarms_counted_by_hand() -> None:
+    steps = np.arange(1.0, 401)
+    spread = 1 + 0.1 * np.sin(steps)
+    spread[199:220] = 50.0  # one burst, however long
+    spread[299:302] = 6.0
+    assert mechanism.bursts(steps, spread) == [200, 300]
+    at = np.arange(10.0, 401, 10)
+    alarm = np.isin(at, [190, 240, 290])
+    counted = mechanism.count(at, alarm, [200, 300])
+    assert (counted.times, counted.alarms, counted.right, counted.bursts, counted.caught) == (40, 3, 2, 2, 2)
+    assert counted.followed == 4  # 180, 190, 280, 290
+
+
+def test_powers_of_lazy_mixings_are_found() -> None:
+    rows = [
+        {
+            "panel": family,
+            "setting": name,
+            "seed": seed,
+            "omega_min": 0.1 * k,
+            "gap": 0.9 / (1 + (k * 7) % 5),
+            "plateau_lr_lambda_max": (1 + 0.1 * k) * (1 + 0.01 * seed),
+            "median_rise_nat": (1 + 0.1 * k) ** 2,
+        }
+        for k, (family, name) in enumerate((f, n) for f, names in mechanism._FAMILIES.items() for n in names)
+        for seed in range(3)
+    ]
+    sharp, gap, rise, _ = mechanism._judge_lazy(rows)[:4]
+    assert sharp.values == pytest.approx((1.0, 1.0, 1.0))
+    assert gap.values == pytest.approx((0.0, 0.0, 0.0), abs=1e-9)
+    assert rise.values == pytest.approx((2.0, 2.0, 2.0))
