@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 PEERS := .venv-bench
 INTEGRATIONS := .venv-integrations
+DOCS := .venv-docs
 LOWEST := .venv-lowest
 PACKAGING := .venv-package
 # The extras that the tests use.
@@ -13,7 +14,7 @@ TRAINERS := $(TESTED),lightning,huggingface
 # Old packages use what newer ones of their own dependencies deprecate; elsewhere every warning is an error.
 OUTDATED := -W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning
 
-.PHONY: demo test test-all test-integrations test-lowest battery-huggingface figures figures-smoke bench fuzz chaos lint coverage package clean
+.PHONY: demo test test-all test-integrations test-lowest battery-huggingface figures figures-smoke bench fuzz chaos lint docs coverage package clean
 
 demo: $(READY)  ## train on the bundled digits and draw the landscape around what comes out
 	$(BIN)/landscape demo -o demo
@@ -39,6 +40,10 @@ figures-smoke: $(READY)  ## the same with bundled data, to see that each can be 
 fuzz: $(READY)  ## 10,000 damaged and hostile files for every reader, in processes with limits (15 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
 
+docs: $(DOCS)/ready  ## the documentation, into build/docs; a warning is an error
+	OMP_NUM_THREADS=1 $(DOCS)/bin/python -m sphinx -b html -E -W --keep-going -q docs build/docs
+	$(DOCS)/bin/python docs/check_search.py build/docs
+
 bench: $(PEERS)/ready  ## side-by-side timings, as ratios, in an environment with the peers
 	$(PEERS)/bin/python -m tests.benchmarks
 
@@ -46,8 +51,8 @@ chaos: $(READY)  ## 500 kills and signals at random moments over all commands (a
 	$(BIN)/python -m tests.chaos
 
 lint: $(READY)  ## style, types and spelling
-	$(BIN)/ruff format --check landscape tests
-	$(BIN)/ruff check landscape tests
+	$(BIN)/ruff format --check landscape tests docs
+	$(BIN)/ruff check landscape tests docs
 	$(BIN)/mypy
 	$(BIN)/codespell $$(git ls-files)
 
@@ -106,5 +111,8 @@ $(LOWEST)/ready: pyproject.toml constraints.txt
 		$(if $(LOWEST_TORCH),"torch==$(LOWEST_TORCH)") -e ".[$(TESTED)]" --group test
 	touch $(LOWEST)/ready
 
+$(DOCS)/ready: pyproject.toml constraints.txt
+	$(call environment,$(DOCS),-e ".[$(TESTED)]" --group docs)
+
 clean:
-	rm -rf $(VENV) $(PEERS) $(INTEGRATIONS) $(LOWEST) $(PACKAGING) build dist .coverage* *.egg-info demo
+	rm -rf $(VENV) $(PEERS) $(INTEGRATIONS) $(LOWEST) $(PACKAGING) $(DOCS) build dist .coverage* *.egg-info demo

@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.analysis.smoothing import smoothing as smoothing
     from landscape.analysis.spectrum import spectrum as spectrum
     from landscape.checkpoint.checkpoint import Checkpoint as Checkpoint
-    from landscape.checkpoint.checkpoint import load as load
+    from landscape.checkpoint.files import load as load
     from landscape.checkpoint.foreign_weights import import_state as import_state
     from landscape.core.errors import (
         FailedError as FailedError,
@@ -150,7 +150,7 @@ _MODULES = {
     "learners_plane": "analysis.planes",
     "learning_coefficient": "analysis.learning_coefficient",
     "line": "analysis.line",
-    "load": "checkpoint.checkpoint",
+    "load": "checkpoint.files",
     "noise_scale": "analysis.noise_scale",
     "noise_alignment": "analysis.noise_alignment",
     "pca_plane": "analysis.planes",

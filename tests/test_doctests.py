@@ -11,7 +11,16 @@ from types import ModuleType
 import pytest
 
 # Packages whose examples run; every public function and class in those of EXAMPLES_NEEDED has one.
-ROOMS = ("landscape.core", "landscape.results", "landscape.plots", "landscape.report")
+ROOMS = (
+    "landscape.core",
+    "landscape.results",
+    "landscape.plots",
+    "landscape.report",
+    "landscape.checkpoint",
+    "landscape.data",
+    "landscape.models",
+    "landscape.train",
+)
 EXAMPLES_NEEDED = ("landscape.results", "landscape.plots")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

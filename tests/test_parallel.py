@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import doctest
 import math
 import os
 import pickle
@@ -26,7 +25,6 @@ from landscape.train import initial, recipe
 from landscape.train.distributed.children import loopback
 from landscape.train.distributed.process_group import Group, Lost
 from landscape.train.loop import Trainer
-from landscape.train.parallel import module as parallel_module
 from landscape.train.randomness import generator
 from tests.conftest import Command
 from tests.groups import free_port, together
@@ -847,12 +845,6 @@ def test_a_launcher_without_a_group_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="DecentralizedDataParallel: WORLD_SIZE is 2.*init_process_group"):
         DecentralizedDataParallel(*pair(nn.Linear(2, 2)))
-
-
-def test_the_example_in_the_docstring_runs() -> None:
-    found = doctest.testmod(parallel_module)
-    assert found.attempted
-    assert not found.failed
 
 
 # Under torchrun.

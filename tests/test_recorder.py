@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import doctest
 import math
 import os
 import subprocess
@@ -23,7 +22,6 @@ import landscape
 import landscape.plots
 from landscape import FailedError, InputError, Recorder
 from landscape.checkpoint.history import UNITS
-from landscape.train import recorder as recorder_module
 from landscape.train.distributed.process_group import Group
 from landscape.train.recorder import RecorderWarning
 from tests.conftest import Command
@@ -326,12 +324,6 @@ def test_steps_inside_no_grad_and_autocast_are_recorded_alike(tmp_path: Path) ->
             optimizer.step()
         found.append(landscape.load(folder / "last.h5").history["grad_norm2"][-1])
     assert found[0] == found[1] == found[2] > 0
-
-
-def test_the_example_in_the_docstring_runs() -> None:
-    found = doctest.testmod(recorder_module)
-    assert found.attempted
-    assert not found.failed
 
 
 # Files.

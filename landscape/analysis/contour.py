@@ -92,11 +92,10 @@ def contour(
             the plane has markers further out (``plane.span``). One number: the same for both axes.
         bn, bn_samples: whose statistics BatchNorm uses, "center", "recalibrate" or "train"; see
             :meth:`landscape.Problem.with_batchnorm`.
-        path: how the losses are computed. "batched" (chains of linear layers: many points at once;
-        "compiled":
-            the same under torch.compile), "folded" (BatchNorm folded into convolutions, channels-last
-            layout), "pointwise" (any model, point by point) or "auto", the fastest that agrees with
-            "pointwise" on a few samples.
+        path: how the losses are computed. "batched" (chains of linear layers: many points at once),
+            "compiled" (the same under torch.compile), "folded" (BatchNorm folded into convolutions,
+            channels-last layout), "pointwise" (any model, point by point) or "auto", the fastest that agrees
+            with "pointwise" on a few samples.
         precision: "model"; or, faster, "tf32" or "bfloat16": the largest error at up to 16 points is then
             measured and kept with the result.
         max_memory: bytes that the process may take, at most.

@@ -183,8 +183,8 @@ def pca_plane(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Seque
 def learners_plane(problem: Problem, weights: Tensor) -> Plane:
     """The plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
 
-    The unit directions are the first two right singular vectors of the rows w_j − w_a; the sum of squared
-    distances to the plane is that of the other singular values' squares.
+    The plane is ours. Its unit directions are the first two right singular vectors of the rows w_j − w_a; the
+    sum of squared distances to the plane is that of the other singular values' squares.
 
     Args:
         problem: its parameters.
@@ -227,8 +227,8 @@ def eigen_plane(
 ) -> Plane:
     """The unit eigenvectors of λ_max (x) and λ_min (y) of the Hessian at the problem's centre.
 
-    To second order L = L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²), g the gradient: a section through the
-    direction of the largest curvature and that of the smallest.
+    The plane is ours. To second order L = L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²), g the gradient: a
+    section through the direction of the largest curvature and that of the smallest.
 
     Args:
         problem: the loss.

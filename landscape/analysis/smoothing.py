@@ -57,6 +57,8 @@ def smoothing(
 ) -> Smoothing:
     """How the spread of learners at ``weights`` (n, P) smooths the loss of ``problem`` around their mean.
 
+    That it does is the claim of the DPSGD-2021 paper, whose smoothed loss this is.
+
     The memory is that of :func:`landscape.top_eigenvalues` for any number of pairs, if the Hessians at all
     points exceed 1 GiB; a ``path`` takes 3m vectors of P numbers more.
 

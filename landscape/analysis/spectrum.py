@@ -61,8 +61,10 @@ def spectrum(
         top_k: how many of the largest eigenvalues.
         ends: the smallest and the largest eigenvalue; from the same Lanczos run as the largest. These two are
             computed if nothing is asked for.
-        with_trace, with_density: the trace, from ``products`` Hessian-vector products, and the density, from
-            ``probes`` random vectors with ``steps`` products each.
+        with_trace: the trace, by Hutch++ (Meyer et al. 2021).
+        with_density: the density, by stochastic Lanczos quadrature (Ghorbani et al. 2019).
+        products: Hessian-vector products for the trace.
+        probes, steps: random vectors for the density, and products for each.
         kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         randomness: "refuse" a model that is random in eval mode, or "seed" its random numbers.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from landscape import data as datasets
-from landscape import models
 from landscape.checkpoint import history
 from landscape.checkpoint import parts as parts
+from landscape.checkpoint.network import mean_buffer, restored, set_buffers, set_tensors
 from landscape.checkpoint.user_code import UserData, as_data, command_text, is_user_defined
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
@@ -26,7 +24,6 @@ from landscape.data.base import Dataset
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import Layout, average
 from landscape.problem.problem import Loss, Problem
-from landscape.results import base
 
 SCHEMA = "landscape.checkpoint"
 IMPORTED = "import"  # the algorithm of imported weights (landscape.checkpoint.foreign_weights)
@@ -42,23 +39,40 @@ _DATA: dict[str, type] = {"name": str, "options": dict, "train": int, "test": in
 
 @dataclass
 class Checkpoint:
-    """State of a run after ``step`` steps; in a run over several processes, one process's part of it.
-
-    ``weights`` (n, P), one row a learner (that this process holds); ``buffers`` name -> (n, …), BatchNorm's
-    statistics of each learner, from its own minibatches; ``mean_buffers`` name -> (…), those of w_a,
-    re-estimated on a sample of the training set (empty if they were not re-estimated); ``optimizer`` name ->
-    (n, …): the optimizer's state; ``rule`` name -> (n, …) and ``shared`` name -> (…): the state of the update
-    rule, a row for each learner or the same for all; ``seed`` fixes all randomness with the step (see
-    :mod:`landscape.train.randomness`); ``history`` column -> (T,) float64 and ``units`` column -> unit, of
-    the columns that every run has and of those that its update rule adds; ``recipe`` the TOML text;
-    ``model`` {"name", "options"}; ``data`` {"name", "options", "train", "test", "fingerprint"};
-    ``lr`` and ``local_batch`` those of the next step (at the end of a run, of the last); ``diverged_at`` the
-    step at which the run diverged or −1, and ``diverged`` what did: "", "mean" or "learners".
+    """State of a run after some steps; in a run over several processes, one process's part of it.
 
     Of imported weights ``buffers`` holds the frozen parameters, too; there is no step, no learning rate (NaN)
     and no local batch (0), and ``recipe`` names the files. Of a recorded loop ``recipe`` has what is known of
     it, ``epoch`` and ``lr`` may be NaN, ``local_batch`` 0. Names "module:factory" of model and data are the
     user's own code: they are shown, never imported (see :meth:`problem`).
+
+    Attributes:
+        weights: (n, P), one row for each learner that this process holds.
+        layout: which slice of a row is which parameter.
+        step, epoch: steps made, and passes over the training set.
+        algorithm: the name of the update rule.
+        recipe: all settings, as TOML text.
+        model: {"name", "options"}.
+        data: {"name", "options", "train", "test", "fingerprint"}; train and test are numbers of samples.
+        lr, local_batch: of the next step; at the end of a run, of the last.
+        seed: fixes all randomness, with the step (see ``landscape.train.randomness``).
+        history, units: column -> (T,) float64, and column -> unit.
+        buffers: name -> (n, …), each learner's BatchNorm statistics from its own minibatches.
+        mean_buffers: name -> (…), those of w_a, re-estimated on a sample of the training set; empty if they
+            were not.
+        optimizer: name -> (n, …), the state of the optimizer.
+        rule, shared: name -> (n, …) and name -> (…), the state of the update rule: of each learner, and of
+            all.
+        diverged_at: the step at which the run diverged, or −1.
+        diverged: what diverged: "", "mean" or "learners".
+        path: the file; None if it was not saved.
+
+    Example:
+        >>> import tempfile, torch, landscape
+        >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
+        >>> torch.save(model.state_dict(), f"{folder}/net.pt")
+        >>> landscape.import_state(f"{folder}/net.pt", model).weights.shape
+        torch.Size([1, 8])
     """
 
     weights: Tensor
@@ -95,12 +109,12 @@ class Checkpoint:
 
     @property
     def learners(self) -> int:
-        """n."""
+        """The number n of learners."""
         return len(self.weights)
 
     @property
     def mean(self) -> Tensor:
-        """w_a (P,)."""
+        """The mean w_a of the learners' weights (P,)."""
         return average(self.weights)
 
     @property
@@ -126,25 +140,44 @@ class Checkpoint:
     ) -> Problem:
         """The run's model and data as a :class:`landscape.Problem`, centred on w_a or on one learner.
 
-        Args:
-            model: replaces the built-in model; needed if the checkpoint's model is the user's code. Its
-                weights and buffers are replaced by the checkpoint's.
-            data: replaces the built-in data set; :func:`.as_data` lists its allowed forms.
-            loss: replaces the loss of the data ("data"); as in :class:`landscape.Problem`.
-
         One learner is evaluated with its own buffers. The mean of several learners has the mean of their
         buffers (of integers: those of learner 0), and BatchNorm statistics re-estimated at its weights, since
         those of the learners belong to other weights. The re-estimated statistics are those that the run
         recorded; without any, they are computed on the whole training set.
 
-        Raises FailedError if the data is missing or differs from the run's data, if the weights are not
-        finite or do not fit the model; InputError for a split or learner that does not exist.
+        Args:
+            split: "train" or "test".
+            learner: "mean", or a learner's number.
+            model: replaces the built-in model; needed if the checkpoint's model is the user's code. Its
+                weights and buffers are replaced by the checkpoint's.
+            data: replaces the built-in data set: a :class:`landscape.data.Dataset`, a dict of the splits
+                "train" and "test", or one split for both, each as :class:`landscape.Problem` takes it.
+            loss: replaces the loss of the data ("data"); as in :class:`landscape.Problem`.
+            data_dir: the folder with the data sets that are not bundled.
+            device, dtype: as in :class:`landscape.Problem`.
+
+        Returns:
+            The problem; it shares nothing with the checkpoint.
+
+        Raises:
+            InputError: a split or learner that does not exist.
+            FailedError: data that is missing or differs from the run's data; weights that are not finite or
+                do not fit the model.
+
+        Example:
+            >>> import tempfile, torch, landscape
+            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
+            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
+            >>> run = landscape.import_state(f"{folder}/net.pt", model)
+            >>> data, loss = (torch.randn(9, 3), torch.randint(2, (9,))), torch.nn.functional.cross_entropy
+            >>> run.problem(model=model, data=data, loss=loss).samples
+            9
         """
         if learner != "mean" and (not isinstance(learner, int) or not 0 <= learner < self.learners):
             raise InputError(
                 f"learner: {learner!r} is not allowed, it must be 'mean' or 0…{self.learners - 1}"
             )
-        where = self.path or "checkpoint"
+        where = str(self.path or "checkpoint")
         theta = self.mean if isinstance(learner, str) else self.weights[learner]
         if not bool(torch.isfinite(theta).all()):
             raise FailedError(f"{where}: its weights are NaN or infinite, all must be finite")
@@ -154,58 +187,66 @@ class Checkpoint:
             hint = command_text(name, self.data["options"]) if name else "MODULE:NAME"
             raise FailedError(f"{where}: its {of}; give --data {hint} (from Python, data=…)")
         dataset = as_data(data) if data is not None else self.load_data(data_dir)
-        network = self._network(model, None if isinstance(learner, str) else learner)
+        rows = {
+            key: mean_buffer(value) if isinstance(learner, str) else value[learner]
+            for key, value in self.buffers.items()
+        }
+        name, options = self.model["name"], self.model["options"]
+        network = restored(where, name, options, self.layout, rows, model)
         criterion = dataset.loss if isinstance(loss, str) else loss
 
         def on(split: str) -> Problem:
             return Problem(network, criterion, dataset.split(split), theta=theta, device=device, dtype=dtype)
 
         if learner == "mean" and self.mean_buffers:
-            self._check_buffers(network, self.mean_buffers)
-            set_tensors(network, self.mean_buffers)
+            set_buffers(where, network, self.mean_buffers)
         elif learner == "mean" and self.learners > 1 and has_batchnorm(network):
             set_tensors(network, on("train").batchnorm_statistics())
         return on(split)
 
-    def _network(
-        self, user_model: nn.Module | Callable[[], nn.Module] | None, learner: int | None
-    ) -> nn.Module:
-        """The built-in model, or a copy of ``user_model``, with the buffers of one learner or their mean."""
-        where, name = self.path or "checkpoint", self.model["name"]
-        if user_model is None and is_user_defined(name):
-            raise FailedError(
-                f"{where}: its model is '{name}', code that a file cannot bring along; give --model "
-                f"{command_text(name, self.model['options'])} (from Python, model=…)"
-            )
-        if user_model is None:
-            network = models.build(name, **self.model["options"])
-        else:
-            network = copy.deepcopy(user_model) if isinstance(user_model, nn.Module) else user_model()
-        if Layout.of(network) != self.layout:
-            why = misfit(self.layout, Layout.of(network))
-            raise FailedError(f"{where}: its weights do not fit the model: {why}")
-        rows = {
-            key: _mean(value) if learner is None else value[learner] for key, value in self.buffers.items()
-        }
-        self._check_buffers(network, rows)
-        set_tensors(network, rows)
-        return network
-
-    def _check_buffers(self, network: nn.Module, values: Mapping[str, Tensor]) -> None:
-        known = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-        where = self.path or "checkpoint"
-        for key, value in values.items():
-            if key not in known or known[key].shape != value.shape:
-                raise FailedError(f"{where}: its buffer '{key}' {tuple(value.shape)} does not fit the model")
-
     def load_data(self, data_dir: str | Path | None = None) -> Dataset:
-        """The data set the run was trained on, its fingerprint checked (FailedError if it differs)."""
+        """The data set that the run was trained on.
+
+        Args:
+            data_dir: the folder with the data sets that are not bundled.
+
+        Returns:
+            The data set, its fingerprint checked.
+
+        Raises:
+            FailedError: data that is missing or has another fingerprint.
+
+        Example:
+            >>> import tempfile, torch, landscape
+            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
+            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
+            >>> run = landscape.import_state(f"{folder}/net.pt", model)
+            >>> run.data |= {"name": "digits", "fingerprint": landscape.data.load("digits").fingerprint}
+            >>> run.load_data().classes
+            10
+        """
         dataset = datasets.load(self.data["name"], data_dir=data_dir, **self.data["options"])
         self.check_data(dataset)
         return dataset
 
     def check_data(self, dataset: Dataset | UserData) -> None:
-        """FailedError unless ``dataset`` has the fingerprint of what the run was trained on."""
+        """Check that data is what the run was trained on.
+
+        Args:
+            dataset: the data.
+
+        Raises:
+            FailedError: another fingerprint.
+
+        Example:
+            >>> import tempfile, torch, landscape
+            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
+            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
+            >>> run = landscape.import_state(f"{folder}/net.pt", model)
+            >>> run.check_data(landscape.data.load("digits"))
+            Traceback (most recent call last):
+            landscape.core.errors.FailedError: checkpoint: trained on data ...
+        """
         if dataset.fingerprint != self.data["fingerprint"]:
             raise FailedError(
                 f"{self.path or 'checkpoint'}: trained on data '{self.data['name']}' with fingerprint "
@@ -213,7 +254,19 @@ class Checkpoint:
             )
 
     def stacked(self) -> dict[str, Tensor]:
-        """The tensors with a row for each learner, by their names in the file."""
+        """The tensors with a row for each learner.
+
+        Returns:
+            Name in the file -> (n, …).
+
+        Example:
+            >>> import tempfile, torch, landscape
+            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
+            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
+            >>> run = landscape.import_state(f"{folder}/net.pt", model)
+            >>> list(run.stacked())
+            ['weights']
+        """
         parts = {"buffers": self.buffers, "optimizer": self.optimizer, "rule": self.rule}
         named = {f"{group}/{name}": t for group, tensors in parts.items() for name, t in tensors.items()}
         return {"weights": self.weights, **named}
@@ -221,10 +274,24 @@ class Checkpoint:
     def save(
         self, path: str | Path, learners: int | None = None, rows: Callable[[Tensor], Iterable[Tensor]] = iter
     ) -> None:
-        """Write to ``path``, atomically. Raises FailedError where it cannot be written.
+        """Write the checkpoint; a file that exists is replaced only once the new one is whole.
 
-        Where several processes hold the learners, ``learners`` is n and ``rows(tensor)`` goes through all n
-        rows of a tensor of :meth:`stacked`, one at a time.
+        Args:
+            path: the file.
+            learners: n, where several processes hold the learners.
+            rows: goes through all n rows of a tensor of :meth:`stacked`, one at a time.
+
+        Raises:
+            FailedError: the file cannot be written.
+
+        Example:
+            >>> import tempfile, torch, landscape
+            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
+            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
+            >>> run = landscape.import_state(f"{folder}/net.pt", model)
+            >>> run.save(f"{folder}/net.h5")
+            >>> landscape.load(f"{folder}/net.h5").learners
+            1
         """
         n = self.learners if learners is None else learners
         with hdf5.writing(path, SCHEMA) as file:
@@ -255,7 +322,7 @@ class Checkpoint:
     def load(
         cls, path: str | Path, learners: Callable[[int], slice] | None = None, *, whole_history: bool = True
     ) -> Checkpoint:
-        """Read and validate ``path``. Raises FailedError for anything that is not a whole checkpoint.
+        """Read and validate a checkpoint.
 
         Args:
             path: the file.
@@ -263,6 +330,17 @@ class Checkpoint:
                 None: all of them.
             whole_history: read the rows of the history that a step file lacks from the other files of its
                 folder.
+
+        Returns:
+            The checkpoint.
+
+        Raises:
+            FailedError: the file is missing, damaged, of a newer version, or no checkpoint.
+
+        Example:
+            >>> Checkpoint.load("missing.h5")
+            Traceback (most recent call last):
+            landscape.core.errors.FailedError: missing.h5: no such file; ...
         """
         with hdf5.reading(path, SCHEMA) as file:
             weights = hdf5.dataset(file, "weights", "f", 2)
@@ -306,15 +384,7 @@ class Checkpoint:
             )
         if min(self.step, self.local_batch, self.data["train"], self.data["test"], self.diverged_at + 1) < 0:
             raise ValueError("step, local_batch, sizes of the data and diverged_at must not be negative")
-        if len({slot.name for slot in self.layout.slots}) < len(self.layout.slots) or not self.layout.slots:
-            raise ValueError("layout must hold names, each once")
-        offset = 0
-        for slot in self.layout.slots:
-            if min(slot.shape, default=1) < 0:
-                raise ValueError(f"layout of {slot.name} has a negative size")
-            if slot.offset != offset or slot.size != math.prod(slot.shape):
-                raise ValueError(f"layout of {slot.name} does not add up")
-            offset += slot.size
+        parts.check_layout(self.layout)
         missing = [name for name in history.UNITS if name not in self.history]
         if missing:
             raise ValueError(f"/history/{missing[0]} is missing")
@@ -324,40 +394,3 @@ class Checkpoint:
         steps = self.history["step"]
         if not np.isfinite(steps).all() or not (np.diff(steps) > 0).all():
             raise ValueError("/history/step must be finite and increasing")
-
-
-def misfit(file: Layout, model: Layout) -> str:
-    """Where two layouts first differ."""
-    shapes, needed = ({slot.name: slot.shape for slot in layout.slots} for layout in (file, model))
-    for name in {**shapes, **needed}:
-        if shapes.get(name) != needed.get(name):
-            here, there = shapes.get(name, "missing"), needed.get(name, "missing or frozen")
-            return f"'{name}' is {here} in the file, {there} in the model"
-    return "the order of the parameters differs"
-
-
-def _mean(rows: Tensor) -> Tensor:
-    """The mean of a buffer over the learners (n, …); row 0 where all are equal, or counts."""
-    equal = bool((rows == rows[0]).all())
-    return rows[0] if equal or not rows.is_floating_point() else rows.mean(0)
-
-
-@torch.no_grad()
-def set_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Set parameters and buffers of ``model`` by name."""
-    known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name, value in values.items():
-        known[name].copy_(value)
-
-
-def load(path: str | Path) -> Checkpoint | base.Result | list[base.Result]:
-    """Read any file of this project: a :class:`Checkpoint`, a result, or a list of several results.
-
-    Raises FailedError for a file that is missing, truncated, foreign or of a newer version.
-    """
-    with hdf5.reading(path, warn=False) as file:
-        schema = file.attrs["schema"]
-    if schema == SCHEMA:
-        return Checkpoint.load(path)
-    results = base.load_results(path)
-    return results[0] if len(results) == 1 else results

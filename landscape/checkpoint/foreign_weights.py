@@ -193,6 +193,9 @@ def import_state(
 ) -> Checkpoint:
     """A checkpoint with one learner for each state file.
 
+    θ holds the trainable parameters; frozen ones go with the buffers. Numbers narrower than float32 become
+    float32.
+
     Args:
         paths: .pt, .pth, .bin, .ckpt or .safetensors files, all of one model.
         model: that model, of any weights; left as it is.
@@ -201,8 +204,20 @@ def import_state(
         data: the data in the checkpoint (see :class:`landscape.Checkpoint`); default: unknown.
         message: receives a line for each container that was unwrapped.
 
-    θ holds the trainable parameters; frozen ones go with the buffers. Numbers narrower than float32 become
-    float32. Raises FailedError for a file that cannot be read or does not fit, naming the parameter.
+    Returns:
+        The checkpoint, with n learners and no history; it is not saved yet.
+
+    Raises:
+        InputError: for a model without trainable parameters.
+        FailedError: for a file that cannot be read or does not fit; it names the parameter.
+
+    Example:
+        >>> import tempfile, torch, landscape
+        >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
+        >>> torch.save(model.state_dict(), f"{folder}/net.pt")
+        >>> run = landscape.import_state(f"{folder}/net.pt", model)
+        >>> run.learners, tuple(run.weights.shape)
+        (1, (1, 8))
     """
     files = [Path(p) for p in ([paths] if isinstance(paths, (str, Path)) else paths)]
     name = name or f"{type(model).__module__}:{type(model).__qualname__}"

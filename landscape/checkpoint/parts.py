@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from types import EllipsisType
 from typing import Any
 
@@ -73,3 +74,16 @@ def tensors(group: Any, rows: slice | EllipsisType, learners: int | None = None)
             )
         by_name[name] = torch.from_numpy(np.asarray(dataset[rows]))
     return by_name
+
+
+def check_layout(layout: Layout) -> None:
+    """Raise ValueError where the slots of a layout do not add up."""
+    if len({slot.name for slot in layout.slots}) < len(layout.slots) or not layout.slots:
+        raise ValueError("layout must hold names, each once")
+    offset = 0
+    for slot in layout.slots:
+        if min(slot.shape, default=1) < 0:
+            raise ValueError(f"layout of {slot.name} has a negative size")
+        if slot.offset != offset or slot.size != math.prod(slot.shape):
+            raise ValueError(f"layout of {slot.name} does not add up")
+        offset += slot.size

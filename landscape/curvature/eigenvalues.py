@@ -217,7 +217,7 @@ def extreme_eigenvalues(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Ends:
-    """λ_min and λ_max of ∇²L(θ) over all of the problem's data, by one Lanczos run.
+    """λ_min and λ_max of ∇²L(θ) over all of the problem's data, by one Lanczos run (Lanczos 1950).
 
     Args:
         problem: the loss.
@@ -234,6 +234,9 @@ def extreme_eigenvalues(
         seed: draws the starting vector.
         progress: called with an estimate of the share of the search that is done, from the decline of the
             residuals.
+
+    Returns:
+        The two eigenvalues with their residuals and eigenvectors.
 
     Raises:
         InputError: a tol or max_products that is not positive, an unknown option, or a random model.
@@ -272,6 +275,9 @@ def top_eigenvalues(
 ) -> Eigenpairs:
     """The ``k`` algebraically largest eigenvalues of ∇²L(θ), descending, with vectors and residuals.
 
+    The method is a thick-restart Lanczos iteration (Wu and Simon 2000), with a second start that looks for
+    eigenvalues that the first one missed (ours).
+
     Args:
         problem: the loss.
         k: how many, 1 ≤ k ≤ P.
@@ -295,6 +301,9 @@ def top_eigenvalues(
         seed: draws the starting vector.
         progress: called with an estimate of the share of the search that is done, from the decline of the
             residuals.
+
+    Returns:
+        Eigenvalues, eigenvectors and residuals.
 
     Raises:
         InputError: a k below 1 or above P, a start of another shape, a preconditioner that is not positive or

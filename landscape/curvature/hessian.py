@@ -138,12 +138,12 @@ class HessianOperator:
     Args:
         problem: the loss.
         theta: θ (P,); default: the problem's centre.
-        kind: "hessian", or "gauss-newton" for JᵀH_L J (see :class:`GaussNewtonChunk`), which is positive
+        kind: "hessian", or "gauss-newton" for JᵀH_L J (see Schraudolph 2002, section 3), which is positive
             semi-definite for the usual losses.
         part: names or name prefixes of parameters, such as "1" or "1.weight": the diagonal block of these
             (``size`` numbers in the order of θ); default: all P.
         randomness: "refuse", or "seed" to draw the same random numbers at each forward pass. Only
-            :func:`operator` tests whether the model is random.
+            ``landscape.curvature.hessian.operator`` tests whether the model is random.
         graph_bytes: memory for graphs.
 
     Attributes:

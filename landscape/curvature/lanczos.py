@@ -41,15 +41,22 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class Ends:
-    """The algebraically smallest and the largest eigenvalue, with unit eigenvectors (2, P) in that order.
+    """The algebraically smallest and the largest eigenvalue, with unit eigenvectors.
 
     Attributes:
+        min, max: λ_min and λ_max, in nats.
+        vectors: (2, P), the eigenvectors in that order.
         residual_min, residual_max: ‖Hv − λv‖, each from another product, so that rounding is included: an
             eigenvalue of H lies within that distance of λ.
         hvps: the number of Hessian-vector products, those of the verification included.
         converged: whether both residuals met the tolerance.
         search: the arithmetic of the search, such as "bfloat16, 2,372 of 10,000 samples".
         bounds: all eigenvalues lie between these, each with a probability of 99%.
+
+    Example:
+        >>> ends = Ends(0.0, 2.0, 0.0, 0.0, hvps=4, converged=True, vectors=torch.eye(2))
+        >>> ends.max
+        2.0
     """
 
     min: float
@@ -65,9 +72,14 @@ class Ends:
 
 @dataclass(frozen=True)
 class Eigenpairs:
-    """Eigenvalues (k,) in descending order with unit eigenvectors (k, P), or (k, P') for a part of the model.
+    """The largest eigenvalues, with unit eigenvectors.
+
+    After a search with cheaper products, bounds and ``verified`` are those of the cheaper operator; the
+    bounds are widened by its error in the last of the eigenvalues wanted.
 
     Attributes:
+        values: (k,), eigenvalues in nats, descending.
+        vectors: (k, P), the eigenvectors, or (k, P') for a part of the model.
         residuals: (k,) ‖Hv − λv‖, each from another product, so that rounding is included: an eigenvalue of H
             lies within that distance of λ. Values and residuals are float64 on the CPU.
         hvps: the number of products, those of the verification included.
@@ -79,8 +91,10 @@ class Eigenpairs:
             tolerance, or a thousandth of the largest magnitude.
         checks: the products that the verification of this took.
 
-    After a search with cheaper products, bounds and ``verified`` are those of the cheaper operator; the
-    bounds are widened by its error in the last of the eigenvalues wanted.
+    Example:
+        >>> pairs = Eigenpairs(torch.tensor([2.0]), torch.eye(2)[:1], torch.zeros(1), hvps=3, converged=True)
+        >>> pairs.values.tolist()
+        [2.0]
     """
 
     values: Tensor

@@ -103,6 +103,9 @@ def trace(
         seed: draws the random signs.
         progress: called with the share of the work done.
 
+    Returns:
+        The estimate and its standard error.
+
     Raises:
         InputError: fewer than 6 products, an unknown option, or one that pyhessian does not have.
 

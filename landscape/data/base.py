@@ -22,12 +22,21 @@ SPLITS = ("train", "test")
 
 @dataclass(frozen=True)
 class Dataset:
-    """``train`` and ``test`` are (x, y) with the samples first; ``loss(outputs, targets)`` is a mean.
+    """A training set, a test set, and their loss.
 
-    A split may also be a :class:`Stream`, which is read during use. ``fingerprint`` is the SHA-256 of the
-    source arrays: an analysis compares it with the fingerprint of the training data. ``classes`` is 0 where
-    the targets are no classes. ``augment(x, generator)`` augments the inputs of a minibatch in training, and
-    only there; None: no augmentation.
+    Attributes:
+        train, test: (x, y) with the samples first; or a stream, which is read during use.
+        loss: ``loss(outputs, targets)``, a mean over the samples, in nats for a cross-entropy.
+        fingerprint: SHA-256 of the source arrays; an analysis compares it with that of the training data.
+        classes: number of classes; 0 where the targets are no classes.
+        augment: ``augment(x, generator)`` augments the inputs of a minibatch in training, and only there;
+            None: no augmentation.
+
+    Example:
+        >>> from landscape import data
+        >>> digits = data.load("digits")
+        >>> digits.classes, len(digits.test[1])
+        (10, 360)
     """
 
     train: Split
@@ -38,7 +47,22 @@ class Dataset:
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
 
     def split(self, name: str) -> Split:
-        """The split called "train" or "test"."""
+        """One of the two splits.
+
+        Args:
+            name: "train" or "test".
+
+        Returns:
+            (x, y), or a stream.
+
+        Raises:
+            InputError: for another name.
+
+        Example:
+            >>> from landscape import data
+            >>> len(data.load("digits").split("test")[1])
+            360
+        """
         choose("split", name, SPLITS)
         return self.train if name == "train" else self.test
 

@@ -87,8 +87,9 @@ def cifar10(
 ) -> Dataset:
     """CIFAR-10: x (50000 and 10000, 3, 32, 32), y in 0…9 in the order of the names of the classes.
 
-    ``normalize`` and ``augment``: see :func:`landscape.data.images.image_set`. ``subset``: how many of the
-    50,000 training images, and the same share of those for testing, for reduced runs; 0: all.
+    Args:
+        subset: So many of the 50,000 training images, and the same share of those for testing, for reduced
+            runs; 0: all. Unit: samples. Source: ours.
     """
     return _load("cifar10", data_dir, normalize, augment, subset)
 
@@ -97,5 +98,9 @@ def cifar10(
 def cifar100(
     data_dir: str | Path | None = None, normalize: bool = True, augment: bool = False, subset: int = 0
 ) -> Dataset:
-    """CIFAR-100 with its fine labels, y in 0…99; otherwise as :func:`cifar10`."""
+    """CIFAR-100 with its fine labels, y in 0…99; otherwise as :func:`cifar10`.
+
+    Args:
+        subset: As for cifar10. Unit: samples. Source: ours.
+    """
     return _load("cifar100", data_dir, normalize, augment, subset)

@@ -25,10 +25,17 @@ FORMS = ("flat", "image", "frames")
 def digits(data_dir: str | Path | None = None, test_samples: int = 360, form: str = "flat") -> Dataset:
     """x (N, 64) in [0, 1] (pixels / 16), y in 0…9; shuffled; the last ``test_samples`` are the test set.
 
-    360 of 1,797 is a fifth, a usual test set (ours; the data has no official split). For networks of other
-    inputs, ``form`` "image" makes x (N, 3, 32, 32), each pixel 4 × 4 times in three
-    equal channels, and "frames" x (N, 8, 8), the rows as frames that each have the digit's label, y (N, 8).
-    Raises InputError unless both splits hold a sample.
+    The 1,797 digits come with the package (UCI, CC BY 4.0).
+
+    Args:
+        test_samples: Size of the test set. Unit: samples. Source: ours; a fifth, as the data has no official
+            split.
+        form: "flat" as above. "image" makes x (N, 3, 32, 32), each pixel 4 × 4 times in three equal channels.
+            "frames" makes x (N, 8, 8), the rows as frames that each have the digit's label, y (N, 8). Source:
+            ours.
+
+    Raises:
+        InputError: a split would hold no sample.
     """
     rows = np.loadtxt(FILE, delimiter=",", dtype=np.uint8)
     rows = rows[np.random.default_rng(0).permutation(len(rows))]

@@ -100,14 +100,16 @@ def image_folder(
     """Your own images: ``folder``/train/CLASS/*.jpg|jpeg|png and ``folder``/test/CLASS/….
 
     Args:
-        folder: below ``data_dir`` unless absolute. Classes are numbered in the order of their names.
-        size: images are cut to their middle square and scaled to size × size; 0: as they are, all of one
-            size.
-        border: the share that is cut off at each side before that; 0.0625 is ImageNet's usual 224 of 256.
-        normalize, augment: see :func:`landscape.data.images.image_set`; of a stream, which cannot be gone
-            through for it, the channels are normalised by ImageNet's moments.
-        stream: decode images whenever they are used, in ``workers`` processes (0: in this one), and hold
-            none in memory; otherwise all are decoded once and kept (see :mod:`landscape.data.cache`).
+        folder: Below ``data_dir`` unless absolute. Classes are numbered in the order of their names.
+        size: Images are cut to their middle square and scaled to size × size; 0: as they are, all of one
+            size. Unit: pixels. Source: ours.
+        border: The share that is cut off at each side before that; 0.0625 is ImageNet's usual 224 of 256.
+            Source: ours.
+        normalize: Normalise each channel by the training set's moments; of a stream, which cannot be gone
+            through for it, by ImageNet's. Source: usual for images.
+        stream: Decode images whenever they are used, and hold none in memory; otherwise all are decoded once
+            and kept (see :mod:`landscape.data.cache`). Source: ours.
+        workers: Processes that decode a stream; 0: this one. Source: ours.
     """
     positive("data.size", size, least=0)
     positive("data.workers", workers, least=0)

@@ -97,7 +97,8 @@ def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
 def mnist(samples: int = 0, data_dir: str | Path | None = None) -> Dataset:
     """MNIST: x (60000 and 10000, 784) in [0, 1] with no further normalisation, y in 0…9.
 
-    ``samples``: only so many of the training set, the first (0: all).
+    Args:
+        samples: Only so many of the training set, the first; 0: all. Unit: samples. Source: ours.
     """
     return _load("mnist", samples, data_dir)
 
@@ -106,6 +107,7 @@ def mnist(samples: int = 0, data_dir: str | Path | None = None) -> Dataset:
 def fashion_mnist(samples: int = 0, data_dir: str | Path | None = None) -> Dataset:
     """Fashion-MNIST, in MNIST's format: x (60000 and 10000, 784) in [0, 1], y in 0…9.
 
-    ``samples`` as in :func:`mnist`.
+    Args:
+        samples: As for mnist. Unit: samples. Source: ours.
     """
     return _load("fashion-mnist", samples, data_dir)

@@ -24,12 +24,17 @@ MAX_BYTES, MAX_PIXELS = 1 << 28, 1 << 25
 
 
 def image_set(
-    train: tuple[Array, Array], test: tuple[Array, Array], classes: int, normalize: bool, crops: bool
+    train: tuple[Array, Array], test: tuple[Array, Array], classes: int, normalize: bool, augment: bool
 ) -> Dataset:
     """A cross-entropy data set from uint8 images (N, C, H, W) and labels (N,).
 
-    Pixels become float32 in [0, 1]; ``normalize`` then subtracts the training set's mean from each channel
-    and divides by its standard deviation. ``crops``: training augments, see :func:`crops_and_flips`.
+    Pixels become float32 in [0, 1].
+
+    Args:
+        normalize: Subtract the training set's mean from each channel and divide by its standard deviation.
+            Source: DPSGD-2020, section 4.1.
+        augment: Crop and flip minibatches in training, see :func:`crops_and_flips`. Source: ours; off, since
+            analyses are of the data as it is.
     """
     channels = train[0].shape[1]
     mean, std = channel_moments(train[0]) if normalize else (np.zeros(channels), np.ones(channels))
@@ -45,7 +50,7 @@ def image_set(
         torch.nn.functional.cross_entropy,
         fingerprint((*train, *test, mean, std)),
         classes,
-        crops_and_flips(train[0].shape[2], center, scale) if crops else None,
+        crops_and_flips(train[0].shape[2], center, scale) if augment else None,
     )
 
 

@@ -123,7 +123,17 @@ def frame_set(
 
 @dataclass(frozen=True)
 class Features:
-    """How recordings become inputs and labels: the options of :func:`spoken_digits` with the same names."""
+    """How recordings become inputs and labels: the options of :func:`spoken_digits` with the same names.
+
+    Attributes:
+        rate: Sampling rate to which recordings are brought. Unit: Hz. Source: that of the recordings.
+        mels: Number of mel bands. Source: ours; with ``context`` it makes DPSGD-2020's 260 inputs.
+        context: Frames before and after each frame that are part of its input. Unit: frames. Source: ours.
+        positions: Number of positions in a word, each a class of its own. Source: ours.
+        frames: Length of a sample. Unit: frames. Source: ours.
+        imbalance: How many times the commonest word is as frequent as the rarest, by leaving out the last
+            recordings of each, in both splits; on top of the lengths of the words. Source: ours.
+    """
 
     rate: int
     mels: int
@@ -212,9 +222,8 @@ def spoken_digits(
     and the number of positions are ours.
 
     Args:
-        test_speakers: speakers of the test set; by default INDEX 0…4 of all digits and speakers (official).
-        imbalance: how many times the commonest digit is as frequent as the rarest, by leaving out the last
-            recordings of each, in both splits; on top of the lengths of the words.
+        test_speakers: Speakers of the test set; by default INDEX 0…4 of all digits and speakers. Source: the
+            data set's official split.
     """
     root = data_root(data_dir) / "fsdd"
     matches = [
@@ -252,8 +261,11 @@ def speech_list(
 ) -> Dataset:
     """Your own recordings: ``folder``/train.csv and test.csv with the columns path and label, a header first.
 
-    Paths are below ``folder``, which is below ``data_dir`` unless absolute; labels are any words, numbered
-    from the commonest in train.csv down. Everything else: see :func:`spoken_digits`.
+    Labels are any words, numbered from the commonest in train.csv down. Everything else: see
+    :func:`spoken_digits`.
+
+    Args:
+        folder: The folder of the lists and of the paths in them; below ``data_dir`` unless absolute.
     """
     root = data_root(data_dir) / folder
     rows = {split: _read_list(root / f"{split}.csv") for split in ("train", "test")}

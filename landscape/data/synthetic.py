@@ -26,8 +26,16 @@ def synthetic(
 ) -> Dataset:
     """Gaussian mixture: class c has mean ``separation``·m_c, m_c ~ N(0, I/dimension), and covariance I.
 
-    Class frequencies fall geometrically: the largest is ``imbalance`` times the smallest. ``samples``
-    train samples and half as many test samples. The sizes are ours, chosen to train in seconds.
+    There are half as many test samples as training samples.
+
+    Args:
+        samples: Size of the training set. Unit: samples. Source: ours; trains in seconds.
+        dimension: Number of inputs. Source: ours.
+        classes: Number of classes. Source: ours.
+        separation: Factor of the classes' means. Source: ours.
+        imbalance: How many times the commonest class is as frequent as the rarest; frequencies fall
+            geometrically. Source: ours.
+        seed: Draws means, labels and inputs. Source: ours.
     """
     for key, value in (("samples", samples), ("dimension", dimension), ("classes", classes)):
         positive(f"data.{key}", value, least=2)
@@ -56,8 +64,15 @@ def quadratic(
 ) -> Dataset:
     """Samples x_i = (s_i, b_i) for :class:`landscape.models.quadratic.Quadratic`; train and test are equal.
 
-    s_i has mean 1 and standard deviation ``curvature_std`` over the set, b_i mean 0 and standard deviation
-    ``gradient_std`` in each coordinate: exactly (population moments), so that closed forms hold exactly.
+    The means, s at 1 and b at 0, and the standard deviations hold exactly (population moments), so that
+    closed forms hold exactly.
+
+    Args:
+        dimension: Number P of weights. Source: ours.
+        samples: Size of the set. Unit: samples. Source: ours.
+        curvature_std: Standard deviation of s_i. Source: ours.
+        gradient_std: Standard deviation of b_i in each coordinate. Source: ours.
+        seed: Draws the samples. Source: ours.
     """
     if samples < 2 or dimension < 1:
         raise InputError(f"data: samples {samples} and dimension {dimension} must be at least 2 and 1")

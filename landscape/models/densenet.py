@@ -12,7 +12,7 @@ from landscape.models.layers import Branches, Head, bn_conv, check, scaled
 def densenet121(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """DenseNet-121 (Huang et al. 2017), growth 32, compression ½, 3×3 stem: (B, 3, H, W) -> (B, classes).
 
-    ``width`` scales the growth rate, and with it all that follows from it.
+    The width scales the growth rate, and with it all that follows from it.
     """
     check(classes, width)
     growth = scaled(32, width)

@@ -27,6 +27,11 @@ def network(name: str) -> Callable[..., nn.Module]:
     """The factory of one of NETWORKS, with initial weights, for images (B, 3, 224, 224)."""
 
     def build(classes: int = 1000) -> nn.Module:
+        """torchvision's network with initial weights, for images (B, 3, 224, 224).
+
+        Args:
+            classes: Number of classes. Source: ImageNet's.
+        """
         positive("model.classes", classes, least=2)
         factory = getattr(optional("torchvision.models", f"model '{name}'", EXTRA), NETWORKS[name])
         model: nn.Module = factory(weights=None, num_classes=classes)

@@ -17,7 +17,19 @@ def scaled(channels: int, width: float) -> int:
 
 
 def check(classes: int, width: float) -> None:
-    """Raise InputError for a number of classes or a width multiplier that is not allowed."""
+    """Check the options that networks share.
+
+    Args:
+        classes: Number of classes. Source: that of the data set the network is for.
+        width: Multiplier of the numbers of channels or cells, for reduced networks. Source: ours; 1 is the
+            network as published.
+
+    Raises:
+        InputError: a number of classes or a width that is not allowed.
+
+    Example:
+        >>> check(classes=10, width=0.25)
+    """
     positive("model.classes", classes, least=2)
     positive("model.width", width)
 

@@ -14,7 +14,13 @@ class LSTM(nn.Module):
     """Frames (N, T, inputs) -> logits (N, classes, T): the classes second, as cross-entropy needs them.
 
     The defaults are DPSGD-2020's acoustic model: 6 layers of 512 cells a direction, 260 inputs, a bottleneck
-    of 256 and 32,000 classes, 43,154,944 parameters. ``width`` scales cells and bottleneck.
+    of 256 and 32,000 classes, 43,154,944 parameters. The width scales cells and bottleneck.
+
+    Args:
+        inputs: Features of a frame. Source: DPSGD-2020's acoustic model (Table 1).
+        layers: Number of bi-directional layers. Source: DPSGD-2020's acoustic model (Table 1).
+        cells: Cells of a layer in each direction. Source: DPSGD-2020's acoustic model (Table 1).
+        bottleneck: Width of the linear bottleneck. Source: DPSGD-2020's acoustic model (Table 1).
     """
 
     def __init__(

@@ -25,8 +25,10 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 def mlp(widths: list[int], activation: str = "relu") -> nn.Sequential:
     """Inputs (B, ...) flattened to widths[0] features -> logits (B, widths[-1]).
 
-    ``activation`` stands between every two linear layers; ReLU is what DPSGD-2020's MNIST network is taken
-    to use (the paper names none).
+    Args:
+        widths: Numbers of features: the inputs, the hidden layers, the classes.
+        activation: What stands between every two linear layers: relu, tanh, sigmoid, gelu, silu, softplus or
+            identity. Source: ours; DPSGD-2020 names none for its MNIST network.
     """
     if len(widths) < 2 or min(widths) < 1:
         raise InputError(f"model.widths: {widths} is not allowed, it must be two or more positive integers")

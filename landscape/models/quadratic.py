@@ -13,9 +13,16 @@ from landscape.core.errors import InputError
 class Quadratic(nn.Module):
     """Per-sample losses L_i(w) = s_i/2 · (w−c)ᵀH(w−c) + b_iᵀ(w−c), for samples x_i = (s_i, b_i).
 
-    H = Q diag(eigenvalues) Qᵀ, with Q orthogonal from ``seed``, or the identity if ``rotate`` is false, and
-    c the ``center``. Input x (B, 1 + P), output (B,). With the samples' mean s at 1 and mean b at 0, as in
-    the data set "quadratic", the mean loss is ½(w−c)ᵀH(w−c) and its Hessian exactly H. All in float64.
+    H = Q diag(eigenvalues) Qᵀ. Input x (B, 1 + P), output (B,). With the samples' mean s at 1 and mean b at
+    0, as in the data set "quadratic", the mean loss is ½(w−c)ᵀH(w−c) and its Hessian exactly H. All in
+    float64.
+
+    Args:
+        eigenvalues: The P eigenvalues of H.
+        rotate: Q is a random orthogonal matrix; if false, the identity. Source: ours.
+        seed: Draws Q. Source: ours.
+        start: All initial weights. Source: ours.
+        center: All coordinates of c. Source: ours.
     """
 
     hessian: Tensor

@@ -14,11 +14,17 @@ from landscape.core.options import positive
 class Saddle(nn.Module):
     """L_i(w) = s_i f(w) + b_iᵀw, f(x, y) = Σ_k γ(x_k⁴/4 − x_k²/2) + κ/2 ‖y‖², for samples x_i = (s_i, b_i).
 
-    x are the first ``unstable`` coordinates of ``dimension``, y the rest; γ is ``descent``, κ ``curvature``.
-    The Hessian of f at its saddle w = 0 has −γ and κ; the minima are at x_k = ±1, y = 0, where f is
-    :attr:`depth` = −γ/4 for each unstable coordinate. Training starts at the saddle, so that it leaves
-    only by noise. Data as for :class:`landscape.models.quadratic.Quadratic`. DPSGD-2020's problem is in an
-    appendix that is not available: this family is ours.
+    x are the unstable coordinates, which come first, y the rest. The Hessian of f at its saddle w = 0 has −γ
+    and κ; the minima are at x_k = ±1, y = 0, where f is :attr:`depth` = −γ/4 for each unstable coordinate.
+    Training starts at the saddle, so that it leaves only by noise. Data as for
+    :class:`landscape.models.quadratic.Quadratic`. DPSGD-2020's problem is in an appendix that is not
+    available: this family is ours.
+
+    Args:
+        dimension: Number of weights. Source: ours.
+        unstable: Number of unstable coordinates. Source: ours.
+        descent: γ. Source: ours.
+        curvature: κ. Source: ours.
     """
 
     def __init__(

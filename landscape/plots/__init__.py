@@ -35,7 +35,7 @@ def draw(results: Sequence[Any], style: str = "contour", *, ax: Axes | None = No
             for the one style of other results.
         ax: axes to draw into, for a picture of one panel. Default: a new figure.
         options: further arguments of the drawing, such as ``title``, or ``log``, ``levels``, ``vmax``,
-            ``cmap`` and ``labels`` of surfaces (see :func:`landscape.plots.surface.draw_surfaces`).
+            ``cmap`` and ``labels`` of surfaces (see ``landscape.plots.surface.draw_surfaces``).
 
     Returns:
         The new figure, or that of ``ax``.

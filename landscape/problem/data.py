@@ -128,7 +128,7 @@ class Data:
             )
 
     def split(self, batch: Any) -> tuple[Any, Any]:
-        """(inputs, targets) of a batch, see :func:`landscape.problem.batches.split`."""
+        """(inputs, targets) of a batch, as ``landscape.problem.batches.split`` divides it."""
         return split(batch, self._model_has_loss)
 
     def place(self, tree: Any) -> Any:

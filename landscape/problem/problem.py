@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import copy
-import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from landscape.core.errors import InputError
-from landscape.core.memory import SavedBytes
 from landscape.core.options import choose
 from landscape.problem import batchnorm, checks
-from landscape.problem.batches import call, count_samples, fixed_randomness
+from landscape.problem.batches import count_samples, fixed_randomness
 from landscape.problem.data import Data
-from landscape.problem.layout import Layout, gradients, independent_copy, unwrapped
+from landscape.problem.layout import Layout, independent_copy, unwrapped
 from landscape.problem.loss_checks import ignores_first_label
-from landscape.problem.losses import Terms, correct, describe_loss, output_loss, placed_loss
+from landscape.problem.losses import Terms, describe_loss, output_loss, placed_loss
+from landscape.problem.mean_loss import MeanLoss
+from landscape.problem.variants import Loss as Loss
+from landscape.problem.variants import Penalty
 
-Loss = Callable[[Any, Any], Tensor]
-Penalty = Callable[[dict[str, Tensor]], Tensor]
-
-# Samples evaluated at once, at most. Measured on 2 cores with a 784-50-50-10 MLP: 1,000 to 10,000 lie within
-# 10% of each other, 2,000 is the fastest. Large networks are bounded by ACTIVATION_BYTES instead.
-MAX_CHUNK = 2000
-# The activations of one chunk, saved for its backward pass. On 2 cores ResNet-18 evaluates fastest at 50 to
-# 100 images of 50, 100, 200 and 400; this bound gives it 56.
-ACTIVATION_BYTES = 2**28
 # What to do with a model whose forward pass is random even in eval mode.
 RANDOMNESS = ("refuse", "seed")
 
 
-class Problem:
+class Problem(MeanLoss):
     """L(θ) = mean over the data of loss(model_θ(x), y), for any ``nn.Module``.
 
     θ is the flat vector of the model's trainable parameters (``layout`` says which slice is which).
@@ -158,230 +149,3 @@ class Problem:
         if not bool(torch.isfinite(self.theta).all()):
             bad = int((~torch.isfinite(self.theta)).sum())
             raise InputError(f"weights: {bad} of {self.layout.size} are NaN or infinite, all must be finite")
-
-    # Names of ``data`` that users ask the problem for.
-
-    @property
-    def samples(self) -> int:
-        """N, the number of samples."""
-        return self.data.samples
-
-    @property
-    def terms(self) -> float:
-        """The number of terms of the loss's mean that the samples contribute together."""
-        return self.data.terms
-
-    @property
-    def resident(self) -> tuple[Any, Any] | None:
-        """(x, y) on the device, or None where the data comes in batches."""
-        return self.data.resident
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor] | None:
-        """(x, y) if each is one tensor and all samples have the same weight; None otherwise."""
-        return self.data.tensors
-
-    @property
-    def indexed(self) -> bool:
-        """Whether each sample has a number, so that minibatches can be drawn."""
-        return self.data.indexed
-
-    def gather(self, indices: Tensor) -> tuple[Any, Any]:
-        """(x, y) of the samples ``indices``, of any shape, repeats allowed; indices first."""
-        return self.data.gather(indices)
-
-    # The same loss on other data, with other statistics, in another precision.
-
-    def on(self, data: Data) -> Problem:
-        """The same with other ``data``."""
-        part = copy.copy(self)
-        part.data = data
-        return part
-
-    def subset(self, indices: Tensor | slice) -> Problem:
-        """The same on the samples ``indices`` (repeats allowed; a slice copies nothing). Not of batches."""
-        data = self.data.in_chunks(self.chunk) if self.data.resident is not None else self.data
-        return self.on(data.subset(indices))
-
-    def with_batchnorm(self, bn: str, samples: int = batchnorm.SAMPLES) -> Problem:
-        """The same with the BatchNorm statistics of policy ``bn``; this problem stays as it is.
-
-        Dropout and all other layers stay in eval mode. A model without BatchNorm is returned as it is.
-
-        Args:
-            bn: "center": the statistics in the model's buffers, at every point (returns this problem itself);
-                "recalibrate": estimated again at each point before it is evaluated, on a fixed random sample
-                of the data, as the average over batches of 250 (as torch.optim.swa_utils.update_bn does);
-                derivatives at a point are taken with the statistics of that point, fixed;
-                "train": the statistics of the batch itself, as in training, in batches of ``samples`` (for
-                data given as batches, in those), so that a sample's loss depends on its batch.
-            samples: how many samples "recalibrate" draws (at most all; of data given as batches, the first
-                until there are so many), or "train" has in a batch. Default 1,000.
-
-        Raises:
-            InputError: an unknown policy, or samples < 2.
-
-        Example:
-            >>> import torch, landscape
-            >>> x, y = torch.randn(20, 3), torch.randint(2, (20,))
-            >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-            >>> problem = landscape.Problem(model, torch.nn.functional.cross_entropy, (x, y))
-            >>> problem.with_batchnorm("recalibrate", 10).batchnorm.samples
-            10
-        """
-        policy = batchnorm.policy(bn, samples, self.model, self.layout, self.data)
-        if policy.name == "center":
-            return self
-        part = self.on(self.data.in_chunks(samples) if bn == "train" else self.data)
-        part.batchnorm, part.model = policy, policy.network(self.model)
-        return part
-
-    def batchnorm_statistics(
-        self, theta: Tensor | None = None, inputs: Iterable[Any] | None = None
-    ) -> dict[str, Tensor]:
-        """Buffer name -> statistics of BatchNorm at ``theta``, default the centre; empty without BatchNorm.
-
-        ``inputs``: batches of inputs; default: all of the data, in batches of 250 or as it comes.
-        """
-        if not batchnorm.has_running_statistics(self.model):
-            return {}
-        inputs = batchnorm.sample_inputs(self.data, self.samples) if inputs is None else inputs
-        theta = self.theta if theta is None else theta
-        return batchnorm.Estimator(self.model, self.layout)(theta, inputs)
-
-    def at(self, theta: Tensor | None = None) -> Problem:
-        """The same with the BatchNorm statistics at ``theta``, fixed, for derivatives at θ."""
-        policy = self.batchnorm.at(self.theta if theta is None else theta)
-        if policy is self.batchnorm:
-            return self
-        part = copy.copy(self)
-        part.batchnorm = policy
-        return part
-
-    def to(self, dtype: torch.dtype) -> Problem:
-        """The same in another precision."""
-        other = self.on(self.data.to(dtype))
-        other.dtype, other.theta = dtype, self.theta.to(dtype)
-        other.model = copy.deepcopy(self.model).to(dtype)
-        other.batchnorm = self.batchnorm.to(dtype)
-        other.criterion = placed_loss(self.criterion, self.device, dtype)
-        return other
-
-    # Outputs, loss and gradient.
-
-    def call(self, weights: dict[str, Tensor], x: Any) -> Any:
-        """The model's outputs with the parameters ``weights`` (name -> tensor), differentiable in them."""
-        buffers = self.batchnorm.buffers
-        return call(self.model, {**buffers, **weights} if buffers else weights, x)
-
-    def outputs(self, theta: Tensor, x: Any) -> Any:
-        """The model's outputs at weights ``theta`` (P,), differentiable in both."""
-        return self.call(self.layout.views(theta), x)
-
-    @functools.cached_property
-    def sample_bytes(self) -> int:
-        """Bytes of activations that one sample saves for its backward pass; a forward pass needs less."""
-        assert self.data.resident is not None
-        x, y = self.data.first()
-        leaves = {k: v.detach().requires_grad_() for k, v in self.layout.views(self.theta).items()}
-        saved = SavedBytes(excluding=leaves.values())
-        with torch.enable_grad(), saved, fixed_randomness(self, 0):
-            self.criterion(self.call(leaves, x), y)
-        return max(1, saved.bytes_ // min(2, self.samples))
-
-    @property
-    def chunk(self) -> int:
-        """Samples of resident data evaluated at once, from the bytes that one saves for its backward pass."""
-        if self.data.chunk_size is None:
-            self.data.chunk_size = max(1, min(MAX_CHUNK, ACTIVATION_BYTES // self.sample_bytes))
-        return self.data.chunk_size
-
-    def chunks(self) -> Iterator[tuple[Any, Any, float]]:
-        """The data as (x, y, weight), on the device; see :meth:`landscape.problem.data.Data.chunks`."""
-        return (self.data.in_chunks(self.chunk) if self.data.resident is not None else self.data).chunks()
-
-    @property
-    def regularised(self) -> bool:
-        """Whether a penalty or weight decay is added to the mean loss."""
-        return self.penalty is not None or self.weight_decay > 0
-
-    def penalty_value(self, theta: Tensor) -> Tensor:
-        """The penalty and weight decay at ``theta`` (P,), one number, differentiable."""
-        value = theta.new_zeros(()) if self.penalty is None else self.penalty(self.layout.views(theta))
-        return value + self.weight_decay / 2 * theta.square().sum()
-
-    @torch.no_grad()
-    def totals(self, theta: Tensor | None = None) -> Tensor:
-        """(2,) float64, on the device: the sums that :meth:`evaluate` divides by the number of samples.
-
-        Nothing here waits for the device.
-        """
-        theta = self.theta if theta is None else theta
-        problem = self.at(theta)
-        total = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for x, y, count in self.chunks():
-            outputs = problem.outputs(theta, x)
-            total[0] += self.criterion(outputs, y).double() * count
-            total[1] += correct(outputs, y, self.criterion)
-        if self.regularised:
-            total[0] += self.penalty_value(theta).double() * self.samples
-        return total
-
-    def evaluate(self, theta: Tensor | None = None) -> tuple[float, float]:
-        """(mean loss, accuracy) at ``theta`` (P,), default the centre; sums in float64.
-
-        Accuracy is the share of samples whose largest output is the target; NaN where the outputs, or their
-        ``logits``, are not (B, classes) with integer targets (B,).
-
-        Example:
-            >>> import torch, landscape
-            >>> x, y = torch.eye(2), torch.tensor([0, 1])
-            >>> model = torch.nn.Linear(2, 2, bias=False)
-            >>> problem = landscape.Problem(model, torch.nn.functional.cross_entropy, (x, y))
-            >>> loss, accuracy = problem.evaluate(theta=torch.tensor([1.0, 0.0, 0.0, 1.0]))
-            >>> round(loss, 3), accuracy
-            (0.313, 1.0)
-        """
-        loss, right = (self.totals(theta) / self.samples).tolist()
-        return loss, right
-
-    def loss(self, theta: Tensor | None = None) -> float:
-        """Mean loss at ``theta`` (P,), default the centre."""
-        return self.evaluate(theta)[0]
-
-    def accuracy(self, theta: Tensor | None = None) -> float:
-        """Share of samples whose largest output is the target; NaN where that has no meaning."""
-        return self.evaluate(theta)[1]
-
-    def loss_and_gradient(
-        self, theta: Tensor | None = None, *, seeded: bool = False, out: Tensor | None = None
-    ) -> tuple[float, Tensor]:
-        """(L, ∇L (P,)) at ``theta``, over the whole data; in the memory of ``out``, or in fresh memory.
-
-        ``seeded``: a random model draws the same numbers as for a Hessian with randomness "seed".
-        """
-        theta = self.theta if theta is None else theta
-        leaves = {k: v.detach().requires_grad_() for k, v in self.layout.views(theta).items()}
-        problem = self.at(theta)
-        total, gradient = 0.0, torch.empty_like(theta) if out is None else out
-        for i, (x, y, count) in enumerate(self.chunks()):
-            with fixed_randomness(self, i if seeded else None):
-                value = self.criterion(problem.call(leaves, x), y) * (count / self.samples)
-            parts = gradients(value, list(leaves.values()))
-            for view, part in zip(self.layout.views(gradient).values(), parts, strict=True):
-                view.copy_(part) if i == 0 else view.add_(part)
-            total += float(value.detach())
-        if self.regularised:
-            leaf = theta.detach().requires_grad_()
-            with torch.enable_grad():
-                value = self.penalty_value(leaf)
-            gradient += gradients(value, [leaf])[0]
-            total += float(value.detach())
-        return total, gradient
-
-    def gradient(self, theta: Tensor | None = None, *, seeded: bool = False) -> Tensor:
-        """∇L (P,) at ``theta``, default the centre, over the whole data.
-
-        ``seeded``: a random model draws the same numbers as for a Hessian with randomness "seed".
-        """
-        return self.loss_and_gradient(theta, seeded=seeded)[1]

@@ -64,6 +64,31 @@ class Result:
     - ``table``: the dimensions whose points are the rows of :meth:`to_dataframe`.
     - ``texts``: arrays of UTF-8 bytes.
 
+    These fields mean the same in every result that has them:
+
+    Attributes:
+        split: the data, "train" or "test".
+        label: a name for plots.
+        source: the name of the file whose weights were analysed; "" if there is none.
+        source_sha256: the SHA-256 of that file.
+        samples: the number of samples of the data.
+        seed: the seed of what was drawn at random.
+        dtype: the precision of the computation, "float32" or "float64".
+        kind, norm: how the directions of the plane were chosen, see :class:`landscape.Plane`.
+        span: half the width of the grid.
+        path: how losses were computed, see :func:`landscape.contour`.
+        parameters: the number P of weights.
+        learners: the number n of learners.
+        local_batch: samples of a learner's minibatch.
+        lr: the learning rate of the run; NaN if unknown.
+        tol: the relative tolerance that was asked for.
+        converged: whether the tolerance was met.
+        hvps: the number of Hessian-vector products.
+        search: the products with which eigenvectors were searched, "exact" or cheaper ones.
+        max_products: the most products that were allowed; 0 for no bound.
+        randomness: what was done with random numbers in eval mode, "refuse" or "seed".
+        consensus: the consensus distance n⁻¹ Σ_j ‖w_j − w_a‖².
+
     Example:
         >>> @dataclasses.dataclass(frozen=True)
         ... class Curve(Result):
@@ -209,7 +234,10 @@ class Result:
         return frames.to_frame(self, dims)
 
     def save(self, path: str | Path) -> None:
-        """Write to ``path``; a file that already exists is replaced only once the new one is whole.
+        """Write the result as HDF5; a file that exists is replaced only once the new one is whole.
+
+        Args:
+            path: the file.
 
         Raises:
             FailedError: the file cannot be written.
@@ -227,10 +255,22 @@ class Result:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read the result in ``path``.
+        """Read a file that holds one result of this class.
+
+        Args:
+            path: the file.
+
+        Returns:
+            The result.
 
         Raises:
             FailedError: the file holds something else or several results, is damaged or cannot be read.
+
+        Example:
+            >>> from landscape.results.escape import Escape
+            >>> Escape.load("missing.h5")
+            Traceback (most recent call last):
+            landscape.core.errors.FailedError: missing.h5: no such file; ...
         """
         results = load_results(path)
         if len(results) != 1 or not isinstance(results[0], cls):
@@ -274,7 +314,11 @@ def _optional(field: dataclasses.Field[Any]) -> bool:
 
 
 def save(results: Sequence[Result], path: str | Path) -> None:
-    """Write results of one kind to ``path``: one at the root of the file, several in groups /0, /1, …
+    """Write results of one kind to a file: one at its root, several in the groups /0, /1 and so on.
+
+    Args:
+        results: one or more.
+        path: the file, which is replaced.
 
     Raises:
         FailedError: the file cannot be written.

@@ -17,6 +17,8 @@ from landscape.results.measurement import Measurement
 class BatchSharpness(Measurement):
     """g_Bᵀ H_B g_B/‖g_B‖² of drawn minibatches, at w_a and at the weights of the learners.
 
+    Batch sharpness is that of Andreyev and Beneventano 2024 (arXiv 2412.20553).
+
     Attributes:
         curvature: (draws,) in nats, one for each minibatch of ``batch`` samples, at w_a.
         norm2: (draws,) ‖g_B‖² of these.
@@ -94,6 +96,12 @@ class BatchSharpness(Measurement):
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """The confidence interval of ``value``, from Student's t distribution.
+
+        Args:
+            level: the probability with which it contains the expectation.
+
+        Returns:
+            (lower end, upper end), in nats.
 
         Example:
             >>> none = dict(lambda_max=6.0, residual=0.0, lr=0.5, limit=2.0, tol=0.05, converged=False)

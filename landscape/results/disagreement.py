@@ -30,7 +30,8 @@ class Disagreement(Measurement):
         cost_top: the part of it from the top-k space, ½ Σ_i λ_i v_iᵀCv_i.
         loss, learners_loss: at w_a, and the mean over the learners at their own weights, in nats, with the
             statistics of BatchNorm that ``bn`` names at both.
-        gradient_in_span: ‖Pg‖²/‖g‖², P the projector on the span of the Δw_j, of dimension ``rank`` ≤ n − 1.
+        gradient_in_span: ‖Pg‖²/‖g‖², P the projector on the span of the Δw_j, of dimension ``rank``.
+        rank: the dimension of the span of the Δw_j, at most n − 1.
         dominant_in_span: ‖PQg‖²/‖Qg‖², Q the projector on the top-k space: the share of the gradient's sharp
             part that the spread alone shows (arXiv 2605.27739).
         grad_norm2: ‖g‖².

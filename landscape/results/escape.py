@@ -77,6 +77,13 @@ class Escape(Result):
 
         Raises:
             InputError: a level that is not between 0 and 1, or that needs more runs.
+
+        Example:
+            >>> times = np.arange(6.0).reshape(1, 1, 6)
+            >>> result = Escape(times, np.array([0.1]), "lr", ("ssgd",), share=0.5, steps=9)
+            >>> lower, upper = result.band()
+            >>> float(lower[0, 0]), float(upper[0, 0])
+            (0.0, 5.0)
         """
         rank = median_rank(self.times.shape[2], level)
         ordered = np.sort(self.times, axis=2)

@@ -69,7 +69,20 @@ class Interpolated(Result):
         return int(self.exact.sum())
 
     def interpolation(self) -> str:
-        """The number of exact points and the stated errors in words; "" where all points are exact."""
+        """The number of exact points and the stated errors in words.
+
+        Returns:
+            A phrase for captions; "" where all points are exact.
+
+        Example:
+            >>> from landscape.results.line import Line
+            >>> t = np.array([0.0, 0.5, 1.0])
+            >>> line = Line(
+            ...     t=t, loss=t, accuracy=t, done=t < 2, start=t, direction=t, kind="direction", barrier=0.0,
+            ...     samples=1, dtype="float64", bn="center", batchnorm=False, bn_samples=0, path="batched")
+            >>> line.interpolation()
+            ''
+        """
         if not self.columns:
             return ""
         relative = self.tolerance.endswith("%")

@@ -24,8 +24,7 @@ class Line(Interpolated):
         kind: "interpolation" (from one set of weights at t = 0 to another at t = 1) or "direction" (t around
             0, start is the centre).
         done: (K,), True where the values are exact; files older than this field are. Elsewhere they are
-            interpolated, as tolerance, columns, stated_error, largest_error, checks and log_columns say; see
-            :class:`landscape.results.interpolated.Interpolated`.
+            interpolated, see :class:`landscape.results.interpolated.Interpolated`.
         barrier: of an interpolation, in nats (see :func:`landscape.barrier`); NaN of a direction.
         ends: names of the two sets of weights.
         batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.

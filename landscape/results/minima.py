@@ -31,6 +31,9 @@ class Minima(Result):
         lambda_after: (3, K), λ_max at the end of the run at ``stays``, in nats.
         momentum: the momentum of the second and third row.
         lambda_max, residual: of the Hessian at the minimum, in nats.
+        weight_decay: that of the training.
+        displacement: the distance from the minimum at which each run starts, in the sharpest direction.
+        factor: a run has left where its loss exceeds the loss at this many times the distance.
         loss, gradient_norm: at the minimum, with weight decay.
 
     Example:

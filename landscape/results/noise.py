@@ -18,16 +18,19 @@ class NoiseEstimate(Result):
     """Δ(2) at one checkpoint, with learners w_j = w_a + Δw_j, learning rate α and local batch B.
 
     All values are squared weights. Arrays (draws,) have one value for each draw of n minibatches of B samples
-    (with replacement):
+    (with replacement). Numbers without draws are exact on the whole data set. With P⊥ the projector
+    orthogonal to g and δ = n⁻¹ Σ_j [∇L^{μ_j}(w_j) − ∇L^{μ_j}(w_a)], Δ_DP = Δ_S + α²‖P⊥δ‖² + 2α²⟨P⊥g_S, P⊥δ⟩
+    (DPSGD-2020, Eq. 4).
 
-    - ``direct`` α²‖δ‖², δ = n⁻¹ Σ_j [∇L^{μ_j}(w_j) − ∇L^{μ_j}(w_a)]: the definition;
-    - ``first_order`` α²‖n⁻¹ Σ_j H_{μ_j} Δw_j‖², its first-order expansion, with minibatch Hessians at w_a;
-    - ``delta_s`` α²‖P⊥g_S‖², ``delta_2`` α²‖P⊥δ‖², ``delta_cross`` 2α²⟨P⊥g_S, P⊥δ⟩, whose sum is Δ_DP.
-
-    Numbers without draws are exact on the whole data set:
-
-    - ``full_batch`` the definition with ∇L in place of ∇L^{μ_j}, which has only terms of higher order;
-    - ``eq4`` α² n⁻² Σ_j ‖HΔw_j‖², the Hessian form in the paper (DPSGD-2020, Eq. 4).
+    Attributes:
+        direct: (draws,), α²‖δ‖²: the definition.
+        first_order: (draws,), α²‖n⁻¹ Σ_j H_{μ_j} Δw_j‖², its first-order expansion, with minibatch Hessians
+            at w_a.
+        delta_s: (draws,), Δ_S = α²‖P⊥g_S‖².
+        delta_2: (draws,), α²‖P⊥δ‖².
+        delta_cross: (draws,), 2α²⟨P⊥g_S, P⊥δ⟩.
+        full_batch: the definition with ∇L in place of ∇L^{μ_j}, which has only terms of higher order.
+        eq4: α² n⁻² Σ_j ‖HΔw_j‖², the Hessian form in the paper.
 
     Example:
         >>> values = np.array([1.0, 3.0])
@@ -64,7 +67,19 @@ class NoiseEstimate(Result):
     source_sha256: str = ""
 
     def summary(self) -> dict[str, tuple[float, float]]:
-        """All estimates, and the parts of Δ_DP: name -> (mean, standard error; 0 for exact numbers)."""
+        """All estimates of Δ(2), and the parts of Δ_DP.
+
+        Returns:
+            Name -> (mean over the draws, its standard error; 0 for numbers that are exact).
+
+        Example:
+            >>> values = np.array([1.0, 3.0])
+            >>> result = NoiseEstimate(direct=values, first_order=values, delta_s=values, delta_2=values,
+            ...                        delta_cross=values, full_batch=1.5, eq4=1.0, consensus=0.1, lr=0.1,
+            ...                        learners=2, local_batch=4, samples=10, seed=0)
+            >>> result.summary()["direct"]
+            (2.0, 1.0)
+        """
         rows = {}
         for name in ("direct", "full_batch", "eq4", "first_order", "delta_s", "delta_2", "delta_cross"):
             value = getattr(self, name)

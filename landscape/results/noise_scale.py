@@ -17,18 +17,24 @@ from landscape.results.measurement import Measurement
 class NoiseScale(Measurement):
     """B_simple = tr Σ/‖g‖² in samples, g = ∇L and Σ the covariance of one sample's gradient.
 
+    The scale is that of McCandlish et al. 2018, section 2.2.
+
     Attributes:
         estimates: (replicates,), numbers whose mean is B_simple at w_a, and whose standard error is its own.
         trace, trace_error: tr Σ in squared nats, and one standard error.
         norm2, norm2_error: ‖g‖² in squared nats, and one standard error; 0 where it is exact.
         draws: how many minibatches of ``batch`` samples were drawn.
         gradient: "whole": g is of all data; "draws": ‖g‖² is estimated from pairs of minibatches.
-        learner_estimates, learner_trace, …: the same of the learners' mean gradient at their own weights,
-            from one minibatch of ``local_batch`` samples for each of ``learners``, ``learner_draws`` times.
-            Empty and NaN without learners.
-        round_trace, round_norm2, …: the means of what a single draw shows, tr Σ and ‖g‖² from the n gradients
-            of one step. With V the variance of the learners' own mean gradients (divided by n − 1), tr Σ then
-            includes local_batch · V, and ‖g‖² lacks V/n, so that it may be below 0.
+        batch: samples of a minibatch.
+        learner_draws: how often one minibatch of ``local_batch`` samples was drawn for each learner.
+        learner_estimates: (learner replicates,), as ``estimates``, of the learners' mean gradient at their
+            own weights; empty without learners.
+        learner_trace, learner_trace_error, learner_norm2, learner_norm2_error: the same of tr Σ and ‖g‖²; NaN
+            without learners.
+        round_trace, round_trace_error, round_norm2, round_norm2_error: the means of what a single draw shows,
+            tr Σ and ‖g‖² from the n gradients of one step. With V the variance of the learners' own mean
+            gradients (divided by n − 1), tr Σ then includes local_batch · V, and ‖g‖² lacks V/n, so that it
+            may be below 0. NaN without learners.
         tol: the relative standard error asked for.
         converged: whether the standard errors of w_a and of the learners are that small.
 

@@ -24,6 +24,9 @@ class Sharpness(Measurement):
         values: (draws,), of each minibatch, or pair ±δ; one where nothing is drawn.
         standard_error: of their mean; 0 where nothing is drawn. That of the search is not in it.
         loss: L(w), the mean over the draws.
+        kind: "worst" or "average".
+        adaptive: whether displacements are relative to each weight.
+        steps, starts: gradients of a search, and searches for each draw; 0 of "average".
         rho: ρ, without a unit if ``adaptive``, else a distance in weight space.
         m: samples of a minibatch, drawn with replacement; 0: all samples.
         reached: whether the relative standard error that was asked for was reached.
@@ -64,7 +67,7 @@ class Sharpness(Measurement):
 
     @property
     def value(self) -> float:
-        """The sharpness in nats: the mean of :attr:`values`."""
+        """The sharpness in nats: the mean of ``values``."""
         return float(self.values.mean())
 
     @property

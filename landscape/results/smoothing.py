@@ -14,7 +14,7 @@ from landscape.results.base import Result
 
 @dataclass(frozen=True)
 class Smoothing(Result):
-    """The loss L at w_a, and L_Σ(w) = E L(w + δ), smoothed by displacements δ ~ N(0, Σ).
+    """The loss L at w_a, and L_Σ(w) = E L(w + δ), smoothed by displacements δ ~ N(0, Σ) (DPSGD-2021's paper).
 
     Arrays (2,) and (2, S) have two rows: Σ of the measured spread of the learners, and the isotropic Σ of the
     same trace. Expectations are means over m pairs ±δ_i, the same pairs for all numbers of one row.
@@ -35,6 +35,7 @@ class Smoothing(Result):
         lipschitz: (S,), ‖∇L(w(t+1)) − ∇L(w(t))‖/‖w(t+1) − w(t)‖ for S steps of w_a, a lower bound on the
             Lipschitz constant of the gradient; empty if no steps were given.
         lipschitz_smooth, lipschitz_smooth_se: (2, S), the same for the smoothed gradients.
+        pairs: m, the number of pairs ±δ_i.
         lr, alpha_e: α and α_e of the run; NaN if unknown.
 
     Example:

@@ -20,7 +20,12 @@ BROADENING = 0.01
 
 @dataclass(frozen=True)
 class Trace:
-    """An estimate of tr H, its standard error, and the number of Hessian-vector products.
+    """An estimate of the trace of a Hessian.
+
+    Attributes:
+        value: tr H, in nats.
+        standard_error: of the value, in nats.
+        hvps: the number of Hessian-vector products.
 
     ``draws`` (n,) are the estimates of which it is the mean, and whose standard error is its own; one where
     nothing was drawn.
@@ -60,7 +65,19 @@ class Density:
     hvps: int
 
     def moment(self, order: int) -> tuple[float, float]:
-        """(estimate of tr(H^order)/P, its standard error over the probes, which is NaN for one probe)."""
+        """A moment of the spectral density, tr(H^order)/P.
+
+        Args:
+            order: 0, 1, 2, …
+
+        Returns:
+            (estimate, its standard error over the probes, which is NaN for one probe).
+
+        Example:
+            >>> density = Density(np.array([[0.0, 2.0]]), np.array([[0.75, 0.25]]), size=4, hvps=2)
+            >>> density.moment(2)[0]
+            1.0
+        """
         values = (self.weights * self.nodes**order).sum(1)
         return mean_and_error(values)
 
@@ -76,6 +93,11 @@ class Density:
 
         Raises:
             InputError: a width that is not positive.
+
+        Example:
+            >>> density = Density(np.array([[0.0, 2.0]]), np.array([[0.75, 0.25]]), size=4, hvps=2)
+            >>> density.broadened(np.array([0.0, 2.0]), width=0.1).round(3).tolist()
+            [2.992, 0.997]
         """
         width = self.width() if width is None else width
         positive("width", width)
@@ -86,7 +108,15 @@ class Density:
         return scaled
 
     def width(self) -> float:
-        """1% of the range of the nodes; if all are equal, 1% of their magnitude, or 0.01 if that is 0."""
+        """The default width of :meth:`broadened`: 1% of the range of the nodes (ours).
+
+        Returns:
+            The width; where all nodes are equal 1% of their magnitude, or 0.01 if that is 0.
+
+        Example:
+            >>> Density(np.array([[0.0, 2.0]]), np.array([[0.75, 0.25]]), size=4, hvps=2).width()
+            0.02
+        """
         span = float(np.ptp(self.nodes))
         largest = float(np.abs(self.nodes).max())
         return BROADENING * (span if span > 1e-6 * largest else largest or 1.0)
@@ -99,6 +129,7 @@ class Spectrum(Result):
     Attributes:
         values: (k,), eigenvalues in nats, descending: the largest ones, and then the ``lowest`` smallest.
         residuals: (k,), ‖Hv − λv‖ in nats.
+        lowest: how many of ``values`` are the smallest ones.
         trace, trace_error: tr H and one standard error, in nats; NaN if not computed.
         nodes, weights: (probes, steps), as in :class:`Density`; (0, 0) if not computed.
         parameters: size of the Hessian or block.

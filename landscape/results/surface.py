@@ -118,7 +118,25 @@ class Surface(Interpolated):
     explained: Array = field(default_factory=lambda: np.zeros(0))
 
     def plane(self, like: Tensor) -> Plane:
-        """The plane with its markers, on the device and in the precision of the tensor ``like``."""
+        """The plane with its markers.
+
+        Args:
+            like: a tensor on the device and in the precision that the plane is wanted in, such as
+                ``problem.theta``.
+
+        Returns:
+            The plane of which this is a surface.
+
+        Example:
+            >>> grid = np.linspace(-1, 1, 3)
+            >>> loss = grid**2 + grid[:, None] ** 2
+            >>> surface = Surface(
+            ...     x=grid, y=grid, loss=loss, accuracy=loss, done=loss < 9, directions=np.eye(2),
+            ...     center=np.zeros(2), kind="random", norm="none", seed=0, span=1.0, samples=1,
+            ...     dtype="float64", bn="center", path="batched")
+            >>> surface.plane(torch.zeros(2)).directions.tolist()
+            [[1.0, 0.0], [0.0, 1.0]]
+        """
         return Plane(
             torch.from_numpy(self.center).to(like),
             torch.from_numpy(self.directions).to(like),

@@ -112,7 +112,25 @@ class Sweep(Result):
         return [[int(word) for word in text.split()] for text in self.seeds]
 
     def to_dataframe(self, dims: str = "") -> pd.DataFrame:
-        """The table, with a column for each key; see :meth:`landscape.results.base.Result.to_dataframe`."""
+        """The table, with a column for each key that is varied.
+
+        Args:
+            dims: as in :meth:`landscape.results.base.Result.to_dataframe`.
+
+        Returns:
+            A DataFrame with a row for each setting.
+
+        Raises:
+            FailedError: pandas is not installed.
+            InputError: a dimension that the result does not have.
+
+        Example:
+            >>> column = np.array([30.0, 20.0])
+            >>> sweep = Sweep(keys=("lr",), settings=texts([["0.1"], ["1.0"]]), seeds=texts(["0 1", "0"]),
+            ...               **dict.fromkeys(COLUMNS, column))
+            >>> sweep.to_dataframe().lr.tolist()
+            ['0.1', '1.0']
+        """
         frame = super().to_dataframe(dims)
         if not dims:
             for i, key in enumerate(self.keys):
@@ -122,8 +140,21 @@ class Sweep(Result):
     def to_csv(self, path: str | Path) -> None:
         """Write the table as CSV: the settings, ``seeds`` (their number), the columns of numbers.
 
+        Args:
+            path: the file, which is replaced.
+
         Raises:
             FailedError: the file cannot be written.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> column = np.array([30.0])
+            >>> sweep = Sweep(keys=("lr",), settings=texts([["0.1"]]), seeds=texts(["0 1"]),
+            ...               **dict.fromkeys(COLUMNS, column))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     sweep.to_csv(f"{folder}/sweep.csv")
+            ...     pathlib.Path(f"{folder}/sweep.csv").read_text()[:13]
+            'lr,seeds,test'
         """
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")

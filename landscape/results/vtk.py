@@ -21,6 +21,7 @@ def save_vts(surface: Surface, path: str | Path) -> None:
     hidden ("vtkGhostType") and lies at the height of the lowest finite loss; its data are not changed.
 
     Args:
+        surface: the surface.
         path: a name that ends in .vts.
 
     Raises:

@@ -17,6 +17,8 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import below_one, choose, positive
 
+__all__ = ["Setting", "limits", "lr_that_keeps_minima", "max_stable_step"]
+
 #: v ← m v − ηg, x ← x + v; Nesterov's as torch.optim.SGD has it; and the shifted v_{t+1} = m v_{t−τ} − ηg.
 FORMS = ("ordinary", "nesterov", "shifted")
 # Points of the unit circle for the search of the first crossing, and additional ones for each step of delay.
@@ -40,6 +42,9 @@ def max_stable_step(
             eigenvector has mean λ and variance s²/B, independent from step to step (Wu, Ma, E 2018, for
             τ = m = 0: (1−h)² + h² s²/(λ²B) < 1; here q‖G‖² < 1 with q = h² × noise and ‖G‖² the sum of
             squares of the impulse response from the noise to the weights).
+
+    Returns:
+        The largest h = ηλ at which all roots lie in the closed unit disc, without a unit.
 
     Raises:
         InputError: a negative delay, m outside [0, 1), an unknown form or negative noise.
@@ -68,7 +73,17 @@ def max_stable_step(
 
 @dataclass(frozen=True)
 class Setting:
-    """The options that decide which minima are stable, except the learning rate; ``batch`` samples a step."""
+    """The options that decide which minima are stable, except the learning rate.
+
+    Attributes:
+        delay, momentum, form: as in :func:`max_stable_step`.
+        batch: samples a step.
+
+    Example:
+        >>> from landscape.stability import Setting
+        >>> round(Setting(delay=3).limit(), 4)
+        0.445
+    """
 
     delay: int = 0
     momentum: float = 0.0
@@ -76,7 +91,22 @@ class Setting:
     batch: int = 1
 
     def limit(self, noise: float = 0.0) -> float:
-        """The largest stable ηλ; ``noise`` s²/λ², the relative variance of one sample's curvature."""
+        """The largest stable ηλ (:func:`max_stable_step`).
+
+        Args:
+            noise: s²/λ², the relative variance of one sample's curvature.
+
+        Returns:
+            The limit, without a unit.
+
+        Raises:
+            InputError: a setting or a noise that is not allowed.
+
+        Example:
+            >>> from landscape.stability import Setting
+            >>> Setting(momentum=0.9).limit() == 2 * (1 + 0.9)
+            True
+        """
         return max_stable_step(self.delay, self.momentum, self.form, noise / self.batch)
 
 
@@ -84,9 +114,19 @@ def lr_that_keeps_minima(lr: float, before: Setting, after: Setting, noise: floa
     """The learning rate under ``after`` that leaves the same minima accessible as ``lr`` under ``before``.
 
     Minima stay that are stable, λ < limit/η: so η' = η limit(after)/limit(before). For long delays and no
-    momentum that is η ∝ 1/τ (Delay-2019). The batch matters through the curvature's ``noise`` s²/λ² of one
-    sample: where it is 0 not at all, where it dominates as η ∝ batch. Raises InputError for an lr that is not
-    positive, and settings that are not allowed.
+    momentum that is η ∝ 1/τ (Delay-2019). The batch matters through the noise of the curvature: where it is 0
+    not at all, where it dominates as η ∝ batch (Wu, Ma, E 2018).
+
+    Args:
+        lr: η under ``before``, > 0.
+        before, after: the two settings.
+        noise: s²/λ², the relative variance of one sample's curvature.
+
+    Returns:
+        η', the learning rate under ``after``.
+
+    Raises:
+        InputError: an lr that is not positive, or settings that are not allowed.
 
     Example:
         >>> from landscape.stability import Setting, lr_that_keeps_minima
@@ -98,9 +138,17 @@ def lr_that_keeps_minima(lr: float, before: Setting, after: Setting, noise: floa
 
 
 def limits(delays: Sequence[int], momentum: float) -> Array:
-    """(3, K), the largest stable ηλ for each delay: without momentum, and in two forms with it.
+    """The largest stable ηλ for each delay: without momentum, and in two forms with it (Delay-2019).
 
-    Raises InputError for a negative delay, or a momentum outside [0, 1).
+    Args:
+        delays: K delays τ ≥ 0, in steps.
+        momentum: m, 0 ≤ m < 1.
+
+    Returns:
+        (3, K): without momentum, with ordinary and with shifted momentum.
+
+    Raises:
+        InputError: a negative delay, or a momentum outside [0, 1).
 
     Example:
         >>> from landscape.stability import limits

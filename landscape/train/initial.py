@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from landscape.checkpoint import user_code
-from landscape.checkpoint.checkpoint import Checkpoint, set_tensors
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.network import set_tensors
 from landscape.core import hdf5
 from landscape.core.errors import FailedError
 from landscape.data.base import Dataset

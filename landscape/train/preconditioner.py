@@ -31,6 +31,9 @@ def preconditioner(
             learner's number, with its own state and weights.
         seed: draws these minibatches.
 
+    Returns:
+        P with the optimizer's learning rate and limit.
+
     Raises:
         InputError: another optimizer, or a learner that does not exist.
         FailedError: a checkpoint that ``landscape train`` did not make, or of step 0.

@@ -34,14 +34,26 @@ MAX_LENGTH, MAX_DOTS, MAX_DEPTH = 10**6, 5000, 20
 
 @dataclass(frozen=True)
 class Recipe:
-    """A run: ``learners`` n, total ``batch`` nB, ``lr`` α, ``steps``, ``seed``, and the parts by name.
+    """All settings of a run. The reference of recipe keys is made from this docstring and its tables'.
 
     ``algorithm``, ``model``, ``data`` and ``optimizer`` are tables with a ``name`` and the options of that
-    part. Each local minibatch is computed as ``accumulate`` microbatches; ``precision`` "bfloat16" runs
-    the network on minibatches under autocast, on CPU as well as CUDA, while weights, optimizer state and the
-    passes over whole data sets stay in ``dtype``. ``sampling`` "replacement": minibatches are drawn with
-    replacement (DESIGN, settings); "all": each step takes the whole training set, which must have ``batch``
-    samples, a share a learner in order, so that gradients have no sampling noise.
+    part.
+
+    Attributes:
+        name: A name for messages and plots. Source: the name of the recipe's file.
+        learners: Number of learners n.
+        batch: Total batch nB of a step. It must be divisible by n. Unit: samples.
+        lr: Learning rate α; with ``schedule.base_batch`` the rate for that batch.
+        steps: Length of the run. Unit: steps.
+        seed: Seed of the initial weights, the minibatches and all other random numbers. Source: ours.
+        dtype: Precision of weights, optimizer state and passes over whole data sets. Source: PyTorch's.
+        precision: "bfloat16" runs the network on minibatches under autocast, on CPU as well as CUDA. Source:
+            ours; "full" changes no number.
+        accumulate: Number of microbatches in which each local minibatch is computed. Source: ours; 1 is the
+            whole minibatch at once.
+        sampling: "replacement" draws minibatches with replacement. "all" takes the whole training set in each
+            step, a share a learner in order, so that gradients have no sampling noise; the training set must
+            then have ``batch`` samples. Source: ours; the paper does not say how it draws.
     """
 
     name: str

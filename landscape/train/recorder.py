@@ -8,12 +8,10 @@ import math
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 
 from landscape.checkpoint import run_folder
@@ -29,45 +27,14 @@ from landscape.problem.problem import Loss
 from landscape.train import recording, scalars
 from landscape.train.decomposition import GROUPS
 from landscape.train.observer import Choices, Observer
-
-# What a with statement around a step is at: not asked for, asked for, entered.
-IDLE, ASKED, INSIDE = 0, 1, 2
-
-
-class RecorderWarning(UserWarning):
-    """What is recorded may not be what the user means."""
-
-
-class _Step:
-    """What ``with recorder.step():`` enters: one object for all steps, so that one costs two comparisons."""
-
-    __slots__ = ("_recorder",)
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def __enter__(self) -> None:
-        recorder = self._recorder
-        if recorder.steps + 1 >= recorder._next:
-            recorder._before()
-        recorder._phase = INSIDE
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        recorder = self._recorder
-        recorder._phase = IDLE
-        recorder._broken = kind is not None
-        if kind is not None:
-            recorder._observer.forget()
-            return
-        recorder.steps += 1
-        if recorder.steps >= recorder._next:
-            recorder._after()
+from landscape.train.recorder_step import ASKED, IDLE, INSIDE, Step, warn_of_other_weights
+from landscape.train.recorder_step import RecorderWarning as RecorderWarning
 
 
 class Recorder:
     """Records a training loop of any kind: its steps decomposed, its loss, its weights along the way.
 
-    Every ``every``-th step is decomposed whatever made it (DESIGN, formulas): d is what the step did to the
+    Every ``every``-th step is decomposed whatever made it (DPSGD-2020, Eq. 3): d is what the step did to the
     weights w, g = ∇L(w) before it, α_e = −⟨d, g⟩/‖g‖² and Δ = ‖d + α_e g‖², so that α_e²‖g‖² + Δ = ‖d‖². The
     files step-NNNNNNN.h5 and last.h5 in ``folder`` are checkpoints with one learner, which every command
     takes: ``landscape contour FOLDER --model MODULE:NAME --data MODULE:NAME``. They name the model's class
@@ -158,7 +125,7 @@ class Recorder:
         self._process = os.getpid()
         self._rank, self._world = recording.place()
         self._closed = self._rank > 0
-        self._step: contextlib.AbstractContextManager[None] = _Step(self)
+        self._step: contextlib.AbstractContextManager[None] = Step(self)
         if self._closed:
             self._step = contextlib.nullcontext()
             return
@@ -227,9 +194,22 @@ class Recorder:
 
         Whatever happens inside is one step, counted from 1; one that a GradScaler skips has d = 0.
 
+        Returns:
+            What a ``with`` statement enters.
+
         Raises:
             InputError: where it is called without ``with``, within another step or after :meth:`close`, and
                 for parameters that were added, frozen, or changed in shape or precision.
+
+        Example:
+            >>> import tempfile, torch, landscape
+            >>> model, folder, loss = torch.nn.Linear(3, 2), tempfile.mkdtemp(), torch.nn.functional.mse_loss
+            >>> recorder = landscape.Recorder(folder, model, loss, (torch.ones(9, 3), torch.ones(9, 2)))
+            >>> with recorder.step():
+            ...     _ = model.weight.data.mul_(0.9)  # any change of the weights is a step
+            >>> recorder.steps
+            1
+            >>> recorder.close()
         """
         if self._phase != IDLE or (self._closed and not self._rank):
             raise InputError(
@@ -262,14 +242,7 @@ class Recorder:
         if run.step != self.steps:
             self._write()
             return
-        theta, expected = self._observer.parameters.flat().cpu(), run.weights[0]
-        if not torch.equal(theta.to(expected.dtype), expected):
-            warnings.warn(
-                f"{self.folder}: the model's weights are not those recorded at step {self.steps}; load them "
-                "before the loop goes on, or give resume=STEP, the step that they are of",
-                RecorderWarning,
-                stacklevel=5,
-            )
+        warn_of_other_weights(self.folder, self.steps, self._observer.parameters.flat(), run.weights[0])
 
     def _after(self) -> None:
         """What is to be known after a step that is due."""
@@ -300,6 +273,15 @@ class Recorder:
         Raises:
             InputError: for a name that is a column of the recorder's own, another unit than before, and what
                 is not one number.
+
+        Example:
+            >>> import tempfile, torch, landscape
+            >>> model, folder, loss = torch.nn.Linear(3, 2), tempfile.mkdtemp(), torch.nn.functional.mse_loss
+            >>> recorder = landscape.Recorder(folder, model, loss, (torch.ones(9, 3), torch.ones(9, 2)))
+            >>> recorder.log(unit="s", data_time=0.1)
+            >>> recorder.close()
+            >>> landscape.load(f"{folder}/last.h5").history["data_time"].tolist()
+            [0.1]
         """
         if self._rank:
             return
@@ -311,11 +293,22 @@ class Recorder:
         self._add(self.steps + (self._phase == INSIDE), numbers)
 
     def checkpoint(self) -> Path | None:
-        """Write step-NNNNNNN.h5 and last.h5 of the weights now; the path of the former, None on other ranks.
+        """Write step-NNNNNNN.h5 and last.h5 of the weights now.
+
+        Returns:
+            The path of the former; None on other ranks than 0.
 
         Raises:
             InputError: for parameters that are no longer those of the start, and within a step.
             FailedError: where the files cannot be written.
+
+        Example:
+            >>> import tempfile, torch, landscape
+            >>> model, folder, loss = torch.nn.Linear(3, 2), tempfile.mkdtemp(), torch.nn.functional.mse_loss
+            >>> recorder = landscape.Recorder(folder, model, loss, (torch.ones(9, 3), torch.ones(9, 2)))
+            >>> recorder.checkpoint().name
+            'step-0000000.h5'
+            >>> recorder.close()
         """
         if self._rank:
             return None
@@ -361,6 +354,14 @@ class Recorder:
 
         Raises:
             FailedError: where the files cannot be written.
+
+        Example:
+            >>> import tempfile, torch, landscape
+            >>> model, folder, loss = torch.nn.Linear(3, 2), tempfile.mkdtemp(), torch.nn.functional.mse_loss
+            >>> recorder = landscape.Recorder(folder, model, loss, (torch.ones(9, 3), torch.ones(9, 2)))
+            >>> recorder.close()
+            >>> recorder
+            Recorder('...', step 0)
         """
         if self._closed or os.getpid() != self._process:
             return

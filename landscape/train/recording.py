@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from landscape import stability
 from landscape.checkpoint import run_folder
-from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, misfit
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint
 from landscape.checkpoint.history import UNITS
+from landscape.checkpoint.network import misfit
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.curvature.preconditioner import Preconditioner

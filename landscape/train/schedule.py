@@ -15,15 +15,24 @@ class Schedule:
     """lr(t) = lr · scaling · warm-up · factor^(milestones passed) · anneal^(units since warm-up) · cosine.
 
     Every part is off by default: Figure 2's constant rate. Lengths are in ``unit``, steps or epochs (passes
-    over the training set, t·nB/samples after step t), so that at step t, p(t) being t in that unit:
+    over the training set, t·nB/samples after step t), so that at step t, p(t) is t in that unit.
+    DPSGD-2020's speech recipe is unit "epochs", base_batch 256, warmup 10, anneal 1/√2 = 0.7071 (as we read
+    it).
 
-    - ``base_batch`` b: the linear scaling rule, × nB/b; lr is then the rate for batch b. 0: lr as it is.
-    - ``warmup`` W: × p/W until p = W (the linear ramp of DPSGD-2020, section 4.2; from where is ours).
-    - ``milestones``, ``factor``: × factor for each milestone m with p > m (0.1: DPSGD-2020, section 4.1).
-    - ``anneal``: × anneal at the start of each unit after the warm-up, the first included. DPSGD-2020's
-      speech recipe: unit "epochs", base_batch 256, warmup 10, anneal 1/√2 = 0.7071 (as DESIGN reads it).
-    - ``cosine`` C: × ½(1 + cos πx), x = (p(t) − p(1) − W)/C from 0 to 1: to zero C units after the warm-up.
-      Its length is its own, not ``steps``, so that a run may be made longer.
+    Attributes:
+        unit: The unit of the lengths below. Source: ours.
+        base_batch: b of the linear scaling rule: the rate is × nB/b, and ``lr`` is the rate for batch b. 0:
+            no scaling. Unit: samples. Source: ours; the rule is DPSGD-2020's, section 4.
+        warmup: W: the rate is × p/W until p = W. Unit: ``schedule.unit``. Source: ours; the linear ramp is
+            DPSGD-2020's, section 4.2, from where it starts is ours.
+        milestones: The rate is × ``factor`` for each milestone m with p > m. Unit: ``schedule.unit``. Source:
+            ours; none.
+        factor: The factor at a milestone. Source: DPSGD-2020, section 4.1.
+        anneal: The rate is × ``anneal`` at the start of each unit after the warm-up, the first included.
+            Source: ours; 1 changes nothing.
+        cosine: C: the rate is × ½(1 + cos πx), x = (p(t) − p(1) − W)/C from 0 to 1, to zero C units after the
+            warm-up; 0: no cosine. Its length is its own, not ``steps``, so that a run may be made longer.
+            Unit: ``schedule.unit``. Source: ours.
     """
 
     unit: Literal["steps", "epochs"] = "steps"

@@ -20,11 +20,14 @@ class ADPSGD(DPSGD):
     """w_j(t+1) = Σ_k M_jk(t) w_k(t) − α ∇L^{μ_j}(w_j(t−d)): pairs average while gradients are under way.
 
     AD-PSGD (Lian et al. 2018): X ← X W_k − γ ∂g(X̂_k), W_k averaging one random pair and X̂_k older weights.
-    There one learner acts at a time, at its own pace; here all act in each step, paired at random (``mixing``
-    random-matching, or any other), which is the same with n events a step and no learner left behind.
-    ``schedule`` "fixed": d is ``delay`` τ for all (default 1: the gradient was begun one exchange ago);
-    "random": each learner draws d from 0…τ at each step (bounded staleness, their Assumption 1). τ = 0 is
-    DPSGD in AWC order.
+    There one learner acts at a time, at its own pace; here all act in each step, paired at random, which is
+    the same with n events a step and no learner left behind. τ = 0 is DPSGD in AWC order.
+
+    Args:
+        delay: τ, the age of gradients. Unit: steps. Source: ours; a gradient is begun one exchange ago.
+        schedule: "fixed": d is τ for all; "random": each learner draws d from 0…τ at each step (bounded
+            staleness, Assumption 1 of Lian et al. 2018). Source: ours.
+        mixing: The mixing matrix, as for dpsgd. Source: Lian et al. 2018.
     """
 
     columns = DELAY

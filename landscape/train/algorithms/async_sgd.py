@@ -24,15 +24,19 @@ class AsyncSGD(Rule):
     """x ← x − α g(c_k), c_k ← x: of τ+1 workers one delivers at each step, its gradient at its copy c_k (P,).
 
     The copy is of the server's weights when the worker last delivered, so that the gradient is as many steps
-    old as others delivered since. ``schedule`` "round-robin": in turn, all are exactly ``delay`` τ old
-    (Delay-2019's x_{t+1} = x_t − αg(x_{t−τ})); "random": each step draws the worker, the delay is geometric
-    with mean τ; "measured": τ+1 processes deliver at their own pace to one more, the server
-    (:mod:`.server`), for one learner. A worker's minibatch is shared by the n learners, so
-    that nB samples make an update; with one learner this is the textbook's.
+    old as others delivered since. A worker's minibatch is shared by the n learners, so that nB samples make
+    an update; with one learner this is the textbook's. Momentum in its ordinary form, v ← m v + g on the
+    server, is the optimizer's.
 
-    Momentum in its ordinary form, v ← m v + g on the server, is the optimizer's. ``shifted``: the momentum of
-    Delay-2019's shifted form, one buffer a worker: v_k ← m v_k + g(c_k), x ← x − α v_k. ``staleness_aware``:
-    the rate of a gradient d steps old is α/max(1, d) (Zhang et al. 2016).
+    Args:
+        delay: τ, the age of gradients; there are τ + 1 workers. Unit: steps.
+        schedule: "round-robin": the workers deliver in turn, all gradients are exactly τ old (Delay-2019's
+            x_{t+1} = x_t − αg(x_{t−τ})). "random": each step draws the worker, the delay is geometric with
+            mean τ. "measured": τ + 1 processes deliver at their own pace to one more, the server, for one
+            learner. Source: Delay-2019.
+        shifted: Momentum m of Delay-2019's shifted form, with one buffer a worker: v_k ← m v_k + g(c_k),
+            x ← x − α v_k. Source: ours; 0 is none.
+        staleness_aware: The rate of a gradient d steps old is α/max(1, d) (Zhang et al. 2016). Source: ours.
     """
 
     columns = DELAY

@@ -20,13 +20,16 @@ from landscape.train.optimizer.base import OptimizerMemory
 class DPSGD(Rule):
     """Each learner takes its gradient at its own weights and averages with its neighbours.
 
-    ``order`` "awc" (adapt with combine): w_j ← Σ_k M_jk w_k − α ∇L^{μ_j}(w_j) (DPSGD-2020, Eq. 2), the
-    default; "atc" (adapt then combine): w_j ← Σ_k M_jk (w_k − α ∇L^{μ_k}(w_k)). ``mixing`` as in
-    :class:`landscape.train.mixing.Mixing`; the default "full" is that of the paper's Figure 2(a).
-
-    ``buffers``: the optimizer's state of each learner is its own ("keep", the default, and what the paper's
-    update says) or averaged with the weights ("mix"): v_j ← Σ_k M_jk v_k after the step, by the matrix of the
-    step. With momentum in ATC order "mix" is DmSGD (Yu et al. 2019; Ying et al. 2021, Algorithm 1).
+    Args:
+        mixing: The mixing matrix M: full, ring(k), torus, torus(RxC), exponential, one-peer-exponential,
+            hypercube, random-matching, star, nodes(k), lazy(a, FORM), or a .csv, .txt or .npy file with a
+            doubly stochastic matrix.
+            Source: DPSGD-2020, Figure 2(a).
+        order: "awc" (adapt with combine): w_j ← Σ_k M_jk w_k − α ∇L^{μ_j}(w_j); "atc" (adapt then combine):
+            w_j ← Σ_k M_jk (w_k − α ∇L^{μ_k}(w_k)). Source: DPSGD-2020, Eq. 2.
+        buffers: "keep": the optimizer's state of each learner is its own. "mix": it is averaged with the
+            weights, v_j ← Σ_k M_jk v_k after the step, by the matrix of the step; with momentum in ATC order
+            that is DmSGD (Yu et al. 2019; Ying et al. 2021, Algorithm 1). Source: DPSGD-2020's update.
     """
 
     lr_is_factor = True

@@ -15,7 +15,11 @@ class DSGDAC(DPSGD):
     """w_j ← (1−γ_t) w_j + γ_t Σ_k M_jk w_k − α_t ∇L^{μ_j}(w_j), γ_t = (α_t/α_0)^p: less mixing as α falls.
 
     So the spread stays while the rate goes down (Wang and Johansson 2026, "DSGD-AC"). α_0 is the schedule's
-    rate after the warm-up, p is ``power`` (default 1, ours). While α_t = α_0 it is DPSGD in AWC order.
+    rate after the warm-up. While α_t = α_0 it is DPSGD in AWC order.
+
+    Args:
+        mixing: The mixing matrix, as for dpsgd. Source: DPSGD-2020, Figure 2(a).
+        power: The power p. Source: ours.
     """
 
     lr_is_factor = False

@@ -24,15 +24,22 @@ Buffers = Literal["keep", "reset", "average"]
 class LocalSGD(Rule):
     """w_j ← w_j − α u_j at every step, and w_j ← w_a after every ``period`` H of them (LocalSGD-2021).
 
-    H = 1 is synchronous SGD. ``start``: so many synchronous steps first (post-local SGD, Lin et al. 2020);
-    the first average of local steps is that of step start + H. ``nodes``: so many nodes of equally many
-    learners, which average among themselves every ``node_period`` steps (hierarchical local SGD, Lin et al.
-    2020). ``mixing``: steps in between are DPSGD's with that matrix and ``order`` (gossip with periodic
-    averaging, Chen et al. 2021). ``buffers``: the optimizer's state at an average of all is kept (the
-    default, as torch's PostLocalSGDOptimizer does), reset to zero, or averaged, too.
+    H = 1 is synchronous SGD. torch's PeriodicModelAverager averages first after *one* local step: its
+    warmup_steps = start + H − 1 gives the steps of this rule.
 
-    torch's PeriodicModelAverager averages first after *one* local step: its warmup_steps = start + H − 1
-    gives the steps of this rule.
+    Args:
+        period: H, the number of local steps between averages of all learners. Unit: steps.
+        start: So many synchronous steps first (post-local SGD, Lin et al. 2020); the first average of local
+            steps is that of step start + H. Unit: steps. Source: ours; 0 is plain local SGD.
+        nodes: So many nodes of equally many learners, which average among themselves (hierarchical local SGD,
+            Lin et al. 2020). Source: ours; 1 is plain local SGD.
+        node_period: Steps between the averages within a node; it must divide ``period``. Unit: steps. Source:
+            ours.
+        mixing: Steps in between are DPSGD's with this mixing matrix (gossip with periodic averaging, Chen et
+            al. 2021); "none": there is no exchange between averages. Source: LocalSGD-2021.
+        order: The order of these mixed steps, as for dpsgd. Source: DPSGD-2020, Eq. 2.
+        buffers: What happens to the optimizer's state at an average of all: it is kept, reset to zero, or
+            averaged, too. Source: torch's PostLocalSGDOptimizer.
     """
 
     lr_is_factor = True

@@ -22,13 +22,14 @@ from landscape.train.mixing import Mixing, is_file, read_matrix
 class SGP(Rule):
     """x_i ← Σ_j P_ij (x_j − α ∇L^{μ_j}(z_j)), w_i ← Σ_j P_ij w_j, z_i = x_i/w_i (Assran et al. 2019, Alg. 1).
 
-    P's columns sum to 1: learner j sends shares of its vector, and needs no answer. ``graph`` "random": each
-    keeps half and sends half to one other drawn at each step; a .csv, .txt or .npy file: P itself; else a
-    mixing by name (one-peer-exponential, the default and the paper's, exponential, ring(k) …), which is
-    doubly stochastic, so that the push-sum weights w stay 1.
+    P's columns sum to 1: learner j sends shares of its vector, and needs no answer. The learners' weights are
+    z, which the paper evaluates. They move by z_i ← Σ_j Q_ij (z_j − α u_j/w_j) with Q_ij = P_ij w_j/w_i',
+    whose rows sum to 1; w (n,) is state.
 
-    The learners' weights are z, which the paper evaluates. They move by z_i ← Σ_j Q_ij (z_j − α u_j/w_j) with
-    Q_ij = P_ij w_j/w_i', whose rows sum to 1; w (n,) is state.
+    Args:
+        graph: "random": each learner keeps half and sends half to one other, drawn at each step. A .csv, .txt
+            or .npy file: P itself. Else a mixing by name (one-peer-exponential, exponential, ring(k), …),
+            which is doubly stochastic, so that the push-sum weights w stay 1. Source: Assran et al. 2019.
     """
 
     purposes = ("push",)

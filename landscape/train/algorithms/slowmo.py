@@ -34,10 +34,12 @@ class _Outer(LocalSGD):
 class SlowMo(_Outer):
     """After every ``period`` steps average to x̄, then u ← βu + (x_old − x̄)/γ, x_old ← x_old − a γ u.
 
-    γ is the learning rate of the period's last step, a ``slow_lr`` and β ``slow_momentum`` (Wang et al. 2020,
-    Algorithm 1; LocalSGD-2021). a = 1 and β = 0 is local SGD. Over DPSGD where ``mixing`` is given; this and
-    the other options as in :class:`landscape.train.algorithms.local_sgd.LocalSGD`. The defaults are ours;
-    with a = 1 the outer step without momentum is the average itself.
+    γ is the learning rate of the period's last step (Wang et al. 2020, Algorithm 1; LocalSGD-2021). a = 1 and
+    β = 0 is local SGD, whose options it has.
+
+    Args:
+        slow_lr: a. Source: ours; with a = 1 the outer step without momentum is the average itself.
+        slow_momentum: β. Source: ours.
     """
 
     lr_is_factor = False
@@ -75,8 +77,12 @@ class SlowMo(_Outer):
 class DiLoCo(_Outer):
     """After every ``period`` steps Δ = x_old − x̄, v ← μv + Δ, x_old ← x_old − ν (Δ + μv): Nesterov's.
 
-    ν is ``outer_lr``, μ ``outer_momentum`` (Douillard et al. 2023, Algorithm 1; the defaults are theirs).
-    Their inner optimizer is AdamW, whose state is kept; here it is the recipe's. ``start`` as in local SGD.
+    The rule is Algorithm 1 of Douillard et al. 2023. Their inner optimizer is AdamW, whose state is kept;
+    here it is the recipe's. ``period``, ``start`` and ``buffers`` are those of local SGD.
+
+    Args:
+        outer_lr: ν. Source: Douillard et al. 2023.
+        outer_momentum: μ. Source: Douillard et al. 2023.
     """
 
     def __init__(

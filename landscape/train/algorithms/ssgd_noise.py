@@ -16,6 +16,9 @@ class SSGDNoise(SSGD):
 
     The paper does not say whether each learner has noise of its own. Here all learners add the same ξ, so
     that the mean, the synchronised model, has noise of standard deviation ``sigma`` whatever n is.
+
+    Args:
+        sigma: Standard deviation σ of the noise on each weight.
     """
 
     purposes = ("noise",)

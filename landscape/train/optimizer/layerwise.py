@@ -17,8 +17,12 @@ class LARS(Optimizer):
 
     For each parameter tensor, biases and normalisation included: v ← m v + r (g + λ p), u = v,
     r = ``trust`` ‖p‖ / (‖g‖ + λ ‖p‖). The variant of common implementations: the learning rate outside v, and
-    r = 1 where ‖p‖ or ‖g‖ is 0 (a tensor that starts at zero could never leave it). Defaults: the paper's,
-    m = 0.9, λ = 0.0005, trust = 0.001.
+    r = 1 where ‖p‖ or ‖g‖ is 0 (a tensor that starts at zero could never leave it).
+
+    Args:
+        momentum: m. Source: You, Gitman, Ginsburg 2017.
+        weight_decay: λ. Source: You, Gitman, Ginsburg 2017.
+        trust: The trust coefficient in r. Source: You, Gitman, Ginsburg 2017.
     """
 
     names = ("momentum",)
@@ -58,8 +62,13 @@ class LAMB(Optimizer):
 
     m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g²; m̂ = m/(1 − β₁ᵗ), v̂ = v/(1 − β₂ᵗ); s = m̂/(√v̂ + ε) + λ p;
     u = s ‖p‖/‖s‖ for each parameter tensor, biases and normalisation included, and u = s where either norm is
-    0, as in common implementations. Weight decay λ is decoupled. Defaults: the paper's for BERT, β₁ = 0.9,
-    β₂ = 0.999, ε = 1e-6, λ = 0.01.
+    0, as in common implementations. Weight decay λ is decoupled.
+
+    Args:
+        beta1: β₁. Source: You et al. 2020, for BERT.
+        beta2: β₂. Source: You et al. 2020, for BERT.
+        epsilon: ε. Source: You et al. 2020, for BERT.
+        weight_decay: λ. Source: You et al. 2020, for BERT.
     """
 
     names = ("first_moment", "second_moment")

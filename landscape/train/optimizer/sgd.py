@@ -15,7 +15,12 @@ from landscape.train.optimizer.base import Optimizer
 class SGD(Optimizer):
     """``torch.optim.SGD`` without dampening: g ← g + λ p; v ← m v + g; u = v, or Nesterov's u = g + m v.
 
-    m is ``momentum``, λ ``weight_decay``. Without either (the default, Figure 2's) u is the gradient.
+    Without momentum and weight decay u is the gradient.
+
+    Args:
+        momentum: m. Source: DPSGD-2020, Figure 2.
+        nesterov: Use Nesterov's form. Source: torch.optim.SGD.
+        weight_decay: λ. Source: DPSGD-2020, Figure 2.
     """
 
     def __init__(self, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> None:

@@ -32,8 +32,8 @@ class DecentralizedDataParallel(nn.Module):
     Its use is that of ``torch.nn.parallel.DistributedDataParallel``: one process a learner, started by
     torchrun, in the default process group of torch.distributed. The rules are those of ``landscape train``
     and give its numbers. Learner j steps by the displacement that its optimizer makes, whatever that is:
-    DPSGD in AWC order is w_j ← Σ_k M_jk w_k + (what ``optimizer.step()`` adds to w_j). When
-    ``optimizer.step()`` returns, the parameters are w_j(t+1), exchanges included (of ``ssgd`` they are
+    DPSGD in AWC order is w_j ← Σ_k M_jk w_k + (what ``optimizer.step()`` adds to w_j; DPSGD-2020, Eq. 2).
+    When ``optimizer.step()`` returns, the parameters are w_j(t+1), exchanges included (of ``ssgd`` they are
     w_a(t+1), as under DistributedDataParallel). Exchanges that do not depend on the gradient run during the
     forward and the backward pass.
 
@@ -153,6 +153,7 @@ class DecentralizedDataParallel(nn.Module):
 
     @property
     def steps(self) -> int:
+        """The number of steps made."""
         return self._stepper.steps
 
     @property
@@ -175,6 +176,17 @@ class DecentralizedDataParallel(nn.Module):
         """For loops written for DistributedDataParallel: gradients add up here in any case.
 
         Nothing is exchanged in a backward pass, so that passes before a step accumulate with or without it.
+
+        Returns:
+            A context that does nothing.
+
+        Example:
+            >>> import torch, landscape
+            >>> net = torch.nn.Linear(3, 2)
+            >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            >>> model = landscape.DecentralizedDataParallel(net, optimizer, "dpsgd")
+            >>> with model.no_sync():
+            ...     model(torch.ones(1, 3)).sum().backward()
         """
         return contextlib.nullcontext()
 
@@ -184,9 +196,21 @@ class DecentralizedDataParallel(nn.Module):
         All processes must call it, between steps. Its floating-point buffers are the learners' means;
         BatchNorm's statistics at w_a differ from these, ``torch.optim.swa_utils.update_bn`` estimates them.
 
+        Returns:
+            The copy, which training does not change.
+
         Raises:
             InputError: within a step, and for a module that cannot be copied.
             Lost: where another process is lost.
+
+        Example:
+            >>> import torch, landscape
+            >>> net = torch.nn.Linear(3, 2)
+            >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            >>> model = landscape.DecentralizedDataParallel(net, optimizer, "dpsgd")
+            >>> mean = model.average_model()  # one process: one learner
+            >>> mean.weight.equal(net.weight), mean is net
+            (True, False)
         """
         stepper = self._stepper
         stepper.idle("average_model")
@@ -212,6 +236,14 @@ class DecentralizedDataParallel(nn.Module):
             InputError: within a step, and for another ending.
             FailedError: where the file cannot be written, or a state is no tensor.
             Lost: where another process is lost.
+
+        Example:
+            >>> import tempfile
+            >>> import torch, landscape
+            >>> net = torch.nn.Linear(3, 2)
+            >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            >>> model = landscape.DecentralizedDataParallel(net, optimizer, "dpsgd")
+            >>> model.save_checkpoint(f"{tempfile.mkdtemp()}/last.h5")
         """
         self._stepper.idle("save_checkpoint")
         saving.save(self._stepper, self._group, Path(path), self._algorithm, self._seed)
@@ -226,11 +258,22 @@ class DecentralizedDataParallel(nn.Module):
             path: the file, which each process reads.
 
         Returns:
-            The number of steps made, which :attr:`steps` is from now on.
+            The number of steps made, which ``steps`` is from now on.
 
         Raises:
             InputError: within a step, and for a file of another algorithm or number of learners.
             FailedError: for a file that is missing or damaged, or that does not fit the model.
+
+        Example:
+            >>> import tempfile
+            >>> import torch, landscape
+            >>> net = torch.nn.Linear(3, 2)
+            >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            >>> model = landscape.DecentralizedDataParallel(net, optimizer, "dpsgd")
+            >>> path = f"{tempfile.mkdtemp()}/last.h5"
+            >>> model.save_checkpoint(path)
+            >>> model.load_checkpoint(path)
+            0
         """
         self._stepper.idle("load_checkpoint")
         with torch.no_grad():

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, misfit
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint
 from landscape.checkpoint.history import UNITS
+from landscape.checkpoint.network import misfit
 from landscape.checkpoint.parts import storable
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array

@@ -1,0 +1,75 @@
+"""The settings of the Sphinx site. ``make docs`` builds it; warnings are errors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the extension below
+
+from landscape._version import __version__
+
+project = "landscape"
+author = "the landscape authors"
+copyright = "the landscape authors, Apache-2.0"  # Sphinx gives the name
+release = version = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_click",
+    "sphinx_copybutton",
+    "site_extension",
+]
+exclude_patterns = ["_build", "_templates"]
+templates_path = ["_templates"]
+nitpicky = True
+# Types of other packages, and types of this one that are named in signatures only. Every other reference must
+# be found.
+nitpick_ignore_regex = [
+    (
+        r"py:.*",
+        r"(torch|numpy|np|nn|pd|xr|h5py|click|matplotlib|collections|contextlib|pathlib|abc|dist)\..*",
+    ),
+    (r"py:mod", r"landscape\..*"),  # their source is in the site
+    (r"py:func", r"landscape\.train\.randomness\.generator"),
+    (
+        r"py:class",
+        r"(Path|Figure|Axes|Tensor|Array|Checkpoint|Progress|evaluate\.Progress|UserData|tuple\[str)",
+    ),
+    (r"py:class", r"landscape\..*\.(T|UserData|OptimizerMemory|MeanLoss)"),
+]
+smartquotes = False  # which makes one dash of the two of an option
+
+myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath", "fieldlist", "substitution"]
+myst_heading_anchors = 3
+myst_url_schemes = ("http", "https", "mailto")
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+autosummary_generate = True
+autosummary_ignore_module_all = False
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+# Attributes and arguments may be described together, "x, y: …", which these two forms allow.
+napoleon_use_param = False
+napoleon_custom_sections = [("Attributes", "params_style")]
+copybutton_prompt_text = "$ "
+copybutton_exclude = ".linenos, .go"
+
+html_theme = "pydata_sphinx_theme"
+html_title = f"landscape {release}"
+html_show_sourcelink = False
+html_theme_options = {
+    "navigation_with_keys": False,
+    "show_toc_level": 2,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}

@@ -1,0 +1,105 @@
+"""The extension of Sphinx for this site: it makes the reference, and prepares docstrings and pages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from site_reference import write_pages
+from sphinx.application import Sphinx
+
+LITERAL = re.compile(r"(``.*?``|:[\w:]+:`.*?`|`.*?`_*)")
+EMPHASIS = re.compile(r"(?<!\w)\*\w[^*]*\*(?!\w)|\*\*.*?\*\*")
+
+
+def escaped(line: str) -> str:
+    """``line`` of reStructuredText, where ``|λ|`` and ``SSGD*`` are text and no markup."""
+    parts = LITERAL.split(line)
+    for i in range(0, len(parts), 2):
+        emphasised = [match.span() for match in EMPHASIS.finditer(parts[i])]
+        parts[i] = "".join(
+            "\\" + c if c == "|" or (c == "*" and not any(a <= k < b for a, b in emphasised)) else c
+            for k, c in enumerate(parts[i])
+        )
+    return "".join(parts)
+
+
+def escape_docstring(lines: list[str]) -> None:
+    """Escape the text of a docstring in place; examples and literal blocks stay as they are."""
+    example = literal = False
+    indent = 0
+    for i, line in enumerate(lines):
+        here = len(line) - len(line.lstrip())
+        if line.strip():
+            literal = literal and here > indent
+        example = line.lstrip().startswith(">>>") or (example and bool(line.strip()))
+        if not example and not literal:
+            if line.rstrip().endswith("::"):
+                literal, indent = True, here
+            lines[i] = escaped(line)
+
+
+def generate(app: Sphinx) -> None:
+    """Write the pages that are made from the package."""
+    write_pages(Path(app.srcdir, "reference", "generated"))
+
+
+def escape_click(lines: list[str]) -> None:
+    """Escape the help of a command in place; directives and their fields stay as they are."""
+    for i, line in enumerate(lines):
+        if not line.lstrip().startswith((".. ", ":", "landscape ")):
+            lines[i] = escaped(line)
+
+
+def show_example(lines: list[str]) -> None:
+    """The example at the end of a command's help as a block of code."""
+    text = " ".join(line for line in lines if line)
+    if text.startswith("Example: "):
+        lines[:] = [".. code-block:: shell", "", f"   {text.removeprefix('Example: ')}", ""]
+    else:
+        escape_click(lines)
+
+
+#: Stands for a colon in attributes and results, where napoleon takes what is before it for a type.
+COLON = "\ue000"
+
+
+def process_docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Prepare a docstring, in place, for napoleon."""
+    escape_docstring(lines)
+    hidden = what in ("attribute", "data", "property")
+    for i, line in enumerate(lines):
+        if what not in ("attribute", "data", "property") and re.fullmatch(r"\w+:", line):
+            hidden = line == "Returns:"
+        elif hidden:
+            lines[i] = line.replace(":", COLON)
+
+
+def restore_colons(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Undo, after napoleon, what :func:`process_docstring` did to colons."""
+    lines[:] = [line.replace(COLON, ":") for line in lines]
+
+
+INDEX = re.compile(r"<!-- index: (.+?) -->")
+
+
+def index_entries(app: Sphinx, page: str, content: list[str]) -> None:
+    """Replace ``<!-- index: A, B -->``, which readers do not see, by main entries of the index."""
+
+    def directive(match: re.Match[str]) -> str:
+        entries = (f"   !single: {entry.strip()}" for entry in match[1].split(","))
+        return "\n".join(("```{eval-rst}", ".. index::", *entries, "```"))
+
+    content[0] = INDEX.sub(directive, content[0])
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("builder-inited", generate, priority=100)  # before autosummary reads the sources
+    app.connect("source-read", index_entries)
+    app.connect("autodoc-process-docstring", process_docstring, priority=100)
+    app.connect("autodoc-process-docstring", restore_colons, priority=900)
+    for part in ("description", "options", "arguments"):
+        app.connect(f"sphinx-click-process-{part}", lambda *args: escape_click(args[-1]))
+    app.connect("sphinx-click-process-epilog", lambda *args: show_example(args[-1]))
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,351 @@
+"""Pages of the reference that are made from the package when the site is built.
+
+A command's page is made from its options, a recipe key's row from the class that reads the key, a file
+format's table from the class of its result. What has no description there stops the build.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import landscape
+from landscape.checkpoint.history import COLUMNS
+from landscape.cli.commands import SUMMARIES
+from landscape.core import registry
+from landscape.core.options import type_hints
+from landscape.data.images import image_set
+from landscape.data.speech import Features
+from landscape.models import layers
+from landscape.results.base import Result
+from landscape.train.recipe import Recipe, toml_value
+
+#: Tables of a recipe whose other keys depend on their name, and the registry of the names.
+NAMED_TABLES = {
+    "algorithm": registry.algorithms,
+    "optimizer": registry.optimizers,
+    "model": registry.models,
+    "data": registry.data_sets,
+}
+
+
+def sections(documented: Any) -> dict[str, str]:
+    """Name -> description, of Args and Attributes in a docstring; "a, b: text" describes both."""
+    found: dict[str, str] = {}
+    for section in re.findall(r"^(?:Args|Attributes):\n((?:[ ]+.*\n?|\n)*)", _doc(documented), re.M):
+        text = textwrap.dedent(section)
+        for names, description in re.findall(
+            r"^([\w, *]+):[ ]((?:.*\n?)(?:[ ]+.*\n?|\n(?=[ ]))*)", text, re.M
+        ):
+            for name in names.split(","):
+                found[name.strip(" *")] = " ".join(description.split())
+    return found
+
+
+#: Where options that several entries of a table share are described.
+SHARED = {"model": (layers.check,), "data": (image_set, Features)}
+
+
+def descriptions(function: Callable[..., Any], table_name: str) -> dict[str, str]:
+    """Option -> description: of a function, or a class and its base classes, and what its kind shares."""
+    documented = inspect.getmro(function) if inspect.isclass(function) else (function,)
+    found: dict[str, str] = {}
+    for source in reversed((*documented, *SHARED.get(table_name, ()))):
+        found |= sections(source)
+    return found
+
+
+def _doc(documented: Any) -> str:
+    """The docstring; of a function that a decorator wraps, the function's."""
+    return inspect.cleandoc(inspect.unwrap(documented).__doc__ or "")
+
+
+def markdown(text: str) -> str:
+    """A description of a docstring as Markdown, for a cell of a table."""
+    text = re.sub(r":(?:class|func|meth|mod|data):`~?\.?([^`]+)`", r"`\1`", text).replace("``", "`")
+    parts = re.split(r"(`[^`]*`)", text)
+    parts[::2] = [re.sub(r"([*<>\[\]$_])", r"\\\1", part) for part in parts[::2]]
+    return "".join(parts).replace("|", "\\|")
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+    """A Markdown table."""
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + " --- |" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+    yield ""
+
+
+def type_name(annotation: Any) -> str:
+    """A type as the reader of a recipe knows it."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return " or ".join(f'`"{a}"`' if isinstance(a, str) else f"`{a}`" for a in args)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(type_name(a) for a in args if a is not type(None))
+    if origin in (list, tuple):
+        return f"list of {type_name(args[0])}" if args else "list"
+    names = {int: "whole number", float: "number", str: "text", bool: "true or false", dict: "table"}
+    return names.get(origin or annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def default_text(value: Any) -> str:
+    """A default as TOML, or what its absence means."""
+    return "not set" if value is None else f"`{toml_value(value)}`"
+
+
+def key_row(key: str, description: str, annotation: Any, default: Any, missing: object) -> tuple[str, ...]:
+    """The row of one key: key; meaning; type and unit; default and its source.
+
+    A description ends with "Unit: …." and "Source: …." where there is a unit, and a default.
+    """
+    match = re.fullmatch(r"(.*?)(?: Unit: (.+?)\.)?(?: Source: (.+?)\.?)?", description)
+    assert match
+    meaning, unit, source = match[1], match[2] or "", match[3] or ""
+    if not meaning:
+        raise ValueError(f"recipe key {key}: has no description in its class's docstring")
+    required = default is missing
+    if not required and not source:
+        raise ValueError(
+            f"recipe key {key}: its description does not say 'Source: …', where its default is from"
+        )
+    kind = f"{type_name(annotation)}, {markdown(unit)}" if unit else type_name(annotation)
+    shown = markdown(source) or "required" if required else f"{default_text(default)}: {markdown(source)}"
+    return f"`{key}`", markdown(meaning), kind, shown
+
+
+HEAD = ("key", "meaning", "type, unit", "default: its source")
+
+
+def dataclass_rows(kind: type, prefix: str = "") -> list[tuple[str, ...]]:
+    """Rows of the keys of a table of the recipe."""
+    described, hints = sections(kind), type_hints(kind)
+    rows = []
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(hints[field.name]) or field.name in NAMED_TABLES or not field.repr:
+            continue
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        key = prefix + field.name
+        rows.append(
+            key_row(key, described.get(field.name, ""), hints[field.name], default, dataclasses.MISSING)
+        )
+    return rows
+
+
+def option_rows(function: Callable[..., Any], prefix: str, given: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Rows of the options of an entry of a registry: an update rule, an optimizer, a model, a data set."""
+    described = descriptions(function, prefix.rstrip("."))
+    called = function.__init__ if inspect.isclass(function) else function
+    hints = type_hints(called)
+    rows = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in given:
+            continue
+        key, empty = prefix + name, inspect.Parameter.empty
+        rows.append(key_row(key, described.get(name, ""), hints.get(name, Any), parameter.default, empty))
+    return rows
+
+
+def recipe_page() -> Iterator[str]:
+    """Every key of a recipe."""
+    yield from ("# Recipe keys", "")
+    yield (
+        "A recipe is a TOML file. `landscape recipes NAME` prints one with all its keys. "
+        "`--set KEY=VALUE` changes a key, such as `--set schedule.warmup=10`."
+    )
+    yield from ("", "## The run", "")
+    yield from table(HEAD, dataclass_rows(Recipe))
+    for name, hint in type_hints(Recipe).items():
+        if dataclasses.is_dataclass(hint):
+            yield from (f"## {name}", "", markdown(_doc(hint).split("\n\n")[0].replace("\n", " ")), "")
+            yield from table(HEAD, dataclass_rows(typing.cast(type, hint), f"{name}."))
+    for name, entries in NAMED_TABLES.items():
+        yield from (f"## {name}", "", f"`{name}.name` is one of the following names.", "")
+        for entry in entries.names():
+            yield from entry_section(name, entry, entries[entry])
+
+
+def entry_section(table_name: str, entry: str, function: Callable[..., Any]) -> Iterator[str]:
+    """What an algorithm, optimizer, model or data set is, and its keys."""
+    given = {"algorithm": ("learners", "seed"), "data": ("data_dir",)}.get(table_name, ())
+    yield from (f'### {table_name}.name = "{markdown(entry)}"', "")
+    text = re.split(r"^(?:Args|Attributes|Returns|Raises|Example):", _doc(function), flags=re.M)[0]
+    for paragraph in text.strip().split("\n\n"):
+        yield from (markdown(" ".join(paragraph.split())), "")
+    if rows := option_rows(function, f"{table_name}.", given):
+        yield from table(HEAD, rows)
+
+
+def format_section(schema: str, kind: type[Result]) -> Iterator[str]:
+    """The file format of one kind of result: its data sets and attributes."""
+    described, hints = descriptions(kind, ""), type_hints(kind)
+    yield from (f"## {schema}", "", markdown(_doc(kind).split("\n\n")[0].replace("\n", " ")), "")
+    yield from (
+        (f"Written by {{class}}`landscape.{kind.__name__}`.", "")
+        if kind.__name__ in landscape.__all__
+        else ()
+    )
+    data_sets, attributes = [], []
+    for field in dataclasses.fields(kind):
+        if field.name not in described:
+            raise ValueError(f"{kind.__name__}.{field.name}: has no description in the class's docstring")
+        text, unit = markdown(described[field.name]), kind.units.get(field.name, "")
+        optional = "" if _required(field) else " (optional)"
+        if hints[field.name] in (bool, int, float, str) or hints[field.name] == tuple[str, ...]:
+            named = {tuple[str, ...]: "list of texts", str: "text", int: "whole number"}
+            kind_name = named.get(hints[field.name], type_name(hints[field.name]))
+            attributes.append((f"`{field.name}`{optional}", kind_name, markdown(unit), text))
+        else:
+            shape = ", ".join(part.rstrip("+") for part in kind.shapes.get(field.name, "").split())
+            data_sets.append((f"`/{field.name}`{optional}", f"({shape})", markdown(unit), text))
+    yield from table(("data set", "shape", "unit", "meaning"), data_sets)
+    yield from table(("attribute", "type", "unit", "meaning"), attributes)
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def formats_page() -> Iterator[str]:
+    """Every file format of a result."""
+    yield from ("# File formats of results", "")
+    yield (
+        "Each section is one schema. A file holds one result at its root, or several in the groups `/0`, "
+        "`/1`, …. Fields that are optional may be missing in files of earlier versions."
+    )
+    yield ""
+    for schema in registry.results.names():
+        yield from format_section(schema, registry.results[schema])
+
+
+def history_page() -> Iterator[str]:
+    """Every column of the history of a run."""
+    yield from ("# History columns", "")
+    yield (
+        "The group `/history` of a checkpoint has one data set for each column, with one number for each "
+        "step. The attribute `unit` of a data set is the unit. A number that was not evaluated is NaN."
+    )
+    yield from ("", "## Columns of every run", "")
+    yield from table(
+        ("column", "unit", "meaning"), [(f"`{k}`", markdown(u), markdown(m)) for k, (u, m) in COLUMNS.items()]
+    )
+    yield from ("## Columns of single algorithms", "")
+    rows = [
+        (f"`{column}`", f"`{name}`", markdown(unit))
+        for name in registry.algorithms.names()
+        for column, unit in registry.algorithms[name].columns.items()
+    ]
+    yield from table(("column", "algorithm", "unit"), rows)
+
+
+def command_page(name: str) -> Iterator[str]:
+    """The page of one command; sphinx-click reads its help and options."""
+    callback = registry.commands[name].callback
+    yield from (f"({name})=", "", "```{eval-rst}")
+    yield f".. click:: {callback.__module__}:{callback.__name__}"
+    yield from (f"   :prog: landscape {name}", "```", "")
+
+
+def commands_page() -> Iterator[str]:
+    """The list of all commands."""
+    yield from ("# Commands", "")
+    yield "Each page is made from the help of its command, which `landscape COMMAND --help` prints."
+    yield ""
+    names = registry.commands.names()
+    rows = [(f"[{n}](commands/{n}.md)", markdown(SUMMARIES[n])) for n in names]
+    yield from table(("command", "what it does"), rows)
+    yield from ("```{toctree}", ":hidden:", "", *(f"commands/{name}" for name in names), "```")
+
+
+#: Rooms of the package, in the order of the reference: heading and introduction.
+GROUPS = {
+    "problem": ("Problem", "What is analysed: a model, a loss, data, and one vector of weights."),
+    "analysis": ("Analyses", "Each takes a problem or a checkpoint and returns a result."),
+    "curvature": ("Curvature", "Products with the Hessian, eigenvalues, trace and density."),
+    "train": ("Training in your own loop", "Records, decentralised training and preconditioners."),
+    "checkpoint": ("Files", "Checkpoints of runs, and weights from other programs."),
+    "results": ("Results", "Frozen dataclasses of arrays. Each saves, loads, draws and converts itself."),
+    "core": ("Errors", "What a mistake or a failure raises."),
+}
+#: What packages of one's own build on.
+INTERFACES = (
+    "landscape.core.registry.Registry",
+    "landscape.plots.draw",
+    "landscape.results.base.Result",
+    "landscape.results.interpolated.Interpolated",
+    "landscape.results.measurement.Measurement",
+    "landscape.train.algorithms.base.Rule",
+    "landscape.train.mixing.Mixing",
+    "landscape.train.optimizer.base.Optimizer",
+)
+#: Other types and errors that the descriptions name.
+TYPES = (
+    "landscape.problem.batches.Stream",
+    "landscape.problem.batchnorm.BatchNormPolicy",
+    "landscape.problem.data.Data",
+    "landscape.problem.layout.Layout",
+    "landscape.problem.layout.Slot",
+    "landscape.results.base.Provenance",
+    "landscape.evaluation.grid.MismatchError",
+    "landscape.train.distributed.process_group.Lost",
+)
+
+
+def autosummary(names: Iterable[str]) -> Iterator[str]:
+    """A table of names, with a page for each."""
+    yield from ("```{eval-rst}", ".. autosummary::", "   :toctree: api", "   :nosignatures:", "")
+    yield from (f"   {name}" for name in names)
+    yield from ("```", "")
+
+
+def api_page() -> Iterator[str]:
+    """The list of all public names, by the room that defines them."""
+    yield from ("# Python interface", "", "`import landscape` gives all names of this page.", "")
+    rooms: dict[str, list[str]] = {room: [] for room in GROUPS}
+    for name, module in landscape._MODULES.items():
+        rooms[module.partition(".")[0]].append(f"landscape.{name}")
+    for room, names in rooms.items():
+        heading, introduction = GROUPS[room]
+        yield from (f"## {heading}", "", introduction, "", *autosummary(names))
+    for package in landscape._PACKAGES:
+        module = getattr(landscape, package)
+        yield from (f"## landscape.{package}", "", markdown(_doc(module).split("\n\n")[0]), "")
+        yield from autosummary(f"landscape.{package}.{name}" for name in module.__all__)
+    yield from (
+        "## Interfaces for plugins",
+        "",
+        "What packages of your own build on.",
+        "",
+    )
+    yield from autosummary(INTERFACES)
+    yield from ("## Other types and errors", "", *autosummary(TYPES))
+
+
+def write_pages(folder: Path) -> None:
+    """Write all generated pages below ``folder``; a page that has not changed is not written again."""
+    (folder / "commands").mkdir(parents=True, exist_ok=True)
+    pages = {
+        "api": api_page(),
+        "recipes": recipe_page(),
+        "formats": formats_page(),
+        "history": history_page(),
+    }
+    pages |= {"commands": commands_page()}
+    pages |= {f"commands/{name}": command_page(name) for name in registry.commands.names()}
+    for name, lines in pages.items():
+        path, text = folder / f"{name}.md", "\n".join(lines) + "\n"
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+    for path in folder.rglob("*.md"):
+        if str(path.relative_to(folder).with_suffix("")) not in pages:
+            path.unlink()

@@ -1,0 +1,100 @@
+"""Public names are described: arguments, result, errors, an example, and the source of a formula."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import landscape
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
+
+from site_reference import sections
+
+# Signs of a formula that has an origin, and what names its source: a paper with its year, an arXiv number, an equation, "ours".
+FORMULA = re.compile("[∇Σ∂∝]")
+SOURCE = re.compile(r"\b(19|20)\d\d\b|arXiv|\bEq\. \d|\bours\b|\bpaper")
+
+
+def own(value: Any) -> bool:
+    """Whether the package defines it."""
+    return str(getattr(value, "__module__", "")).startswith("landscape")
+
+
+def names() -> Iterator[tuple[str, Any, Any]]:
+    """(name, object, class that it is a member of or None) of every public name."""
+    for name in landscape.__all__:
+        value = getattr(landscape, name)
+        if inspect.ismodule(value):
+            for inner in value.__all__:
+                yield from with_members(f"{name}.{inner}", getattr(value, inner))
+        elif name != "__version__":
+            yield from with_members(name, value)
+
+
+def with_members(name: str, value: Any) -> Iterator[tuple[str, Any, Any]]:
+    yield name, value, None
+    for key, member in inspect.getmembers(value) if inspect.isclass(value) else ():
+        function = member.fget if isinstance(member, property) else member
+        if not key.startswith("_") and own(function) and callable(function):
+            yield f"{name}.{key}", member, value
+
+
+# A method that several classes inherit is one entry.
+PUBLIC = {
+    f"{value.__qualname__}" if inspect.isroutine(value) and owner else name: (value, owner)
+    for name, value, owner in names()
+}
+
+
+def raises(function: Any) -> bool:
+    """Whether its own code raises an error that a user sees."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    return any(
+        isinstance(node, ast.Raise)
+        and isinstance(node.exc, ast.Call)
+        and isinstance(node.exc.func, ast.Name)
+        and node.exc.func.id in ("InputError", "FailedError", "ValueError", "TypeError")
+        for node in ast.walk(tree)
+    )
+
+
+def overrides(owner: Any, name: str) -> bool:
+    """Whether a class of another package, such as torch.nn.Module, describes the method."""
+    return any(name in vars(base) for base in inspect.getmro(owner) if not own(base) and base is not object)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_is_described(name: str) -> None:
+    value, owner = PUBLIC[name]
+    text = inspect.getdoc(value) or ""
+    missing = [] if text.split("\n\n")[0].endswith((".", ":")) else ["a sentence"]
+    if inspect.isclass(value):
+        fields = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+        described: set[str] = set().union(*(sections(base) for base in inspect.getmro(value)))
+        wanted = fields or ([] if issubclass(value, Exception) else list(inspect.signature(value).parameters))
+        missing += [n for n in wanted if n not in described]
+    elif not isinstance(value, property) and not (owner and overrides(owner, name.rpartition(".")[2])):
+        signature, described = inspect.signature(value), set(sections(value))
+        missing += [n for n in signature.parameters if n not in {"self", "cls", *described}]
+        if signature.return_annotation not in ("None", None) and "Returns:" not in text:
+            missing.append("Returns")
+        if raises(value) and "Raises:" not in text:
+            missing.append("Raises")
+    elif isinstance(value, property):
+        assert not missing
+        return
+    if ">>>" not in text and not (owner and overrides(owner, name.rpartition(".")[2])):
+        missing.append("an example")
+    if FORMULA.search(text) and not SOURCE.search(text + (inspect.getdoc(owner) or "" if owner else "")):
+        missing.append("the source of a formula")
+    assert missing == []
