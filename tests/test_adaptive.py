@@ -259,7 +259,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command_and_its_processes(run: Path, tmp_path: Path, command: Command) -> None:
     one, two, picture = tmp_path / "1.h5", tmp_path / "2.h5", tmp_path / "1.png"
     wanted = ("contour", run, "--grid", "40", "--tolerance", "1%")
-    code, printed, err = command(*wanted, "-o", one, "--plot", picture)
+    code, printed, _ = command(*wanted, "-o", one, "--plot", picture)
     assert (code, printed.endswith(f"{one}\n{picture}\n")) == (0, True)
     assert "interpolated from 229 of 1,600 points, error of loss below" in printed
     words = ["-m", "landscape", *map(str, wanted), "-o", str(two), "--nproc", "2"]
@@ -268,12 +268,12 @@ def test_the_command_and_its_processes(run: Path, tmp_path: Path, command: Comma
     np.testing.assert_array_equal(a.done, b.done)
     np.testing.assert_allclose(a.loss, b.loss, rtol=1e-5)
     assert "nothing is computed" in command(*wanted, "-o", one)[2]
-    code, printed, err = command("contour", run, "--grid", "40", "-o", one)
+    code, printed, _ = command("contour", run, "--grid", "40", "-o", one)
     assert code == 0
     assert "229 of 1,600 points were in the file" in printed
     assert landscape.load(one).done.all()
     one_line(command(*wanted[:-1], "much", "-o", two), 2, "tolerance: 'much' is not allowed", "1%")
-    code, printed, err = command(
+    code, printed, _ = command(
         "line", run, "--tolerance", "1%", "-o", tmp_path / "line.h5", "--plot", picture
     )
     assert code == 0

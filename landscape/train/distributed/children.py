@@ -179,8 +179,8 @@ def _sweep() -> None:
             continue
         try:
             state = os.fstat(handle)
-            if state.st_uid == os.getuid() and time.time() - state.st_mtime > LOCKED_WITHIN:
-                if lock_descriptor(handle):
-                    shutil.rmtree(folder, ignore_errors=True)
+            old = state.st_uid == os.getuid() and time.time() - state.st_mtime > LOCKED_WITHIN
+            if old and lock_descriptor(handle):
+                shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(handle)
