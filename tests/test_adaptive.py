@@ -273,7 +273,7 @@ def test_the_command_and_its_processes(run: Path, tmp_path: Path, command: Comma
     assert "229 of 1,600 points were in the file" in printed
     assert landscape.load(one).done.all()
     one_line(command(*wanted[:-1], "much", "-o", two), 2, "tolerance: 'much' is not allowed", "1%")
-    code, printed, _err = command(
+    code, printed, _ = command(
         "line", run, "--tolerance", "1%", "-o", tmp_path / "line.h5", "--plot", picture
     )
     assert code == 0

@@ -47,7 +47,7 @@ def test_without_noise_nobody_escapes_and_more_noise_is_faster() -> None:
 
 def test_a_sweep_sees_the_algorithms_on_the_same_minibatches() -> None:
     same = {"one": ["algorithm={name='ssgd'}"], "two": ["algorithm={name='ssgd*', sigma=0.0}"]}
-    found = sweep("lr", [0.2, 0.4], same, 2, settings=["steps=200"])
+    found = sweep("lr", [0.2, 0.4], same, range(2), settings=["steps=200"])
     np.testing.assert_array_equal(found.times[0], found.times[1])
     assert (found.times[:, 1] < found.times[:, 0]).all()
     assert found.setting == "dimension 2, noise 0.01"

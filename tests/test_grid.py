@@ -260,7 +260,7 @@ def test_a_killed_contour_goes_on(run: Path, tmp_path: Path, start: Start, comma
     process.wait()
     held = int(landscape.load(out).done.sum())
     assert 0 < held < 150 * 150
-    code, printed, _err = command(*wanted, "-o", out)
+    code, printed, _ = command(*wanted, "-o", out)
     assert (code, printed.endswith(f"{out}\n")) == (0, True)
     assert f"{held:,} of 22,500 points were in the file" in printed
     assert command(*wanted, "-o", whole)[0] == 0

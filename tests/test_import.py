@@ -146,8 +146,8 @@ def test_common_wrappings_are_taken_off_and_told(how: str, folder: Path, command
     model.conv.bias.requires_grad_(False)
     problem = run.problem("test", model=model, data=unseen())
     assert problem.loss() == pytest.approx(true_loss(model), rel=1e-2 if how == "half" else 1e-6)
-    assert f"test: loss {problem.loss():.4g}"[:16] in err
-    assert "accuracy" in err
+    assert f"test: loss {problem.loss():.4g}"[:16] in out
+    assert "accuracy" in out
 
 
 def test_safetensors_give_the_same_checkpoint(folder: Path, command: Command) -> None:

@@ -160,7 +160,7 @@ def test_the_same_seed_gives_the_same_numbers_and_a_file_keeps_them(tmp_path: Pa
         ({"batch": 0}, "batch: 0"),
         ({"top_k": 0}, "top_k: 0"),
         ({"top_k": 999}, "k: 999"),
-        ({"draws": 1}, "draws: 1"),
+        ({"max_draws": 1}, "max_draws: 1"),
         ({"tol": 0.0}, "tol: 0"),
         ({"seed": -1}, "seed: -1"),
         ({"search": "fast"}, "search: 'fast'"),

@@ -120,7 +120,7 @@ def test_adaptive_sharpness_does_not_see_the_scale_of_layers() -> None:
         views[name].mul_(factor)
     other = Problem(problem.model, problem.criterion, problem.resident, theta=scaled)
     assert other.loss() == pytest.approx(problem.loss())
-    for options in ({"starts": 0}, {"kind": "average", "draws": 20}):
+    for options in ({"starts": 0}, {"kind": "average", "max_draws": 20}):
         one, two = (landscape.sharpness(p, 0.3, **options).value for p in (problem, other))  # type: ignore[arg-type]
         assert two == pytest.approx(one, rel=1e-6)
     plain = [landscape.sharpness(p, 0.3, adaptive=False, starts=0).value for p in (problem, other)]
@@ -188,7 +188,7 @@ def test_the_same_seed_gives_the_same_numbers_and_a_file_keeps_them(tmp_path: Pa
         ({"rho": 0.1, "m": 54}, "m: 54 is not allowed, the data has 53 samples"),
         ({"rho": 0.1, "steps": 0}, "steps: 0"),
         ({"rho": 0.1, "starts": -1}, "starts: -1"),
-        ({"rho": 0.1, "draws": 1}, "draws: 1"),
+        ({"rho": 0.1, "max_draws": 1}, "max_draws: 1"),
         ({"rho": 0.1, "tol": 0.0}, "tol: 0"),
         ({"rho": 0.1, "seed": -1}, "seed: -1"),
     ],

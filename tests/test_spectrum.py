@@ -616,7 +616,7 @@ def test_the_command_prints_numbers_with_their_errors(
 
 
 def test_the_command_defaults_to_both_ends_beside_the_checkpoint(checkpoint: Path, command: Command) -> None:
-    code, out, _err = command("spectrum", checkpoint, "--dtype", "float64")
+    code, out, _ = command("spectrum", checkpoint, "--dtype", "float64")
     path = checkpoint.with_name("last-spectrum.h5")
     assert (code, out.endswith(f"{path}\n")) == (0, True)
     ends = landscape.extreme_eigenvalues(landscape.load(checkpoint).problem(dtype=torch.float64))

@@ -113,7 +113,7 @@ def test_the_search_trains_each_value_once_and_puts_divergence_last(tmp_path: Pa
     changes = ["data={name='quadratic', dimension=2}", "model={name='quadratic', eigenvalues=[1.0, 2.0]}"]
     flags = [part for s in [*changes, "steps=20"] for part in ("--set", s)]
     args = ("sweep", "digits-ssgd", *flags, "--set", "decompose.every=0", "--search", "lr=0.01..100")
-    code, out, _err = command(*args, "--rounds", "3", "-o", tmp_path)
+    code, out, _ = command(*args, "--rounds", "3", "-o", tmp_path)
     assert code == 0
     assert out.split()[-2:] == [str(tmp_path / "sweep.csv"), str(tmp_path / "sweep.h5")]
     table = rows(tmp_path)

@@ -17,6 +17,7 @@ from typing import Literal
 import click
 import torch
 from torch import Tensor, nn
+from torch.autograd.functional import hessian
 from torch.nn.functional import cross_entropy
 
 from landscape import data, models
@@ -180,7 +181,7 @@ def _dense_ends(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
         return cross_entropy(torch.func.functional_call(copied, values, (x.double(),)), y)
 
     flat = torch.cat([each.detach().flatten() for each in parameters.values()])
-    values = torch.linalg.eigvalsh(torch.func.hessian(loss)(flat))
+    values = torch.linalg.eigvalsh(hessian(loss, flat, vectorize=True))  # type: ignore[no-untyped-call]
     return float(values[0]), float(values[-1])
 
 

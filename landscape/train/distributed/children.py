@@ -179,8 +179,8 @@ def _sweep() -> None:
             continue
         try:
             state = os.fstat(handle)
-            left = state.st_uid == os.getuid() and time.time() - state.st_mtime > LOCKED_WITHIN
-            if left and lock_descriptor(handle):
+            old = state.st_uid == os.getuid() and time.time() - state.st_mtime > LOCKED_WITHIN
+            if old and lock_descriptor(handle):
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(handle)
