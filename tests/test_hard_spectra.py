@@ -80,6 +80,13 @@ def test_none_of_the_top_five_is_missed(name: str, missing: str) -> None:
         assert pairs.bounds[1] <= dense[4] + slack[4] + tiny
 
 
+@pytest.mark.parametrize("name", ["4 copies of the largest", "positive definite", "normal 3"])
+def test_a_search_in_single_precision_goes_on_with_what_it_missed(name: str) -> None:
+    matrix, start = (t.float() for t in made(SPECTRA[name], "random"))
+    pairs = lanczos(lambda v: matrix @ v, start, high=5)
+    np.testing.assert_allclose(pairs.values, np.sort(SPECTRA[name])[::-1][:5], rtol=1e-2)
+
+
 def test_what_is_verified_says_so() -> None:
     apart = ["pair 0.001", "first pair 0.001", "2 copies of the fifth", "copies of zero", "power 1"]
     assert [name for name in apart if top_five(name, "random")[0].verified] == apart

@@ -250,7 +250,8 @@ def second_start(
             break
         bound = max(level, outermost(t[: j + 1, : j + 1], beta, size))
         if largest > level:
-            return SecondStart(bound, j + 1, start + _outer(t[: j + 1, : j + 1]) @ vectors[: j + 1])
+            again = _outer(t[: j + 1, : j + 1]).to(start) @ vectors[: j + 1]
+            return SecondStart(bound, j + 1, start + again)
         if bound <= level:
             break
         vectors[j + 1] = w / beta
