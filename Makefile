@@ -14,7 +14,7 @@ TRAINERS := $(TESTED),lightning,huggingface
 # Old packages use what newer ones of their own dependencies deprecate; elsewhere every warning is an error.
 OUTDATED := -W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning
 
-.PHONY: demo test test-all test-integrations test-lowest battery-huggingface figures figures-smoke bench fuzz chaos lint docs coverage package clean
+.PHONY: demo test test-all test-integrations test-lowest battery-huggingface figures figures-workstation figures-smoke bench fuzz chaos lint docs coverage package clean
 
 demo: $(READY)  ## train on the bundled digits and draw the landscape around what comes out
 	$(BIN)/landscape demo -o demo
@@ -33,6 +33,9 @@ battery-huggingface: $(INTEGRATIONS)/ready  ## GPT-2, BERT, ViT, Llama, T5, CLIP
 
 figures: $(READY)  ## every figure and table of the papers at laptop scale, into figures/ (hours; LANDSCAPE_DATA)
 	$(BIN)/landscape figures --all --jobs 2
+
+figures-workstation: $(READY)  ## with the papers' data, learners and batches, into figures/ (days; BUDGET=6h stops, and goes on)
+	$(BIN)/landscape figures --all --scale workstation --jobs 2 --prune --budget $(or $(BUDGET),6h)
 
 figures-smoke: $(READY)  ## the same with bundled data, to see that each can be made
 	OMP_NUM_THREADS=1 $(BIN)/landscape figures --all --scale smoke --jobs 2 -o build/figures --runs build/runs

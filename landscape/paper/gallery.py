@@ -23,10 +23,8 @@ NO_CONCLUSION = "Smoke scale shows that the figure can be made; its numbers say 
 # Of the JSON or CSV file of a figure: the largest size that is read, in bytes, and the keys that the page
 # needs.
 MAX_BYTES = 1 << 24
-KEYS = (
-    "where", "title", "claims", "scale", "note", "command", "seconds", "version", "pictures", "compared",
-    "verdict",
-)  # fmt: skip
+TEXTS = ("where", "title", "claims", "scale", "note", "command", "version", "verdict")
+COMPARED = ("what", "ours", "paper")
 
 
 def make(work: Work, folder: Path) -> tuple[Drawing, list[Path]]:
@@ -138,17 +136,36 @@ def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
         if path.exists():
             try:
                 entry = json.loads(read_regular(path, MAX_BYTES).decode())
-                missing = [key for key in KEYS if key not in entry]
-                if missing:
-                    raise ValueError(f"it has no '{missing[0]}'")
+                _check(entry)
                 path = path.with_suffix(".csv")
                 data = read_regular(path, MAX_BYTES).decode()
                 entries[name] = entry | verdict(name, entry["scale"], data)
-            except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+            except (
+                ArithmeticError,
+                AttributeError,
+                LookupError,
+                TypeError,
+                ValueError,
+                RecursionError,
+            ) as error:
                 if isinstance(error, FailedError):
                     raise
                 raise FailedError(f"{path}: damaged ({error}); make the figure again") from error
     return entries
+
+
+def _check(entry: Any) -> None:
+    """One of several kinds of error where ``entry`` is not what the JSON file of a figure holds."""
+    for key in TEXTS:
+        if not isinstance(entry[key], str):
+            raise TypeError(f"'{key}' is no text")
+    if not isinstance(entry["seconds"], (int, float)) or not 0 <= entry["seconds"] < 1e12:
+        raise ValueError("'seconds' is no time")
+    texts = [*entry["pictures"], *(each[key] for each in entry["compared"] for key in COMPARED)]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("'pictures' or 'compared' hold what is no text")
+    if not all(isinstance(version, int) for version in entry.get("numerics", {}).values()):
+        raise TypeError("'numerics' holds what is no version")
 
 
 def rejudge(folder: Path) -> None:

@@ -255,11 +255,18 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
 def rows_of(text: str) -> Rows:
     """The rows of a CSV; what reads as a number is one.
 
+    Raises:
+        ValueError: it is no CSV.
+
     Example:
         >>> rows_of("a,b\\n1,x\\n")
         [{'a': 1.0, 'b': 'x'}]
     """
-    return [{key: _value(value) for key, value in row.items()} for row in csv.DictReader(io.StringIO(text))]
+    try:
+        rows = list(csv.DictReader(io.StringIO(text)))
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
+    return [{key: _value(value) for key, value in row.items()} for row in rows]
 
 
 def _value(text: Any) -> Any:

@@ -29,7 +29,7 @@ SECONDS, BYTES = 30.0, 4 << 30
 # Shares of the inputs: most for the format that has the most to go wrong.
 SHARES = {
     "hdf5": 40, "drawing": 4, "idx": 8, "cifar": 2, "image": 8, "wav": 6, "state": 10, "safetensors": 5,
-    "matrix.npy": 5, "matrix.csv": 2, "list.csv": 2, "recipe": 6, "page": 1, "environment": 1,
+    "matrix.npy": 5, "matrix.csv": 2, "list.csv": 2, "recipe": 6, "page": 1, "rows": 1, "record": 3, "environment": 1,
 }  # fmt: skip
 
 

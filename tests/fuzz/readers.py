@@ -21,7 +21,8 @@ from landscape.data import speech
 from landscape.data.cifar import read_binary
 from landscape.data.idx import FILES, read_idx
 from landscape.data.images import decode
-from landscape.paper import gallery
+from landscape.paper import gallery_page
+from landscape.paper.record import Record
 from landscape.train import mixing, recipe
 from tests.fuzz import mutations, samples
 
@@ -125,7 +126,11 @@ def _matrix(path: Path) -> None:
 
 
 def _page(path: Path) -> None:
-    gallery.page(path.parent)
+    """The page of a folder with one figure, of which the other file is sound."""
+    for suffix, kind in ((".json", "page"), (".csv", "rows")):
+        if path.suffix != suffix:
+            path.with_suffix(suffix).write_bytes(samples.PAGE[kind])
+    gallery_page.page(path.parent)
 
 
 def _environment(raw: bytes, folder: Path, rng: random.Random) -> None:
@@ -180,6 +185,8 @@ READERS: dict[str, Callable[[bytes, Path, random.Random], None]] = {
     "matrix.csv": _text("m.csv", _matrix),
     "list.csv": _text("train.csv", _list),
     "recipe": _text("x.toml", lambda path: recipe.read(str(path))),
-    "page": _text("figure2.json", _page),
+    "page": _text("fig2a.json", _page),
+    "rows": _text("fig2a.csv", _page),
+    "record": _text("x.json", Record.read),
     "environment": _environment,
 }

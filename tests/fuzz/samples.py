@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import struct
+import tempfile
 import wave
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import landscape
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import UNITS
 from landscape.data.idx import FILES
+from landscape.paper.run_cache import RunCache, identity
 from landscape.problem.layout import Layout, Slot
 from landscape.results import base
 from landscape.results.comparison import example as comparison
@@ -27,6 +29,7 @@ from landscape.results.run_times import RunTimes
 from landscape.results.smoothing import Smoothing
 from landscape.results.stability import Stability
 from landscape.results.sweep import COLUMNS, Sweep, texts
+from landscape.train import recipe
 
 RNG = np.random.default_rng(0)
 TOML = """
@@ -223,6 +226,22 @@ def numpy_file(array: np.ndarray[Any, Any]) -> bytes:
     return out.getvalue()
 
 
+PAGE = {
+    "page": b'{"where": "Figure 2", "title": "t", "claims": "c", "scale": "laptop", "note": "n", "command": "c",'
+    b' "seconds": 1.0, "version": "1", "pictures": ["a.png"], "compared": [], "verdict": "v"}',
+    "rows": b"algorithm,seed,test_error_percent\nSSGD,0,13.3\nDPSGD,0,3.1\nSSGD*,0,5.5\n",
+}
+
+
+def record() -> bytes:
+    """The record of a short run."""
+    with tempfile.TemporaryDirectory() as folder:
+        cache = RunCache(Path(folder))
+        run = recipe.read("digits-dpsgd", ["steps=3", "batch=50", "decompose.every=1"])
+        cache.run([run])
+        return (cache.folder / "records" / f"{identity(run)}.json").read_bytes()
+
+
 def all_samples(folder: Path) -> dict[str, list[bytes]]:
     """Kind of reader -> the bytes of sound files for it; HDF5 files without their checksum."""
     hdf5 = []
@@ -249,8 +268,8 @@ def all_samples(folder: Path) -> dict[str, list[bytes]]:
         "matrix.csv": ["\n".join(",".join(map(str, row)) for row in matrix).encode()],
         "list.csv": [b"path,label\na.wav,yes\nb.wav,no\n"],
         "recipe": [TOML.encode()],
-        "page": [b'{"where": "Figure 2", "title": "t", "claims": "c", "scale": "smoke", "note": "n", "command": "c",'
-                 b' "seconds": 1.0, "pictures": ["a.png"], "compared": [], "verdict": "v", "held": true}'],
+        **{kind: [raw] for kind, raw in PAGE.items()},
+        "record": [record()],
         "environment": [b"x", b"-1", b"1e9", b"\xb2", b"", b"99999999999999999999", b"0x1"],
     }  # fmt: skip
 

@@ -12,7 +12,7 @@ from landscape.core.hdf5 import Array
 from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure, summary, test_error
 from landscape.paper.figures.mnist import last, median_rise
 from landscape.paper.figures.plateaus import limit_of, plateau, rows_of
-from landscape.paper.scales import SMOKE_NOTE, mnist, seeds
+from landscape.paper.scales import SMOKE_NOTE, mnist, seeds_of
 from landscape.paper.verdicts import Effect, Rows, by_seed, column, ratio, select
 from landscape.plots.picture import panels
 from landscape.plots.style import color_of, decimal_labels, shades, style
@@ -42,7 +42,7 @@ def _lazy_runs(scale: Scale) -> Runs:
             steps=STEPS,
         )
         for name in (*SAME_GAP, *SAME_OMEGA)
-        for seed in seeds(scale, 5)
+        for seed in seeds_of(scale, 5)
     }
 
 
@@ -173,7 +173,7 @@ def _burst_runs(scale: Scale) -> Runs:
             steps=BURST_STEPS,
         )
         for name in BURST_MIXINGS
-        for seed in seeds(scale, 5)
+        for seed in seeds_of(scale, 5)
     }
 
 
