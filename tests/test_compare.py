@@ -98,9 +98,9 @@ def test_the_numbers_are_those_of_the_instruments_and_pairs_have_common_draws() 
         for p in (one, two)
     ]
     scale = [landscape.noise_scale(p, 8, draws=10, max_draws=10, seed=4) for p in (one, two)]
-    alignment = [landscape.noise_alignment(p, 8, 1, tol=1e-300, draws=10, seed=4) for p in (one, two)]
-    worst = [landscape.sharpness(p, 0.1, m=8, tol=1e-300, draws=10, seed=4) for p in (one, two)]
-    average = [landscape.sharpness(p, 0.05, "average", tol=1e-300, draws=10, seed=4) for p in (one, two)]
+    alignment = [landscape.noise_alignment(p, 8, 1, tol=1e-300, max_draws=10, seed=4) for p in (one, two)]
+    worst = [landscape.sharpness(p, 0.1, m=8, tol=1e-300, max_draws=10, seed=4) for p in (one, two)]
+    average = [landscape.sharpness(p, 0.05, "average", tol=1e-300, max_draws=10, seed=4) for p in (one, two)]
     trace = [landscape.trace(p, seed=4) for p in (one, two)]
     expected: list[tuple[str, Any, str]] = [
         ("batch-sharpness", sharpness, "curvature"),

@@ -221,7 +221,7 @@ def test_the_command_and_a_checkpoint_of_its_own(tiny: Path, tmp_path: Path, com
     for name in ("value", "standard_error", "cost", "gradient_in_span", "dominant_in_span"):
         assert getattr(saved, name) == pytest.approx(getattr(found, name), rel=1e-6)
     for words in ("of the spread in the top 4", "½ tr(HC)", f"{100 * saved.value:.4f}%"):
-        assert words in err
+        assert words in out
     one_line(command("disagreement", last), 1, "finished landscape.disagreement", "--force")
     one_line(command("disagreement", last, "--top-k", "0", "--force"), 2, "top_k: 0")
     torch.save(landscape.models.build("mlp", widths=[6, 8, 3]).state_dict(), tmp_path / "one.pt")

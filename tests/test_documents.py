@@ -1,4 +1,4 @@
-"""Every block of code in README.md and docs/ runs, in the order of its page, in an empty folder.
+"""Every block of code in docs/ runs, in the order of its page, in an empty folder.
 
 - ``python`` runs in one namespace for each page; where it begins with ``>>>`` its output is compared.
 - ``console`` has commands after ``$``; where lines follow, they are the output ("..." stands for any text).
@@ -44,7 +44,7 @@ import landscape.cli
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     path
-    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+    for path in (ROOT / "docs").rglob("*.md")
     if "generated" not in path.parts and path.name != "changelog.md"
 )
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -173,7 +173,9 @@ def test_a_figure_without_runs_is_made_with_data_and_a_page(tmp_path: Path, comm
     folder = tmp_path / "gallery"
     code, out, err = command("figures", "delay-boundary", "-o", folder, "--runs", tmp_path / "runs")
     assert code == 0, err
-    assert out.splitlines() == [str(folder / "delay-boundary.png"), str(folder / "README.md")]
+    said, *files = out.splitlines()
+    assert said.startswith("delay-boundary: ")
+    assert files == [str(folder / "delay-boundary.png"), str(folder / "README.md")]
     with Image.open(folder / "delay-boundary.png") as picture:
         assert picture.width > 600
     with (folder / "delay-boundary.csv").open(newline="") as file:

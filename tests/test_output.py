@@ -241,7 +241,7 @@ def test_completion_offers_commands_and_values() -> None:
             item.value if item.type == "plain" else item.type for item in of.get_completions(before, last)
         ]
 
-    assert offered("com") == ["completion"]
+    assert offered("com") == ["compare", "completion"]
     assert offered("contour", "--norm", "") == ["none", "filter", "layer"]
     assert offered("contour", "--nor") == ["--norm"]
     assert offered("train", "digits-") == ["digits-dpsgd", "digits-ssgd"]
@@ -265,7 +265,7 @@ def test_an_option_has_one_form_in_all_commands() -> None:
     """The same name means the same everywhere: a flag, a number, a text or a choice of the same values."""
     known: dict[str, tuple[str, str]] = {}
     # A number in some commands, a list of them or another quantity in others; each help says which.
-    several = {"--batch", "--lr", "--noise", "--kind", "--search"}
+    several = {"--batch", "--lr", "--noise", "--kind", "--search", "--rise"}
     for name in names():
         for option in registry.commands[name].params:
             if not isinstance(option, click.Option):

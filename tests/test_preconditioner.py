@@ -184,10 +184,10 @@ def test_the_command_and_what_it_refuses(tiny: Path, tmp_path: Path, command: Co
     adam = ("--set", "optimizer.name=torch:Adam", "--set", "lr=0.01")
     assert command("train", tiny, "-o", tmp_path / "adam", "-q", *adam)[0] == 0
     picture = tmp_path / "s.png"
-    code, _, err = command("stability", tmp_path / "adam", "--precondition", "-o", tmp_path / "limits.h5")
-    assert code == 0
-    assert "preconditioned by torch:Adam" in err
-    assert ", limit not" not in err
+    code, out, err = command("stability", tmp_path / "adam", "--precondition", "-o", tmp_path / "limits.h5")
+    assert code == 0, err
+    assert "preconditioned by torch:Adam" in out
+    assert ", limit not" not in out
     code, out, err = command("spectrum", tmp_path / "adam", "--precondition", "--ends", "--plot", picture)
     assert code == 0, err
     written = out.splitlines()[-2]

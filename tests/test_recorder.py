@@ -23,7 +23,7 @@ import landscape.plots
 from landscape import FailedError, InputError, Recorder
 from landscape.checkpoint.history import UNITS
 from landscape.train.distributed.process_group import Group
-from landscape.train.recorder import RecorderWarning
+from landscape.train.recorder_step import RecorderWarning
 from tests.conftest import Command
 from tests.groups import together
 from tests.test_cli import one_line

@@ -91,7 +91,7 @@ def test_every_chart_is_drawn(opened: Opened) -> None:
             };
         });
     }""")
-    assert len(drawn) == 14
+    assert len(drawn) == 17
     for chart in drawn:
         assert chart["traces"] >= chart["wanted"] if chart["kind"] == "figure" else chart["traces"] >= 2, (
             chart

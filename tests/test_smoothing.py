@@ -140,7 +140,7 @@ def test_the_command(tiny: Path, tmp_path: Path, command: Command) -> None:
     assert late.lipschitz_smooth.shape == (2, 2)
     assert (late.lr, late.pairs, late.learners, late.samples) == (0.2, 3, 4, 200)
     assert math.isfinite(early.alpha_e)
-    assert "2/λ_max" in err
+    assert "2/λ_max" in out
     code, _, err = command("smoothing", tmp_path / "run" / "step-0000000.h5", "--steps", 0)
     assert code == 1
     assert "no spread to smooth by" in err

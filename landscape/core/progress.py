@@ -153,7 +153,7 @@ def duration(seconds: float) -> str:
 
     Example:
         >>> duration(8.2), duration(75), duration(7300)
-        ('8 s', '1 min 15 s', '2 h 2 min')
+        ('8 s', '1 min 15 s', '2 h 1 min')
     """
     whole = round(seconds)
     if whole < 60:

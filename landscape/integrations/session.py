@@ -25,7 +25,8 @@ from landscape.problem.problem import Loss, Problem
 from landscape.results.base import Provenance, Result
 from landscape.train import recording
 from landscape.train.observer import undisturbed
-from landscape.train.recorder import Recorder, RecorderWarning
+from landscape.train.recorder import Recorder
+from landscape.train.recorder_step import RecorderWarning
 
 EVERY = inspect.signature(Recorder).parameters["every"].default
 

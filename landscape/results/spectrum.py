@@ -26,9 +26,8 @@ class Trace:
         value: tr H, in nats.
         standard_error: of the value, in nats.
         hvps: the number of Hessian-vector products.
-
-    ``draws`` (n,) are the estimates of which it is the mean, and whose standard error is its own; one where
-    nothing was drawn.
+        draws: (n,), the estimates of which it is the mean, and whose standard error is its own; one where
+            nothing was drawn.
 
     Example:
         >>> Trace(3.0, standard_error=0.1, hvps=30).value

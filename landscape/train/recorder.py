@@ -28,7 +28,6 @@ from landscape.train import recording, scalars
 from landscape.train.decomposition import GROUPS
 from landscape.train.observer import Choices, Observer
 from landscape.train.recorder_step import ASKED, IDLE, INSIDE, Step, warn_of_other_weights
-from landscape.train.recorder_step import RecorderWarning as RecorderWarning
 
 
 class Recorder:

@@ -33,7 +33,7 @@ def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
     Example:
         >>> options("dpsgd", {"mixing": "ring(1)"})
-        {'mixing': 'ring(1)', 'order': 'awc'}
+        {'mixing': 'ring(1)', 'order': 'awc', 'buffers': 'keep'}
     """
     return check_keywords("algorithm", given, algorithms[name], given=("learners", "seed"))
 
