@@ -40,7 +40,8 @@ from landscape.train.launch import pick_device
 @click.option("--seeds", default=SEEDS, show_default=True, help="Branches for each batch.")
 @click.option("--tol", default=TOL, show_default=True, help="Allowed rise of the loss, relative to it.")
 @click.option(
-    "--scaling",
+    "--lr-scaling",
+    "scaling",
     type=click.Choice(list(SCALING)),
     help="Of the learning rate with the batch. [default: linear; sqrt for Adam and its relatives]",
 )
