@@ -104,7 +104,7 @@ def test_the_command(tmp_path: Path, command: Command) -> None:
         == 0
     )
     path, picture = tmp_path / "critical.h5", tmp_path / "critical.png"
-    asked = ("critical-batch", tmp_path, "--factors", "1,2", "--seeds", "2", "--samples", "8000")
+    asked = ("critical-batch", tmp_path, "--factors", "1,2", "--branches", "2", "--samples", "8000")
     code, out, err = command(*asked, "-o", path, "--plot", picture)
     assert code == 0
     assert str(path) in out

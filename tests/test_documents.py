@@ -40,6 +40,7 @@ from sybil.parsers.abstract.doctest import DocTestStringParser
 from sybil.parsers.markdown.lexers import FencedCodeBlockLexer
 
 import landscape.cli
+from landscape.core import registry
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -168,7 +169,14 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     state = torch.get_rng_state()
+    registries = [value for value in vars(registry).values() if isinstance(value, registry.Registry)]
+    for each in registries:
+        list(each)  # loads the entries of the package
+    entries = [dict(each._entries) for each in registries]
     yield tmp_path
+    for each, known in zip(registries, entries, strict=True):
+        each._entries.clear()
+        each._entries.update(known)
     torch.set_rng_state(state)
     plt.close("all")
     for name, module in list(sys.modules.items()):

@@ -37,7 +37,7 @@ from landscape.train.launch import pick_device
     metavar="N",
     help="Training samples that each branch sees. [default: 40 steps of the largest batch]",
 )
-@click.option("--seeds", default=SEEDS, show_default=True, help="Branches for each batch.")
+@click.option("--branches", default=SEEDS, show_default=True, help="Branches for each batch, by seed.")
 @click.option("--tol", default=TOL, show_default=True, help="Allowed rise of the loss, relative to it.")
 @click.option(
     "--lr-scaling",
@@ -54,7 +54,7 @@ def critical_batch(
     checkpoints: tuple[str, ...],
     factors: str,
     samples: int | None,
-    seeds: int,
+    branches: int,
     tol: float,
     scaling: str | None,
     seed: int,
@@ -81,7 +81,7 @@ def critical_batch(
                 run,
                 chosen,
                 trained_samples=samples,
-                seeds=seeds,
+                seeds=branches,
                 tol=tol,
                 scaling=scaling,
                 seed=seed,

@@ -74,7 +74,7 @@ ALL = [
     _analysis("learning-coefficient", "--localization", "10", "--max-rhat", "2"),
     _analysis("stability"),
     _analysis("compare", "{base}/step-0000010.h5", "--only", "loss,trace,batch-sharpness,disagreement", "--draws", "8"),
-    _analysis("critical-batch", "--factors", "1,2", "--seeds", "1"),
+    _analysis("critical-batch", "--factors", "1,2", "--branches", "1"),
     Case("saddles", ("saddles", "--seeds", "0-5", "--noise", "0.01", "--lr", "", "--dimension", "", "-q", "-o", "{out}/s.h5")),
     Case("import", ("import", "{base}/net.pt", "--model", "mlp(widths=[6, 8, 3])", "-o", "{out}/net.h5")),
     Case("plot", ("plot", "{base}/last.h5", "-o", "{out}/p.png")),
