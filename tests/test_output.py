@@ -265,7 +265,7 @@ def test_an_option_has_one_form_in_all_commands() -> None:
     """The same name means the same everywhere: a flag, a number, a text or a choice of the same values."""
     known: dict[str, tuple[str, str]] = {}
     # A number in some commands, a list of them or another quantity in others; each help says which.
-    several = {"--batch", "--lr", "--noise", "--kind", "--search", "--rise"}
+    several = {"--batch", "--lr", "--noise", "--kind", "--search", "--rise", "--rho"}
     for name in names():
         for option in registry.commands[name].params:
             if not isinstance(option, click.Option):
