@@ -9,10 +9,13 @@ DOCS := .venv-docs
 LOWEST := .venv-lowest
 PACKAGING := .venv-package
 # The extras that the tests use.
-TESTED := frames,report,pyhessian,bayes
+TESTED := frames,report,pyhessian,bayes,cluster
 TRAINERS := $(TESTED),lightning,huggingface
 # Old packages use what newer ones of their own dependencies deprecate; elsewhere every warning is an error.
 OUTDATED := -W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning
+
+# The tests start many processes, which would compile the package each time where this is set.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-all test-integrations test-lowest battery-huggingface figures figures-workstation figures-smoke bench fuzz chaos lint docs coverage package clean
 
@@ -59,8 +62,9 @@ lint: $(READY)  ## style, types and spelling
 	$(BIN)/mypy
 	$(BIN)/codespell $$(git ls-files)
 
-coverage: $(READY)  ## make test with the coverage of lines and branches; fails below pyproject.toml's share
-	$(BIN)/python -m pytest -n auto --cov --cov-report=term:skip-covered --cov-report=html:build/coverage
+coverage: $(READY)  ## make test with the coverage of lines and branches; fails below pyproject.toml's shares
+	$(BIN)/python -m pytest -n auto --cov --cov-report=term:skip-covered --cov-report=html:build/coverage --cov-report=json:build/coverage.json
+	$(BIN)/python tests/coverage_limits.py build/coverage.json
 
 test-lowest: $(LOWEST)/ready  ## make test with the lowest versions that pyproject.toml allows
 	$(LOWEST)/bin/python -m pytest -n auto $(OUTDATED)

@@ -12,7 +12,29 @@ from pathlib import Path
 from typing import Any
 
 PAGES = {
+    "α_e": "explanation/decomposition",
+    "Δ(2)": "explanation/eq4",
+    "ω_min": "explanation/stability",
+    "AWC": "explanation/stability",
+    "Hutch++": "explanation/curvature",
+    "own model": "tutorials/own-model",
+    "own loop": "tutorials/own-loop",
+    "out of memory": "how-to/memory",
+    "resume": "how-to/resume",
+    "ParaView": "how-to/paraview",
+    "plugin": "how-to/plugins",
+    "Hugging Face": "tutorials/hugging-face",
+    "edge of stability": "explanation/edge",
+    "filter normalisation": "explanation/batchnorm",
+    "BatchNorm": "explanation/batchnorm",
+    "consensus distance": "explanation/decomposition",
     "SLURM": "cluster",
+    "cite": "index",
+    "report": "how-to/report",
+    "picture": "how-to/pictures",
+    "monitor": "how-to/monitor",
+    "DecentralizedDataParallel": "how-to/decentralised",
+    "performance": "performance",
 }
 
 

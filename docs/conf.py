@@ -39,7 +39,7 @@ nitpick_ignore_regex = [
     (r"py:func", r"landscape\.train\.randomness\.generator"),
     (
         r"py:class",
-        r"(Path|Figure|Axes|Tensor|Array|Checkpoint|Progress|evaluate\.Progress|UserData|tuple\[str)",
+        r"(Path|Figure|Axes|Tensor|Array|Checkpoint|Progress|evaluate\.Progress|UserData|Workers|tuple\[str)",
     ),
     (r"py:class", r"landscape\..*\.(T|UserData|OptimizerMemory|MeanLoss)"),
 ]

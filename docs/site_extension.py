@@ -40,7 +40,7 @@ def escape_docstring(lines: list[str]) -> None:
             lines[i] = escaped(line)
 
 
-def generate(app: Sphinx) -> None:
+def generate(app: Sphinx, config: Any) -> None:
     """Write the pages that are made from the package."""
     write_pages(Path(app.srcdir, "reference", "generated"))
 
@@ -95,7 +95,9 @@ def index_entries(app: Sphinx, page: str, content: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    app.connect("builder-inited", generate, priority=100)  # before autosummary reads the sources
+    app.connect(
+        "config-inited", generate
+    )  # before Sphinx lists the pages, from which autosummary makes others
     app.connect("source-read", index_entries)
     app.connect("autodoc-process-docstring", process_docstring, priority=100)
     app.connect("autodoc-process-docstring", restore_colons, priority=900)

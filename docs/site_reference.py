@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from site_messages import messages_page
+
 import landscape
 from landscape.checkpoint.history import COLUMNS
-from landscape.cli.commands import SUMMARIES
+from landscape.cli.commands import GROUPS as COMMANDS
 from landscape.core import registry
 from landscape.core.options import type_hints
 from landscape.data.images import image_set
@@ -225,7 +227,9 @@ def formats_page() -> Iterator[str]:
     )
     yield ""
     for schema in registry.results.names():
-        yield from format_section(schema, registry.results[schema])
+        kind = registry.results[schema]
+        if kind.__module__.startswith("landscape."):  # not of a plugin, or of the tests
+            yield from format_section(schema, kind)
 
 
 def history_page() -> Iterator[str]:
@@ -262,8 +266,9 @@ def commands_page() -> Iterator[str]:
     yield "Each page is made from the help of its command, which `landscape COMMAND --help` prints."
     yield ""
     names = registry.commands.names()
-    rows = [(f"[{n}](commands/{n}.md)", markdown(SUMMARIES[n])) for n in names]
-    yield from table(("command", "what it does"), rows)
+    for group, commands in COMMANDS.items():
+        rows = [(f"[{n}](commands/{n}.md)", markdown(summary)) for n, summary in commands.items()]
+        yield from (f"## {group}", "", *table(("command", "what it does"), rows))
     yield from ("```{toctree}", ":hidden:", "", *(f"commands/{name}" for name in names), "```")
 
 
@@ -339,6 +344,7 @@ def write_pages(folder: Path) -> None:
         "recipes": recipe_page(),
         "formats": formats_page(),
         "history": history_page(),
+        "messages": messages_page(),
     }
     pages |= {"commands": commands_page()}
     pages |= {f"commands/{name}": command_page(name) for name in registry.commands.names()}

@@ -92,6 +92,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.results.surface import Surface as Surface
     from landscape.results.sweep import Sweep as Sweep
     from landscape.results.vtk import save_vts as save_vts
+    from landscape.train.distributed.cluster import Cluster as Cluster
     from landscape.train.experiments.critical_batch import critical_batch as critical_batch
     from landscape.train.parallel.module import (
         DecentralizedDataParallel as DecentralizedDataParallel,
@@ -104,6 +105,7 @@ _MODULES = {
     "BatchSharpness": "results.batch_sharpness",
     "Basins": "results.basins",
     "Checkpoint": "checkpoint.checkpoint",
+    "Cluster": "train.distributed.cluster",
     "Comparison": "results.comparison",
     "DecentralizedDataParallel": "train.parallel.module",
     "Density": "results.spectrum",

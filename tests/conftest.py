@@ -21,6 +21,14 @@ torch.set_num_threads(1)
 hypothesis.settings.register_profile("landscape", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.load_profile("landscape")
 
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """One worker more than there are cores: tests wait for other processes and for time limits to pass."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # xdist reads it
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else None
+
+
 Command = Callable[..., tuple[int, str, str]]
 
 

@@ -14,8 +14,8 @@ import torch
 from landscape.train.distributed.process_group import Group
 
 # The server imports this module once, and every process is a fork of it: starting one takes no time.
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.groups", "landscape.train.launch"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.groups", "landscape.train.launch"])
 
 
 def free_port() -> int:
@@ -42,8 +42,8 @@ def together(
     pipes, started = [], []
     for rank in range(size):
         mine = variables | {"RANK": str(rank)} | (environment or {}).get(rank, {})
-        receive, send = _CONTEXT.Pipe(duplex=False)
-        process = _CONTEXT.Process(target=_run, args=(send, mine, timeout, function, args), daemon=True)
+        receive, send = CONTEXT.Pipe(duplex=False)
+        process = CONTEXT.Process(target=_run, args=(send, mine, timeout, function, args), daemon=True)
         process.start()
         send.close()
         pipes.append(receive)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,7 +38,7 @@ def _with(values: Array, where: Array, value: float) -> Array:
 
 # Surfaces, and how many points of 2,601 are exact at most.
 SURFACES: dict[str, tuple[Callable[[Array, Array], Array], int]] = {
-    "kink": (lambda x, y: np.maximum(2 + x + 0.3 * y, 2 - 0.7 * x + 0.5 * y), 1000),
+    "kink": (lambda x, y: np.maximum(2 + x + 0.3 * y, 2 - 0.7 * x + 0.5 * y), 1100),
     "kink along a grid line": (lambda x, y: np.maximum(2 + x, 2 - 0.5 * x), 1200),
     "Rosenbrock": (lambda x, y: 0.01 + (1 - 2 * x) ** 2 / 100 + (2 * y - 4 * x * x) ** 2, 450),
     "NaN half-plane": (lambda x, y: _with(1 + x * x + y * y, x + 0.3 * y > 0.2, np.nan), 1000),
@@ -234,10 +232,11 @@ def test_lines_and_hessian_grids() -> None:
     assert some.evaluations < 60
     np.testing.assert_array_equal(some.loss[some.done], whole.loss[some.done])
     assert np.abs(some.loss - whole.loss).max() <= 0.01 * np.ptp(whole.loss)
+    problem = problems.mlp(widths=(3, 3, 2), samples=15)
     plane = landscape.random_plane(problem)
-    few = landscape.hessian_grid(problem, plane, (25, 25), tolerance="2%", tol=1e-4)
-    all_of_them = landscape.hessian_grid(problem, plane, (25, 25), tol=1e-4, previous=few)
-    assert few.evaluations < 0.5 * 625
+    few = landscape.hessian_grid(problem, plane, (23, 23), tolerance="2%", tol=1e-4)
+    all_of_them = landscape.hessian_grid(problem, plane, (23, 23), tol=1e-4, previous=few)
+    assert few.evaluations < 0.5 * 529
     assert few.columns == ("lambda_min", "lambda_max", "ratio")
     for name, stated in zip(few.columns, few.stated_error, strict=True):
         ours, truth = getattr(few, name), getattr(all_of_them, name)
@@ -262,8 +261,7 @@ def test_the_command_and_its_processes(run: Path, tmp_path: Path, command: Comma
     code, printed, _ = command(*wanted, "-o", one, "--plot", picture)
     assert (code, printed.endswith(f"{one}\n{picture}\n")) == (0, True)
     assert "interpolated from 229 of 1,600 points, error of loss below" in printed
-    words = ["-m", "landscape", *map(str, wanted), "-o", str(two), "--nproc", "2"]
-    assert subprocess.run([sys.executable, *words], capture_output=True).returncode == 0
+    assert command(*wanted, "-o", two, "--nproc", "2")[0] == 0
     a, b = landscape.load(one), landscape.load(two)
     np.testing.assert_array_equal(a.done, b.done)
     np.testing.assert_allclose(a.loss, b.loss, rtol=1e-5)

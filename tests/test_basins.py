@@ -76,7 +76,7 @@ def test_a_simplified_tree_keeps_each_point_in_a_basin(loss: np.ndarray, least: 
         assert fewer.basin.ravel()[place] == k
 
 
-@settings(max_examples=20)
+@settings(max_examples=6)
 @given(st.lists(st.floats(-1.5, 1.5), min_size=6, max_size=6).filter(
     lambda v: np.linalg.norm(np.cross(v[:3], v[3:])) > 0.5
 ), st.floats(0.3, 30))  # fmt: skip
@@ -90,10 +90,9 @@ def test_an_ellipse_has_its_own_axes_whatever_the_directions(entries: list[float
     curvature = np.array([2.0, second])
     loss = 0.1 + 0.5 * curvature[0] * (points @ one) ** 2 + 0.5 * curvature[1] * (points @ two) ** 2
     whole = surface(loss, directions)
-    edge = whole.basins().edge_rise
     border = np.concatenate([loss[0], loss[-1], loss[:, 0], loss[:, -1]]).min() - 0.1
-    assert edge == pytest.approx(border, rel=0.01)
     found = whole.basins([0.7 * border])
+    assert found.edge_rise == pytest.approx(border, rel=0.01)
     axes = np.sort(2 * np.sqrt(2 * 0.7 * border / curvature))[::-1]
     area = np.pi * axes.prod() / 4
     np.testing.assert_allclose(found.width[0], axes, rtol=0.04)

@@ -23,11 +23,11 @@ from landscape.paper.record import POINTS, Record
 from landscape.paper.run_cache import OutOfTimeError, RunCache, identity
 from landscape.paper.scales import cell
 from landscape.results.stability import Stability
-from landscape.train import sweep
+from landscape.train import runs
 from landscape.train.loop import Trainer
 from landscape.train.recipe import Recipe
 from landscape.train.recipe_tables import Decompose, Evaluate, Save
-from landscape.train.sweep import train
+from landscape.train.runs import Run, train
 from tests.conftest import Command
 from tests.test_cli import one_line
 from tests.test_figures import small
@@ -174,7 +174,9 @@ def test_a_figure_is_drawn_from_records_alone(tmp_path: Path, command: Command) 
     assert len(list((tmp_path / "new" / "runs").iterdir())) == 2
 
 
-def test_a_budget_stops_and_the_same_command_goes_on(tmp_path: Path, command: Command) -> None:
+def test_a_budget_stops_and_the_same_command_goes_on_and_repeats_no_run(
+    tmp_path: Path, command: Command
+) -> None:
     options = ("noise-split", "--scale", "smoke", "-o", tmp_path / "g", "--runs", tmp_path / "r")
     one_line(command("figures", *options, "--budget", "6"), 2, "--budget", "'6'", "min, h, d")
     one_line(command("figures", *options, "--budget", "0h"), 2, "--budget", "> 0")
@@ -184,23 +186,30 @@ def test_a_budget_stops_and_the_same_command_goes_on(tmp_path: Path, command: Co
     assert "0.000001s are used; the same command goes on with noise-split" in err
     code, out, err = command("figures", *options, "--budget", "1d")
     assert (code, "noise-split.png" in out) == (0, True), err
+    assert "(4 of 4 runs to train)" in err
+    shutil.rmtree(tmp_path / "g")
+    code, _, err = command("figures", *options)
+    assert (code, "(0 of 4 runs to train)" in err) == (0, True)
+    # Figure 2 has these runs, too.
+    code, out, err = command("figures", "fig2a", "--dry-run", *options[1:])
+    assert (code, "fig2a: 4 of 6 runs to train" in out) == (0, True), err
 
 
 def test_a_run_stops_at_its_time_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = small(steps=60, checkpoint=Save(every=20), decompose=Decompose(every=0), evaluate=Evaluate(every=0))
     folder = tmp_path / "run"
-    assert train(run.to_toml(), str(folder), "cpu", None, time.time() - 1) is None
+    assert train(Run(run, folder), "cpu", None, time.time() - 1) is None
     assert not folder.exists()
     clock = iter([0.0, *np.arange(30.0)])  # the time is over in step 29, after the checkpoint of step 20
     monkeypatch.setattr(
-        sweep, "time", SimpleNamespace(time=lambda: next(clock), perf_counter=time.perf_counter)
+        runs, "time", SimpleNamespace(time=lambda: next(clock), perf_counter=time.perf_counter)
     )
-    assert train(run.to_toml(), str(folder), "cpu", None, 27.5) is None
+    assert train(Run(run, folder), "cpu", None, 27.5) is None
     assert landscape.load(folder / "last.h5").step == 20
     monkeypatch.undo()
-    assert train(run.to_toml(), str(folder), "cpu", None) is not None
+    assert train(Run(run, folder), "cpu", None) is not None
     whole = tmp_path / "whole"
-    train(run.to_toml(), str(whole), "cpu", None)
+    train(Run(run, whole), "cpu", None)
     a, b = (landscape.load(f / "last.h5") for f in (folder, whole))
     np.testing.assert_array_equal(a.weights, b.weights)
 

@@ -1,4 +1,4 @@
-"""Every block of code in docs/ runs, in the order of its page, in an empty folder.
+"""Every block of code in docs/, README.md and CONTRIBUTING.md runs, in the order of its page, in an empty folder.
 
 - ``python`` runs in one namespace for each page; where it begins with ``>>>`` its output is compared.
 - ``console`` has commands after ``$``; where lines follow, they are the output ("..." stands for any text).
@@ -16,6 +16,7 @@ A comment before a block says more, and is not seen by readers:
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import doctest
 import io
@@ -30,6 +31,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import h5py
 import matplotlib.pyplot as plt
 import pytest
 import torch
@@ -40,14 +42,22 @@ from sybil.parsers.abstract.doctest import DocTestStringParser
 from sybil.parsers.markdown.lexers import FencedCodeBlockLexer
 
 import landscape.cli
+from landscape.cli.commands import GROUPS
 from landscape.core import registry
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
+
+import site_messages
+import site_reference
+
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(
+DOCS = sorted(
     path
     for path in (ROOT / "docs").rglob("*.md")
     if "generated" not in path.parts and path.name != "changelog.md"
 )
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)\)")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 COMMENT = re.compile(r"<!-- (not run|slow|in tests): ((?:(?!-->).)+?) -->\s*\Z", re.DOTALL)
 NEEDS = re.compile(r"<!-- needs: (.+?) -->")
@@ -207,6 +217,101 @@ def test_the_blocks_of_a_page_run(page: Path, in_folder: Path, trained: Callable
 )
 def test_a_page_runs_as_printed(page: Path, in_folder: Path, trained: Callable[[str], Path]) -> None:
     _run(page, in_folder, trained, full=True)
+
+
+# What a message says itself: what is allowed, or what to do.
+REMEDY = re.compile(
+    r"\b(must|needs?|needed|allowed|give|use|try|leave|choose|delete|move|save|install|download|draw|raise|register|"
+    r"declare|missing|run|call|put|switch|add|freeze|wait|start|pad|write|unless)\b"
+)
+
+
+def _described() -> dict[str, re.Pattern[str]]:
+    """Message of Troubleshooting -> the pattern that a message of the source must have; "…" stands for anything."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    cells = re.findall(r"^\| (`[^|]+`) \|", page, re.MULTILINE)
+    named = [message for cell in cells for message in re.findall(r"`(.+?)`", cell)]
+    return {message: re.compile(".*".join(map(re.escape, message.split("…")))) for message in named}
+
+
+def test_every_message_says_what_to_do_or_is_described() -> None:
+    raised = {text for _, text in site_messages.messages()}
+    assert len(raised) > 450
+    described = _described().values()
+    passed_on = {"test: …", "rank …: …", "checkpoint: …"}  # before the words of another message
+    bare = [text for text in raised - passed_on if not REMEDY.search(text.partition(":")[2] or text)]
+    assert len(bare) > 100
+    assert [text for text in bare if not any(pattern.search(text) for pattern in described)] == []
+
+
+def test_every_message_of_the_page_is_printed_somewhere() -> None:
+    nodes = [node for nodes in site_messages.trees().values() for node in nodes]
+    expressions = [node for node in nodes if isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp))]
+    strings = {text for node in expressions for text in site_messages.texts(node, {})}
+    strings |= {text for _, text in site_messages.messages()}
+    printed = "\n".join(text.replace("\n", " ") for text in strings)
+    classes = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    described = _described()
+    assert len(described) > 180
+    missing = [
+        message
+        for message, pattern in described.items()
+        if message not in classes and not pattern.search(printed)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"], ids=_id)
+def test_links_have_a_text_and_lead_to_a_file(page: Path) -> None:
+    """Sphinx finds links within docs/, and would give them a text; readers of the repository see the pages too."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    elsewhere = ["https?:", "mailto:", "#", ".*generated/"]
+    if not (ROOT / "figures").exists():  # the sdist is without the gallery
+        elsewhere.append(r".*figures/[\w.-]+\.(png|gif|md)$")
+    for shown, target in LINK.findall(text):
+        assert shown.strip(), target
+        if not re.match("|".join(elsewhere), target):
+            assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    docs = ROOT / "docs"
+    listed = {docs / "index.md"}
+    for page in DOCS:
+        for entries in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(), re.DOTALL):
+            names = [line for line in entries.splitlines() if line and not line.startswith(":")]
+            listed |= {(page.parent / f"{name}.md").resolve() for name in names}
+    assert set(DOCS) <= listed
+
+
+def test_the_readme_has_all_commands_and_no_number_of_its_own() -> None:
+    text = (ROOT / "README.md").read_text()
+    lines = text.splitlines()
+    assert len(lines) < 150
+    assert all(len(line) <= 110 for line in lines if not line.startswith(("|", "![")))
+    rows = re.findall(r"^\| ([\w ]+) \| (`[\w-]+`(?:, `[\w-]+`)*) \|", text, re.MULTILINE)
+    shown = {group: re.findall(r"`([\w-]+)`", names) for group, names in rows}
+    assert shown == {group: list(commands) for group, commands in GROUPS.items()}
+    measured = (ROOT / "docs" / "performance.md").read_text()
+    table = text.partition("## Against other tools")[2].partition("\n## ")[0]
+    ratios = re.findall(r"\| (\d[^|]*) \|$", table, re.MULTILINE)
+    assert len(ratios) > 5
+    assert [ratio for ratio in ratios if f"| {ratio} |" not in measured] == []
+
+
+def test_the_page_of_the_checkpoint_has_what_is_in_its_file(trained: Callable[[str], Path]) -> None:
+    page = (ROOT / "docs" / "reference" / "checkpoint.md").read_text()
+    described = set(re.findall(r"`/?([\w/]+)`", page))
+    with h5py.File(trained("dp") / "last.h5") as file:
+        groups = {name: f"{name}/NAME" for name in file if isinstance(file[name], h5py.Group)}
+        groups |= {"history": "history/COLUMN", "rng": "rng/seed"}
+        assert {groups.get(name, name) for name in file} <= described
+        assert set(file.attrs) - {"checksum"} <= described
+
+
+def test_the_reference_describes_everything(tmp_path: Path) -> None:
+    site_reference.write_pages(tmp_path)
+    assert "algorithm.mixing" in (tmp_path / "recipes.md").read_text()
 
 
 def test_a_block_that_fails_is_seen(tmp_path: Path, in_folder: Path, trained: Callable[[str], Path]) -> None:

@@ -28,6 +28,7 @@ from landscape.evaluation.grid import MismatchError, Portions, coincide, compute
 from landscape.train import launch, recipe
 from tests import problems
 from tests.conftest import Command
+from tests.groups import CONTEXT
 from tests.test_cli import one_line
 
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -176,6 +177,7 @@ def test_what_was_done_is_kept_when_a_portion_fails() -> None:
 
 def member(rank: int, folder: str, ending: str) -> None:
     """One of two processes that compute one grid; the second may fail, in words or without."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     done, v = np.zeros(20, bool), np.full(20, np.nan)
     if rank == 0:
@@ -203,11 +205,9 @@ def member(rank: int, folder: str, ending: str) -> None:
 
 
 @pytest.mark.parametrize("ending", [pytest.param("whole", marks=pytest.mark.slow), "words", "silence"])
-def test_processes_share_a_grid_and_a_failure_names_its_rank(
-    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    context = mp.start_processes(member, (str(tmp_path), ending), nprocs=2, join=False, start_method="spawn")
+def test_processes_share_a_grid_and_a_failure_names_its_rank(tmp_path: Path, ending: str) -> None:
+    method = CONTEXT.get_start_method()
+    context = mp.start_processes(member, (str(tmp_path), ending), nprocs=2, join=False, start_method=method)
     for process in context.processes:
         process.join(180)
     found = [np.load(tmp_path / f"{r}.npz") for r in range(1 if ending == "silence" else 2)]

@@ -426,9 +426,11 @@ def test_no_space_for_the_cache_warns_and_leaves_nothing(tmp_path: Path, kept: P
     code = (
         "import resource, signal, sys, landscape\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, 2**14))\n"
+        "unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, unlimited[1]))\n"
         "data = landscape.data.load('image-folder', data_dir=sys.argv[1], folder='mine')\n"
-        "print(len(data.train[1]))"
+        "print(len(data.train[1]))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)"  # coverage of this process is written at its end
     )
     run = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

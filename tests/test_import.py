@@ -402,6 +402,19 @@ def test_bad_names_and_factories_are_one_line(folder: Path, command: Command) ->
     sys.modules.pop("wrong", None)
 
 
+class Samples(torch.utils.data.Dataset[Any]):
+    """One at a time, without being an iterable."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.samples[i]
+
+
 def test_what_data_may_be() -> None:
     x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
     for made in ((x, y), [(x, y)], {"train": (x, y), "test": (x, y)}, as_data((x, y))):
@@ -410,6 +423,8 @@ def test_what_data_may_be() -> None:
         assert data.split("test") is not None
     assert as_data({"input_ids": x, "labels": y}).loss is None
     assert as_data([{"input_ids": x}]).loss is None
+    assert as_data(Samples([{"input_ids": x[0]}])).loss is None
+    assert as_data(Samples([(x[0], y[0])])).loss is F.cross_entropy
     assert as_data({"test": (x, y), "loss": F.mse_loss}).loss is F.mse_loss
     assert as_data({"test": (x, y), "loss": None}).loss is None
     with pytest.raises(InputError, match="split: 'validation' is not known"):

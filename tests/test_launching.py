@@ -134,18 +134,17 @@ def _sent(arrays: dict[str, Any], facts: list[Any]) -> bytes:
 # The module path.
 
 
-def test_nothing_in_the_current_folder_runs_unasked(tmp_path: Path, tiny: Path) -> None:
+def test_nothing_in_the_current_folder_runs_unasked(tmp_path: Path) -> None:
     trap = "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\nraise SystemExit('trap')\n"
     for name in ("sklearn", "h5py", "multiprocessing", "json", "landscape"):
         (tmp_path / f"{name}.py").write_text(trap)
     (tmp_path / "mine.py").write_text(
-        "from landscape import models\nmodel = lambda: models.build('mlp', widths=[6, 3])\n"
+        "from landscape import models\nmodel = lambda: models.build('mlp', widths=[64, 10])\n"
     )
-    small = ["--set", "steps=2", "--set", "model.widths=[64, 4, 10]", "-q"]
+    own = ["--set", "steps=2", "--set", "model={name='mine:model'}", "-q"]
     for words in (
-        ["train", "digits-dpsgd", *small, "--nproc", "2", "-o", "run"],
-        ["contour", "run/last.h5", "--grid", "2", "--nproc", "2"],
-        ["train", str(tiny), "--set", "model={name='mine:model'}", "--set", "steps=1", "-o", "own"],
+        ["train", "digits-dpsgd", *own, "--nproc", "2", "-o", "run"],
+        ["contour", "run/last.h5", "--grid", "2", "--model", "mine:model"],
     ):
         done = subprocess.run(
             [sys.executable, "-P", "-c", "from landscape.cli import main; main()", *words],
@@ -485,15 +484,15 @@ def test_a_stopped_child_dies_with_its_parent() -> None:
 
 def test_jobs_are_done_and_the_one_that_fails_is_named() -> None:
     found: dict[int, Any] = {}
-    pool.run("operator:truediv", [[k, 2] for k in range(5)], 2, found.__setitem__, threads=None)
+    pool.Pool(2).run("operator:truediv", [[k, 2] for k in range(5)], found.__setitem__)
     assert found == {k: k / 2 for k in range(5)}
     with pytest.raises(pool.JobError, match="ZeroDivisionError") as caught:
-        pool.run("operator:truediv", [[1, 1], [1, 0]], 1, found.__setitem__, threads=None)
+        pool.Pool(1).run("operator:truediv", [[1, 1], [1, 0]], found.__setitem__)
     assert (caught.value.number, caught.value.known) == (1, False)
     with pytest.raises(pool.JobError, match="was killed by SIGABRT"):
-        pool.run("os:abort", [[]], 1, found.__setitem__, threads=None)
+        pool.Pool(1).run("os:abort", [[]], found.__setitem__)
     with pytest.raises(pool.JobError, match="no sign of life"):
-        pool.run("signal:raise_signal", [[signal.SIGSTOP]], 1, found.__setitem__, threads=None, timeout=3.0)
+        pool.Pool(1, timeout=3.0).run("signal:raise_signal", [[signal.SIGSTOP]], found.__setitem__)
 
 
 def test_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,9 @@ def test_the_exact_posterior_has_the_known_coefficient_of_linear_networks(
 @pytest.mark.parametrize("sizes", [(2, 1, 1), (3, 1, 2), (2, 2, 2)])
 def test_linear_networks_with_two_layers(sizes: tuple[int, int, int]) -> None:
     m, h, n = sizes
-    found = landscape.learning_coefficient(two_layers(m, h, n, 0), m, localization=1.0, nbeta=300.0, tol=0.03)
+    found = landscape.learning_coefficient(
+        two_layers(m, h, n, 0), m, localization=1.0, nbeta=300.0, tol=0.03, max_steps=128_000
+    )
     truth = exact_two_layers(m, h, n, 300.0)
     assert abs(found.value - truth) < 4 * found.standard_error < 0.5
     assert found.value == pytest.approx(reduced_rank(m, h, n, 0), rel=0.15)  # far below P/2
@@ -289,9 +291,6 @@ def test_data_and_losses_that_it_is_not_defined_for() -> None:
     problem = problems.mlp()
     assert problem.tensors is not None
     x, y = problem.tensors
-    batches = Problem(problem.model, problem.criterion, [(x, y)])
-    with pytest.raises(InputError, match="drawing minibatches needs"):
-        landscape.learning_coefficient(batches, 5)
     decayed = Problem(problem.model, problem.criterion, (x, y), weight_decay=0.1)
     with pytest.raises(InputError, match="penalty: "):
         landscape.learning_coefficient(decayed, 5)

@@ -48,18 +48,19 @@ SMALL = """
 model = landscape.models.build("mlp", widths=[50, 40, 10])
 problem = landscape.Problem(model, nn.functional.cross_entropy, (torch.randn(300, 50), torch.arange(300) % 10))
 plane = landscape.random_plane(problem)
-landscape.contour(problem, plane, grid=(10, 10), path={path!r})
+rows = {"batched": 200, "pointwise": 5, "folded": 5}
+for path in rows:
+    landscape.contour(problem, plane, grid=(10, 10), path=path)
 first = peak()
-landscape.contour(problem, plane, grid=(200, {rows}), path={path!r})
+for path in rows:
+    landscape.contour(problem, plane, grid=(200, rows[path]), path=path)
 print(peak() - first)
 """
 
 
-@pytest.mark.parametrize(("path", "rows"), [("batched", 200), ("pointwise", 5), ("folded", 5)])
-def test_more_points_cost_no_more_memory(path: str, rows: int) -> None:
+def test_more_points_cost_no_more_memory() -> None:
     """40,000 points in place of 100: their coordinates and values take 5 MiB, all weights would take 400."""
-    more = run(SMALL.format(path=path, rows=rows))[0]
-    assert more < 16 * MIB
+    assert run(SMALL)[0] < 16 * MIB
 
 
 BOUND = """
@@ -146,10 +147,11 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 
 def test_memory_in_use_is_that_of_the_process() -> None:
+    gc.collect()
     before = memory_in_use(torch.device("cpu"))
-    ballast = torch.ones(2**23)
+    ballast = torch.ones(2**24)  # 64 MiB: more than malloc takes from what other tests have freed
     assert (
-        28 * MIB < memory_in_use(torch.device("cpu")) - before < 64 * MIB
+        60 * MIB < memory_in_use(torch.device("cpu")) - before < 96 * MIB
         or not Path("/proc/self/statm").exists()
     )
     assert ballast[0] == 1

@@ -62,7 +62,7 @@ def test_with_varying_curvature_the_closed_form_lies_within_the_error_bar() -> N
 def test_error_bars_shrink_with_the_draws() -> None:
     problem, weights = spread_quadratic(0.4, 0.0)
     few, many = (
-        landscape.estimate_noise(problem, weights, 1.0, 5, draws=d).summary()["direct"][1] for d in (50, 800)
+        landscape.estimate_noise(problem, weights, 1.0, 5, draws=d).summary()["direct"][1] for d in (25, 400)
     )
     assert many == pytest.approx(few / 4, rel=0.4)
 

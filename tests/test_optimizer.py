@@ -207,7 +207,7 @@ def test_resuming_gives_the_bits_of_an_unbroken_run(
         schedule={"unit": "epochs", "warmup": 1.5, "cosine": 4.0},
     )  # fmt: skip
     whole = launch.launch(chosen, tmp_path / "whole")
-    for step in (0, 10, 20):
+    for step in (10, 20):
         folder = tmp_path / f"from-{step}"
         folder.mkdir()
         (tmp_path / "whole" / f"step-{step:07d}.h5").rename(folder / "last.h5")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +205,8 @@ def test_the_command_and_what_it_refuses(tiny: Path, tmp_path: Path, command: Co
     assert isinstance(run, landscape.Checkpoint)
     with pytest.raises(FailedError, match="step 0"):
         landscape.preconditioner(run, run.problem())
+    theirs = dataclasses.replace(run, algorithm="recorded", recipe="")
+    with pytest.raises(
+        FailedError, match=r"landscape train did not make it.*give a landscape.Preconditioner"
+    ):
+        landscape.preconditioner(theirs, run.problem())

@@ -212,7 +212,7 @@ def penalty(parameters: dict[str, Tensor]) -> Tensor:
 def test_the_penalty_s_hessian_is_added_once(name: str, kind: str) -> None:
     plain = problems.ALL[name]()
     problem = Problem(plain.model, plain.criterion, plain.resident, penalty=penalty, weight_decay=0.1)
-    problem.data.chunk_size = plain.data.chunk_size = 7  # several chunks
+    problem.data.chunk_size = plain.data.chunk_size = plain.samples // 3 + 1  # several chunks
     bend = torch.autograd.functional.hessian(problem.penalty_value, problem.theta)
     expected = dense_hessian(plain, kind=kind) + bend
     torch.testing.assert_close(dense_hessian(problem, kind=kind), expected)

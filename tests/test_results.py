@@ -7,7 +7,6 @@ import dataclasses
 import html.parser
 import itertools
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -226,15 +225,6 @@ def test_a_missing_extra_is_one_line(package: str, method: str, monkeypatch: pyt
     with pytest.raises(FailedError, match=rf"{method}.*{package}.*frames") as caught:
         getattr(heights(), method)()
     assert "\n" not in str(caught.value)
-
-
-def test_the_extras_and_matplotlib_are_imported_only_when_used() -> None:
-    code = (
-        "import sys, landscape, landscape.results.frames, landscape.results.html, landscape.results.base;"
-        "sys.exit(', '.join({'xarray', 'pandas', 'matplotlib', 'seaborn'} & set(sys.modules)) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 class Balanced(html.parser.HTMLParser):

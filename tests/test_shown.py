@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -38,9 +35,3 @@ def test_the_rule_depends_on_ratios_alone(values: list[float], factor: float) ->
         assert (
             logarithmic(np.array(values)) == (ratio > LOG_RATIO) == logarithmic(factor * np.array([values]))
         )
-
-
-def test_the_rule_needs_no_matplotlib() -> None:
-    code = "import sys, landscape.results.shown; print('matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

@@ -118,9 +118,13 @@ import resource, signal, sys
 import landscape
 result = landscape.load(sys.argv[1])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, unlimited[1]))
 try:
-    result.save(sys.argv[1])
+    try:
+        result.save(sys.argv[1])
+    finally:  # what measures the coverage of this process writes at its end
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
 except landscape.FailedError as error:
     sys.exit(0 if f"{sys.argv[1]}: cannot be written (File too large)" == str(error) else str(error))
 sys.exit("it was written")

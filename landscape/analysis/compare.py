@@ -108,9 +108,10 @@ def compare(
             are groups. A problem in place of a checkpoint is measured at its centre, without what needs a
             test set, learners or an optimizer.
         batch: B, samples of the minibatches; default: the runs' total batch, if it is the same for all.
-        only: names of :data:`landscape.analysis.quantities.QUANTITIES`; default: all that can be measured.
+        only: names of quantities, as ``landscape compare --help`` lists them; default: all that can be
+            measured.
         equal_loss: take of each run the checkpoint whose training loss is nearest to the highest of all given
-            ones (:func:`.at_equal_loss`).
+            ones (as ``--at-equal-loss``).
         loss_tolerance: how near, relative to that loss.
         draws: minibatches and displacements of each quantity. The trace takes 60 products.
         planes, rise: the width is the mean over so many random planes, at this rise of the loss in nats.

@@ -21,6 +21,7 @@ from landscape.evaluation.filling import complete, meets
 from landscape.evaluation.grid import (
     MismatchError,
     Portions,
+    Workers,
     coincide,
     copy_common,
     difference,
@@ -80,6 +81,7 @@ def contour(
     previous: Surface | None = None,
     save: Callable[[Surface], None] | None = None,
     group: dist.ProcessGroup | None = None,
+    cluster: Workers | None = None,
     progress: evaluate.Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Surface:
@@ -111,6 +113,8 @@ def contour(
         save: called with the unfinished surface about every ten seconds.
         group: a torch.distributed group whose processes all make this call, each for its part of the points;
             all return the whole surface, and its first one saves.
+        cluster: a :class:`landscape.Cluster`, whose workers compute the points, in place of a group. The
+            problem is pickled and sent to them.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
@@ -171,7 +175,11 @@ def contour(
         return {"loss": at_points.loss, "accuracy": at_points.accuracy}
 
     portions = Portions(
-        least=run.block, save=(lambda: save(surface())) if save else None, group=group, progress=progress
+        least=run.block,
+        save=(lambda: save(surface())) if save else None,
+        group=group,
+        cluster=cluster,
+        progress=progress,
     )
     columns_of = (("loss",), ("accuracy",))
     fields |= complete(grid_points(x, y), done, columns, values, portions, allowed, *columns_of, plane.seed)

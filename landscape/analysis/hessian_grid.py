@@ -17,7 +17,7 @@ from landscape.curvature.hessian import HessianOptions, operator
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, SearchOptions, ends_of
 from landscape.curvature.start import start_vector
 from landscape.evaluation.filling import complete, meets
-from landscape.evaluation.grid import MismatchError, Portions, copy_common, difference
+from landscape.evaluation.grid import MismatchError, Portions, Workers, copy_common, difference
 from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import changed, provenance, setting
 from landscape.evaluation.tolerance import Tolerance
@@ -69,6 +69,7 @@ def hessian_grid(
     previous: HessianGrid | None = None,
     save: Callable[[HessianGrid], None] | None = None,
     group: dist.ProcessGroup | None = None,
+    cluster: Workers | None = None,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> HessianGrid:
@@ -92,6 +93,8 @@ def hessian_grid(
         save: called with the unfinished result about every ten seconds.
         group: a torch.distributed group whose processes all make this call, each for its part of the points;
             all return the whole result, and its first one saves.
+        cluster: a :class:`landscape.Cluster`, whose workers compute the points, in place of a group. The
+            problem is pickled and sent to them.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
@@ -144,7 +147,11 @@ def hessian_grid(
     at_once = points_at_once(problem)
     ends = _ends_at(problem, plane, wanted, HessianOptions(randomness=randomness), search, at_once)
     portions = Portions(
-        block=at_once, save=(lambda: save(result())) if save else None, group=group, progress=progress
+        block=at_once,
+        save=(lambda: save(result())) if save else None,
+        group=group,
+        cluster=cluster,
+        progress=progress,
     )
     fields |= complete(grid_points(x, y), done, columns, ends, portions, allowed, VALUES, seed=plane.seed)
     return result()

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
-import torch
 
 from landscape.core.errors import FailedError, InputError
 from landscape.core.extras import optional
@@ -44,7 +43,7 @@ FIRST_STEP = 0.5
 # The heating, as a share of the rise, that a step size is chosen for, and above which an estimate is refused
 # (ours). A correction is exact to first order: of a share s about s² of the value remains (MNIST).
 HEATING, MAX_HEATING = 0.1, 0.25
-# Trials of a step size, each at least so much of the one before; how far the mean ‖w − w*‖² may change from
+# Trials of a step size, each at least so much of the one before; how far the mean ‖w − w*‖² may grow from
 # one half of the draws to the other where R̂ says that it does (ours).
 TRIALS, SHRINK, SETTLED = 6, 1 / 16, 0.05
 
@@ -70,16 +69,18 @@ def learning_coefficient(
     with w* the problem's weights and L the mean over n samples of a negative log-likelihood in nats (for
     regression half of the squared error over its variance). A regular model has P/2 at its minimum, a
     singular one less. Ours are: losses at w and w* of the same minibatch; a correction for the heating by
-    step size and minibatches (:meth:`.Langevin.run`); and the choice of the step size. Chains begin at w*,
-    their first half is discarded, and they are doubled until they have mixed and the error is small enough.
-    BatchNorm takes each minibatch's statistics, as in training.
+    step size and minibatches; and the choice of the step size. Chains begin at w*, their first half is
+    discarded, and they are doubled until they have mixed and the error is small enough. BatchNorm
+    takes each minibatch's statistics, as in training.
 
     Args:
         problem: the loss on the training set, at the minimum w*.
-        batch: samples of a minibatch, drawn with replacement; more of them heat less.
+        batch: samples of a minibatch, drawn with replacement; more of them heat less. Data given as batches
+            is read once for every 100 steps.
         localization: γ. λ̂ depends on it, and can be compared at the same γ and n only.
         step_size: ε; default: half of 1/(nβλ_max + γ), less if its heating is above a tenth of the rise.
-        nbeta: nβ; default n/log n (Watanabe 2013).
+        nbeta: nβ; default n/log n (Watanabe 2013). Where L is a mean over tokens, n counts the sequences; for
+            the likelihood of m tokens give m/log m.
         chains: at least 2, all computed at once.
         tol: the relative standard error asked for.
         max_rhat: the largest R̂ of chains that count as mixed.
@@ -171,10 +172,11 @@ def _checked(problem: Problem, batch: int, nbeta: float | None) -> Problem:
         raise InputError(
             "penalty: the coefficient is of the data's likelihood, leave out penalty and weight_decay"
         )
-    problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
     if has_batchnorm(problem.model):
         size = min(batch, problem.samples)
-        problem = problem.subset(slice(problem.samples // size * size)).with_batchnorm("train", size)
+        if problem.indexed:  # without a smaller last batch; data given as batches keeps its own
+            problem = problem.subset(slice(problem.samples // size * size))
+        problem = problem.with_batchnorm("train", size)
     if nbeta is None and problem.samples < 2:
         raise InputError(f"nbeta: missing, and of {problem.samples} sample n/log n is not defined; give it")
     check_deterministic(problem)
@@ -267,8 +269,8 @@ class _Summary:
         return not abs(self.heating) < abs(self.rise)
 
     def settled(self, limits: _Limits) -> bool:
-        """Whether the distance to w* no longer changes."""
-        return self.r_hat_distance <= limits.max_rhat or abs(self.drift) <= SETTLED
+        """Whether the distance to w* no longer grows: chains begin there, a fall is chance."""
+        return self.r_hat_distance <= limits.max_rhat or self.drift <= SETTLED
 
     def suffices(self, limits: _Limits) -> bool:
         """Whether chains have mixed, and are long enough for the error asked for."""
@@ -320,7 +322,7 @@ def _refuse(found: _Summary, run: _Run, limits: _Limits) -> None:
         )
     elif not found.settled(limits):
         reason = (
-            f"the chains still move away: ‖w − w*‖² changes by {found.drift:+.0%} over their last half of "
+            f"the chains still move away: ‖w − w*‖² grows by {found.drift:.0%} over their last half of "
             f"{run.steps:,} steps, at most {SETTLED:.0%} are allowed; raise max_steps or {localization}"
         )
     else:

@@ -53,9 +53,10 @@ def noise_alignment(
     S is the second moment of the gradients of minibatches drawn with replacement, C their covariance around
     the gradient g of all samples, H the Hessian over all samples. tr(HS)/tr S is the interaction-aware
     sharpness of "A new characterization of the edge of stability" (2022). The exponent is that of
-    arXiv 2602.05600, which finds 1 ≤ γ ≤ 2, here in the basis of H's top eigenvectors (ours). BatchNorm
-    takes each minibatch's statistics, as in training; H and g are then means over minibatches of that size,
-    without a smaller last one, and g_B has a mean that differs a little from g.
+    arXiv 2602.05600, which finds 1 ≤ γ ≤ 2 in fully connected layers, each by itself; here it is of all
+    parameters, in the basis of H's top eigenvectors (ours). BatchNorm takes each minibatch's statistics, as
+    in training; H and g are then means over minibatches of that size, without a smaller last one, and g_B
+    has a mean that differs a little from g.
 
     Args:
         problem: the loss on the training set.

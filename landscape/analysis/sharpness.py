@@ -52,11 +52,11 @@ def sharpness(
     """How far the loss rises within ρ of the weights: (adaptive) worst-case or average-case m-sharpness.
 
     The definitions are those of Andriushchenko et al. (arXiv 2302.07011), after Kwon et al. (2021) for
-    ``adaptive`` and Foret et al. (2021) for ``m``; pairs ±δ and the search are ours. Adaptive sharpness does
-    not change where the weights of two layers are scaled so that the network stays the same. Neither kind
-    predicts generalisation well: over modern networks its correlation with the test error is low, and may
-    be negative (arXiv 2302.07011). BatchNorm has the statistics of the problem at all weights, not those of
-    the minibatches.
+    ``adaptive`` and Foret et al. (2021) for ``m``, with the logits as they are; pairs ±δ and the search are
+    ours. Adaptive sharpness does not change where the weights of two layers are scaled so that the network
+    stays the same. Neither kind predicts generalisation well: over modern networks its correlation with the
+    test error is low, and may be negative (arXiv 2302.07011). BatchNorm has the statistics of the problem at
+    all weights, not those of the minibatches.
 
     Args:
         problem: the loss.

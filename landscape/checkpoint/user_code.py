@@ -29,6 +29,7 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.options import choose, near
 from landscape.data.base import Dataset, fingerprint
 from landscape.problem.batches import is_resident, named_tensors
+from landscape.problem.data import batched
 from landscape.problem.problem import Loss
 
 
@@ -230,7 +231,8 @@ def _usual_loss(split: Any) -> Loss | None:
     if is_resident(split) or isinstance(split, Iterator):
         first = split
     else:
-        first = next(iter(split), None) if hasattr(split, "__iter__") else None
+        batches = batched(split)  # a data set gives its samples one at a time
+        first = next(iter(batches), None) if hasattr(batches, "__iter__") else None
     return None if isinstance(first, Mapping) else nn.functional.cross_entropy
 
 

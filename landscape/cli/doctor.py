@@ -35,6 +35,7 @@ OPTIONAL = {
     "jinja2": ("landscape report", "sgd-landscape[report]"),
     "xarray": ("Result.to_xarray", "sgd-landscape[frames]"),
     "pandas": ("Result.to_dataframe", "sgd-landscape[frames]"),
+    "distributed": ("--cluster", "sgd-landscape[cluster]"),
     "torchvision": ("networks of ImageNet", "sgd-landscape[imagenet]"),
     "lightning": ("Lightning's callback", "sgd-landscape[lightning]"),
     "transformers": ("Hugging Face's callback", "sgd-landscape[huggingface]"),

@@ -17,6 +17,7 @@ from landscape.core.options import quantity
 from landscape.paper import campaign, figure, gallery, gallery_page
 from landscape.paper.figure import SCALES, Figure, Scale
 from landscape.paper.run_cache import OutOfTimeError, RunCache
+from landscape.train.distributed.pool import Pool
 
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -127,9 +128,8 @@ def figures(
         folders.runs,
         jobs.device,
         jobs.data_dir,
-        jobs.at_once,
+        Pool() if dry_run else jobs.executor(),
         message=lambda line: common.message(f"  {line}", quiet),
-        timeout=jobs.timeout,
         records=folders.records,
         until=time.time() + seconds,
         kept=campaign.with_weights(map(figure.get, figure.names()), _scale(scale)) if folders.prune else None,

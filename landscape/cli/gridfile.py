@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -88,7 +89,7 @@ class GridFile(Generic[R]):
         return self._past[len(self._results)]
 
     def add(self, compute: Callable[..., R], team: Team, x: hdf5.Array, y: hdf5.Array) -> tuple[R, R | None]:
-        """The next result, by ``compute(previous=…, save=…, group=…)``, and the previous one it used.
+        """The next result, by ``compute(previous=…, save=…, group=…, cluster=…)``, and what it used.
 
         ``x`` and ``y`` are the coordinates that it has. FailedError where it lacks points of the previous
         one, unless by force.
@@ -97,13 +98,14 @@ class GridFile(Generic[R]):
         if previous is not None:
             self._keep_points(previous, x, y)
         self._explain_replacement()
+        compute = functools.partial(compute, save=self._save, group=team.group, cluster=team.cluster)
         try:
-            result = compute(previous=previous, save=self._save, group=team.group)
+            result = compute(previous=previous)
         except MismatchError as error:
             self._replace(str(error))
             self._explain_replacement()
             previous = None
-            result = compute(save=self._save, group=team.group)
+            result = compute()
         if result is not previous and len(self._results) + 1 < len(self._past) and team.rank == 0:
             self._save(result)  # in case the next one fails
         self._results.append(result)

@@ -1,4 +1,4 @@
-"""One command over several processes: ``--nproc N``, or started by torchrun or another launcher."""
+"""One command over several processes: ``--nproc N``, ``--cluster ADDRESS``, or started by a launcher."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from landscape.core.files import printable
 from landscape.core.options import positive
 from landscape.evaluation.grid import RESUMABLE, LostError
 from landscape.train.distributed import board, launcher
+from landscape.train.distributed.cluster import Cluster
+from landscape.train.distributed.pool import Executor, Pool
 from landscape.train.distributed.process_group import TIMEOUT, Group, Lost, number, started_by_launcher
 
 # A share of a grid may take long; a process that ends or is silent is noticed without this limit.
@@ -37,14 +39,40 @@ timeout = click.option(
     show_default=True,
     help="Seconds that a process may be silent, or that an exchange in training may take.",
 )
+cluster = click.option(
+    "--cluster",
+    metavar="ADDRESS",
+    help="Have it computed by the workers of a Dask scheduler, tcp://HOST:8786, or local:N: N processes of "
+    "this machine (see docs/cluster.md).",
+)
+
+
+def connect(address: str) -> Cluster:
+    """The cluster of ``--cluster``, until the command ends."""
+    context = click.get_current_context()
+    joined: Cluster = context.with_resource(Cluster(address, torch.get_num_threads()))
+    if not address.startswith("local"):
+        count = joined.workers
+        words = f"{count} worker{'s' * (count != 1)}" if count else "no worker yet, the work waits for one"
+        output.message(f"{address}: {words}", context.params.get("quiet", False))
+    return joined
+
+
+def _check(option: str, count: int, timeout: float, cluster: str | None) -> None:
+    """InputError for values that are not allowed, alone or together; ``option`` gave the ``count``."""
+    positive(option, count, least=1)
+    positive("--timeout", timeout)
+    if cluster and count != 1:
+        raise InputError(f"{option}: {count} is not allowed with --cluster, whose workers are the processes")
 
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """``--nproc`` and ``--timeout``: the processes that share a command's points."""
+    """``--nproc``, ``--timeout`` and ``--cluster``: the processes that share a command's points."""
 
     nproc: int
     timeout: float
+    cluster: str | None
 
     def join(self) -> Team:
         """The team of this process; with ``--nproc`` other processes run the command, and it ends here.
@@ -52,8 +80,7 @@ class Processes:
         The processor's threads are divided among the processes. One that fails ends all, with an error that
         names its rank.
         """
-        positive("--nproc", self.nproc, least=1)
-        positive("--timeout", self.timeout)
+        _check("--nproc", self.nproc, self.timeout, self.cluster)
         if started_by_launcher() and number("WORLD_SIZE", 1) > 1:
             size, rank = number("WORLD_SIZE", 1), number("RANK", 0)
             output.current().muted = rank > 0
@@ -61,7 +88,11 @@ class Processes:
                 raise InputError(
                     f"--nproc: {self.nproc} is not allowed here, torchrun has started {size} processes"
                 )
+            if self.cluster:
+                raise InputError(f"--cluster: not allowed under torchrun, which has started {size} processes")
             return Team(rank, self.timeout)
+        if self.cluster:
+            return Team(cluster=connect(self.cluster))
         if self.nproc == 1:
             return Team()
         if not dist.is_available():
@@ -88,33 +119,53 @@ option = grouped(
         help="Processes (and GPUs) that share the points; under torchrun, which starts them, leave it out.",
     ),
     timeout,
+    cluster,
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Jobs:
-    """The runs of a command: ``at_once`` at a time, each in its own process, on ``device``."""
+    """The runs of a command: ``at_once`` at a time, each in its own process, or those of ``cluster``."""
 
     at_once: int
     timeout: float
+    cluster: str | None
     device: str
     data_dir: str | None
 
     @classmethod
     def of_options(
-        cls, at_once: int | None, former: int | None, timeout: float, device: str, data_dir: str | None
+        cls,
+        at_once: int | None,
+        former: int | None,
+        timeout: float,
+        cluster: str | None,
+        device: str,
+        data_dir: str | None,
     ) -> Jobs:
         """From the values of the options; InputError for a bad one."""
+        if former is not None and at_once is not None:
+            raise InputError("--jobs, --nproc: only one of the two is allowed")
+        count = next((given for given in (at_once, former) if given is not None), 1)
+        _check("--jobs" if former is None else "--nproc", count, timeout, cluster)
         if former is not None:
-            if at_once is not None:
-                raise InputError("--jobs, --nproc: only one of the two is allowed")
             output.message(
                 "--nproc is called --jobs here; --nproc is for processes that share one computation"
             )
-        count = next((given for given in (at_once, former) if given is not None), 1)
-        positive("--jobs" if former is None else "--nproc", count, least=1)
-        positive("--timeout", timeout)
-        return cls(count, timeout, device, data_dir)
+        return cls(count, timeout, cluster, device, data_dir)
+
+    def executor(self) -> Executor:
+        """What does the runs. Processes of this machine take GPUs in turn."""
+        if self.cluster:
+            return connect(self.cluster)
+        gpus = [str(k) for k in range(torch.cuda.device_count())] if self.device != "cpu" else []
+        if gpus and "CUDA_VISIBLE_DEVICES" in os.environ:
+            gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+
+        def place(number: int) -> dict[str, str]:
+            return {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}
+
+        return Pool(self.at_once, torch.get_num_threads(), self.timeout, place)
 
 
 jobs = grouped(
@@ -129,6 +180,7 @@ jobs = grouped(
     ),
     click.option("--nproc", "former", type=int, hidden=True),  # its name until version 0.12
     timeout,
+    cluster,
     device,
     data_dir,
 )
@@ -137,11 +189,12 @@ jobs = grouped(
 class Team:
     """The processes of a command: a torch.distributed ``group`` (None: only this process), and the ``rank``.
 
-    A context manager that joins the processes; inside, each must make the same calls with the group.
+    A context manager that joins the processes; inside, each must make the same calls with the group. Or the
+    ``cluster`` whose workers compute for this process.
     """
 
-    def __init__(self, rank: int = 0, timeout: float | None = None) -> None:
-        self.rank = rank
+    def __init__(self, rank: int = 0, timeout: float | None = None, cluster: Cluster | None = None) -> None:
+        self.rank, self.cluster = rank, cluster
         self.group: dist.ProcessGroup | None = None
         self._timeout, self._inside = timeout, contextlib.ExitStack()
 

@@ -20,6 +20,7 @@ from landscape.results.sweep import Sweep
 from landscape.train import sweep as sweeping
 from landscape.train.distributed.process_group import started_by_launcher
 from landscape.train.launch import pick_device
+from landscape.train.runs import train_runs
 
 # More rounds would need values that six digits cannot distinguish.
 MAX_ROUNDS = 16
@@ -108,7 +109,8 @@ def sweep(
     """
     if started_by_launcher():
         raise InputError("sweep: not allowed under torchrun; --jobs makes several runs at once")
-    pick_device(jobs.device)
+    if not jobs.cluster:  # whose workers have their own devices
+        pick_device(jobs.device)
     read = functools.partial(paper.read, allow_code=allow_code)
     sources = label(recipes)
     seed_list = options.parse_seeds(seeds)
@@ -125,13 +127,16 @@ def sweep(
     folder = Path(output)
     common.make_folder(folder)
     common.lock(folder)
+    execute = functools.partial(
+        train_runs, executor=jobs.executor(), device=jobs.device, data_dir=jobs.data_dir
+    )
     with common.progress_bar("sweep", quiet) as bar:
         runner = sweeping.Runner(
             folder,
             seed_list,
             keys,
             read=lambda label, changes: read(sources[label], changes),
-            execute=_execute(jobs),
+            execute=execute,
             message=lambda line: common.message(line, quiet),
             progress=lambda runs: bar(runs / total),
         )
@@ -146,13 +151,6 @@ def sweep(
         common.values("\n".join(best_values(search.key, best)), best=found)
     common.results([result])
     common.files(folder / "sweep.csv", folder / "sweep.h5")
-
-
-def _execute(jobs: processes.Jobs) -> sweeping.Execute:
-    """The function that makes runs: in this process, or in several."""
-    if jobs.at_once > 1:
-        return sweeping.at_once(jobs.at_once, jobs.device, jobs.data_dir, jobs.timeout)
-    return sweeping.one_by_one(jobs.device, jobs.data_dir)
 
 
 def best_values(key: str, best: Mapping[sweeping.Setting, str]) -> list[str]:

@@ -193,10 +193,23 @@ def in_use(path: Path) -> bool:
     return True
 
 
-def _taken(path: Path) -> bool:
-    """Whether a process has the lock of a hidden file, by an attempt to take it."""
+def wait_until_free(path: Path, seconds: float) -> None:
+    """Wait until no process has the lock of the folder ``path``, for as many seconds at most.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     wait_until_free(Path(folder), 1.0)
+    """
+    if (path / ".lock").exists():
+        with contextlib.suppress(OSError, NotImplementedError):  # what acquire reports
+            _taken(path / ".lock", seconds)
+
+
+def _taken(path: Path, seconds: float = 0.0) -> bool:
+    """Whether a process has the lock of a hidden file for ``seconds``, by an attempt to take it."""
     try:
-        with filelock.FileLock(path, timeout=0, fallback_to_soft=False):
+        with filelock.FileLock(path, timeout=seconds, fallback_to_soft=False):
             return False
     except filelock.Timeout:
         return True

@@ -33,7 +33,9 @@ CHECKS = {1: 12, 2: 60}  # points at which the error is measured in a round, by 
 GROWTH = 0.15  # new points in a round, of those known
 NEIGHBOURS = 6  # exact points whose errors are looked at around a point
 SAFETY = 3.0  # how many times the errors at the checks the largest of all may be
-MARGIN = 5.0  # how many times the mean ratio of measured and expected errors any ratio may be
+# How many times the mean ratio of measured and expected errors any ratio may be, in the first two rounds, in
+# which smooth surfaces end, and later: at kinks the ratios differ more.
+MARGIN, LATE_MARGIN = 3.5, 5.0
 MOST = 1e6  # no larger error is expected: a negative value on a logarithmic scale is infinitely wrong
 LEAST = 0.01  # no smaller error is stated, in units of the tolerance
 # An error shrinks with this power of the size of the hole, at least.
@@ -278,8 +280,8 @@ def interpolate(
         if grid.exact.sum() + checks > FULL * len(done) or not grid.fit(deciding):
             compute(np.flatnonzero(~grid.exact))
             return all_exact
-        outcome, expected = _checked(grid, checks, compute, deciding, draw)
-        limit = 1.0 if round_ < 2 else ROUGHLY
+        limit, margin = (1.0, MARGIN) if round_ < 2 else (ROUGHLY, LATE_MARGIN)
+        outcome, expected = _checked(grid, checks, compute, deciding, draw, margin)
         if not len(grid.border) and max(outcome.stated[name] for name in deciding) <= limit:
             break
         if round_ == 0:  # a little is often enough
@@ -296,13 +298,18 @@ def interpolate(
 
 
 def _checked(
-    grid: _Grid, count: int, compute: Compute, deciding: Sequence[str], draw: np.random.Generator
+    grid: _Grid,
+    count: int,
+    compute: Compute,
+    deciding: Sequence[str],
+    draw: np.random.Generator,
+    margin: float,
 ) -> tuple[Outcome, Array]:
     """Compute ``count`` points that are not exact: the errors there, and those expected at all points (K,).
 
     The largest error of all is stated as SAFETY times the largest at the checks, or as the largest that is
-    expected, if that is more. The expected ones are scaled by MARGIN times the ratio of the means of measured
-    and expected errors at the checks.
+    expected, if that is more. The expected ones are scaled by ``margin`` times the ratio of the means of
+    measured and expected errors at the checks.
     """
     expected = grid.expected()
     checks = _drawn(draw, grid.open, np.max([expected[name] for name in deciding], axis=0), count)
@@ -313,7 +320,7 @@ def _checked(
     for name, errors in grid.errors(guesses, checks, deciding).items():
         finite, largest[name] = np.isfinite(errors), float(errors.max())
         total = float(expected[name][checks][finite].sum())
-        expected[name] *= MARGIN * float(errors[finite].sum()) / total if total else 0.0
+        expected[name] *= margin * float(errors[finite].sum()) / total if total else 0.0
         stated[name] = max(LEAST, SAFETY * largest[name], float(expected[name].max()))
     log = frozenset(name for name, fit in grid.fits.items() if fit.scale.log)
     worst = np.max([expected[name] for name in deciding], axis=0)

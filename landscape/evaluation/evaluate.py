@@ -22,7 +22,8 @@ before all points are through.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,7 +61,8 @@ class Evaluator:
     """The chosen path through one plane: called with points (K, 2), it gives the :class:`Values` there.
 
     ``block`` points are evaluated together, so that calls for whole blocks are the fastest. A point's values
-    do not depend on the other points of the call.
+    do not depend on the other points of the call. It is pickled as the call of :func:`evaluator` that made
+    it, with the chosen path, ``again``.
     """
 
     path: str
@@ -68,6 +70,11 @@ class Evaluator:
     samples: int
     precision: str
     totals: Totals
+    again: Callable[[], Evaluator] | None = None
+
+    def __reduce__(self) -> tuple[Callable[[], Evaluator], tuple[()]]:
+        assert self.again is not None
+        return self.again, ()
 
     @torch.no_grad()
     def __call__(self, points: Tensor, progress: Progress | None = None) -> Values:
@@ -119,6 +126,23 @@ def evaluator(
     Raises:
         InputError: a path that the model cannot take, or a bound that is too small.
     """
+    chosen = _choose(problem, center, directions, count, path, precision, max_memory)
+    again = functools.partial(
+        evaluator, problem, center, directions, count,
+        path=chosen.path, precision=precision, max_memory=max_memory,
+    )  # fmt: skip
+    return replace(chosen, again=again)
+
+
+def _choose(
+    problem: Problem,
+    center: Tensor,
+    directions: Tensor,
+    count: int,
+    path: str,
+    precision: str,
+    max_memory: int | None,
+) -> Evaluator:
     choose("path", path, PATHS)
     choose("precision", precision, PRECISIONS)
     if precision == "tf32" and (problem.device.type != "cuda" or problem.dtype != torch.float32):

@@ -2,16 +2,16 @@
 
 A grid's values are computed in portions. After each, the result so far can be saved, so that a stopped run
 continues at the first missing point; points in common with an earlier grid are not computed again; and the
-points of a portion are divided among the processes of a group.
+points of a portion are divided among the processes of a group. Or all are jobs for a cluster, a few each.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
-from landscape.evaluation.paths import Progress
+from landscape.evaluation.paths import Progress, no_progress
 from landscape.problem.layout import as_array
 from landscape.results.base import Result
 
@@ -30,11 +30,23 @@ PORTION_SECONDS = 10.0
 SAVE_SHARE = 10.0
 COINCIDE = 1e-9  # coordinates nearer than this share of the largest are equal: linspace rounds to 1e-16
 
+# Jobs for a cluster, at most (ours): Dask takes about a millisecond for each.
+MAX_JOBS = 10_000
+
 RESUMABLE = "the points that were saved are kept, and the same call continues from there"
 
 Named = Mapping[str, Array | Tensor]
 Evaluate = Callable[[Tensor, Progress], Named]
 _Part = tuple[dict[str, Array], list[Any]]  # values of a process by name; its failure and its seconds
+
+
+class Workers(Protocol):
+    """Processes, here or elsewhere, that do independent jobs, such as a :class:`landscape.Cluster`."""
+
+    def run(
+        self, function: Evaluate, jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]
+    ) -> None:
+        """Call ``function`` with the arguments of each job; ``done`` takes a job's number and its result."""
 
 
 class MismatchError(InputError):
@@ -117,6 +129,7 @@ class Portions:
         save: called, in one process, after each portion but the last. Without it, one call has all points.
         group: processes that all make the call; each evaluates an equal part of each portion, and all have
             all values in the end. The points known to the group's first process count as known.
+        cluster: workers that evaluate the points, without a group.
         progress: called with the share of the work done.
     """
 
@@ -124,7 +137,12 @@ class Portions:
     block: int = 1
     save: Callable[[], None] | None = None
     group: dist.ProcessGroup | None = None
+    cluster: Workers | None = None
     progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if self.group is not None and self.cluster is not None:
+            raise InputError("cluster: not allowed with a group of processes, one of them has the points")
 
 
 def compute_missing(
@@ -140,8 +158,11 @@ def compute_missing(
             returns values by name, (k,) each.
         portions: how the points are divided.
 
-    Raises FailedError, after the computed points were saved, if another process of the group fails.
+    Raises FailedError, after the computed points were saved, if another process fails.
     """
+    if portions.cluster is not None:
+        _by_workers(points, done, values, evaluate, portions, portions.cluster)
+        return
     group, block, save = portions.group, portions.block, portions.save
     rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
     if group:
@@ -181,6 +202,45 @@ def compute_missing(
         seconds = max(PORTION_SECONDS, SAVE_SHARE * parts[0][1][2])
         portion = size * max(least, int(min(seconds / max(pace, 1e-9), whole)))
         report(1.0)
+
+
+def _by_workers(
+    points: Tensor,
+    done: Array,
+    values: Mapping[str, Array],
+    evaluate: Evaluate,
+    portions: Portions,
+    workers: Workers,
+) -> None:
+    """:func:`compute_missing` by ``workers``: jobs of as few points as are fast, in any order."""
+    block, save = portions.block, portions.save
+    missing = np.unique(np.flatnonzero(~done) // block)
+    count = max(-(-portions.least // block), -(-len(missing) // MAX_JOBS))  # blocks of a job
+    places = [_points(missing[i : i + count], block, len(done)) for i in range(0, len(missing), count)]
+    saved, saving, ended = time.perf_counter(), 0.0, 0
+
+    def store(number: int, part: Named) -> None:
+        nonlocal saved, saving, ended
+        _store({k: np.asarray(v) for k, v in part.items()}, places[number], done, values)
+        ended += 1
+        if portions.progress:
+            portions.progress(1 - (len(places) - ended) * count * block / len(done))
+        if (
+            save
+            and ended < len(places)
+            and time.perf_counter() > saved + max(PORTION_SECONDS, SAVE_SHARE * saving)
+        ):
+            clock = time.perf_counter()
+            save()
+            saved = time.perf_counter()
+            saving = saved - clock
+
+    try:
+        workers.run(evaluate, [(points[place], no_progress) for place in places], store)
+    except Exception:
+        if save and ended:
+            save()
+        raise
 
 
 def _attempt(

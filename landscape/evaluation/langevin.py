@@ -8,9 +8,13 @@ import torch
 from torch import Tensor
 
 from landscape.core.hdf5 import Array
-from landscape.evaluation.minibatches import stream
+from landscape.evaluation.minibatches import draws, stream
 from landscape.evaluation.stack import Stack
 from landscape.problem.problem import Problem
+
+# Of data given as batches, the steps whose minibatches one pass collects, unless they take too much memory:
+# a chain takes a thousand steps or more, so that few are drawn in vain (ours).
+STEPS_A_PASS = 100
 
 
 class Langevin:
@@ -21,7 +25,7 @@ class Langevin:
     stack of learners.
 
     Args:
-        problem: L and w*; with numbered samples.
+        problem: L and w*.
         batch: samples of a minibatch.
         chains: how many, at least 2.
         step_size: ε.
@@ -56,7 +60,7 @@ class Langevin:
         self._stack = Stack(problem)
         self._start = problem.theta.expand(chains, -1)
         self._weights, self._gradient = self._start.clone(), torch.empty_like(self._start)
-        self._minibatches = stream(seed, 0)
+        self._minibatches = draws(problem.data, chains, batch, stream(seed, 0), STEPS_A_PASS)
         noise = int(torch.randint(2**62, (), generator=stream(seed, 1)))
         self._noise = torch.Generator(problem.device).manual_seed(noise)
 
@@ -80,10 +84,7 @@ class Langevin:
 
     def _step(self) -> Tensor:
         """The three numbers (3, chains) of the weights before a step."""
-        indices = torch.randint(
-            self.problem.samples, (len(self._weights), self.batch), generator=self._minibatches
-        )
-        x, y = self.problem.data.gather(indices)
+        x, y = next(self._minibatches)
         losses = self._stack.gradients(self._weights, x, y, out=self._gradient)
         with torch.no_grad():
             rise = self.nbeta * (losses - self._stack.losses(self._start, x, y))

@@ -68,7 +68,6 @@ class Minibatches:
         norm = own_statistics and has_batchnorm(problem.model)
         positive("batch", batch, least=2 if norm else 1)
         self.batch, self.learners, self._generator = int(batch), learners, generator
-        self._samples = problem.samples
         whole = problem
         if norm and problem.batchnorm.name == "center":
             size = min(self.batch, problem.samples)
@@ -81,19 +80,8 @@ class Minibatches:
         self._chunk: int | None = self.batch if together else None
 
     def __iter__(self) -> Iterator[tuple[Problem, ...]]:
-        shape = (self.learners, self.batch)
-        while True:
-            if self._data.indexed:
-                drawn = torch.randint(self._samples, shape, generator=self._generator)
-                yield tuple(self._problem(*self._data.gather(row)) for row in drawn)
-                continue
-            count = self._draws_a_pass()
-            rows = [torch.randint(self._samples, shape, generator=self._generator) for _ in range(count)]
-            x, y = _collected(self._data, torch.stack(rows).flatten(), self._samples)
-            for k in range(count):
-                starts = ((k * self.learners + j) * self.batch for j in range(self.learners))
-                parts = (take((x, y), slice(start, start + self.batch)) for start in starts)
-                yield tuple(self._problem(*self._data.place(part)) for part in parts)
+        for drawn in draws(self._data, self.learners, self.batch, self._generator):
+            yield tuple(self._problem(*take(drawn, j)) for j in range(self.learners))
 
     def _problem(self, x: Any, y: Any) -> Problem:
         data = self._data.only(x, y)
@@ -101,10 +89,41 @@ class Minibatches:
         self._chunk = made.chunk
         return made
 
-    def _draws_a_pass(self) -> int:
-        x, y = self._data.first()
-        size = sum(tensor.nbytes for _, tensor in named_tensors((x, y))) // count_samples(x, y, alike=False)
-        return max(1, min(DRAWS_A_PASS, PASS_BYTES // max(1, size * self.batch * self.learners)))
+
+def draws(
+    data: Data, learners: int, batch: int, generator: torch.Generator, most: int = DRAWS_A_PASS
+) -> Iterator[tuple[Any, Any]]:
+    """(x, y) of minibatches drawn with replacement, (learners, batch, …) each, on the device, without end.
+
+    Of data given as batches one pass collects ``most`` draws, or as many as take :data:`PASS_BYTES`; the
+    numbers drawn do not depend on how many.
+
+    Example:
+        >>> x = torch.arange(6.0)[:, None]
+        >>> problem = Problem(torch.nn.Linear(1, 1), torch.nn.MSELoss(), (x, x))
+        >>> next(draws(problem.data, 2, 4, stream(0, 0)))[0].shape
+        torch.Size([2, 4, 1])
+    """
+    shape, samples = (learners, batch), data.samples
+
+    def numbers() -> Tensor:
+        return torch.randint(samples, shape, generator=generator)
+
+    while True:
+        if data.indexed:
+            yield data.gather(numbers())
+            continue
+        count = max(1, min(most, PASS_BYTES // max(1, _sample_bytes(data) * learners * batch)))
+        rows = torch.stack([numbers() for _ in range(count)])
+        collected = _collected(data, rows.flatten(), samples)
+        for part in torch.arange(rows.numel()).view(rows.shape):
+            x, y = data.place(take(collected, part))
+            yield x, y
+
+
+def _sample_bytes(data: Data) -> int:
+    x, y = data.first()
+    return sum(tensor.nbytes for _, tensor in named_tensors((x, y))) // count_samples(x, y, alike=False)
 
 
 def _collected(data: Data, numbers: Tensor, samples: int) -> tuple[Any, Any]:

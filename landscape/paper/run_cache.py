@@ -8,19 +8,15 @@ figures share them, an interrupted computation resumes, and the records alone ar
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-
-import torch
 
 from landscape import data
 from landscape.checkpoint import run_folder
@@ -39,7 +35,7 @@ from landscape.train.distributed import pool
 from landscape.train.loop import Trainer
 from landscape.train.planning.calibration import calibrate
 from landscape.train.recipe import Recipe
-from landscape.train.sweep import train
+from landscape.train.runs import Run, train_runs
 
 R = TypeVar("R", bound=base.Result)
 # Samples of a learner in the step that is timed for an estimate; time is proportional to samples (ours).
@@ -57,22 +53,21 @@ class OutOfTimeError(Exception):
 
 @dataclass
 class RunCache:
-    """Trains runs and computes analyses once, on ``device``, ``at_once`` runs at a time, and stores them.
+    """Trains runs by ``executor`` and computes analyses here, on ``device``, each once, and stores them.
 
     ``folder`` has the runs with their weights, ``records`` (default: FOLDER/records) what figures are drawn
-    from. ``message`` takes a line when a run ends, ``progress`` the share of the runs that is done. A process
-    that is silent for ``timeout`` seconds ends the work. Nothing is begun after ``until``, as time.time()
-    has it, and a run that goes on then stops; it resumes from its last checkpoint. Of runs that are not
-    ``kept``, by their :func:`identity`, the weights are deleted once the record is written; None keeps all.
+    from. ``message`` takes a line when a run ends, ``progress`` the share of the runs that is done. Nothing
+    is begun after ``until``, as time.time() has it, and a run that goes on then stops; it resumes from its
+    last checkpoint. Of runs that are not ``kept``, by their :func:`identity`, the weights are deleted once
+    the record is written; None keeps all.
     """
 
     folder: Path
     device: str = "auto"
     data_dir: str | None = None
-    at_once: int = 1
+    executor: pool.Executor = field(default_factory=pool.Pool)
     message: Callable[[str], None] = lambda line: None
     progress: Callable[[float], None] = lambda share: None
-    timeout: float = pool.TIMEOUT
     records: Path | None = None
     until: float = math.inf
     kept: set[str] | None = None
@@ -122,47 +117,31 @@ class RunCache:
         folders = {self.run_folder(recipe): _unnamed(recipe) for recipe in recipes}
         todo = [recipe for folder, recipe in folders.items() if launch.ended(recipe, folder) is None]
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
-        limit = None if math.isinf(self.until) else self.until
-        jobs = [
-            (recipe.to_toml(), os.fspath(self.run_folder(recipe)), self.device, self.data_dir, limit)
-            for recipe in todo
-        ]
         done = 0
 
-        def ended(recipe: Recipe, seconds: float | None) -> None:
+        def ended(run: Run, seconds: float | None) -> None:
             nonlocal done
             if seconds is None:  # the time was over
                 return
-            done += 1
+            done, recipe = done + 1, run.recipe
             self.record(recipe)
             if self.kept is not None and identity(recipe) not in self.kept:
-                shutil.rmtree(self.run_folder(recipe))
+                shutil.rmtree(run.folder)
             self.message(
-                f"{done} of {len(jobs)}: {recipe.algorithm['name']}, {recipe.model['name']}, lr "
+                f"{done} of {len(todo)}: {recipe.algorithm['name']}, {recipe.model['name']}, lr "
                 f"{recipe.lr:g}, batch {recipe.batch}, seed {recipe.seed}: {seconds:.0f} s"
             )
-            self.progress(done / len(jobs))
+            self.progress(done / len(todo))
 
-        if min(self.at_once, len(jobs)) <= 1:
-            for k, (recipe, job) in enumerate(zip(todo, jobs, strict=True)):
-                step = functools.partial(self._step, k, len(jobs))
-                ended(recipe, train(*job, step))
-            return
-        try:
-            pool.run(
-                "landscape.train.sweep:train",
-                jobs,
-                self.at_once,
-                lambda job, seconds: ended(todo[job], seconds),
-                threads=torch.get_num_threads(),
-                timeout=self.timeout,
-            )
-        except pool.JobError as error:
-            raise FailedError(f"{jobs[error.number][1]}: {error}") from error
-
-    def _step(self, before: int, jobs: int, done: int, total: int) -> None:
-        """Progress within one run."""
-        self.progress((before + done / total) / jobs)
+        train_runs(
+            [Run(recipe, self.run_folder(recipe)) for recipe in todo],
+            ended,
+            lambda share: self.progress((done + share) / len(todo)),
+            executor=self.executor,
+            device=self.device,
+            data_dir=self.data_dir,
+            until=None if math.isinf(self.until) else self.until,
+        )
 
     def check_time(self) -> None:
         """Raise :class:`OutOfTimeError` once the budget is used."""

@@ -65,7 +65,7 @@ class Data:
         self._fingerprint = ""
         self._picked: dict[int, Tensor] = {}  # of :meth:`pick`, by count
         self._terms_in: Terms = lambda x, y: torch.ones(count_samples(x, y, alike=False))
-        data = _batched(as_tensors(data))
+        data = batched(as_tensors(data))
         if is_resident(data):
             x, y = self.split(data)
             self.samples = count_samples(x, y, alike=True)
@@ -313,7 +313,7 @@ class Data:
         return self._fingerprint
 
 
-def _batched(data: Any) -> Any:
+def batched(data: Any) -> Any:
     """``data``, or batches of a data set that gives its samples one at a time."""
     return DataLoader(data, batch_size=STREAM_BATCH) if isinstance(data, Dataset) else data
 

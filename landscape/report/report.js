@@ -174,7 +174,7 @@ function enableCursor(figure) {
 }
 
 // Three dimensions: at most two views, one camera
-const CAMERA = { eye: { x: 1.35, y: -1.35, z: 0.95 }, center: { x: 0, y: 0, z: -0.12 }, up: { x: 0, y: 0, z: 1 } };
+const CAMERA = { eye: { x: 0.95, y: -1.05, z: 1.6 }, center: { x: 0, y: 0, z: -0.12 }, up: { x: 0, y: 0, z: 1 } };
 let camera = structuredClone(CAMERA);
 function sceneFigure(k, other) {
   const surface = data.surfaces[k], scale = scaleOf(k), beside = other === null ? scale : scaleOf(other);

@@ -393,7 +393,7 @@ def recipe_of(checkpoint: Checkpoint) -> Recipe:
     if not checkpoint.has_recipe:
         how = "imported" if checkpoint.algorithm == IMPORTED else "recorded in a loop of the user's own"
         raise FailedError(
-            f"{checkpoint.path or 'checkpoint'}: it was {how}, there is no recipe to go on with"
+            f"{checkpoint.path or 'checkpoint'}: it was {how}; a run of landscape train is needed"
         )
     matrix = checkpoint.shared.get(MATRIX)
     values = parse(checkpoint.recipe, str(checkpoint.path or "checkpoint"))

@@ -43,6 +43,11 @@ def preconditioner(
         >>> landscape.Preconditioner(torch.tensor([1.0, 4.0]), name="torch:Adam", lr=0.1, limit=38.0).lr
         0.1
     """
+    if not checkpoint.has_recipe:
+        raise FailedError(
+            f"{checkpoint.path or 'checkpoint'}: landscape train did not make it, so that its optimizer is "
+            "not known; give a landscape.Preconditioner"
+        )
     made = StatePreconditioner(recipe_of(checkpoint), problem, "precondition")
     if checkpoint.step < 1:
         raise FailedError(f"{checkpoint.path or 'checkpoint'}: of step 0, the optimizer has no state yet")

@@ -9,41 +9,27 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-import os
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError
 from landscape.results.sweep import COLUMNS, Sweep, texts
 from landscape.train import launch
-from landscape.train.distributed import pool
-from landscape.train.loop import Hooks
-from landscape.train.recipe import Recipe, from_values, key_and_value, parse, parse_value, toml_value
+from landscape.train.recipe import Recipe, key_and_value, parse_value, toml_value
+from landscape.train.runs import Ended, Run
 
 #: ("recipe", LABEL), then (KEY, VALUE) as --set takes them, by key.
 Setting = tuple[tuple[str, str], ...]
 # Longest name of a setting's folder in characters; file systems allow 255 bytes.
 MAX_NAME = 150
-
-
-@dataclass(frozen=True)
-class Run:
-    """``recipe`` in ``folder``."""
-
-    recipe: Recipe
-    folder: Path
-
-
-#: Trains runs, and calls back with each as it ends; and takes the share of the run that is done.
-Execute = Callable[[Sequence[Run], Callable[[Run], None], Callable[[float], None]], None]
+#: Trains runs; takes what is called with each as it ends, and with the share of the present one.
+Execute = Callable[[Sequence[Run], Ended, Callable[[float], None]], None]
 
 
 @dataclass(frozen=True)
@@ -220,7 +206,7 @@ class Runner:
                 waiting[folder] = Run(recipe, folder), setting, seed
         self.save()
 
-        def record(run: Run) -> None:
+        def record(run: Run, seconds: float | None) -> None:
             _, setting, seed = waiting[run.folder]
             outcome = _outcome(run.folder / "last.h5")
             self.outcomes.setdefault(setting, {})[seed] = outcome
@@ -319,73 +305,3 @@ def search(
             near = (best[base] - reach, best[base] + reach)
             points[base] = [point for point in near if 0 <= point <= last and point not in scores]
     return {base: dict(at(base, point))[key] for base, point in best.items()}
-
-
-def one_by_one(device: str, data_dir: str | None) -> Execute:
-    """Runs in this process, one after the other."""
-
-    def execute(runs: Sequence[Run], ended: Callable[[Run], None], progress: Callable[[float], None]) -> None:
-        for run in runs:
-            hooks = Hooks(step=lambda done, total: progress(done / total))
-            launch.launch(run.recipe, run.folder, resume=True, device=device, data_dir=data_dir, hooks=hooks)
-            ended(run)
-
-    return execute
-
-
-def at_once(count: int, device: str, data_dir: str | None, timeout: float = pool.TIMEOUT) -> Execute:
-    """Runs in ``count`` processes, each one run at a time; they share the cores, and GPUs in turn."""
-    gpus = [str(k) for k in range(torch.cuda.device_count())] if device != "cpu" else []
-    if gpus and "CUDA_VISIBLE_DEVICES" in os.environ:
-        gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-
-    def execute(runs: Sequence[Run], ended: Callable[[Run], None], progress: Callable[[float], None]) -> None:
-        try:
-            pool.run(
-                f"{__name__}:train",
-                [[run.recipe.to_toml(), os.fspath(run.folder), device, data_dir] for run in runs],
-                count,
-                lambda job, seconds: ended(runs[job]),
-                threads=torch.get_num_threads(),
-                timeout=timeout,
-                place=lambda k: {"CUDA_VISIBLE_DEVICES": gpus[k % len(gpus)]} if gpus else {},
-            )
-        except pool.JobError as error:
-            raise FailedError(f"{runs[error.number].folder}: {error}") from error
-
-    return execute
-
-
-class _OutOfTime(Exception):
-    """It is later than a run may go on."""
-
-
-def train(
-    toml: str,
-    folder: str,
-    device: str,
-    data_dir: str | None,
-    until: float | None = None,
-    step: Callable[[int, int], None] | None = None,
-) -> float | None:
-    """Train the recipe of that text in ``folder``, or go on; seconds. A job for a pool.
-
-    At the time ``until``, as time.time() has it, the run stops and the result is None: it goes on from its
-    last checkpoint. ``step`` takes, after each step, how many are done and how many there are.
-    """
-
-    def after(done: int, total: int) -> None:
-        if step:
-            step(done, total)
-        if until is not None and done < total and time.time() > until:
-            raise _OutOfTime
-
-    clock, recipe = time.perf_counter(), from_values(parse(toml, folder))
-    try:
-        if until is not None and time.time() > until:
-            raise _OutOfTime
-        hooks = Hooks(step=after)
-        launch.launch(recipe, folder, resume=True, device=device, data_dir=data_dir, hooks=hooks)
-    except _OutOfTime:
-        return None
-    return time.perf_counter() - clock

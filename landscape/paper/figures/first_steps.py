@@ -33,7 +33,7 @@ def _recipe(scale: Scale, model: str, algorithm: str, seed: int) -> Recipe:
     """The cell of Table 3 at batch 8192, cut after its first steps; on a laptop of 1/8 the width."""
     name = cell(model, BATCHES[-1], algorithm)
     if scale == "smoke":
-        return scaled(scale, name, seed, "monitor.sharpness=2", "monitor.samples=8")
+        return scaled(scale, name, seed, "monitor.sharpness=4", "monitor.samples=8")
     width = "0.125" if scale == "laptop" else "1.0"
     local = BATCHES[-1] // 16
     return scaled(

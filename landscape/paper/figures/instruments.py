@@ -16,14 +16,15 @@ from landscape.paper import verdicts
 from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure
 from landscape.paper.figures.edge_of_stability import SETTINGS
 from landscape.paper.figures.plateaus import COLORS, algorithm, named
-from landscape.paper.scales import SMOKE_NOTE, mnist, seeds
+from landscape.paper.scales import SMOKE_NOTE, mnist, seeds_of
 from landscape.paper.verdicts import Effect, Rows, select
 from landscape.plots.picture import panels
 from landscape.plots.style import style
 
-# Total batches and steps (ours): a tenth of Figure 2's batch, that of Figure 2, and three times as much; they
-# are below, near and above the noise scale. The plateau is reached within half of the steps.
-STEPS = {198: 2000, 1998: 2000, 6000: 1000}
+# Learners of the recipe mnist-fig2b-dpsgd. Total batches and steps (ours): a tenth of Figure 2's batch, that
+# of Figure 2, and three times as much; they are below, near and above the noise scale. The plateau is reached
+# within half of the steps.
+LEARNERS, STEPS = 6, {198: 2000, 1998: 2000, 6000: 1000}
 MEASURED = (
     "monitor.instruments=['lambda-max', 'batch-sharpness', 'noise-scale', 'disagreement']",
     "monitor.every=100",
@@ -56,7 +57,7 @@ def _runs(scale: Scale) -> Runs:
             "evaluate.every=500", *MEASURED, steps=steps,
         )
         for (batch, steps), name in itertools.product(STEPS.items(), SETTINGS)
-        for seed in seeds(scale, 3)
+        for seed in seeds_of(scale, 3)
     }  # fmt: skip
 
 
@@ -91,9 +92,11 @@ def _instruments(work: Work) -> Drawing:
     groups = {
         (batch, name): work.group(f"{batch} {name}") for batch, name in itertools.product(STEPS, SETTINGS)
     }
+    ends = {key: _end(runs) for key, runs in groups.items()}
     with style():
         pictures = {"": _picture(groups, SHARPNESS), "-disagreement": _picture(groups, SPREAD)}
-    ends = {key: _end(runs) for key, runs in groups.items()}
+        if work.scale != "smoke":
+            pictures["-disagreement"].suptitle(_spread(ends))
     return Drawing(
         pictures,
         [row for key, runs in groups.items() for run in runs for row in _rows(*key, run)],
@@ -151,32 +154,44 @@ def _judge(rows: Rows) -> list[Effect]:
 
 def _conclusion(ends: dict[tuple[int, str], dict[str, float]]) -> str:
     """What came out."""
+    low = min(STEPS)
 
-    def nearer(batch: int, column: str) -> int:
-        """With how many settings the column is nearer to the limit than ηλ_max, as a ratio."""
-        found = [end for (b, _), end in ends.items() if b == batch]
-        off = [[abs(np.log(end[c] / end["limit"])) for c in (column, "lr_lambda_max")] for end in found]
-        return sum(bool(a < b) for a, b in off)
+    def off(end: dict[str, float], column: str) -> float:
+        """The distance from the limit, as the logarithm of a ratio."""
+        return float(abs(np.log(end[column] / end["limit"])))
+
+    def nearer(column: str, found: Sequence[dict[str, float]]) -> str:
+        """In how many settings the column is nearer to the limit than ηλ_max."""
+        return (
+            f"{sum(off(end, column) < off(end, 'lr_lambda_max') for end in found)} of {len(found)} settings"
+        )
 
     def ratios(order: str, column: str) -> str:
         """The range of a column's plateau in units of SSGD's, over batches and mixings."""
         found = [end[column] / ends[batch, "SSGD"][column] for (batch, n), end in ends.items() if order in n]
         return f"{np.nanmin(found):.2g} to {np.nanmax(found):.2g}"
 
-    def listed(column: str) -> str:
-        return ", ".join(f"{nearer(batch, column)}" for batch in STEPS)
-
-    batches, low = ", ".join(map(str, STEPS)), min(STEPS)
-    shares = [end["spread_share"] for end in ends.values() if np.isfinite(end["spread_share"])]
-    own = [ends[low, n]["lr_learner_batch_sharpness"] / ends[low, n]["limit"] for n in SETTINGS]
+    small = [end for (batch, _), end in ends.items() if batch == low]
+    ssgd, columns = ends[low, "SSGD"], ("lr_lambda_max", "lr_batch_sharpness", "lr_learner_batch_sharpness")
+    plain, total, own = (ssgd[column] / ssgd["limit"] for column in columns)
     return (
-        f"Of {len(SETTINGS)} settings, batch sharpness at w_a is nearer to the limit than λ_max with "
-        f"{listed('lr_batch_sharpness')} at nB = {batches}; at the learners' weights with their own batch "
-        f"it is with {listed('lr_learner_batch_sharpness')}, at nB = {low} {min(own):.2f} to "
-        f"{max(own):.2f} times the limit. The noise scale is {ratios('AWC', 'noise_scale')} times SSGD's "
-        f"with DPSGD in AWC order, {ratios('ATC', 'noise_scale')} times in ATC order. The 10 sharpest "
-        f"directions have {min(shares):.2f} to {max(shares):.2f} of the spread, which costs "
+        f"With the learners' own batches of {low // LEARNERS} samples, batch sharpness is nearer to the "
+        f"limit than λ_max in {nearer(columns[2], small)}; at w_a with the total batch it is in "
+        f"{nearer(columns[1], list(ends.values()))}. At nB = {low}, the second half of SSGD's training is at "
+        f"{plain:.2f} of the limit by λ_max, {total:.2f} by batch sharpness at w_a, {own:.2f} by that of "
+        f"the learners' batches. DPSGD's noise scale is {ratios('AWC', 'noise_scale')} times SSGD's in AWC "
+        f"order, {ratios('ATC', 'noise_scale')} times in ATC order. {_spread(ends)}, which costs "
         f"{ratios('AWC', 'disagreement_cost')} times SSGD's in AWC order."
+    )
+
+
+def _spread(ends: dict[tuple[int, str], dict[str, float]]) -> str:
+    """The finding of the second picture."""
+    shares = [end["spread_share"] for end in ends.values() if np.isfinite(end["spread_share"])]
+    return (
+        f"The 10 sharpest directions have {min(shares):.2f} to {max(shares):.2f} of the learners' spread"
+        if shares
+        else "The learners have no spread"
     )
 
 

@@ -23,8 +23,7 @@ class DPSGD(Rule):
     Args:
         mixing: The mixing matrix M: full, ring(k), torus, torus(RxC), exponential, one-peer-exponential,
             hypercube, random-matching, star, nodes(k), lazy(a, FORM), or a .csv, .txt or .npy file with a
-            doubly stochastic matrix.
-            Source: DPSGD-2020, Figure 2(a).
+            doubly stochastic matrix. Source: DPSGD-2020, Figure 2(a).
         order: "awc" (adapt with combine): w_j ← Σ_k M_jk w_k − α ∇L^{μ_j}(w_j); "atc" (adapt then combine):
             w_j ← Σ_k M_jk (w_k − α ∇L^{μ_k}(w_k)). Source: DPSGD-2020, Eq. 2.
         buffers: "keep": the optimizer's state of each learner is its own. "mix": it is averaged with the

@@ -145,8 +145,7 @@ class Group:
 
     def agree(self, facts: dict[str, str]) -> None:
         """Raise FailedError on every rank if ``facts`` (and the code) are not the same on all of them."""
-        facts = {"landscape": f"{_version.__version__} ({code_fingerprint()[:12]})", **facts}
-        facts["torch"] = str(torch.__version__)
+        facts = {**versions(), **facts}
         self._set("facts", json.dumps(facts))
         deadline = time.monotonic() + self.timeout
         if self.rank == 0:
@@ -311,6 +310,12 @@ def code_fingerprint() -> str:
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """The versions of this package, with its code, and of PyTorch, which decide about the numbers."""
+    own = f"{_version.__version__} ({code_fingerprint()[:12]})"
+    return {"landscape": own, "torch": str(torch.__version__)}
 
 
 def where() -> str:

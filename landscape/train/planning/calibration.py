@@ -256,7 +256,7 @@ def _at_once(processes: int, work: str, arguments: list[Any], option: str) -> di
     with tempfile.TemporaryDirectory() as folder:
         jobs = [[work, rank, processes, f"{folder}/store", *arguments] for rank in range(processes)]
         try:
-            pool.run(f"{__name__}:_member", jobs, processes, results.__setitem__, threads=threads)
+            pool.Pool(processes, threads).run(f"{__name__}:_member", jobs, results.__setitem__)
         except pool.JobError as error:
             if error.known:
                 raise

@@ -1,0 +1,331 @@
+"""Every instrument on a Hugging Face GPT-2 with dict batches, against plain torch: make test-integrations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.data import DataLoader, Dataset
+
+import landscape
+from landscape import Checkpoint, DecentralizedDataParallel, Problem
+from landscape.evaluation.langevin import Langevin
+from landscape.evaluation.minibatches import stream
+from tests.groups import together
+
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed; make test-integrations", exc_type=ImportError
+)
+pytestmark = pytest.mark.filterwarnings("ignore")
+WORDS, LENGTH, SAMPLES, BATCH = 5, 4, 12, 4
+# GPT-2 takes its own loss of float32 logits, whatever its precision; a loss of the logits is of float64.
+CLOSE = {True: 2e-4, False: 1e-7}
+Batch = dict[str, Tensor]
+
+
+def gpt2(seed: int = 0) -> Any:
+    """Two layers, away from the small initial weights."""
+    torch.manual_seed(seed)
+    config = transformers.GPT2Config(
+        vocab_size=WORDS, n_positions=LENGTH, n_embd=3, n_layer=2, n_head=1, n_inner=2, bos_token_id=None,
+        eos_token_id=None, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    model = transformers.GPT2LMHeadModel(config).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def tokens(labels: bool) -> Batch:
+    """Padded sequences; with ``labels`` −100 stands for padding, otherwise the mask says what it is."""
+    g = torch.Generator().manual_seed(1)
+    ids = torch.randint(1, WORDS, (SAMPLES, LENGTH), generator=g)
+    lengths = torch.randint(2, LENGTH + 1, (SAMPLES, 1), generator=g) if labels else LENGTH
+    mask = (torch.arange(LENGTH) < lengths).long().expand(SAMPLES, LENGTH)
+    batch = {"input_ids": ids * mask, "attention_mask": mask}
+    return batch | {"labels": ids.masked_fill(mask == 0, -100)} if labels else batch
+
+
+def next_words(outputs: Any, batch: Batch) -> Tensor:
+    """The user's own loss, of the logits: batches without labels."""
+    return F.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), batch["input_ids"][:, 1:].flatten())
+
+
+class Sequences(Dataset[Batch]):
+    """The same, one at a time, as from a file."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> Batch:
+        return {key: rows[i] for key, rows in self.batch.items()}
+
+
+class Reference:
+    """Loss, gradient and Hessian of samples at any weights, by one plain call of the model."""
+
+    def __init__(self, labels: bool, model: Any) -> None:
+        self.labels, self.model, self.batch = labels, model, tokens(labels)
+        self.theta = nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    def loss(self, theta: Tensor, rows: Tensor | None = None) -> Tensor:
+        named, views = dict(self.model.named_parameters()), {}
+        for (name, parameter), part in zip(
+            named.items(), theta.split([p.numel() for p in named.values()]), strict=True
+        ):
+            views[name] = part.view_as(parameter)
+        batch = {k: t if rows is None else t[rows] for k, t in self.batch.items()}
+        outputs = torch.func.functional_call(self.model, views, (), batch)
+        value: Tensor = outputs.loss if self.labels else next_words(outputs, batch)
+        return value
+
+    def gradient(self, theta: Tensor, rows: Tensor | None = None) -> Tensor:
+        leaf = theta.clone().requires_grad_()
+        return torch.autograd.grad(self.loss(leaf, rows), leaf)[0]
+
+    def hessian(self, theta: Tensor, rows: Tensor | None = None) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            found = torch.autograd.functional.hessian(lambda t: self.loss(t, rows), theta, vectorize=True)
+        assert isinstance(found, Tensor)
+        return found
+
+    def product(self, theta: Tensor, v: Tensor, rows: Tensor | None = None) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return torch.autograd.functional.hvp(lambda t: self.loss(t, rows), theta, v)[1]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["labels", "no labels"])
+def reference(request: pytest.FixtureRequest) -> Reference:
+    return Reference(request.param, gpt2())
+
+
+@pytest.fixture(scope="module")
+def hessian(reference: Reference) -> Tensor:
+    return reference.hessian(reference.theta)
+
+
+@pytest.fixture(params=["resident", "loader"])
+def problem(request: pytest.FixtureRequest, reference: Reference) -> Problem:
+    """All sequences in memory, and read batch by batch from a data set that gives one at a time."""
+    data: Any = reference.batch
+    if request.param == "loader":
+        data = DataLoader(Sequences(reference.batch), batch_size=5)
+    made = Problem(reference.model, None if reference.labels else next_words, data)
+    assert made.indexed == (request.param == "resident")
+    return made
+
+
+def near(reference: Reference) -> dict[str, float]:
+    return {"rel": CLOSE[reference.labels], "abs": 1e-9}
+
+
+def learners(reference: Reference, n: int = 3) -> Tensor:
+    """(n, P), around the weights of the model, which are their mean."""
+    noise = torch.randn(n, len(reference.theta), dtype=torch.float64, generator=stream(7, 0))
+    return reference.theta + 0.03 * (noise - noise.mean(0))
+
+
+def test_gradients_of_drawn_batches(problem: Problem, reference: Reference) -> None:
+    """Batch sharpness, noise scale and LLC have the same minibatches, drawn in the order of the seed."""
+    weights, n, draws = learners(reference), 3, 2
+    options = {"weights": weights, "local_batch": BATCH, "draws": draws, "max_draws": draws, "seed": 5}
+    sharp = landscape.batch_sharpness(problem, BATCH, with_lambda_max=False, **options)
+    scale = landscape.noise_scale(problem, BATCH, **options)
+    whole, mean, own = reference.gradient(reference.theta), stream(5, 0), stream(5, 1)
+    traces = []
+    for k in range(draws):
+        rows = torch.randint(SAMPLES, (BATCH,), generator=mean)
+        g = reference.gradient(reference.theta, rows)
+        bent = reference.product(reference.theta, g, rows)
+        assert sharp.curvature[k] == pytest.approx(float(g @ bent / (g @ g)), **near(reference))
+        traces.append(BATCH * float((g - whole).square().sum()))
+        for j, rows in enumerate(torch.randint(SAMPLES, (n, BATCH), generator=own)):
+            g = reference.gradient(weights[j], rows)
+            bent = reference.product(weights[j], g, rows)
+            assert sharp.learner_curvature[k, j] == pytest.approx(
+                float(g @ bent / (g @ g)), **near(reference)
+            )
+    assert scale.trace == pytest.approx(np.mean(traces), **near(reference))
+    assert scale.value == pytest.approx(np.mean(traces) / float(whole @ whole), **near(reference))
+    chains = Langevin(problem, BATCH, 2, step_size=1e-3, nbeta=3.0, localization=2.0, seed=5).run(3)
+    minibatches, noise = stream(5, 0), torch.Generator()
+    noise.manual_seed(int(torch.randint(2**62, (), generator=stream(5, 1))))
+    w = reference.theta.repeat(2, 1)
+    for t in range(3):
+        drawn = torch.randint(SAMPLES, (2, BATCH), generator=minibatches)
+        pairs = list(zip(w, drawn, strict=True))
+        rise = [3 * float(reference.loss(v, r) - reference.loss(reference.theta, r)) for v, r in pairs]
+        np.testing.assert_allclose(chains[0, :, t], rise, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(chains[2, :, t], (w - reference.theta).square().sum(1), rtol=1e-4)
+        g = torch.stack([reference.gradient(v, r) for v, r in pairs])
+        w = w - 5e-4 * (3 * g + 2 * (w - reference.theta))
+        w += 1e-3**0.5 * torch.empty_like(w).normal_(generator=noise)
+
+
+def test_the_whole_hessian(problem: Problem, reference: Reference, hessian: Tensor) -> None:
+    """Noise alignment, the learners' spread and the preconditioned eigenvalue from the dense matrix."""
+    theta, weights, exact = reference.theta, learners(reference), {"search": "exact"}
+    found = landscape.noise_alignment(problem, BATCH, 1, max_draws=2, seed=5, **exact)
+    generator = stream(5, 0)
+    rows = [torch.randint(SAMPLES, (BATCH,), generator=generator) for _ in range(2)]
+    g = torch.stack([reference.gradient(theta, r) for r in rows])
+    ratio = float(torch.einsum("ni,ij,nj->", g, hessian, g) / g.square().sum())
+    assert found.value == pytest.approx(ratio, **near(reference))
+    p = torch.linspace(0.5, 2.0, len(theta), dtype=torch.float64)
+    given = landscape.Preconditioner(p, "test", 2.0)
+    top = landscape.top_eigenvalues(problem, 1, precondition=given, tol=1e-5)
+    scaled = hessian / (p[:, None] * p).sqrt()
+    assert float(top.values[0]) == pytest.approx(float(torch.linalg.eigvalsh(scaled)[-1]), rel=1e-3)
+    spread = weights - theta
+    values, vectors = torch.linalg.eigh(hessian)
+    result = landscape.disagreement(weights, 2, problem=problem, tol=1e-5, **exact)
+    np.testing.assert_allclose(result.values, values.flip(0)[:2], rtol=1e-3)
+    share = (spread @ vectors[:, -2:]).square().sum() / spread.square().sum()
+    assert result.value == pytest.approx(float(share), rel=5e-3)
+    cost = float(torch.einsum("ni,ij,nj->", spread, hessian, spread)) / 6
+    assert result.cost == pytest.approx(cost, rel=1e-3, abs=1e-7)
+    assert result.learners_loss == pytest.approx(np.mean([float(reference.loss(w)) for w in weights]))
+
+
+def test_rises_of_the_loss(problem: Problem, reference: Reference) -> None:
+    """The largest rise that plain ascent finds from the same start, and the mean one of drawn displacements."""
+    theta, rho, steps = reference.theta, 0.02, 20
+    size, base = theta.abs(), float(reference.loss(theta))
+    worst = landscape.sharpness(problem, rho, starts=0)
+    away, rises = torch.zeros_like(theta), [0.0]
+    for k in range(steps):
+        uphill = size * reference.gradient(theta + size * away)
+        away = away + 0.5**k * rho * uphill / uphill.norm()
+        away *= rho / away.norm()
+        rises.append(float(reference.loss(theta + size * away)) - base)
+    assert worst.value == pytest.approx(max(rises), rel=0.02)
+    average = landscape.sharpness(problem, rho, "average", m=BATCH, max_draws=2, seed=5)
+    minibatches, noise, rises = stream(5, 0), stream(5, 1), []
+    for _ in range(2):
+        rows = torch.randint(SAMPLES, (BATCH,), generator=minibatches)
+        shift = rho * size * torch.randn(len(theta), dtype=torch.float64, generator=noise)
+        pair = [float(reference.loss(theta + sign * shift, rows)) for sign in (1, -1)]
+        rises.append(np.mean(pair) - float(reference.loss(theta, rows)))
+    np.testing.assert_allclose(average.values, rises, rtol=1e-6, atol=1e-6)
+
+
+def test_the_basin_of_a_contour(problem: Problem, reference: Reference) -> None:
+    surface = landscape.contour(problem, landscape.random_plane(problem), (7, 5), span=0.5)
+    x, y = 2, 1
+    point = reference.theta + surface.x[x] * surface.directions[0] + surface.y[y] * surface.directions[1]
+    loss = float(reference.loss(torch.as_tensor(point, dtype=torch.float64)))
+    assert surface.loss[y, x] == pytest.approx(loss, rel=1e-6)
+    lowest = np.unravel_index(surface.loss.argmin(), surface.loss.shape)
+    basins = surface.basins()
+    assert basins.minimum_loss[0] == surface.loss[lowest]
+
+
+ON_A_LOOP = [
+    "batch-sharpness",
+    "noise-scale",
+    "noise-alignment",
+    "preconditioned-lambda-max",
+    "worst-sharpness",
+]
+
+
+@pytest.mark.parametrize("form", ["resident", "loader"])
+def test_along_a_loop_of_ones_own(form: str, tmp_path: Path) -> None:
+    """A Recorder's columns are those of the instruments at the weights of its last checkpoint."""
+    model, data = gpt2(), tokens(True)
+    given: Any = data if form == "resident" else DataLoader(Sequences(data), batch_size=5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    monitor = {"instruments": ON_A_LOOP, "every": 3, "draws": 12, "rho": 0.02}
+    with landscape.Recorder(
+        tmp_path, model, None, given, every=0, monitor=monitor, optimizer=optimizer, batch=BATCH
+    ) as recorder:
+        for t in range(3):
+            rows = torch.randint(SAMPLES, (BATCH,), generator=stream(t, 0))
+            optimizer.zero_grad()
+            model(**{k: v[rows] for k, v in data.items()}).loss.backward()
+            with recorder.step():
+                optimizer.step()
+    run = landscape.load(tmp_path / "last.h5")
+    assert isinstance(run, Checkpoint)
+    row = {name: float(column[-1]) for name, column in run.history.items()}
+    reference = Reference(True, model)
+    h = reference.hessian(reference.theta)
+    moments = torch.cat([optimizer.state[each]["exp_avg_sq"].flatten() for each in model.parameters()])
+    p = ((moments / (1 - 0.999**3)).sqrt() + 1e-8) * (1 - 0.9**3)
+    top = float(torch.linalg.eigvalsh(h / (p[:, None] * p).sqrt())[-1])
+    assert row["preconditioned_lambda_max"] == pytest.approx(top, rel=0.02)
+    sample = [torch.randint(SAMPLES, (BATCH,), generator=stream(9, k)) for k in range(200)]
+    g = torch.stack([reference.gradient(reference.theta, rows) for rows in sample])
+    traces = BATCH * (g - reference.gradient(reference.theta)).square().sum(1)
+    error = float(traces.std()) / len(sample) ** 0.5
+    assert abs(row["noise_trace"] - float(traces.mean())) < 4 * np.hypot(row["noise_trace_se"], error)
+    bent, square = ((g @ h) * g).sum(1), g.square().sum(1)
+    ratio = float(bent.sum() / square.sum())
+    error = float((bent - ratio * square).std() / square.mean()) / len(sample) ** 0.5
+    assert abs(row["noise_alignment"] - ratio) < 4 * np.hypot(row["noise_alignment_se"], error)
+    along = [
+        float(v @ reference.product(reference.theta, v, rows) / (v @ v))
+        for v, rows in zip(g[:60], sample, strict=False)
+    ]
+    error = np.std(along) / len(along) ** 0.5
+    assert abs(row["batch_sharpness"] - np.mean(along)) < 4 * np.hypot(row["batch_sharpness_se"], error)
+
+
+def by_hand(group: Any, folder: Path) -> None:
+    """One learner of DPSGD, dict batches with labels."""
+    model, data = gpt2(), tokens(True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    learner = DecentralizedDataParallel(model, optimizer, "dpsgd")
+    generator = torch.Generator().manual_seed(group.rank)
+    for t in range(6):
+        rows = torch.randint(SAMPLES, (BATCH,), generator=generator)
+        optimizer.zero_grad()
+        learner(**{k: v[rows] for k, v in data.items()}).loss.backward()
+        optimizer.step()
+        if t in (2, 5):
+            learner.save_checkpoint(folder / f"{t}.h5")
+
+
+def test_learners_of_dpsgd_by_hand(tmp_path: Path) -> None:
+    assert together(3, by_hand, tmp_path) == [None] * 3
+    early, run = (landscape.load(tmp_path / f"{t}.h5") for t in (2, 5))
+    assert isinstance(run, Checkpoint)
+    problem, reference = run.problem(model=gpt2(), data=Sequences(tokens(True))), Reference(True, gpt2())
+    weights = run.weights.double()
+    mean = weights.mean(0)
+    h, away = reference.hessian(mean), weights - mean
+    values, vectors = torch.linalg.eigh(h)
+    found = landscape.disagreement(run.weights, 2, problem=problem, tol=1e-5, search="exact")
+    share = (away @ vectors[:, -2:]).square().sum() / away.square().sum()
+    assert found.value == pytest.approx(float(share), rel=0.01)
+    assert found.cost == pytest.approx(float(torch.einsum("ni,ij,nj->", away, h, away)) / 6, rel=1e-2)
+    sharp = landscape.batch_sharpness(
+        problem, 3 * BATCH, weights=run.weights, draws=2, max_draws=2, with_lambda_max=False
+    )
+    own = stream(0, 1)
+    for k in range(2):
+        for j, rows in enumerate(torch.randint(SAMPLES, (3, BATCH), generator=own)):
+            g = reference.gradient(weights[j], rows)
+            exact = float(g @ reference.product(weights[j], g, rows) / (g @ g))
+            assert sharp.learner_curvature[k, j] == pytest.approx(exact, rel=1e-3)
+    table = landscape.compare(
+        {"early": early, "late": run}, 3 * BATCH, draws=4, planes=2, top_k=2,
+        problem_of=lambda run, split: run.problem(split, model=gpt2(), data=tokens(True)),
+    )  # fmt: skip
+    rows = dict(zip(table.quantities, table.value, strict=True))
+    assert rows["spread-cost"][1] == pytest.approx(found.cost, rel=1e-2)
+    assert rows["loss"][1] == pytest.approx(float(reference.loss(mean)), rel=1e-5)
+    assert rows["lambda-max"][1] == pytest.approx(float(values[-1]), rel=0.02)
+    assert any(
+        "test-error was not measured: test error: the data has no class labels" in n for n in table.notes
+    )
