@@ -111,7 +111,7 @@ def lose_one(group: Group, folder: str) -> str:
 
 
 def test_a_worker_that_is_lost_ends_the_run_with_a_line(tmp_path: Path) -> None:
-    found = together(4, lose_one, str(tmp_path), timeout=60.0, deadline=60.0, lost=(2,))
+    found = together(4, lose_one, str(tmp_path), timeout=60.0, deadline=180.0, lost=(2,))
     told = [line for line in found if isinstance(line, str) and line != "told already"]
     assert len(told) == 1, found
     assert told[0].startswith("rank 2 of 4 lost, no sign of life for 3 s (")

@@ -208,7 +208,7 @@ class Group:
     def diagnose(self, error: BaseException) -> Lost:
         """The reason why an exchange failed: the failure that another rank reported, or the silent ranks."""
         words, before = first_line(error), dict(self._signs)
-        deadline = time.monotonic() + LOST_AFTER + BEAT
+        deadline = time.monotonic() + 2 * LOST_AFTER  # a busy machine reads a rank's last sign late
         while time.monotonic() < deadline and not (self._failure or self._board_lost):
             waiting = [rank for rank, sign in self._signs.items() if sign == before[rank]]
             if all(self._silent[rank] >= LOST_AFTER for rank in waiting if rank != self.rank):
