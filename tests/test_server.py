@@ -100,7 +100,7 @@ def test_workers_deliver_at_their_own_pace(form: str, tmp_path: Path) -> None:
 
 
 def lose_one(group: Group, folder: str) -> str:
-    process_group.LOST_AFTER = 3.0
+    process_group.LOST_AFTER = 6.0  # a busy machine may keep a living rank from its signs for seconds
     if group.rank == 2:
         threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
     try:
@@ -114,7 +114,7 @@ def test_a_worker_that_is_lost_ends_the_run_with_a_line(tmp_path: Path) -> None:
     found = together(4, lose_one, str(tmp_path), timeout=60.0, deadline=180.0, lost=(2,))
     told = [line for line in found if isinstance(line, str) and line != "told already"]
     assert len(told) == 1, found
-    assert told[0].startswith("rank 2 of 4 lost, no sign of life for 3 s (")
+    assert told[0].startswith("rank 2 of 4 lost, no sign of life for 6 s (")
     assert told[0].endswith(f"; --resume goes on from {tmp_path}/last.h5")
     landscape.load(tmp_path / "last.h5")
 
