@@ -122,7 +122,7 @@ def batch_sharpness(
         converged=all(precision.met(*mean_and_error(each.mean(1))) for each in measured),
         seed=seed,
         # The minibatches come from all samples; with BatchNorm λ_max leaves a smaller last minibatch out.
-        **{**setting(at_mean.whole), "samples": problem.samples},
+        **(setting(at_mean.whole) | {"samples": problem.samples}),
         **about,
     )
 

@@ -338,9 +338,9 @@ def _flatness(work: Work) -> Drawing:
         {"": picture},
         rows,
         compared,
-        f"The median rise of the loss around SSGD's solution is {medians[0]:.2f} times that around DPSGD's "
-        f"as the paper draws it, {medians[1]:.2f} times with filter-normalised directions, and "
-        f"{medians[2]:.2f} and {medians[3]:.2f} times at checkpoints of about equal training loss.",
+        f"The loss rises {medians[0]:.2f} times as much around SSGD's solution as around DPSGD's. That is as "
+        f"the paper draws it, a median over the plane; with filter-normalised directions it is {medians[1]:.2f} "
+        f"times, at checkpoints of about equal training loss {medians[2]:.2f} and {medians[3]:.2f} times.",
     )
 
 
