@@ -339,8 +339,9 @@ def _flatness(work: Work) -> Drawing:
         rows,
         compared,
         f"The loss rises {medians[0]:.2f} times as much around SSGD's solution as around DPSGD's. That is as "
-        f"the paper draws it, a median over the plane; with filter-normalised directions it is {medians[1]:.2f} "
-        f"times, at checkpoints of about equal training loss {medians[2]:.2f} and {medians[3]:.2f} times.",
+        "the paper draws it, a median over the plane; with filter-normalised directions it is "
+        f"{medians[1]:.2f} times, at checkpoints of about equal training loss {medians[2]:.2f} and "
+        f"{medians[3]:.2f} times.",
     )
 
 
