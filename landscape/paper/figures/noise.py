@@ -163,20 +163,25 @@ def _split(work: Work) -> Drawing:
             ax.set_yscale("log")
         axes[0].set_ylabel(r"share of $\Delta_{DP}$")
         picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    of = {
+        part: f"{100 * mean:+.1f}" + (f" ± {100 * error:.1f}%" if np.isfinite(error) else "%")
+        for part, (_, mean, error) in shares.items()
+    }
     compared = [
         Compared(
             f"cross term of Δ_DP, Figure 2({part}): median size; mean ± standard error",
-            f"{100 * size:.1f}%; {100 * mean:+.1f} ± {100 * error:.1f}%",
+            f"{100 * size:.1f}%; {of[part]}",
             "0",
         )
-        for part, (size, mean, error) in shares.items()
+        for part, (size, _, _) in shares.items()
     ]
+    sizes = [100 * size for size, _, _ in shares.values()]
     return Drawing(
         {"": picture},
         rows,
         compared,
-        f"Over training the cross term is {compared[0].ours} of Δ_DP in (a) and {compared[1].ours} in (b); "
-        "a mean under 5% counts as none.",
+        f"The cross term of Δ_DP is {of['a']} of it in (a), {of['b']} in (b). These are means over training; "
+        f"its median size is {sizes[0]:.1f} and {sizes[1]:.1f}%. A mean under 5% counts as none.",
     )
 
 
