@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 PEERS := .venv-bench
 INTEGRATIONS := .venv-integrations
-DOCS := .venv-docs
 LOWEST := .venv-lowest
 PACKAGING := .venv-package
 # The extras that the tests use.
@@ -46,9 +45,9 @@ figures-smoke: $(READY)  ## the same with bundled data, to see that each can be 
 fuzz: $(READY)  ## 10,000 damaged and hostile files for every reader, in processes with limits (15 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
 
-docs: $(DOCS)/ready  ## the documentation, into build/docs; a warning is an error
-	OMP_NUM_THREADS=1 $(DOCS)/bin/python -m sphinx -b html -E -W --keep-going -q docs build/docs
-	$(DOCS)/bin/python docs/check_search.py build/docs
+docs: $(READY)  ## the documentation, into build/docs; a warning is an error
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -b html -E -W --keep-going -q docs build/docs
+	$(BIN)/python docs/check_search.py build/docs
 
 bench: $(PEERS)/ready  ## side-by-side timings, as ratios, in an environment with the peers
 	$(PEERS)/bin/python -m tests.benchmarks
@@ -118,8 +117,5 @@ $(LOWEST)/ready: pyproject.toml constraints.txt
 		$(if $(LOWEST_TORCH),"torch==$(LOWEST_TORCH)") -e ".[$(TESTED)]" --group test
 	touch $(LOWEST)/ready
 
-$(DOCS)/ready: pyproject.toml constraints.txt
-	$(call environment,$(DOCS),-e ".[$(TESTED)]" --group docs)
-
 clean:
-	rm -rf $(VENV) $(PEERS) $(INTEGRATIONS) $(LOWEST) $(PACKAGING) $(DOCS) build dist .coverage* *.egg-info demo
+	rm -rf $(VENV) $(PEERS) $(INTEGRATIONS) $(LOWEST) $(PACKAGING) build dist .coverage* *.egg-info demo

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 # The tests share the cores already; before torch is imported, for the processes that tests start, too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,6 +28,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # xdist reads it
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else None
+
+
+def slow_but(quick: Iterable[str], values: Iterable[str]) -> list[Any]:
+    """Parameters of which all but the ``quick`` ones, which go a way of their own each, are run by make test-all."""
+    kept = set(quick)
+    return [v if v in kept else pytest.param(v, marks=pytest.mark.slow) for v in values]
 
 
 Command = Callable[..., tuple[int, str, str]]

@@ -224,7 +224,7 @@ def test_results_are_saved_and_read(tmp_path: Path) -> None:
     assert "%" not in read.interpolation()
 
 
-def test_lines_and_hessian_grids() -> None:
+def test_lines() -> None:
     problem = problems.mlp()
     direction = landscape.random_plane(problem).directions[0]
     whole = landscape.line(problem, direction, 101, span=1.0)
@@ -232,6 +232,10 @@ def test_lines_and_hessian_grids() -> None:
     assert some.evaluations < 60
     np.testing.assert_array_equal(some.loss[some.done], whole.loss[some.done])
     assert np.abs(some.loss - whole.loss).max() <= 0.01 * np.ptp(whole.loss)
+
+
+@pytest.mark.slow
+def test_hessian_grids() -> None:
     problem = problems.mlp(widths=(3, 3, 2), samples=15)
     plane = landscape.random_plane(problem)
     few = landscape.hessian_grid(problem, plane, (23, 23), tolerance="2%", tol=1e-4)

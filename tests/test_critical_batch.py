@@ -39,6 +39,7 @@ def quadratic(lr: float = LR, steps: int = 60, **more: object) -> Checkpoint:
     return Trainer(recipe.from_values(values | more)).run()
 
 
+@pytest.mark.slow
 def test_on_a_quadratic_it_is_where_the_closed_form_says() -> None:
     """E‖w‖² = α²σ²/(nB(1 − (1 − α)²)): with α and nB times k, the loss grows as (2 − α)/(2 − kα)."""
     run = quadratic()

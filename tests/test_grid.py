@@ -388,8 +388,9 @@ def test_a_killed_worker_is_named_and_what_is_done_is_kept(
     assert 0 < landscape.load(out).done.sum() < 400 * 400
 
 
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_hessian_grid_is_the_same_in_portions_and_over_processes(
-    run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    processes: int, run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     wanted = ("hessian-grid", run / "last.h5", "--grid", "6x3", "-o")
@@ -398,13 +399,11 @@ def test_a_hessian_grid_is_the_same_in_portions_and_over_processes(
     try:
         assert command(*wanted, tmp_path / "1.h5")[0] == 0
         monkeypatch.setattr(grid, "PORTION_SECONDS", 0.0)
-        assert command(*wanted, tmp_path / "2.h5")[0] == 0
-        assert command(*wanted, tmp_path / "3.h5", "--nproc", "2")[0] == 0
+        assert command(*wanted, tmp_path / "2.h5", "--nproc", processes)[0] == 0
     finally:
         torch.set_num_threads(threads)
     first = landscape.load(tmp_path / "1.h5")
     assert bool(first.done.all())
-    for other in ("2.h5", "3.h5"):
-        again = landscape.load(tmp_path / other)
-        for name in ("lambda_min", "lambda_max", "hvps"):
-            np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
+    again = landscape.load(tmp_path / "2.h5")
+    for name in ("lambda_min", "lambda_max", "hvps"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(first, name))

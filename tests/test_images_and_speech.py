@@ -159,6 +159,7 @@ def test_folders_of_images_are_decoded_once(
     assert [p.suffix for p in kept.iterdir()] == [".h5", ".h5"]
 
 
+@pytest.mark.slow
 def test_two_processes_that_start_at_once_decode_once(tmp_path: Path) -> None:
     """Each writes what it decoded to a log; the file of the cache is whole, and only one did the work."""
     write_images(tmp_path / "mine")

@@ -162,11 +162,12 @@ def noisy(algorithm: dict[str, Any], seed: int = 0, **changes: Any) -> recipe.Re
 @pytest.mark.parametrize(
     ("algorithm", "changes"),
     [
-        ({"name": "ssgd"}, {}),
+        pytest.param({"name": "ssgd"}, {}, marks=pytest.mark.slow),
         ({"name": "dpsgd", "mixing": "ring(1)"}, {}),
-        (
+        pytest.param(
             {"name": "ssgd"},
             {"learners": 1, "steps": 1600, "monitor": {"instruments": ["noise-scale"], "every": 1600}},
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["ssgd", "dpsgd", "one learner"],

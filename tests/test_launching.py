@@ -134,7 +134,8 @@ def _sent(arrays: dict[str, Any], facts: list[Any]) -> bytes:
 # The module path.
 
 
-def test_nothing_in_the_current_folder_runs_unasked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_nothing_in_the_current_folder_runs_unasked(processes: str, tmp_path: Path) -> None:
     trap = "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\nraise SystemExit('trap')\n"
     for name in ("sklearn", "h5py", "multiprocessing", "json", "landscape"):
         (tmp_path / f"{name}.py").write_text(trap)
@@ -143,7 +144,7 @@ def test_nothing_in_the_current_folder_runs_unasked(tmp_path: Path) -> None:
     )
     own = ["--set", "steps=2", "--set", "model={name='mine:model'}", "-q"]
     for words in (
-        ["train", "digits-dpsgd", *own, "--nproc", "2", "-o", "run"],
+        ["train", "digits-dpsgd", *own, "--nproc", processes, "-o", "run"],
         ["contour", "run/last.h5", "--grid", "2", "--model", "mine:model"],
     ):
         done = subprocess.run(
@@ -230,6 +231,7 @@ def test_what_memory_and_files_refuse_is_a_line(command: Command, tiny: Path, tm
         assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_rank_started_by_hand_names_its_lack_of_memory(tiny: Path, tmp_path: Path) -> None:
     meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     huge = ("--set", f"model.widths=[6, {10**13}, 3]", "-o", tmp_path / "run")
@@ -293,7 +295,8 @@ CAN_READ = "+dac_override,+dac_read_search"
 
 
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="becomes another user")
-def test_a_user_without_home_and_name_can_work(tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_user_without_home_and_name_can_work(processes: str, tiny: Path, tmp_path: Path) -> None:
     someone = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"]
     someone += [f"--inh-caps={CAN_READ}", f"--ambient-caps={CAN_READ}", "env", "-u", "HOME", "-u", "USER"]
     if subprocess.run([*someone, "true"], capture_output=True).returncode:
@@ -309,7 +312,7 @@ def test_a_user_without_home_and_name_can_work(tiny: Path, tmp_path: Path) -> No
             "-o",
             tmp_path / "run",
             "--nproc",
-            "2",
+            processes,
             "-q",
         ],
         capture_output=True,

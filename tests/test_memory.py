@@ -59,6 +59,7 @@ print(peak() - first)
 """
 
 
+@pytest.mark.slow
 def test_more_points_cost_no_more_memory() -> None:
     """40,000 points in place of 100: their coordinates and values take 5 MiB, all weights would take 400."""
     assert run(SMALL)[0] < 16 * MIB
@@ -76,6 +77,8 @@ else:
     x = torch.randn(300, 3, 32, 32)
 problem = landscape.Problem(model, nn.functional.cross_entropy, (x, torch.arange(len(x)) % 10))
 plane = landscape.random_plane(problem)
+small = landscape.Problem(nn.Linear(2, 2), nn.functional.cross_entropy, (torch.ones(2, 2), torch.arange(2)))
+landscape.contour(small, landscape.random_plane(small), grid=(2, 2))  # its code is in memory from now on
 limit = memory_in_use(problem.device) + {room} * 2**20
 surface = landscape.contour(problem, plane, grid=(2, 2), path={path!r}, max_memory=limit)
 free = landscape.contour(problem, plane, grid=(2, 2), path={path!r}) if {check} else surface
@@ -86,7 +89,12 @@ print(peak(), limit, abs(surface.loss / free.loss - 1).max())
 @LINUX
 @pytest.mark.parametrize(
     ("kind", "path", "room"),
-    [("mlp", "batched", 110), ("mlp", "auto", 50), ("conv", "pointwise", 45), ("conv", "folded", 45)],
+    [
+        pytest.param("mlp", "batched", 110, marks=pytest.mark.slow),
+        ("mlp", "auto", 50),
+        pytest.param("conv", "pointwise", 45, marks=pytest.mark.slow),
+        ("conv", "folded", 45),
+    ],
 )
 def test_a_bound_is_kept(kind: str, path: str, room: int) -> None:
     peak, limit, _ = run(BOUND.format(kind=kind, path=path, room=room, check=False))

@@ -17,7 +17,9 @@ from tests import problems
 from tests.conftest import Command
 
 
-@pytest.mark.parametrize(("weight_decay", "delays"), [(0.0, [0, 1, 3]), (0.5, [0, 1])])
+@pytest.mark.parametrize(
+    ("weight_decay", "delays"), [pytest.param(0.0, [0, 1, 3], marks=pytest.mark.slow), (0.5, [0, 1])]
+)
 def test_on_a_quadratic_training_leaves_where_the_roots_say(
     weight_decay: float, delays: list[int], tmp_path: Path
 ) -> None:

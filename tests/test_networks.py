@@ -16,6 +16,7 @@ from landscape.evaluation.fold import fold
 from landscape.models.imagenet import NETWORKS
 from landscape.models.layers import scaled
 from landscape.problem.losses import correct
+from tests.conftest import slow_but
 
 # DPSGD-2020, Table 1: MiB of float32 parameters. For GoogLeNet the table has 23.53, where 6,166,250 parameters
 # are 23.52.
@@ -89,7 +90,9 @@ def test_outputs_gradients_and_batchnorm(name: str) -> None:
     assert all(int(m.num_batches_tracked) == 3 for m in norms)
 
 
-@pytest.mark.parametrize("name", CIFAR)
+@pytest.mark.parametrize(
+    "name", slow_but(["vgg-19", "resnet-18", "shufflenet-v2", "mobilenet-v2", "efficientnet-b0"], CIFAR)
+)
 def test_the_analysis_can_fold_and_differentiate_twice(name: str) -> None:
     model = reduced(name).double()
     model(torch.randn(4, 3, 32, 32, dtype=torch.float64))

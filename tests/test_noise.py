@@ -59,6 +59,7 @@ def test_with_varying_curvature_the_closed_form_lies_within_the_error_bar() -> N
     assert abs(mean - lr**2 * 3 * 0.5**2 / (n * batch)) < 4 * error
 
 
+@pytest.mark.slow
 def test_error_bars_shrink_with_the_draws() -> None:
     problem, weights = spread_quadratic(0.4, 0.0)
     few, many = (

@@ -425,7 +425,7 @@ def test_twenty_kills_of_any_rank_at_any_moment_lose_nothing(tmp_path: Path) -> 
 
 
 def lose_one(group: Group, how: int) -> str:
-    process_group.LOST_AFTER = 3.0
+    process_group.LOST_AFTER = 6.0  # a busy machine may keep a living rank from its signs for seconds
     trainer = Trainer(recipe.from_values(BASE | LONG), group=group)
     step = trainer.rule.begin
 
@@ -444,10 +444,10 @@ def lose_one(group: Group, how: int) -> str:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_the_others_name_the_rank_that_is_lost(how: signal.Signals) -> None:
-    found = together(3, lose_one, int(how), timeout=8.0, deadline=60.0, lost=(1,))
+    found = together(3, lose_one, int(how), timeout=16.0, deadline=180.0, lost=(1,))
     told = [line for line in found if isinstance(line, str) and line != "told already"]
     assert len(told) == 1, found
-    assert told[0].startswith("rank 1 of 3 lost, no sign of life for 3 s (")
+    assert told[0].startswith("rank 1 of 3 lost, no sign of life for 6 s (")
     assert all(line in (told[0], "told already", None) for line in found)  # None: ended by its own watch
 
 

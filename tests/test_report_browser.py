@@ -42,8 +42,8 @@ def browser() -> Iterator[Any]:
 class Opened:
     """A page in the browser, with its errors and requests."""
 
-    def __init__(self, browser: Any, path: Path, width: int = 1400, scheme: str = "light") -> None:
-        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    def __init__(self, browser: Any, path: Path, width: int = 900, scheme: str = "light") -> None:
+        self.page = browser.new_page(viewport={"width": width, "height": 600}, color_scheme=scheme)
         self.errors: list[str] = []
         self.requests: list[str] = []
         self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
@@ -73,8 +73,9 @@ def report(runs: Path) -> Path:  # noqa: F811
     return runs / "browser.html"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def opened(browser: Any, report: Path) -> Iterator[Opened]:
+    """One page for the tests that use it, which takes seconds to open; each leaves every part of it visible."""
     shown = Opened(browser, report)
     yield shown
     shown.close()
@@ -121,8 +122,8 @@ def test_selector_and_synchronised_cameras(opened: Opened) -> None:
     page.mouse.move(x, y)
     page.wait_for_timeout(200)
     page.mouse.down()
-    for k in range(8):
-        page.mouse.move(x + 15 * k, y + 2 * k)
+    for k in range(1, 4):
+        page.mouse.move(x + 40 * k, y + 5 * k)
         page.wait_for_timeout(50)
     page.mouse.up()
     page.wait_for_timeout(500)
@@ -212,7 +213,7 @@ def test_runs_tables_and_theme(opened: Opened) -> None:
     assert page.evaluate(ink) != before
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.slow), "dark"])
 def test_readable_on_a_phone_and_by_a_screen_reader(browser: Any, report: Path, scheme: str) -> None:
     opened = Opened(browser, report, 390, scheme)
     page = opened.page

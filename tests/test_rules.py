@@ -188,6 +188,7 @@ def test_the_decomposition_of_plain_gradient_descent_is_exact() -> None:
     assert c["delta_s"] == pytest.approx(0, abs=1e-25)
 
 
+@pytest.mark.slow
 def test_sampled_estimates_lie_within_their_own_error_bars() -> None:
     model = landscape.models.build("quadratic", eigenvalues=[0.5, 1.0, 2.0])
     data = landscape.data.load("quadratic", dimension=3, samples=400, gradient_std=1.0, curvature_std=0.3)

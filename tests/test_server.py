@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +100,16 @@ def test_workers_deliver_at_their_own_pace(form: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(longer.history["delay"][:90], delay)
 
 
+def die_in_training(folder: Path) -> None:
+    while not (folder / "last.h5").exists():
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def lose_one(group: Group, folder: str) -> str:
-    process_group.LOST_AFTER = 3.0
+    process_group.LOST_AFTER = 6.0  # a busy machine may keep a living rank from its signs for seconds
     if group.rank == 2:
-        threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        threading.Thread(target=die_in_training, args=(Path(folder),), daemon=True).start()
     try:
         serve(group, measured(2, steps=10**7, decompose={"every": 0}), folder)
     except Lost as error:
@@ -111,10 +118,10 @@ def lose_one(group: Group, folder: str) -> str:
 
 
 def test_a_worker_that_is_lost_ends_the_run_with_a_line(tmp_path: Path) -> None:
-    found = together(4, lose_one, str(tmp_path), timeout=60.0, deadline=60.0, lost=(2,))
+    found = together(4, lose_one, str(tmp_path), timeout=60.0, deadline=180.0, lost=(2,))
     told = [line for line in found if isinstance(line, str) and line != "told already"]
     assert len(told) == 1, found
-    assert told[0].startswith("rank 2 of 4 lost, no sign of life for 3 s (")
+    assert told[0].startswith("rank 2 of 4 lost, no sign of life for 6 s (")
     assert told[0].endswith(f"; --resume goes on from {tmp_path}/last.h5")
     landscape.load(tmp_path / "last.h5")
 

@@ -64,6 +64,7 @@ def test_at_a_minimum_it_is_half_of_the_largest_eigenvalue() -> None:
     assert found.residual < 0.05
 
 
+@pytest.mark.slow
 def test_the_average_is_half_of_the_trace() -> None:
     problem = problems.quadratic([4.0, 1.0, 0.5, -0.2])
     problem.theta.copy_(torch.tensor([0.5, 1.0, 2.0, -1.0]))

@@ -67,7 +67,7 @@ def test_a_quadratic_is_smoothed_to_itself_and_a_constant() -> None:
     np.testing.assert_allclose(found.lipschitz_smooth, np.stack([slopes] * 2))
 
 
-@pytest.mark.parametrize("scale", [0.3, 1.0])
+@pytest.mark.parametrize("scale", [pytest.param(0.3, marks=pytest.mark.slow), 1.0])
 def test_a_cosine_is_smoothed_as_its_transform_says(scale: float) -> None:
     weights = learners(3, scale)
     weights = weights - weights.mean(0)  # w_a = 0, its minimum

@@ -24,7 +24,7 @@ from landscape.curvature.lanczos import lanczos
 from landscape.curvature.trace import hutchpp
 from landscape.data.synthetic import mean_output
 from tests import problems
-from tests.conftest import Command
+from tests.conftest import Command, slow_but
 
 TINY = 1e-10
 
@@ -337,7 +337,9 @@ def test_probes_that_end_early_do_not_move_the_moments() -> None:
     assert d.moment(1)[0] == pytest.approx(1.25)  # random signs weigh every coordinate alike
 
 
-@pytest.mark.parametrize("name", ["mlp tanh", "mlp relu", "conv", "attention", "saddle"])
+@pytest.mark.parametrize(
+    "name", slow_but(["conv", "saddle"], ["mlp tanh", "mlp relu", "conv", "attention", "saddle"])
+)
 def test_pyhessian_agrees_on_the_largest_magnitude_and_the_trace(name: str) -> None:
     problem = ALL[name]()
     problem.data.chunk_size = 7

@@ -209,6 +209,7 @@ def test_a_sweep_that_was_killed_goes_on(
     assert without_seconds(killed) == without_seconds(whole)
 
 
+@pytest.mark.slow
 def test_several_processes_make_the_same_table(tiny: Path, tmp_path: Path, command: Command) -> None:
     args = ("sweep", tiny, *SMALL, "--set", "lr=0.1,0.2")
     assert command(*args, "-o", tmp_path / "one")[0] == 0

@@ -16,6 +16,7 @@ from landscape.problem.layout import average
 from landscape.train import launch, optimizer, recipe
 from landscape.train.distributed.process_group import Group
 from landscape.train.loop import Trainer
+from tests.conftest import slow_but
 from tests.groups import together
 from tests.test_training import same_bits
 
@@ -81,7 +82,7 @@ def test_under_ssgd_it_is_one_optimizer_on_the_mean_gradient(tiny: Path, name: s
     assert np.isfinite(end.history["alpha_e"]).any()
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", slow_but(["adamw", "sgd", "adafactor", "rprop"], KINDS))
 def test_resuming_gives_the_bits_of_an_unbroken_run(tiny: Path, tmp_path: Path, name: str) -> None:
     r = chosen(
         tiny, dtype="float32", algorithm={"name": "dpsgd", "mixing": "random-matching"}, optimizer=KINDS[name]

@@ -21,7 +21,7 @@ from landscape.train import launch, recipe
 from landscape.train.loop import Hooks, Trainer
 from landscape.train.mixing import Mixing
 from landscape.train.randomness import generator
-from tests.conftest import Command
+from tests.conftest import Command, slow_but
 
 
 def same_bits(a: Checkpoint, b: Checkpoint) -> None:
@@ -70,7 +70,9 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", slow_but(["ssgd*", "dpsgd atc", "slowmo", "async", "sgp", "dsgd-ac"], ALGORITHMS)
+)
 def test_resuming_from_any_checkpoint_gives_the_bits_of_an_unbroken_run(
     tiny: Path, tmp_path: Path, name: str
 ) -> None:

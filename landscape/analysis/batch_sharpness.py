@@ -121,7 +121,8 @@ def batch_sharpness(
         tol=tol,
         converged=all(precision.met(*mean_and_error(each.mean(1))) for each in measured),
         seed=seed,
-        **setting(at_mean.whole),
+        # The minibatches come from all samples; with BatchNorm λ_max leaves a smaller last minibatch out.
+        **(setting(at_mean.whole) | {"samples": problem.samples}),
         **about,
     )
 

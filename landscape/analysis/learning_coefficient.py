@@ -105,7 +105,7 @@ def learning_coefficient(
         >>> problem = landscape.Problem(model, lambda out, y: 0.5 * (out - y).square().mean(), (x, y))
         >>> problem.theta.zero_()  # the minimum of a regular model with 2 parameters
         tensor([0., 0.])
-        >>> result = landscape.learning_coefficient(problem, 50, localization=1.0, tol=0.2)
+        >>> result = landscape.learning_coefficient(problem, 50, localization=1.0, chains=2, tol=0.5)
         >>> abs(result.value - 1) < 4 * result.standard_error
         True
     """

@@ -38,8 +38,9 @@ from landscape.train.recipe import Recipe
 from landscape.train.runs import Run, train_runs
 
 R = TypeVar("R", bound=base.Result)
-# Samples of a learner in the step that is timed for an estimate; time is proportional to samples (ours).
-TIMED_SAMPLES = 16
+# Samples of a learner in the steps that are timed for an estimate, which takes time as proportional to
+# samples; a step of the fewer ones that takes longer than so many seconds is enough (ours).
+TIMED_SAMPLES, BUSY_SECONDS = (16, 512), 0.02
 
 
 def digest(*parts: Any) -> str:
@@ -155,15 +156,10 @@ class RunCache:
         """
         total, known = 0.0, dict[str, float]()
         for recipe in recipes:
-            local = min(TIMED_SAMPLES, recipe.local_batch)
-            kind = digest(recipe.model, recipe.data, recipe.precision, recipe.dtype, local)
+            most = min(max(TIMED_SAMPLES), recipe.local_batch)
+            kind = digest(recipe.model, recipe.data, recipe.precision, recipe.dtype, most)
             if kind not in known:
-                place = launch.pick_device(self.device)
-                timed = dataclasses.replace(  # a step of TIMED_SAMPLES samples, also where a run's are of all
-                    recipe, accumulate=1, sampling="replacement", monitor=type(recipe.monitor)()
-                )
-                costs = calibrate(timed, 1, local, device=place, data_dir=self.data_dir)
-                known[kind] = costs.gradient / local
+                known[kind] = self._seconds_a_sample(recipe)
             passes = 0.0
             spec = recipe.spec("data")
             whole = self._dataset(spec.name, spec.options)
@@ -174,6 +170,19 @@ class RunCache:
                 passes += test / 3 / recipe.evaluate.every  # without a backward pass
             total += recipe.steps * (recipe.batch + passes) * known[kind]
         return total
+
+    def _seconds_a_sample(self, recipe: Recipe) -> float:
+        """Of a gradient, from steps of few samples, or of more where such steps take next to no time."""
+        timed = dataclasses.replace(  # also of a run whose steps are of all samples
+            recipe, accumulate=1, sampling="replacement", monitor=type(recipe.monitor)()
+        )
+        place = launch.pick_device(self.device)
+        for samples in TIMED_SAMPLES:
+            local = min(samples, recipe.local_batch)
+            seconds = calibrate(timed, 1, local, device=place, data_dir=self.data_dir).gradient
+            if seconds > BUSY_SECONDS or local == recipe.local_batch:
+                break
+        return seconds / local
 
     def check_data(self, recipes: Iterable[Recipe]) -> None:
         """Read every data set of ``recipes`` once; FailedError for a missing one says what to download."""

@@ -77,7 +77,7 @@ def draw_hessian_grids(
             good = r.ratio[r.trusted]
             middle = f"{np.median(good):.3g}" if good.size else "–"
             few = f" ({good.size} of {r.ratio.size} points)" if good.size < r.ratio.size else ""
-            ax.set_title(f"{paper_name(r.label) or f'grid {k}'}\nmedian ratio {middle}{few}")
+            ax.set_title(f"{paper_name(r.label) or f'grid {k}'}\nmedian {middle}{few}")
             ax.set_xlabel("x (step along direction 1)")
             ax.set_ylabel("y (step along direction 2)")
         scale = cm.ScalarMappable(colors.Normalize(0.0, top), colours)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from landscape import plots
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure, summary
 from landscape.paper.figures.mnist import median_rise
 from landscape.paper.figures.networks import ALL, BOTH, NAMED, accuracy, cell
@@ -77,6 +78,16 @@ def _trained_with_both(effects: list[Effect]) -> str:
     return ", ".join(known) if known else "no network that trained with both"
 
 
+def _cell_of(model: str, algorithm: str, run: Checkpoint) -> dict[str, Any]:
+    """The columns that say which run a row is about."""
+    return {
+        "model": NAMED[model],
+        "algorithm": ALL[algorithm],
+        "seed": run.seed,
+        "test_accuracy_percent": accuracy(run),
+    }
+
+
 def _fig3(work: Work) -> Drawing:
     first: list[Surface] = []
     rows, compared = list[dict[str, Any]](), list[Compared]()
@@ -95,10 +106,7 @@ def _fig3(work: Work) -> Drawing:
                 rises.append(median_rise(surface))
                 rows += [
                     {
-                        "model": NAMED[model],
-                        "algorithm": ALL[a],
-                        "seed": run.seed,
-                        "test_accuracy_percent": accuracy(run),
+                        **_cell_of(model, a, run),
                         "x": float(x),
                         "y": float(y),
                         "test_loss_nat": float(v),
@@ -158,10 +166,7 @@ def _fig4(work: Work) -> Drawing:
                 lost += int((~grid.converged).sum())
                 rows += [
                     {
-                        "model": NAMED[model],
-                        "algorithm": ALL[a],
-                        "seed": run.seed,
-                        "test_accuracy_percent": accuracy(run),
+                        **_cell_of(model, a, run),
                         "x": float(x),
                         "y": float(y),
                         "ratio": float(v),

@@ -163,20 +163,25 @@ def _split(work: Work) -> Drawing:
             ax.set_yscale("log")
         axes[0].set_ylabel(r"share of $\Delta_{DP}$")
         picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    of = {
+        part: f"{100 * mean:+.1f}" + (f" ± {100 * error:.1f}%" if np.isfinite(error) else "%")
+        for part, (_, mean, error) in shares.items()
+    }
     compared = [
         Compared(
             f"cross term of Δ_DP, Figure 2({part}): median size; mean ± standard error",
-            f"{100 * size:.1f}%; {100 * mean:+.1f} ± {100 * error:.1f}%",
+            f"{100 * size:.1f}%; {of[part]}",
             "0",
         )
-        for part, (size, mean, error) in shares.items()
+        for part, (size, _, _) in shares.items()
     ]
+    sizes = [100 * size for size, _, _ in shares.values()]
     return Drawing(
         {"": picture},
         rows,
         compared,
-        f"Over training the cross term is {compared[0].ours} of Δ_DP in (a) and {compared[1].ours} in (b); "
-        "a mean under 5% counts as none.",
+        f"The cross term of Δ_DP is {of['a']} of it in (a), {of['b']} in (b). These are means over training; "
+        f"its median size is {sizes[0]:.1f} and {sizes[1]:.1f}%. A mean under 5% counts as none.",
     )
 
 
@@ -338,9 +343,10 @@ def _flatness(work: Work) -> Drawing:
         {"": picture},
         rows,
         compared,
-        f"The median rise of the loss around SSGD's solution is {medians[0]:.2f} times that around DPSGD's "
-        f"as the paper draws it, {medians[1]:.2f} times with filter-normalised directions, and "
-        f"{medians[2]:.2f} and {medians[3]:.2f} times at checkpoints of about equal training loss.",
+        f"The loss rises {medians[0]:.2f} times as much around SSGD's solution as around DPSGD's. That is as "
+        "the paper draws it, a median over the plane; with filter-normalised directions it is "
+        f"{medians[1]:.2f} times, at checkpoints of about equal training loss {medians[2]:.2f} and "
+        f"{medians[3]:.2f} times.",
     )
 
 

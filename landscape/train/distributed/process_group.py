@@ -71,9 +71,10 @@ class Group:
         self._stop, self._failure, self._failure_beats = threading.Event(), "", 0
         # Whether the board is lost, and the number of beats without an answer of it.
         self._board_lost, self._unanswered = False, 0
-        # The last sign of life of each rank, and the seconds since it changed.
+        # The last sign of life of each rank, the seconds since it changed, and how often it has changed.
         self._signs = dict.fromkeys(range(self.size), "")
         self._silent = dict.fromkeys(range(self.size), 0.0)
+        self._changes = dict.fromkeys(range(self.size), 0)
         self._parent = os.getppid()
         store, self._board, self._beats = self._join_board()
         self._meet()
@@ -186,6 +187,7 @@ class Group:
                 sign = self._beats.get(f"beat-{rank}")
                 if sign != self._signs[rank]:
                     self._signs[rank], self._silent[rank] = sign, 0.0
+                    self._changes[rank] += 1
             self._failure = self._beats.get("failure")
             self._failure_beats += bool(self._failure)
         except (RuntimeError, OSError):  # the store is lost, which the exchanges notice
@@ -207,10 +209,11 @@ class Group:
 
     def diagnose(self, error: BaseException) -> Lost:
         """The reason why an exchange failed: the failure that another rank reported, or the silent ranks."""
-        words, before = first_line(error), dict(self._signs)
-        deadline = time.monotonic() + LOST_AFTER + BEAT
+        words, before = first_line(error), dict(self._changes)
+        deadline = time.monotonic() + 2 * LOST_AFTER  # a busy machine reads a rank's last sign late
         while time.monotonic() < deadline and not (self._failure or self._board_lost):
-            waiting = [rank for rank, sign in self._signs.items() if sign == before[rank]]
+            # The first new sign may be the last one of a rank that is lost; the second shows that it lives.
+            waiting = [rank for rank, count in self._changes.items() if count < before[rank] + 2]
             if all(self._silent[rank] >= LOST_AFTER for rank in waiting if rank != self.rank):
                 break
             time.sleep(BEAT / 4)
