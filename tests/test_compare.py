@@ -27,6 +27,7 @@ from tests import problems
 from tests.conftest import Command
 from tests.test_cli import one_line
 
+pytestmark = pytest.mark.xdist_group("compare")  # the runs are made once
 SPECTRUM = [0.5, 1.0, 2.0, 4.0, 8.0, -0.1]
 # What minibatches, displacements and planes of plain problems give.
 DRAWN = ["batch-sharpness", "noise-alignment", "sharpness-worst", "sharpness-average", "basin-width"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -90,6 +91,21 @@ def test_labels_of_log_axes_are_decimal_numbers(low: float, high: float) -> None
     labels = {tick.get_text() for tick in ticks} - {""}
     assert len(labels) > 2
     assert labels == {f"{float(label):g}" for label in labels}
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0011, 0.62), (0.02, 0.9), (0.002, 400.0), (0.15, 0.9)])
+def test_labels_of_low_log_panels_do_not_touch(low: float, high: float) -> None:
+    figure, (ax,) = panels(1, 1, 4.0, 1.4)
+    ax.set_yscale("log")
+    ax.set_ylim(low, high)
+    decimal_labels(ax.yaxis)
+    FigureCanvasAgg(figure).draw()
+    ticks = [t for t in (*ax.get_yticklabels(), *ax.get_yticklabels(minor=True)) if t.get_text()]
+    boxes = sorted(
+        (b.y0, b.y1) for b in (t.get_window_extent() for t in ticks if low <= float(t.get_text()) <= high)
+    )
+    assert boxes
+    assert all(below[1] < above[0] for below, above in itertools.pairwise(boxes))
 
 
 def test_training_curves_of_several_seeds() -> None:

@@ -16,6 +16,7 @@ import pytest
 
 import landscape
 
+pytestmark = pytest.mark.xdist_group("plugin")  # the plugin is installed once
 ROOT = Path(__file__).parents[1]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -46,6 +46,7 @@ BASE: dict[str, Any] = {
     "decompose": {"every": 5},
     "evaluate": {"every": 20},
 }
+pytestmark = pytest.mark.xdist_group("processes")  # the runs of one process are made once
 DPSGD = {"name": "dpsgd"}
 CASES: dict[str, dict[str, Any]] = {
     "ssgd": {"algorithm": {"name": "ssgd"}},

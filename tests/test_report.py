@@ -45,6 +45,7 @@ from tests.benchmarks import report as benchmark
 from tests.conftest import Command
 from tests.test_cli import one_line
 
+pytestmark = pytest.mark.xdist_group("report")  # the runs and pages are made once
 MOST_BYTES = 8_000_000
 HOSTILE = "<script>alert('1')</script>\"&amp;é漢$x$%{y}"
 OLD = Path(__file__).parent / "data" / "v0.6.0"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -146,7 +147,24 @@ def decimal_labels(axis: Any) -> None:
 
 
 class _Decimal(ticker.LogFormatter):
-    """Labels the same ticks as its base class, with decimal numbers also below 1."""
+    """Labels the ticks of its base class that have room, with decimal numbers also below 1.
+
+    The base class counts decades and not inches, so that labels of a low panel would lie on one another.
+    """
+
+    _leading: tuple[int, ...] = tuple(range(1, 10))  # the first digits of the numbers that are shown
+
+    def set_locs(self, locs: Any = None) -> None:
+        super().set_locs(locs)
+        low, high = sorted(self.axis.get_view_interval())
+        if low <= 0:
+            return
+        decades = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+        for self._leading in (tuple(range(1, 10)), (1, 2, 5), (1,)):
+            inside = [x for x in (n * d for n in self._leading for d in decades) if low <= x <= high]
+            if len([x for x in inside if self(x)]) <= self.axis.get_tick_space():
+                return
 
     def __call__(self, x: float, pos: int | None = None) -> str:
-        return f"{x:g}" if super().__call__(x, pos) else ""
+        shown = super().__call__(x, pos) and (x <= 0 or int(f"{x:.0e}"[0]) in self._leading)
+        return f"{x:g}" if shown else ""

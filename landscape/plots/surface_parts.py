@@ -253,7 +253,7 @@ def _flatness(results: Sequence[Surface]) -> str:
     middle = {name: float(np.median(values)) for name, values in rises.items()}
     if len(middle) == 1:
         ((name, rise),) = middle.items()
-        where = f"{name}'s weights" if results[0].label else "the centre"
+        where = f"the weights of {name}" if results[0].label else "the centre"
         many = f", {len(results)} surfaces" if len(results) > 1 else ""
         return f"Around {where} the loss rises by {rise:.3g} nat (median over the plane{many})"
     flat, steep = min(middle, key=middle.__getitem__), max(middle, key=middle.__getitem__)
