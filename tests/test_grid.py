@@ -340,6 +340,7 @@ def test_a_later_surface_is_kept_while_an_earlier_one_is_computed(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_processes_write_one_file(run: Path, tmp_path: Path, command: Command) -> None:
     one, two = tmp_path / "1.h5", tmp_path / "2.h5"
     wanted = ("contour", run / "last.h5", run / "step-0000010.h5", "--grid", "12")

@@ -24,6 +24,7 @@ from landscape.evaluation.minibatches import draws, stream
 from landscape.problem.batches import take
 from landscape.train.distributed.process_group import Group
 from tests import problems
+from tests.conftest import slow_but
 from tests.groups import together
 from tests.nets import norm_net
 
@@ -99,7 +100,7 @@ def in_memory(name: str) -> Any:
     return INSTRUMENTS[name](problems.language_model())
 
 
-@pytest.mark.parametrize("form", ["loader", "streamed"])
+@pytest.mark.parametrize("form", slow_but(["streamed"], ["loader", "streamed"]))
 def test_data_in_parts_gives_the_numbers_of_data_in_memory(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -353,6 +353,7 @@ def lose_the_first(group: Group) -> str:
     return "not lost"
 
 
+@pytest.mark.slow
 def test_a_first_rank_that_is_stopped_is_noticed_in_time() -> None:
     clock = time.monotonic()
     (_, line) = together(2, lose_the_first, timeout=4.0, deadline=120.0, lost=(0,))

@@ -190,6 +190,7 @@ def test_the_error_bars_cover_the_truth() -> None:
     assert abs(deviations.mean()) < 0.3
 
 
+@pytest.mark.slow
 def test_batchnorm_takes_the_statistics_of_minibatches() -> None:
     problem = problems.conv()
     for _ in range(100):

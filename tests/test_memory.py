@@ -91,7 +91,7 @@ print(peak(), limit, abs(surface.loss / free.loss - 1).max())
     ("kind", "path", "room"),
     [
         pytest.param("mlp", "batched", 110, marks=pytest.mark.slow),
-        ("mlp", "auto", 50),
+        pytest.param("mlp", "auto", 50, marks=pytest.mark.slow),
         pytest.param("conv", "pointwise", 45, marks=pytest.mark.slow),
         ("conv", "folded", 45),
     ],

@@ -21,7 +21,7 @@ from landscape.train.distributed import process_group
 from landscape.train.distributed.process_group import Group, Lost
 from landscape.train.distributed.server import Server, Worker, kind
 from landscape.train.loop import Trainer
-from tests.conftest import Command
+from tests.conftest import Command, slow_but
 from tests.groups import together
 
 BASE: dict[str, Any] = {
@@ -49,7 +49,7 @@ def serve(group: Group, values: dict[str, Any], folder: str, resume: bool = Fals
     return launch.launch(recipe.from_values(values), folder, resume=resume, group=group)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.8])
+@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_one_worker_is_plain_sgd_and_resumes_to_the_bit(momentum: float, tmp_path: Path) -> None:
     optimizer = {"name": "sgd", "momentum": momentum}
     plain = Trainer(recipe.from_values(BASE | {"algorithm": {"name": "ssgd"}, "optimizer": optimizer})).run()
@@ -68,7 +68,7 @@ def test_one_worker_is_plain_sgd_and_resumes_to_the_bit(momentum: float, tmp_pat
     assert torch.equal(again.weights, plain.weights)
 
 
-@pytest.mark.parametrize("form", ["off", "ordinary", "shifted and aware"])
+@pytest.mark.parametrize("form", slow_but(["shifted and aware"], ["off", "ordinary", "shifted and aware"]))
 def test_workers_deliver_at_their_own_pace(form: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"steps": 90}
     changes |= {"optimizer": {"name": "sgd", "momentum": 0.5}} if form == "ordinary" else {}
@@ -117,6 +117,7 @@ def lose_one(group: Group, folder: str) -> str:
     return "not lost"
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_lost_ends_the_run_with_a_line(tmp_path: Path) -> None:
     found = together(4, lose_one, str(tmp_path), timeout=60.0, deadline=180.0, lost=(2,))
     told = [line for line in found if isinstance(line, str) and line != "told already"]

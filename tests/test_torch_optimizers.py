@@ -124,7 +124,7 @@ def _run(group: Group, values: dict[str, Any]) -> Checkpoint:
     return Trainer(recipe.from_values(values), group=group).run()
 
 
-@pytest.mark.parametrize("algorithm", ["ssgd", "dpsgd"])
+@pytest.mark.parametrize("algorithm", slow_but(["dpsgd"], ["ssgd", "dpsgd"]))
 def test_two_processes_are_one(tiny: Path, algorithm: str) -> None:
     values = recipe.parse(tiny.read_text(), "tiny") | {"name": "tiny", "dtype": "float64", "lr": 0.02}
     values |= {"algorithm": {"name": algorithm}, "optimizer": KINDS["adamw"]}

@@ -62,6 +62,7 @@ def test_without_a_terminal_it_prints_plain_lines_and_ends(run: Path, command: C
     assert out.isprintable() or out[:-1].isprintable()
 
 
+@pytest.mark.slow
 def test_it_follows_a_run_of_another_process_until_that_ends(
     tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]], command: Command
 ) -> None:

@@ -18,6 +18,7 @@ from landscape.problem.problem import Problem
 from landscape.train import trial
 from landscape.train.loop import Hooks, Trainer
 from landscape.train.recipe import Recipe, from_values
+from tests.conftest import slow_but
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,9 @@ def buffers(model: torch.nn.Module, learners: int) -> dict[str, torch.Tensor]:
     return {k: v.detach().expand(learners, *v.shape).clone() for k, v in model.named_buffers()}
 
 
-@pytest.mark.parametrize("name", ["lenet-5", "resnet-20", "shufflenet-v2"])
+@pytest.mark.parametrize(
+    "name", slow_but(["lenet-5", "resnet-20"], ["lenet-5", "resnet-20", "shufflenet-v2"])
+)
 @pytest.mark.parametrize("training", [False, True])
 def test_batched_learners_have_the_gradients_and_statistics_of_looped_ones(name: str, training: bool) -> None:
     n, batch = 3, 4

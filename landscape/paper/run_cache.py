@@ -41,6 +41,8 @@ R = TypeVar("R", bound=base.Result)
 # Samples of a learner in the steps that are timed for an estimate, which takes time as proportional to
 # samples; a step of the fewer ones that takes longer than so many seconds is enough (ours).
 TIMED_SAMPLES, BUSY_SECONDS = (16, 512), 0.02
+# A measurement of λ_max along a run takes as long as so many gradients of its samples (ours; Figure 2(b)).
+SHARPNESS_PASSES = 30
 
 
 def digest(*parts: Any) -> str:
@@ -152,7 +154,8 @@ class RunCache:
     def estimate(self, recipes: Iterable[Recipe]) -> float:
         """Seconds that ``recipes`` take here, one after another, from a short measurement of each kind.
 
-        Includes steps, evaluations and decompositions (as passes over their samples), but no checkpoints.
+        Includes steps, evaluations, decompositions and λ_max (as passes over their samples), but no
+        checkpoints and no instruments.
         """
         total, known = 0.0, dict[str, float]()
         for recipe in recipes:
@@ -168,6 +171,8 @@ class RunCache:
                 passes += (recipe.decompose.samples or train) / recipe.decompose.every
             if recipe.evaluate.every:
                 passes += test / 3 / recipe.evaluate.every  # without a backward pass
+            if recipe.monitor.sharpness:
+                passes += SHARPNESS_PASSES * (recipe.monitor.samples or train) / recipe.monitor.sharpness
             total += recipe.steps * (recipe.batch + passes) * known[kind]
         return total
 

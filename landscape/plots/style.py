@@ -152,6 +152,7 @@ class _Decimal(ticker.LogFormatter):
     The base class counts decades and not inches, so that labels of a low panel would lie on one another.
     """
 
+    axis: Any  # set by matplotlib
     _leading: tuple[int, ...] = tuple(range(1, 10))  # the first digits of the numbers that are shown
 
     def set_locs(self, locs: Any = None) -> None:

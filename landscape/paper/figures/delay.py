@@ -160,9 +160,9 @@ def _delay_minima(work: Work) -> Drawing:
             Compared(f"largest rate that stays / predicted, {form}", summary(v, ".3f"), "1")
             for form, v in ratio.items()
         ],
-        f"The largest rate at which delayed training stays at the minimum is within {100 * worst:.0f}% of "
-        f"the prediction for delays {int(first.delay.min())} to {int(first.delay.max())} in all three forms, "
-        f"over {len(results)} seed{'s' * (len(results) > 1)}; the picture is of the first.",
+        f"With delay, the largest stable rate is within {100 * worst:.0f}% of the prediction; all three "
+        f"forms, delays {int(first.delay.min())} to {int(first.delay.max())}, {len(results)} "
+        f"seed{'s' * (len(results) > 1)}. The picture is of the first.",
     )
 
 
