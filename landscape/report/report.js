@@ -247,30 +247,31 @@ function setUpScenes() {
     await Promise.all(views.filter((view) => drawn.has(view)).map((view) => Plotly.Plots.resize(view)));
     views.forEach(follow);
   };
-  let [moving, waits] = [false, null];
+  let [moving, waits, redrawn] = [false, null, []];
   const setCamera = async (next, from) => { // while one move is drawn, the last of those that come waits
     waits = { next, from };
     if (moving) return;
     moving = true;
     while (waits) {
-      const others = views.filter((view) => view !== waits.from && drawn.has(view));
+      const { from: mover } = waits;
+      redrawn = views.filter((view) => view !== mover && drawn.has(view));
       camera = waits.next;
       waits = null;
       drawn.forEach((figure, view) => { if (views.includes(view)) figure.layout.scene.camera = camera; });
-      await Promise.all(others.map((view) => Plotly.relayout(view, { "scene.camera": structuredClone(camera) })));
+      await Promise.all(redrawn.map((view) => Plotly.relayout(view, { "scene.camera": structuredClone(camera) })));
     }
-    moving = false;
+    [moving, redrawn] = [false, []];
   };
   const same = (p, q) => ["eye", "center", "up"].every((key) => JSON.stringify(p[key]) === JSON.stringify(q[key]));
   const follow = (view) => {
     if (view.dataset.followed || !drawn.has(view)) return;
     view.dataset.followed = "1";
-    for (const name of ["plotly_relayouting", "plotly_relayout"]) {
-      view.on(name, (event) => {
-        const next = event["scene.camera"];
-        if (next && !same(next, camera)) setCamera(structuredClone(next), view);
-      });
-    }
+    const moved = (event, from) => {
+      const next = event["scene.camera"];
+      if (next && !redrawn.includes(view) && !(from && same(next, camera))) setCamera(structuredClone(next), from);
+    };
+    view.on("plotly_relayouting", (event) => moved(event, view));
+    view.on("plotly_relayout", (event) => moved(event, null)); // the moved view, too: it turns on after its last event
   };
   [a, b].forEach((select) => select.addEventListener("change", update));
   all("[data-turn]").forEach((button) => button.addEventListener("click", () => {
