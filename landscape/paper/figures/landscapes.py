@@ -72,10 +72,10 @@ def _effects(rows: Rows, what: str, value: str, count: str = "") -> list[Effect]
     return effects
 
 
-def _trained_with_both(effects: list[Effect]) -> str:
-    """The effects' means in a sentence."""
-    known = [f"{np.mean(e.values):.2f} ({e.where})" for e in effects if e.values]
-    return ", ".join(known) if known else "no network that trained with both"
+def _finding(effects: list[Effect], words: str) -> str:
+    """A sentence on the effects' means, which take the place of {} in ``words``."""
+    known = [f"{np.mean(e.values):.2f} times ({e.where})" for e in effects if e.values]
+    return f"{words.format(' and '.join(known))}." if known else "No network trained with both algorithms."
 
 
 def _cell_of(model: str, algorithm: str, run: Checkpoint) -> dict[str, Any]:
@@ -121,8 +121,8 @@ def _fig3(work: Work) -> Drawing:
         {"": plots.draw(first[::2] + first[1::2])},
         rows,
         compared,
-        "Rise of the loss around SSGD's solutions, as a multiple of that around DPSGD's: "
-        f"{_trained_with_both(_judge_3(rows))}." + _stuck(work),
+        _finding(_judge_3(rows), "The loss rises {} as much around SSGD's solutions as around DPSGD's")
+        + _stuck(work),
     )
 
 
@@ -182,7 +182,7 @@ def _fig4(work: Work) -> Drawing:
         {"": plots.draw(first[::2] + first[1::2])},
         rows,
         compared,
-        f"SSGD's median ratio as a multiple of DPSGD's: {_trained_with_both(_judge_4(rows))}."
+        _finding(_judge_4(rows), "SSGD's median ratio is {} that of DPSGD")
         + _stuck(work)
         + (f" Points that did not converge do not count: {', '.join(missed)}." if missed else ""),
     )
