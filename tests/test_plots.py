@@ -17,11 +17,12 @@ import landscape
 from landscape import FailedError, InputError, Surface, plots
 from landscape.core import registry
 from landscape.plots.levels import LOG_LEVELS, MAX_LEVELS, levels
-from landscape.plots.picture import panels
+from landscape.plots.picture import caption, panels
 from landscape.plots.style import ALGORITHMS, OTHER, color_of, decimal_labels, paper_name
 from landscape.plots.surface import draw_surfaces
 from landscape.plots.training import draw_training
 from landscape.results import basin
+from landscape.results.hessian_grid import HessianGrid
 from landscape.results.shown import running_quartiles
 from landscape.results.spectrum import Spectrum
 from landscape.results.stability import Stability
@@ -50,6 +51,21 @@ def test_surfaces_share_levels_and_mark_what_is_not_finite(surface: Surface) -> 
     assert high >= np.nanmax(other.loss)
     below, above = levels([surface.loss, other.loss])[1:3]
     assert bar.get_ylabel() == f"loss (nat), lines {above - below:.3g} apart"
+
+
+def test_labels_of_one_row_end_above_the_titles_of_the_next(tmp_path: Path) -> None:
+    steps, numbers = np.linspace(-0.1, 0.1, 4), np.linspace(0.1, 0.4, 16).reshape(4, 4)
+    grid = HessianGrid(
+        x=steps, y=steps, lambda_min=-numbers, lambda_max=numbers / 0.3, ratio=0.3 * numbers,
+        residual_min=numbers, residual_max=numbers, hvps=numbers, converged=numbers > 0, kind="random",
+        norm="none", seed=0, span=0.1, tol=0.01, samples=1, dtype="float64", label="ResNet-18, SSGD, epoch 9.01",
+    )  # fmt: skip
+    figure = plots.draw([grid] * 4)
+    figure.suptitle("A title of one line")
+    caption(figure, "Settings of the figure, " * 18)
+    plots.save_figure(figure, tmp_path / "four.png", dpi=figure.dpi)
+    upper, lower = figure.axes[0], figure.axes[2]
+    assert upper.xaxis.label.get_window_extent().y0 > lower.title.get_window_extent().y1
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))

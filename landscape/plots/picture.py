@@ -46,6 +46,13 @@ class Picture(Figure):
         self.savefig(buffer, format="png", dpi=self.dpi)
         return buffer.getvalue()
 
+    def savefig(self, *arguments: Any, **options: Any) -> None:
+        """As in matplotlib; panels of a fixed aspect get the room of their labels only in a second layout."""
+        engine = self.get_layout_engine()
+        if engine is not None and any(ax.get_aspect() != "auto" for ax in self.axes):
+            engine.execute(self)
+        super().savefig(*arguments, **options)
+
     def set_caption(self, text: str) -> None:
         """Put ``text`` below everything else; the figure becomes higher by what it takes.
 
