@@ -165,19 +165,21 @@ def _bound(rows: Rows) -> float:
 
 
 def _edges(rows: Rows) -> dict[str, dict[float, float]]:
-    """The largest rate up to which a seed converges at every rate, by algorithm and seed, of one task.
+    """The largest rate up to which a seed converges, by algorithm and seed, of one task.
 
-    In doublings; one below the smallest rate where even that fails.
+    In doublings; one below the smallest rate where no rate converges. Rates below the first one that
+    converges are too low for the number of steps, and say nothing about the largest.
     """
     below, found = _bound(rows), dict[str, dict[float, float]]()
     for algorithm in dict.fromkeys(column(rows, "algorithm")):
         chosen = select(rows, algorithm=algorithm)
         for seed in dict.fromkeys(float(r["seed"]) for r in chosen):
-            largest = float(np.log2(min(float(r["lr"]) for r in rows))) - 1
+            none = largest = float(np.log2(min(float(r["lr"]) for r in rows))) - 1
             for row in sorted(select(chosen, seed=seed), key=lambda r: float(r["lr"])):
-                if float(row["test_error_percent"]) >= below:
+                if float(row["test_error_percent"]) < below:
+                    largest = float(np.log2(float(row["lr"])))
+                elif largest > none:
                     break
-                largest = float(np.log2(float(row["lr"])))
             found.setdefault(algorithm, {})[seed] = largest
     return found
 
