@@ -23,6 +23,7 @@ from landscape.train.decomposition import estimate_gradient
 from landscape.train.distributed.process_group import Group
 from landscape.train.loop import Trainer
 from landscape.train.randomness import generator
+from tests.conftest import slow_but
 from tests.groups import together
 from tests.test_training import same_bits
 
@@ -163,7 +164,9 @@ def test_what_is_constant_or_frozen_is_kept_with_the_learners(tmp_path: Path) ->
     )  # its own precision is single
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", slow_but(["microbatches, momentum, dropout", "single precision, sampled g"], CASES)
+)
 def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path: Path, name: str) -> None:
     whole = launch.launch(chosen(**CASES[name]), tmp_path / "whole")
     for step in (0, 5, 10):
@@ -186,6 +189,7 @@ def train_all(group: Group | None) -> dict[str, tuple[slice, Checkpoint]]:
     return found
 
 
+@pytest.mark.slow
 def test_several_processes_give_the_statistics_of_one() -> None:
     alone = train_all(None)
     for found in together(2, train_all):
@@ -253,6 +257,7 @@ def test_g_is_the_gradient_of_the_loss_with_each_batchs_statistics() -> None:
     torch.testing.assert_close(own.mean(0), whole, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_sampled_g_is_the_expected_gradient_of_a_minibatch() -> None:
     """960 estimates from a batch each against 960 minibatches, in units of their standard error."""
     trainer = Trainer(chosen())

@@ -174,6 +174,7 @@ def test_a_figure_is_drawn_from_records_alone(tmp_path: Path, command: Command) 
     assert len(list((tmp_path / "new" / "runs").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_budget_stops_and_the_same_command_goes_on_and_repeats_no_run(
     tmp_path: Path, command: Command
 ) -> None:

@@ -212,7 +212,7 @@ def test_a_figure_without_runs_is_made_with_data_and_a_page(tmp_path: Path, comm
         gallery_page.page(folder)
 
 
-@pytest.mark.parametrize("width", [5.6, 6.8, 11.7])
+@pytest.mark.parametrize("width", [5.6, *(pytest.param(w, marks=pytest.mark.slow) for w in (6.8, 11.7))])
 def test_titles_are_no_wider_than_their_picture(tmp_path: Path, width: float) -> None:
     with style():
         picture, (axes,) = panels(1, 1, width, 3.0)

@@ -244,6 +244,7 @@ def test_what_does_not_belong_is_one_line(name: str, sound: Path, tmp_path: Path
         one_line(command(reader, path), 1, "x.h5", words)
 
 
+@pytest.mark.slow
 def test_drawings_of_odd_values_and_names(sound: Path, tmp_path: Path, command: Command) -> None:
     """Values that no axis takes are left out or refused; names are shown as they are, not set as formulas."""
     broken = "$\\frac{$ \x1b[31m"

@@ -28,6 +28,7 @@ def test_readers_stand_damaged_and_hostile_files() -> None:
     assert not outcome.failures
 
 
+@pytest.mark.slow
 def test_the_harness_sees_what_must_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """A traceback, a crash, a loop and code that runs are each told."""
 

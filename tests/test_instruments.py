@@ -163,7 +163,7 @@ def noisy(algorithm: dict[str, Any], seed: int = 0, **changes: Any) -> recipe.Re
     ("algorithm", "changes"),
     [
         pytest.param({"name": "ssgd"}, {}, marks=pytest.mark.slow),
-        ({"name": "dpsgd", "mixing": "ring(1)"}, {}),
+        pytest.param({"name": "dpsgd", "mixing": "ring(1)"}, {}, marks=pytest.mark.slow),
         pytest.param(
             {"name": "ssgd"},
             {"learners": 1, "steps": 1600, "monitor": {"instruments": ["noise-scale"], "every": 1600}},

@@ -185,6 +185,7 @@ def product(loss: Callable[[Tensor, Tensor], Tensor], theta: Tensor, rows: Tenso
     return torch.autograd.functional.hvp(lambda t: loss(t, rows), theta, v)[1]
 
 
+@pytest.mark.slow
 def test_a_residual_network_with_batchnorm() -> None:
     """Minibatches have their own statistics, and H is the mean of theirs; a plain product is the reference."""
     torch.manual_seed(1)

@@ -16,7 +16,7 @@ from tests import problems
 
 
 @pytest.mark.parametrize("name", problems.ALL)
-@pytest.mark.parametrize("graph_bytes", [0, 2**30])
+@pytest.mark.parametrize("graph_bytes", [pytest.param(0, marks=pytest.mark.slow), 2**30])
 def test_products_are_columns_of_the_averaged_hessian(name: str, graph_bytes: int) -> None:
     problem = problems.ALL[name]()
     problem.data.chunk_size = 8  # more than one chunk: sums over batches that are not averaged would show

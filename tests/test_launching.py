@@ -90,6 +90,7 @@ def listening(processes: list[int]) -> set[str]:
 # Ports, and what comes in through them.
 
 
+@pytest.mark.slow
 @linux
 def test_processes_listen_on_loopback_only(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -295,7 +296,8 @@ CAN_READ = "+dac_override,+dac_read_search"
 
 
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="becomes another user")
-@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_user_without_home_and_name_can_work(processes: str, tiny: Path, tmp_path: Path) -> None:
     someone = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"]
     someone += [f"--inh-caps={CAN_READ}", f"--ambient-caps={CAN_READ}", "env", "-u", "HOME", "-u", "USER"]
@@ -364,6 +366,7 @@ def test_a_first_rank_that_is_stopped_is_noticed_in_time() -> None:
         assert words.startswith("rank 0 of 2")
 
 
+@pytest.mark.slow
 def test_who_is_not_there_is_said_in_time_and_in_a_line() -> None:
     together(1, nothing)  # what imports modules takes its time
     with socket.create_server(("127.0.0.1", 0)) as foreign:
@@ -381,6 +384,7 @@ def _second(**variables: str) -> dict[str, str]:
     return {"RANK": "1", "WORLD_SIZE": "2", **variables}
 
 
+@pytest.mark.slow
 def test_a_wrong_address_is_one_line_on_the_terminal(tiny: Path, tmp_path: Path) -> None:
     meeting = _second(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     with running("train", tiny, "-o", tmp_path / "run", "--timeout", "2", **meeting) as process:
@@ -419,7 +423,7 @@ def test_a_frozen_process_ends_all_in_time_and_is_named(
     ("kind", "number"),
     [
         ("train", signal.SIGTERM),
-        ("sweep", signal.SIGKILL),
+        pytest.param("sweep", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("train", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("train", signal.SIGHUP, marks=pytest.mark.slow),
         pytest.param("train", signal.SIGKILL, marks=pytest.mark.slow),

@@ -107,7 +107,7 @@ def test_steps_are_those_of_the_algorithm() -> None:
         w = w - eps / 2 * g + math.sqrt(eps) * torch.empty_like(w).normal_(generator=noise)
 
 
-@pytest.mark.parametrize("scale", [0.3, 1.0, 20.0])
+@pytest.mark.parametrize("scale", [*(pytest.param(s, marks=pytest.mark.slow) for s in (0.3, 1.0)), 20.0])
 def test_a_regular_model_has_half_of_its_parameters_in_any_units(scale: float) -> None:
     problem = regression(scale)
     found = landscape.learning_coefficient(problem, 256, localization=0.1, seed=1, **QUICK)

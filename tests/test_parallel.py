@@ -239,6 +239,7 @@ def unused(group: Group, algorithm: str, ddp: bool) -> list[Tensor]:
     return state(model.module)
 
 
+@pytest.mark.slow
 def test_ssgd_is_ddp_with_unused_and_tied_parameters(pair_found: Found) -> None:
     for rank in range(2):
         for a, b in zip(pair_found["unused ssgd"][rank], pair_found["unused ddp"][rank], strict=True):
@@ -422,6 +423,7 @@ def leaves(group: Group) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_a_lost_process_ends_the_others_with_a_line() -> None:
     begun = time.monotonic()
     first, _ = together(2, leaves, timeout=20.0, lost=(1,))

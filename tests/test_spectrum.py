@@ -73,7 +73,7 @@ ALL = {**problems.ALL, "attention": attention}
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("graph_bytes", [0, 2**30])
+@pytest.mark.parametrize("graph_bytes", [pytest.param(0, marks=pytest.mark.slow), 2**30])
 def test_products_of_both_kinds_are_those_of_the_averaged_matrix(
     name: str, kind: str, graph_bytes: int
 ) -> None:

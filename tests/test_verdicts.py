@@ -130,9 +130,8 @@ def test_the_largest_rate_that_converges_is_the_last_without_a_failure_before() 
     (effect,) = learning_rates._judge(rows)
     assert effect.values == (1.0, 1.0, 1.0)  # from 1 to 2
     assert effect.holds is True
-    slow = [
-        r | {"lr": 0.25, "test_error_percent": 80.0} for r in rows if r["lr"] == 0.5
-    ]  # too low for the steps
+    too_low = {"lr": 0.25, "test_error_percent": 80.0}  # does not converge in the steps given
+    slow = [r | too_low for r in rows if r["lr"] == 0.5]
     assert learning_rates._judge(slow + rows)[0].values == (1.0, 1.0, 1.0)
 
 
