@@ -88,10 +88,11 @@ def write(file: h5py.File, history: History, units: Mapping[str, str]) -> None:
     """
     if "history" in file:
         del file["history"]
+    group = file.create_group("history")
     for name, column in history.items():
         if name not in units:
             raise FailedError(f"history: the column '{name}' has no unit, it must be declared with one")
-        file.create_dataset(f"history/{name}", data=column).attrs["unit"] = units[name]
+        group.create_dataset(name, data=column).attrs["unit"] = units[name]
 
 
 def read(group: h5py.Group) -> tuple[History, dict[str, str]]:

@@ -87,7 +87,7 @@ def reading(path: Path) -> Iterator[tuple[h5py.File, bool]]:
         FailedError: the file is missing, damaged, or contains something that this project does not write.
     """
     with open_regular(path) as raw:
-        stamp = _stamp(raw)
+        stamp = _stamp(raw.fileno())
         key = os.path.abspath(path)
         sealed = _verify(raw, path, check=_known.get(key) != stamp)
     if not sealed and _known.get(key) != stamp:
@@ -99,7 +99,8 @@ def reading(path: Path) -> Iterator[tuple[h5py.File, bool]]:
         raise FailedError(f"{path}: not a readable HDF5 file ({first_words(error)})") from error
     with file:
         try:
-            hdf5_check.check(file, stamp[2])
+            if _known.get(key) != _stamp(file.id.get_vfd_handle()):
+                hdf5_check.check(file, stamp[2])
         except hdf5_check.Unsound as error:
             raise FailedError(f"{path}: {error}") from error
         except Exception as error:  # HDF5 and h5py raise errors of many types for damaged files
@@ -124,9 +125,9 @@ def warn_unsealed(path: Path) -> None:
     )
 
 
-def _stamp(raw: IO[bytes]) -> tuple[int, ...]:
-    """Numbers that change when the file changes."""
-    s = os.fstat(raw.fileno())
+def _stamp(descriptor: int) -> tuple[int, ...]:
+    """Numbers that change when the open file changes."""
+    s = os.fstat(descriptor)
     return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
 
 
