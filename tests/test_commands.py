@@ -245,6 +245,7 @@ def test_weights_of_others_are_taken_as_they_are(folder: Path, command: Command)
 def test_data_that_is_not_the_runs_is_refused_or_said(folder: Path, command: Command) -> None:
     import users
 
+    torch.manual_seed(0)
     torch.save(users.net(slope=0.5).state_dict(), "net.pt")
     model, data = "users:net(slope=0.5)", "users:points(samples=20, seed=3)"
     assert command("import", "net.pt", "--model", model, "--data", data)[0] == 0
@@ -271,7 +272,7 @@ def test_data_that_is_not_the_runs_is_refused_or_said(folder: Path, command: Com
         assert f"--data: {factories_text(other)} " in err
         found = landscape.load("other.h5")
         assert found.label == f"{own.label}, on {factories_text(other)}"
-        assert abs(found.loss - own.loss).min() > 1e-3
+        assert abs(found.loss - own.loss).max() > 1e-3
 
 
 def factories_text(text: str) -> str:

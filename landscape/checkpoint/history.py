@@ -118,6 +118,8 @@ def read(group: h5py.Group) -> tuple[History, dict[str, str]]:
 def recent(history: History, step: int, every: int) -> History:
     """The rows of ``history`` after the step file before that of ``step``, and at least the last LEAST.
 
+    ``history`` itself where these are all.
+
     Args:
         every: steps between two files, 0 for none.
     """
@@ -125,7 +127,7 @@ def recent(history: History, step: int, every: int) -> History:
         return history
     before = (step - 1) // every * every
     first = min(int((history["step"] <= before).sum()), max(0, len(history["step"]) - LEAST))
-    return {name: column[first:] for name, column in history.items()}
+    return {name: column[first:] for name, column in history.items()} if first else history
 
 
 def completed(history: History, path: Path) -> History:

@@ -34,7 +34,7 @@ def write(
     recent = history.recent(checkpoint.history, checkpoint.step, every)
     dataclasses.replace(checkpoint, history=recent).save(path, learners, rows)
     with hdf5.changed_copy(path, folder / "last.h5") as file:
-        if len(recent["step"]) < len(checkpoint.history["step"]):
+        if recent is not checkpoint.history:
             history.write(file, checkpoint.history, checkpoint.units)
     return path
 
