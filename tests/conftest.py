@@ -30,10 +30,19 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else None
 
 
-def slow_but(quick: Iterable[str], values: Iterable[str]) -> list[Any]:
+def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     """Parameters of which all but the ``quick`` ones, which go a way of their own each, are run by make test-all."""
     kept = set(quick)
     return [v if v in kept else pytest.param(v, marks=pytest.mark.slow) for v in values]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that call ``together`` share a worker, and with it the server that their processes are forks of."""
+    for item in items:
+        code = getattr(getattr(item, "function", None), "__code__", None)
+        if code and "together" in code.co_names and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group("processes"))
 
 
 Command = Callable[..., tuple[int, str, str]]

@@ -17,7 +17,7 @@ from landscape.cli.batch_sharpness import table
 from landscape.data.synthetic import mean_output
 from landscape.evaluation.minibatches import stream
 from tests import problems
-from tests.conftest import Command
+from tests.conftest import Command, slow_but
 from tests.test_cli import one_line
 
 SPECTRUM = [0.2, 1.0, 3.0, -0.5]
@@ -47,7 +47,13 @@ def dense(problem: Problem, theta: Tensor, indices: Tensor) -> tuple[float, floa
     return float(g @ problems.textbook_hessian(own) @ g / (g @ g)), float(g @ g)
 
 
-@pytest.mark.parametrize("name", [name for name in (*problems.ALL, *problems.STRUCTURED) if name != "conv"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(
+        ["saddle", "mlp tanh", "structured", "masked classes"],
+        [name for name in (*problems.ALL, *problems.STRUCTURED) if name != "conv"],
+    ),
+)
 def test_each_draw_is_that_of_the_dense_matrix(name: str) -> None:
     problem = {**problems.ALL, **problems.STRUCTURED}[name]()
     n, batch, draws = 2, 8, 2

@@ -21,7 +21,7 @@ from landscape.train import launch, optimizer, recipe
 from landscape.train.loop import Trainer
 from landscape.train.schedule import Schedule
 from tests import problems
-from tests.conftest import Command
+from tests.conftest import Command, slow_but
 from tests.test_training import same_bits
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -198,7 +198,7 @@ def test_the_decomposition_holds_for_every_optimizer(tiny: Path, name: str, rule
 
 
 @pytest.mark.parametrize("name", ["heavy-ball", "lars", "lamb"])
-@pytest.mark.parametrize("mixing", ["one-peer-exponential", "random-matching"])
+@pytest.mark.parametrize("mixing", slow_but(["random-matching"], ["one-peer-exponential", "random-matching"]))
 def test_resuming_gives_the_bits_of_an_unbroken_run(
     tiny: Path, tmp_path: Path, name: str, mixing: str
 ) -> None:

@@ -20,6 +20,7 @@ from landscape.curvature.lanczos import SearchOptions
 from landscape.curvature.start import start_vector
 from landscape.problem.data import Data
 from tests import problems
+from tests.conftest import slow_but
 
 CALLS: dict[str, Callable[[Problem], Any]] = {
     "operator": HessianOperator,
@@ -207,7 +208,7 @@ def penalty(parameters: dict[str, Tensor]) -> Tensor:
     return 0.1 * (theta[:-1] * theta[1:]).sum() + 0.02 * theta.pow(4).sum()
 
 
-@pytest.mark.parametrize("name", ["mlp tanh", "conv"])
+@pytest.mark.parametrize("name", slow_but(["mlp tanh"], ["mlp tanh", "conv"]))
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_penalty_s_hessian_is_added_once(name: str, kind: str) -> None:
     plain = problems.ALL[name]()

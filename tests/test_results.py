@@ -25,6 +25,7 @@ from landscape.plots.drawing import drawing_of, draws
 from landscape.plots.picture import panels
 from landscape.results.base import Result
 from landscape.results.html import summary
+from tests.conftest import slow_but
 from tests.fuzz import samples
 
 RESULTS = {name: result for name, result in samples.results().items() if isinstance(result, Result)}
@@ -255,7 +256,9 @@ def picture(text: str) -> bytes:
     return base64.b64decode(match[1]) if match else b""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", slow_but(["surface", "line", "spectrum", "noise", "hessian_grid", "checkpoint"], KINDS)
+)
 def test_notebooks_show_a_picture_and_a_table(kind: str) -> None:
     text = RESULTS[kind]._repr_html_()
     shown = Balanced(text)

@@ -71,7 +71,7 @@ def attention() -> Problem:
 ALL = {**problems.ALL, "attention": attention}
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", slow_but(["saddle", "mlp tanh", "conv", "attention"], ALL))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("graph_bytes", [pytest.param(0, marks=pytest.mark.slow), 2**30])
 def test_products_of_both_kinds_are_those_of_the_averaged_matrix(
@@ -248,7 +248,7 @@ def test_a_warm_start_saves_products_and_misses_nothing() -> None:
     assert float(near.values) == pytest.approx(5.0)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", slow_but(["saddle", "mlp tanh", "conv"], ALL))
 def test_the_trace_is_within_its_own_error(name: str) -> None:
     problem = ALL[name]()
     problem.data.chunk_size = 7
@@ -284,7 +284,7 @@ def test_the_trace_of_a_low_rank_matrix_is_exact_where_plain_sampling_is_not() -
     assert found.standard_error < 1e-10 * found.value
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", slow_but(["saddle", "mlp tanh", "conv"], ALL))
 def test_moments_of_the_density(name: str) -> None:
     problem = ALL[name]()
     problem.data.chunk_size = 7

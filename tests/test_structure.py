@@ -13,6 +13,7 @@ import pytest
 
 import landscape
 
+pytestmark = pytest.mark.xdist_group("source")  # it is parsed once
 PACKAGE = Path(__file__).parents[1] / "landscape"
 # From the top: a room may import those after it. _version is a number that all may read.
 ROOMS = (
