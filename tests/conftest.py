@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,14 @@ def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     """Parameters of which all but the ``quick`` ones, which go a way of their own each, are run by make test-all."""
     kept = set(quick)
     return [v if v in kept else pytest.param(v, marks=pytest.mark.slow) for v in values]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Files are written as ever, but not waited for: no test outlives a power failure."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

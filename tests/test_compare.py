@@ -202,6 +202,7 @@ def test_holm_rejects_what_the_sequence_of_tests_rejects(values: list[float]) ->
     assert (told == rejected).all()
 
 
+@pytest.mark.slow
 def test_groups_have_the_error_over_their_members_and_draws_of_their_own() -> None:
     sharp = [bowl(1.0 + 0.1 * s) for s in range(3)]
     flat = [bowl(0.3 + 0.02 * s) for s in range(4)]
@@ -272,6 +273,7 @@ def loaded(path: Path, name: str = "last.h5") -> Checkpoint:
     return run
 
 
+@pytest.mark.slow
 def test_checkpoints_have_test_errors_and_learners(runs: dict[str, list[Path]]) -> None:
     a, b = loaded(runs["ssgd"][0]), loaded(runs["dpsgd"][0])
     result = landscape.compare(
@@ -292,6 +294,7 @@ def test_checkpoints_have_test_errors_and_learners(runs: dict[str, list[Path]]) 
     assert result.sources == ("last.h5", "last.h5")
 
 
+@pytest.mark.slow
 def test_equal_loss_takes_the_nearest_saved_checkpoint(runs: dict[str, list[Path]]) -> None:
     paths = [*runs["ssgd"][:2], runs["dpsgd"][0]]
     given = [loaded(path) for path in paths]
@@ -368,6 +371,7 @@ def test_bad_input_is_named(runs: dict[str, list[Path]]) -> None:
     refused("precondition: not given", [run, run], only=["preconditioned"])
 
 
+@pytest.mark.slow
 def test_files_tables_pictures_and_pages(tmp_path: Path, runs: dict[str, list[Path]]) -> None:
     groups = {name: [loaded(path) for path in paths] for name, paths in runs.items()}
     result = landscape.compare(groups, only=["loss", "lambda-max", "trace"])

@@ -270,6 +270,7 @@ def test_a_killed_contour_goes_on(run: Path, tmp_path: Path, start: Start, comma
     assert a.done.all()
 
 
+@pytest.mark.slow
 def test_a_finished_file_is_left_alone_and_drawn(run: Path, tmp_path: Path, command: Command) -> None:
     out, picture = tmp_path / "c.h5", tmp_path / "c.png"
     for kind, files in (("random", ("last", "step-0000010")), ("eigen", ("last",))):

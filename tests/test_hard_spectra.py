@@ -9,6 +9,7 @@ from torch import Tensor
 
 from landscape.curvature.krylov import NEAR_ZERO
 from landscape.curvature.lanczos import Eigenpairs, ends_of, lanczos
+from tests.conftest import slow_but
 
 SIZE = 240  # more than the basis: it is not gone through whole
 BULK = np.linspace(-0.05, 0.1, SIZE)
@@ -67,7 +68,7 @@ def top_five(name: str, missing: str) -> tuple[Eigenpairs, np.ndarray]:
 
 
 @pytest.mark.parametrize("missing", STARTS)
-@pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.parametrize("name", slow_but([*SPECTRA][::2], SPECTRA))
 def test_none_of_the_top_five_is_missed(name: str, missing: str) -> None:
     pairs, dense = top_five(name, missing)
     assert pairs.converged
@@ -103,7 +104,7 @@ def test_a_search_cut_short_is_not_verified() -> None:
     assert cut.checks == 0
 
 
-@pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.parametrize("name", slow_but([*SPECTRA][1::2], SPECTRA))
 def test_one_start_bounds_both_ends(name: str) -> None:
     matrix, start = made(SPECTRA[name], "random")
     dense = torch.linalg.eigvalsh(matrix)

@@ -420,6 +420,7 @@ def test_processes_share_one_decoded_copy_and_augment_as_one_does(tmp_path: Path
     assert torch.equal(augmented[1], more.minibatches.augment(raw[1], generator(0, "augment", 3, 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="needs limits on the size of files")
 def test_no_space_for_the_cache_warns_and_leaves_nothing(tmp_path: Path, kept: Path) -> None:
     """Files of this process may hold 16 KiB, as on a disk that is nearly full."""

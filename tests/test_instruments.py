@@ -351,6 +351,7 @@ def record(
     return recorder, model
 
 
+@pytest.mark.slow
 def test_a_recorder_measures_with_the_same_instruments(tmp_path: Path) -> None:
     names = ["batch-sharpness", "noise-scale", "noise-alignment", "preconditioned-lambda-max"]
     _, model = record(tmp_path, {"instruments": names, "every": 2, "draws": 40})

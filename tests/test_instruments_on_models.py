@@ -24,7 +24,6 @@ from landscape.evaluation.minibatches import draws, stream
 from landscape.problem.batches import take
 from landscape.train.distributed.process_group import Group
 from tests import problems
-from tests.conftest import slow_but
 from tests.groups import together
 from tests.nets import norm_net
 
@@ -100,7 +99,8 @@ def in_memory(name: str) -> Any:
     return INSTRUMENTS[name](problems.language_model())
 
 
-@pytest.mark.parametrize("form", slow_but(["streamed"], ["loader", "streamed"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["loader", "streamed"])
 def test_data_in_parts_gives_the_numbers_of_data_in_memory(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +124,7 @@ def test_data_in_parts_gives_the_numbers_of_data_in_memory(
             assert fresh.most <= 3, f"{name} keeps {fresh.most} of 6 batches in memory"
 
 
+@pytest.mark.slow
 def test_a_learning_coefficient_from_batches() -> None:
     """Of least squares at the minimum: ½ Σ nβh/(nβh + γ) over the eigenvalues h, n counted over the batches."""
     x = torch.randn(40, 2, dtype=torch.float64, generator=stream(1, 0))

@@ -490,6 +490,7 @@ def test_a_stopped_child_dies_with_its_parent() -> None:
 # The pool.
 
 
+@pytest.mark.slow
 def test_jobs_are_done_and_the_one_that_fails_is_named() -> None:
     found: dict[int, Any] = {}
     pool.Pool(2).run("operator:truediv", [[k, 2] for k in range(5)], found.__setitem__)

@@ -220,6 +220,7 @@ def test_a_model_with_its_own_loss_and_a_dict_of_data() -> None:
     assert (numbers[2, :, 1:] > 0).all()
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers_and_a_file_keeps_them(tmp_path: Path) -> None:
     problem = regression(samples=50)
     options = {"localization": 1.0, "step_size": 0.004, **QUICK}

@@ -57,6 +57,7 @@ def test_it_is_that_of_the_dense_hessian_on_a_fixed_sample(tiny: Path) -> None:
         assert row["spread_share"] == pytest.approx(share, abs=0.02)
 
 
+@pytest.mark.slow
 def test_resumed_runs_have_the_bits_of_an_unbroken_one_and_the_weights_of_one_without(
     tiny: Path, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def test_with_one_common_hessian_all_but_eq4_vanish() -> None:
     assert estimate.full_batch == pytest.approx(0, abs=1e-25)
 
 
+@pytest.mark.slow
 def test_with_varying_curvature_the_closed_form_lies_within_the_error_bar() -> None:
     problem, weights = spread_quadratic(0.4, 0.5)
     n, lr, batch = 4, 0.7, 5

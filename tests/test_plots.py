@@ -364,6 +364,7 @@ def test_axes_are_distances_and_coordinates_those_of_the_plane(surface: Surface)
     assert "weights' norm" in ax.get_xlabel()
 
 
+@pytest.mark.slow
 def test_the_look_of_surfaces(surface: Surface, tmp_path: Path) -> None:
     wide = dataclasses.replace(
         surface, loss=surface.loss * np.geomspace(1, 1e4, surface.loss.size).reshape(4, 6)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
@@ -33,6 +33,7 @@ def largest(h: np.ndarray, g: np.ndarray, rho: float) -> float:
     return float(b @ e + 0.5 * e @ (values * e))
 
 
+@settings(max_examples=20)  # each takes a tenth of a second
 @given(
     st.lists(st.floats(-3, 5), min_size=3, max_size=6).filter(lambda v: max(v) > 0.5),
     st.floats(0.05, 2),

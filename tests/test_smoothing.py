@@ -16,7 +16,7 @@ from landscape.analysis.smoothing import displacement
 from landscape.curvature.hessian import dense_hessian
 from landscape.data.synthetic import mean_output
 from tests import problems
-from tests.conftest import Command
+from tests.conftest import Command, slow_but
 
 EIGENVALUES = [-0.5, 0.2, 1.0, 3.0]
 
@@ -67,7 +67,8 @@ def test_a_quadratic_is_smoothed_to_itself_and_a_constant() -> None:
     np.testing.assert_allclose(found.lipschitz_smooth, np.stack([slopes] * 2))
 
 
-@pytest.mark.parametrize("scale", [pytest.param(0.3, marks=pytest.mark.slow), 1.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [0.3, 1.0])
 def test_a_cosine_is_smoothed_as_its_transform_says(scale: float) -> None:
     weights = learners(3, scale)
     weights = weights - weights.mean(0)  # w_a = 0, its minimum
@@ -85,7 +86,7 @@ def test_a_cosine_is_smoothed_as_its_transform_says(scale: float) -> None:
     assert (found.lambda_smooth < 4.0).all()
 
 
-@pytest.mark.parametrize("name", ["mlp relu", "conv"])
+@pytest.mark.parametrize("name", slow_but(["conv"], ["mlp relu", "conv"]))
 def test_the_fast_path_is_the_mean_of_dense_hessians(name: str) -> None:
     problem = problems.ALL[name]()
     weights = problem.theta + learners(problem.layout.size, 0.1, 3)

@@ -83,7 +83,8 @@ class Findings:
 def run(case: Case, *, thorough: bool = True, compiled: bool = False) -> Findings:
     """The quantities of ``case``: loss, gradient, contours, Hessian products and both ends.
 
-    ``thorough`` adds the top three, trace, density and Gauss-Newton; ``compiled`` that path.
+    ``thorough`` adds a contour by each path, the top three, trace, density and Gauss-Newton; ``compiled`` that
+    path.
     """
     found = Findings()
     with warnings.catch_warnings():
@@ -117,7 +118,8 @@ def _run(case: Case, found: Findings, thorough: bool, compiled: bool) -> None:
         found.wrong.append(f"problem: P = {problem.layout.size}, expected {reference.size}")
         return
     _first_order(case, found, problem, reference, theta)
-    _surfaces(case, found, problem, reference, theta, compiled)
+    paths = (*PATHS, *(["compiled"] if compiled else [])) if thorough else ("auto",)
+    _surfaces(case, found, problem, reference, theta, paths)
     _learners(case, found, problem, reference, theta)
     _second_order(case, found, problem, reference, theta, thorough)
     after = dict(model.state_dict()), list(tensors(data))
@@ -162,10 +164,15 @@ def _first_order(case: Case, found: Findings, problem: Problem, reference: Refer
 
 
 def _surfaces(
-    case: Case, found: Findings, problem: Problem, reference: Reference, theta: Tensor, compiled: bool
+    case: Case,
+    found: Findings,
+    problem: Problem,
+    reference: Reference,
+    theta: Tensor,
+    paths: tuple[str, ...],
 ) -> None:
     tol = _tolerances(case, problem)[0]
-    wanted = [("none", p) for p in (*PATHS, *(["compiled"] if compiled else []))]
+    wanted = [("none", p) for p in paths]
     for norm, path in (*wanted, ("filter", "auto"), ("layer", "auto")):
         quantity = f"contour norm={norm} path={path}"
         # A path that is asked for by name, but is not there for this model, is refused; 'pointwise' always is there.
