@@ -14,11 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import pytest
-import torch
 
-import landscape.cli
-
-torch.set_num_threads(1)
 hypothesis.settings.register_profile("landscape", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.load_profile("landscape")
 
@@ -37,8 +33,11 @@ def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_waiting_for_the_disk() -> Iterator[None]:
+def one_thread_and_no_waiting_for_the_disk() -> Iterator[None]:
     """Files are written as ever, but not waited for: no test outlives a power failure."""
+    import torch  # not above: the process that hands the tests out has no use for it
+
+    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -46,10 +45,10 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that call ``together`` share a worker, and with it the server that their processes are forks of."""
+    """Tests that use ``tests.groups`` share a worker, and with it the server that their processes are forks of."""
     for item in items:
         code = getattr(getattr(item, "function", None), "__code__", None)
-        if code and "together" in code.co_names and not item.get_closest_marker("xdist_group"):
+        if code and {"together", "CONTEXT"} & {*code.co_names} and not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group("processes"))
 
 
@@ -59,6 +58,7 @@ Command = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Run ``landscape ARGS`` in this process: (exit code, stdout, stderr)."""
+    import landscape.cli
 
     def run(*args: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["landscape", *map(str, args)])

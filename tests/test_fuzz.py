@@ -19,7 +19,7 @@ from landscape.data.speech import read_wav
 from landscape.train.mixing import read_matrix
 from tests.fuzz import harness
 
-INPUTS = 150
+INPUTS = 100
 
 
 def test_readers_stand_damaged_and_hostile_files() -> None:

@@ -118,6 +118,7 @@ def test_a_regular_model_has_half_of_its_parameters_in_any_units(scale: float) -
     assert found.mean_loss == pytest.approx(problem.loss() + found.value / found.nbeta)
 
 
+@pytest.mark.slow
 def test_minibatches_and_steps_that_are_too_large_are_corrected_for() -> None:
     problem = regression()
     truth = coefficient_of_a_quadratic(problem, 20.0)

@@ -93,7 +93,7 @@ print(peak(), limit, abs(surface.loss / free.loss - 1).max())
         pytest.param("mlp", "batched", 110, marks=pytest.mark.slow),
         pytest.param("mlp", "auto", 50, marks=pytest.mark.slow),
         pytest.param("conv", "pointwise", 45, marks=pytest.mark.slow),
-        ("conv", "folded", 45),
+        pytest.param("conv", "folded", 45, marks=pytest.mark.slow),
     ],
 )
 def test_a_bound_is_kept(kind: str, path: str, room: int) -> None:
