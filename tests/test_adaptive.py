@@ -261,16 +261,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "last.h5"
 
 
-def test_the_command_and_its_processes(run: Path, tmp_path: Path, command: Command) -> None:
+@pytest.mark.slow
+def test_processes_share_the_points(run: Path, tmp_path: Path, command: Command) -> None:
+    wanted, one, two = (
+        ("contour", run, "--grid", "40", "--tolerance", "1%"),
+        tmp_path / "1.h5",
+        tmp_path / "2.h5",
+    )
+    assert command(*wanted, "-o", one)[0] == 0
+    assert command(*wanted, "-o", two, "--nproc", "2")[0] == 0
+    a, b = landscape.load(one), landscape.load(two)
+    np.testing.assert_array_equal(a.done, b.done)
+    np.testing.assert_allclose(a.loss, b.loss, rtol=1e-5)
+
+
+def test_the_command(run: Path, tmp_path: Path, command: Command) -> None:
     one, two, picture = tmp_path / "1.h5", tmp_path / "2.h5", tmp_path / "1.png"
     wanted = ("contour", run, "--grid", "40", "--tolerance", "1%")
     code, printed, _ = command(*wanted, "-o", one, "--plot", picture)
     assert (code, printed.endswith(f"{one}\n{picture}\n")) == (0, True)
     assert "interpolated from 229 of 1,600 points, error of loss below" in printed
-    assert command(*wanted, "-o", two, "--nproc", "2")[0] == 0
-    a, b = landscape.load(one), landscape.load(two)
-    np.testing.assert_array_equal(a.done, b.done)
-    np.testing.assert_allclose(a.loss, b.loss, rtol=1e-5)
     assert "nothing is computed" in command(*wanted, "-o", one)[2]
     code, printed, _ = command("contour", run, "--grid", "40", "-o", one)
     assert code == 0

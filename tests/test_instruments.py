@@ -263,6 +263,7 @@ def test_the_preconditioner_is_that_of_the_optimizers_state(tiny: Path, name: st
     assert row["lr_preconditioned_limit"] == pytest.approx(seen.limit)
 
 
+@pytest.mark.slow
 def test_with_batchnorm_and_dropout_all_is_measured() -> None:
     monitor = ALL | {"instruments": ["batch-sharpness", "noise-scale", "disagreement"]}
     changes: dict[str, Any] = {

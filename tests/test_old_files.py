@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import landscape
-from tests.conftest import Command
+from tests.conftest import Command, slow_but
 
 OLD = Path(__file__).parent / "data" / "v0.6.0"
 RESULTS = ("surface", "surfaces", "hessian_grid", "line", "spectrum", "noise", "smoothing", "stability")
@@ -26,7 +26,9 @@ def test_all_of_them_take_less_than_200_kb() -> None:
     assert sum(path.stat().st_size for path in OLD.rglob("*") if path.is_file()) < 200_000
 
 
-@pytest.mark.parametrize("name", [*RESULTS, "run/last", "run/step-0000006"])
+@pytest.mark.parametrize(
+    "name", slow_but(["surfaces", "spectrum", "run/last"], [*RESULTS, "run/last", "run/step-0000006"])
+)
 def test_each_opens_and_plots(old: Path, command: Command, name: str) -> None:
     loaded = landscape.load(old / f"{name}.h5")
     assert loaded

@@ -139,7 +139,7 @@ def test_lamb_steps_as_far_as_the_weights_are_long_in_adams_direction() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("n", slow_but([4], [1, 4]))
 def test_ssgd_and_atc_with_a_complete_graph_are_large_batch_sgd(tiny: Path, name: str, n: int) -> None:
     """As one learner on the joint minibatch, which is torch's SGD below; LARS and LAMB under SSGD only."""
     options = OPTIMIZERS[name]

@@ -474,6 +474,7 @@ def test_parts_that_are_compiled_are_recorded_by_their_own_names(tmp_path: Path)
     assert torch.equal(run.problem("train", model=net(norm=True), data=digits()).theta, flat(model))
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_without_close_writes_its_end(tmp_path: Path) -> None:
     code = f"""
 import torch, landscape

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plotly import graph_objects
 
@@ -289,6 +289,7 @@ def test_json_is_safe_inside_a_script_and_reads_back(text: str) -> None:
     assert not set("<>&") & set(made)
 
 
+@settings(max_examples=15)  # each makes a page
 @given(texts)
 def test_every_text_is_shown_as_text(text: str) -> None:
     section = Section(
@@ -326,6 +327,7 @@ def test_hostile_names_and_labels(runs: Path, tmp_path: Path) -> None:
     assert "<" not in read.data["surfaces"][0]["label"]
 
 
+@pytest.mark.slow
 def test_results_of_every_kind_and_age(tmp_path: Path, command: Command) -> None:
     paths = [path for path in sorted(OLD.rglob("*.h5")) if path.name != "step-0000006.h5"]
     code, out, err = command("report", *paths, "-o", tmp_path / "p.html", "-q")

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CODE = """
 import os, signal, sys, types
 import click, filelock, h5py, numpy, rich.progress, torch.distributed  # not ours
@@ -27,6 +29,8 @@ from landscape.core.lock import HAS_LOCKS, in_use
 from landscape.train import launch, recipe
 assert not HAS_LOCKS
 from pathlib import Path
+
+import pytest
 small = ["steps=3", "model.widths=[64, 4, 10]"]
 stale = Path(sys.argv[1], ".landscape-0123456789abcdef.tmp")
 stale.touch()
@@ -43,6 +47,7 @@ landscape.cli.main()
 """
 
 
+@pytest.mark.slow
 def test_the_package_works_without_what_windows_lacks(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     done = subprocess.run(
