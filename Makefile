@@ -77,19 +77,21 @@ package: $(PACKAGING)/ready  ## sdist and wheel into dist/, their contents, and 
 	$(PACKAGING)/bin/twine check --strict dist/*
 	$(PACKAGING)/bin/check-wheel-contents dist/*.whl
 	$(PYTHON) -m venv build/wheel/venv
-	build/wheel/venv/bin/python -m pip install --quiet -c constraints.txt torch
+	build/wheel/venv/bin/python -m pip install --quiet --no-compile -c constraints.txt torch
 	build/wheel/venv/bin/python -m pip install --quiet -c constraints.txt "$$(ls dist/*.whl)[report]"
 	build/wheel/venv/bin/python -m pip check
 	cd build/wheel && venv/bin/landscape demo -o demo
 
 # $(1): the folder of an environment; $(2): what pip installs there. torch comes first and pinned, so that
 # nothing else draws in another build of it. Dependency groups need a newer pip than Python brings.
+# pip would compile every module of every package, which takes longer than installing them; Python compiles
+# those that are imported, once.
 define environment
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'landscape needs Python 3.11 or newer')"
 	$(PYTHON) -m venv $(1)
 	$(1)/bin/python -m pip install --quiet -c constraints.txt --upgrade pip
-	$(1)/bin/python -m pip install --quiet -c constraints.txt torch
-	$(1)/bin/python -m pip install --quiet -c constraints.txt $(2)
+	$(1)/bin/python -m pip install --quiet --no-compile -c constraints.txt torch
+	$(1)/bin/python -m pip install --quiet --no-compile -c constraints.txt $(2)
 	touch $(1)/ready
 endef
 

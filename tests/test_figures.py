@@ -46,7 +46,7 @@ WANTED = {
 }  # fmt: skip
 
 
-SLOW = ("smoke", "workstation", "paper")  # the runs of one scale are like those of another
+SLOW = ("laptop", "workstation", "paper")  # the runs of one scale are like those of another
 
 
 def test_every_figure_is_listed(command: Command) -> None:

@@ -39,7 +39,7 @@ BASE: dict[str, Any] = {
     "learners": 5,
     "batch": 40,
     "lr": 0.2,
-    "steps": 50,
+    "steps": 30,
     "dtype": "float64",
     "model": {"name": "mlp", "widths": [6, 8, 3], "activation": "tanh"},
     "data": {"name": "synthetic", "samples": 203, "dimension": 6, "classes": 3},
@@ -142,7 +142,7 @@ def test_any_number_of_processes_gives_the_trajectory_of_one(size: int) -> None:
                     continue
                 if column == "consensus":  # needs w_a, so it is measured where that is due
                     step = whole.history["step"]
-                    due = (step % 5 == 0) | (step % 20 == 0) | (step == 50)
+                    due = (step % 5 == 0) | (step % 20 == 0) | (step == BASE["steps"])
                     np.testing.assert_array_equal(np.isfinite(values), due)
                     expected = np.where(due, expected, np.nan)
                 # What vanishes but for rounding is small against the noise of a step, or the weights.
@@ -198,7 +198,7 @@ def test_a_run_over_processes_diverges_as_in_one() -> None:
 
 def against_ddp(group: Group) -> tuple[float, float]:
     """The largest difference of SSGD's mean from DDP's parameters, and how far both went, in float32."""
-    chosen = recipe.from_values(BASE | CASES["ssgd"] | {"dtype": "float32", "learners": 2, "steps": 30})
+    chosen = recipe.from_values(BASE | CASES["ssgd"] | {"dtype": "float32", "learners": 2})
     trainer = Trainer(chosen, group=group)
     start = trainer.train.theta.clone()
     model = landscape.models.build("mlp", widths=[6, 8, 3], activation="tanh")
@@ -207,7 +207,7 @@ def against_ddp(group: Group) -> tuple[float, float]:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.2)
     assert trainer.train.tensors is not None
     x, y = trainer.train.tensors
-    for t in range(1, 31):
+    for t in range(1, BASE["steps"] + 1):
         rows = torch.randint(len(y), (2, 20), generator=generator(0, "batch", t))[group.rank]
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(ddp(x[rows]), y[rows]).backward()
@@ -244,7 +244,7 @@ def test_a_complete_graph_with_atc_is_large_batch_sgd() -> None:
     trainer = Trainer(recipes()["full, atc"])
     assert trainer.train.tensors is not None
     theta, y = trainer.train.theta, trainer.train.tensors[1]
-    for t in range(1, 51):
+    for t in range(1, BASE["steps"] + 1):
         rows = torch.randint(len(y), (5, 8), generator=generator(0, "batch", t)).flatten()
         theta = theta - 0.2 * trainer.train.subset(rows).gradient(theta)
     expected = theta.expand(5, -1)
