@@ -23,7 +23,7 @@ import torch
 import landscape
 from landscape import FailedError, InputError
 from landscape.checkpoint import run_folder
-from landscape.core import failures, streams
+from landscape.core import failures, lock, streams
 from landscape.core.lock import Lock
 from landscape.data import cache
 from landscape.evaluation import grid
@@ -521,7 +521,10 @@ def test_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: py
 # Locks.
 
 
-def test_one_writer_at_a_time_and_the_line_names_it(tiny: Path, tmp_path: Path, command: Command) -> None:
+def test_one_writer_at_a_time_and_the_line_names_it(
+    tiny: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "PATIENCE", 0.1)
     run = tmp_path / "run"
     (run / "inner").mkdir(parents=True)
     (run / ".lock").write_text("left behind by a process that was killed\n")
@@ -536,8 +539,8 @@ def test_one_writer_at_a_time_and_the_line_names_it(tiny: Path, tmp_path: Path, 
         (run, ("sweep", tiny, "-o", run)),
         (run / "c.h5", (*wanted, "--seed", "1")),
     ):
-        with Lock(place) as lock:
-            lock.acquire()
+        with Lock(place) as held:
+            held.acquire()
             code, out, err = command(*words)
         assert (code, out) == (1, "")
         assert err.startswith(

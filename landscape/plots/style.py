@@ -161,9 +161,13 @@ class _Decimal(ticker.LogFormatter):
         if low <= 0:
             return
         decades = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+        room = self.axis.get_tick_space()
+        self._leading = (1,)
+        if len(decades) > room + 2:  # the powers of ten alone fill it
+            return
         for self._leading in (tuple(range(1, 10)), (1, 2, 5), (1,)):
             inside = [x for x in (n * d for n in self._leading for d in decades) if low <= x <= high]
-            if len([x for x in inside if self(x)]) <= self.axis.get_tick_space():
+            if len([x for x in inside if self(x)]) <= room:
                 return
 
     def __call__(self, x: float, pos: int | None = None) -> str:
