@@ -61,8 +61,15 @@ lint: $(READY)  ## style, types and spelling
 	$(BIN)/mypy
 	$(BIN)/codespell $$(git ls-files)
 
-coverage: $(READY)  ## make test with the coverage of lines and branches; fails below pyproject.toml's shares
-	$(BIN)/python -m pytest -n auto --cov --cov-report=term:skip-covered --cov-report=html:build/coverage --cov-report=json:build/coverage.json
+# make test does not run the code of the figures; .ci/run does, too.
+coverage: $(READY)  ## lines and branches that make test and make figures-smoke run; fails below pyproject.toml's shares
+	rm -rf build/coverage build/coverage-figures .coverage*
+	$(BIN)/python -m pytest -n auto --cov --cov-report=
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m landscape figures --all --scale smoke --jobs 2 -o build/coverage-figures --runs build/coverage-figures/runs
+	$(BIN)/coverage combine --append --quiet
+	$(BIN)/coverage html --quiet -d build/coverage
+	$(BIN)/coverage json --quiet -o build/coverage.json
+	$(BIN)/coverage report --skip-covered
 	$(BIN)/python tests/coverage_limits.py build/coverage.json
 
 test-lowest: $(LOWEST)/ready  ## make test with the lowest versions that pyproject.toml allows
