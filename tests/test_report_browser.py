@@ -23,8 +23,6 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 # On Debian /usr/bin/chromium is a script around this program.
 PLACES = ("/usr/lib/chromium/chromium", "chromium", "chromium-browser", "google-chrome")
 PROGRAM = next((found for name in PLACES if (found := shutil.which(name))), None)
-if PROGRAM is None:
-    pytest.skip("no Chromium among the system's programs", allow_module_level=True)
 FLAGS = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist")
 
 pytestmark = pytest.mark.xdist_group("browser")  # one browser and one page for all tests here
@@ -32,6 +30,8 @@ pytestmark = pytest.mark.xdist_group("browser")  # one browser and one page for 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    if PROGRAM is None:
+        pytest.skip("no Chromium among the system's programs")
     with playwright.sync_playwright() as started:
         program = started.chromium.launch(executable_path=PROGRAM, args=[*FLAGS])
         yield program
