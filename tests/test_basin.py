@@ -77,6 +77,9 @@ def test_findings_say_no_more_than_the_surfaces_show() -> None:
     assert "flat" not in finding([flat, larger])  # another network
     named = [valley(label="VGG-19, DPSGD"), valley(2.0, label="VGG-19, SSGD")]
     assert finding(named) == "DPSGD's minimum is 2 times as flat as SSGD's"
+    high = dataclasses.replace(flat, loss=flat.loss + 9)
+    said = "The loss is 2 times as flat around DPSGD's weights as around SSGD's, at 9.1 against 0.1 nat"
+    assert finding([high, valley(2.0, label="ssgd, seed 0")]) == said
     hill = valley(-0.01, label="ssgd, seed 0")
     assert finding([flat, hill]).startswith("Median rise of the loss around the centre: DPSGD")
     assert np.isnan(basin.shared_rise([hill]))

@@ -21,7 +21,7 @@ from landscape.train.launch import pick_device
 
 @click.command(
     name="critical-batch",
-    epilog="Example: landscape critical-batch runs/dp/step-0000500.h5 --factors 1,2,4,8 --plot critical.png",
+    epilog="Example: landscape critical-batch runs/dp/step-0000250.h5 --factors 1,2,4,8 --plot critical.png",
 )
 @click.argument("checkpoints", metavar="CKPT…", nargs=-1, required=True)
 @click.option(

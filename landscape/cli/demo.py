@@ -29,8 +29,8 @@ from landscape.results.noise import NoiseEstimate
 from landscape.results.surface import Surface
 from landscape.train import launch, recipe
 
-# From our trials: at rate 1 the outcome on the digits hangs on rounding, and so on the machine. At 0.5, the
-# only other rate tried, each of these seeds tells the same, also with another order of summation.
+# From our trials: at rate 1 the outcome on the digits hangs on rounding, and so on the machine. At the recipes'
+# 0.5, the only other rate tried, each of these seeds tells the same, also with another order of summation.
 LR, STEPS, SEEDS, EARLY = 0.5, 500, (0, 1, 2, 3, 4), 50
 FRAME = 25  # steps from one frame of the film to the next (ours): 20 frames
 SETTINGS = (f"lr={LR}", f"steps={STEPS}", "decompose.every=5", "evaluate.every=50", "monitor.sharpness=20")

@@ -17,7 +17,7 @@ from landscape.results.hessian_grid import HessianGrid
 
 
 @click.command(
-    "hessian-grid", epilog="Example: landscape hessian-grid runs/dp/step-0000500.h5 --grid 4 --plot ratio.png"
+    "hessian-grid", epilog="Example: landscape hessian-grid runs/dp/step-0000250.h5 --grid 4 --plot ratio.png"
 )
 @options.grid("4")
 @options.eigenvalues("Hessian-vector products a point, at most.")

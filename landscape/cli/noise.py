@@ -12,7 +12,7 @@ from landscape.core.errors import InputError
 from landscape.results.noise import NoiseEstimate
 
 
-@click.command(epilog="Example: landscape noise runs/dp/step-0000500.h5 --draws 64 --plot noise.png")
+@click.command(epilog="Example: landscape noise runs/dp/step-0000250.h5 --draws 64 --plot noise.png")
 @click.option("--lr", type=float, help="Learning rate α. [default: the run's]")
 @click.option("--local-batch", type=int, help="Samples in a minibatch of a learner. [default: the run's]")
 @click.option("--draws", default=DRAWS, show_default=True, help="Draws of n minibatches.")

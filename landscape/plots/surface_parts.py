@@ -246,10 +246,12 @@ def finding(results: Sequence[Surface]) -> str:
 
 def _flatness(results: Sequence[Surface]) -> str:
     rises: dict[str, list[float]] = {}
+    centers: dict[str, list[float]] = {}
     for k, r in enumerate(results):
         algorithm = algorithm_in(r.label)
         name = paper_name(algorithm) or r.label.split(",")[0] or f"surface {k + 1}"
         rises.setdefault(name, []).append(basin.median_rise(r))
+        centers.setdefault(name, []).append(basin.center_loss(r))
     middle = {name: float(np.median(values)) for name, values in rises.items()}
     if len(middle) == 1:
         ((name, rise),) = middle.items()
@@ -261,6 +263,10 @@ def _flatness(results: Sequence[Surface]) -> str:
         listed = ", ".join(f"{name} {rise:.3g}" for name, rise in middle.items())
         return f"Median rise of the loss around the centre: {listed} nat"
     ratio = middle[steep] / middle[flat]
+    here, there = float(np.median(centers[flat])), float(np.median(centers[steep]))
+    if abs(here - there) > middle[steep]:  # weights of losses that far apart are not all at a minimum
+        level = f"at {here:.3g} against {there:.3g} nat"
+        return f"The loss is {ratio:.2g} times as flat around {flat}'s weights as around {steep}'s, {level}"
     if ratio < 1.1:  # closer than seeds differ (ours)
         return f"{flat}'s minimum is about as flat as {steep}'s (median rises of the loss within 10%)"
     return f"{flat}'s minimum is {ratio:.2g} times as flat as {steep}'s"
