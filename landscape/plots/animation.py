@@ -202,6 +202,7 @@ def save_film(made: Film, path: Path, fps: int, dpi: float, progress: Callable[[
                 for k in range(made.count):
                     made.draw(k)
                     writer.grab_frame()
+                    made.figure.set_layout_engine("none")  # panels stay where the first frame has them
                     progress((k + 1) / made.count)
         except (OSError, RuntimeError) as error:
             words = " ".join(str(error).split())[:120]
