@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -94,7 +95,10 @@ def film(frames: Sequence[Frame], algorithm: str) -> Film:
         figure, (ax, dial) = panels(1, 2, 4.6, 4.6, width_ratios=(1.6, 1.0))
         chosen = scale([r.loss for r in shown], Look())
         cmap = sns.color_palette(CMAP, as_cmap=True)
-        bar = figure.colorbar(cm.ScalarMappable(chosen.norm, cmap), ax=ax, shrink=0.8, pad=0.02)
+        # With a norm of its own: contourf changes the other one in each frame, which would reset the labels.
+        bar = figure.colorbar(
+            cm.ScalarMappable(copy.deepcopy(chosen.norm), cmap), ax=ax, shrink=0.8, pad=0.02
+        )
         bar.set_label("loss (nat)")
         if isinstance(chosen.norm, LogNorm):
             decimal_labels(bar.ax.yaxis)
