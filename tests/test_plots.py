@@ -136,7 +136,7 @@ def test_training_curves_of_several_settings_are_not_seeds_of_one() -> None:
     settings = (
         ["lr=0.5"],
         ["lr=0.5", "seed=1"],
-        ["schedule.cosine=12"],
+        ["lr=1.0", "schedule.cosine=12"],
         ["optimizer={name='lamb'}", "lr=0.01"],
     )
     runs = [
