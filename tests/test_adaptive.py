@@ -44,7 +44,7 @@ SURFACES: dict[str, tuple[Callable[[Array, Array], Array], int]] = {
     "NaN half-plane": (lambda x, y: _with(1 + x * x + y * y, x + 0.3 * y > 0.2, np.nan), 1000),
     "infinite island": (lambda x, y: _with(1 + x * x + y * y, np.hypot(x - 0.3, y) < 0.25, np.inf), 1000),
     "constant": (lambda x, y: np.ones_like(x), 229),
-    "cliff": (lambda x, y: 1 / (1 + np.exp(-40 * (x - 0.3 * y - 0.37))), 500),
+    "cliff": (lambda x, y: 1 / (1 + np.exp(-40 * (x - 0.3 * y - 0.37))), 550),
     "narrow bump": (lambda x, y: x * x + y * y + 0.5 * np.exp(-((x - 0.33) ** 2 + y * y) / 0.01), 550),
     "wall": (lambda x, y: 1 + x * x + 50 * np.maximum(x - 0.7, 0) ** 2 + np.exp(8 * (y - 0.5)), 450),
     "eleven orders": (lambda x, y: np.exp(12 * x * x + 3 * y), 229),
