@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -215,7 +215,7 @@ def check_parameters(problem: Function, x: Any, y: Any, *, seed: int = 0) -> Non
             "them, elsewhere; compute it from self.NAME in each forward pass"
         )
     if slope is not None and truth is not None:
-        difference, scale = float((slope - truth).norm()), float(truth.norm())
+        difference, scale = _difference_and_norm(slope, truth)
         if math.isfinite(scale) and difference > 10 * allowed * (scale + allowed):
             raise InputError(
                 "model: with all parameters replaced its gradient is not that of the module with the same "
@@ -225,8 +225,8 @@ def check_parameters(problem: Function, x: Any, y: Any, *, seed: int = 0) -> Non
 
 def _loss_and_slope(
     outputs: Callable[[], Any], problem: Function, parameters: list[Tensor], y: Any
-) -> tuple[Tensor, Tensor | None]:
-    """The loss and its gradient (P,), or None where the loss has none."""
+) -> tuple[Tensor, Sequence[Tensor] | None]:
+    """The loss and its gradient, parameter by parameter, or None where the loss has none."""
     with torch.enable_grad():
         loss = problem.criterion(outputs(), y)
         if not loss.requires_grad:
@@ -235,7 +235,17 @@ def _loss_and_slope(
             parts = torch.autograd.grad(loss, parameters, materialize_grads=True)
         except RuntimeError:  # an operation without a derivative: contours do not need one
             return loss.detach(), None
-    return loss.detach(), torch.cat([part.detach().double().flatten() for part in parts])
+    return loss.detach(), parts
+
+
+def _difference_and_norm(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[float, float]:
+    """‖a − b‖ and ‖b‖ in double precision, a part at a time: copies of all parts would take much memory."""
+    squares = [0.0, 0.0]
+    for mine, other in zip(a, b, strict=True):
+        wanted = other.double()
+        squares[0] += float((mine.double() - wanted).square().sum())
+        squares[1] += float(wanted.square().sum())
+    return math.sqrt(squares[0]), math.sqrt(squares[1])
 
 
 @contextlib.contextmanager
