@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -24,8 +24,11 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Run ``python …`` in a folder, with the plugin installed where only these processes find it."""
-    if missing := [name for name in ("pip", "setuptools") if importlib.util.find_spec(name) is None]:
-        pytest.skip(f"cannot install a package without {' and '.join(missing)}")
+    # Looking for pip by find_spec would make setuptools give the standard library's distutils to this
+    # process from then on, and torch.compile fail in it.
+    present = {distribution.name for distribution in importlib.metadata.distributions()}
+    if missing := {"pip", "setuptools"} - present:
+        pytest.skip(f"cannot install a package without {' and '.join(sorted(missing))}")
     folder = tmp_path_factory.mktemp("plugin")
     source, installed = folder / "source", folder / "installed"
     shutil.copytree(ROOT / "examples" / "plugin", source)  # setuptools writes next to the sources

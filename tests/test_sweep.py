@@ -219,10 +219,12 @@ def test_several_processes_make_the_same_table(tiny: Path, tmp_path: Path, comma
 
 
 @pytest.mark.slow
-def test_a_failure_in_a_process_is_one_line(tmp_path: Path, command: Command) -> None:
-    folder = tmp_path / "s"
-    args = ("mnist-fig2a-ssgd", "--data-dir", tmp_path, "--jobs", "2", "-o", folder)
-    one_line(command("sweep", *args), 1, "seed-0", "data mnist")
+def test_a_failure_in_a_process_is_one_line(tiny: Path, tmp_path: Path, command: Command) -> None:
+    occupied = tmp_path / "s" / "tiny" / "seed-1"
+    occupied.parent.mkdir(parents=True)
+    occupied.write_text("no folder")
+    args = (tiny, "--seeds", "0,1", "--jobs", "2", "-o", tmp_path / "s", "-q")
+    one_line(command("sweep", *args), 1, f"{occupied}: {occupied}: cannot be written (File exists)")
 
 
 def test_a_folder_of_another_recipe_is_refused(tiny: Path, tmp_path: Path, command: Command) -> None:
