@@ -29,10 +29,10 @@ from landscape.train.distributed import pool
 from landscape.train.distributed.cluster import Cluster
 from tests import problems
 from tests.chaos.cases import contents, difference
-from tests.conftest import Command
+from tests.conftest import Command, wait_for
 from tests.groups import free_port
 from tests.test_cli import one_line
-from tests.test_launching import ROOT, STARTING, linux, listening, lives, running, wait_for
+from tests.test_launching import ROOT, STARTING, linux, listening, lives, running
 
 SEVERAL = ("--set", "steps=800", "--set", "lr=0.1,0.2,0.3", "--set", "checkpoint.every=40")
 

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from landscape.train import launch, recipe
 from landscape.train.distributed import pool
 from landscape.train.distributed.children import Children
 from landscape.train.distributed.process_group import Group, number
-from tests.conftest import Command
+from tests.conftest import Command, wait_for
 from tests.groups import free_port, together
 
 ROOT = Path(__file__).parents[1]
@@ -56,13 +56,6 @@ def running(*words: object, **environment: str) -> Iterator[subprocess.Popen[str
             yield process
         finally:
             process.kill()
-
-
-def wait_for(condition: Callable[[], object], seconds: float = STARTING) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def children(process: int) -> list[int]:

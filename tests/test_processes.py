@@ -30,6 +30,7 @@ from landscape.train.distributed.exchange import Plan
 from landscape.train.distributed.process_group import Group, Lost
 from landscape.train.loop import Trainer
 from landscape.train.randomness import generator
+from tests.conftest import wait_for
 from tests.groups import free_port, together
 from tests.test_training import same_bits
 
@@ -329,13 +330,6 @@ def begin(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
             yield run
         finally:
             run.terminate()
-
-
-def wait_for(condition: Any, seconds: float = 300.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def workers(folder: Path) -> dict[int, int]:

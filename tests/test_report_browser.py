@@ -16,7 +16,7 @@ from PIL import Image
 
 from landscape.report import page as pages
 from tests.benchmarks import report as benchmark
-from tests.conftest import Command
+from tests.conftest import Command, wait_for
 from tests.test_report import FILES, HOSTILE, MOST_BYTES, runs  # noqa: F401  (a fixture)
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -130,7 +130,7 @@ def test_selector_and_synchronised_cameras(opened: Opened) -> None:
         const [a, b] = ["plot-a", "plot-b"].map((id) => document.getElementById(id)._fullLayout.scene._scene.getCamera().eye.x);
         return Math.abs(a - before) > 1e-3 && Math.abs(a - b) < 1e-6;
     }"""
-    page.wait_for_function(eyes, arg=after, timeout=60_000)
+    wait_for(lambda: page.evaluate(eyes, after))
     picture = page.locator("#plot-a").screenshot()
     page.select_option("#scene-a", "0")
     page.wait_for_timeout(500)
@@ -227,7 +227,7 @@ def test_a_phone_shows_it_in_its_own_scheme(browser: Any, report: Path, scheme: 
 def test_readable_on_a_narrow_screen_and_by_a_screen_reader(opened: Opened) -> None:
     page = opened.page
     page.set_viewport_size({"width": 390, "height": 600})
-    page.wait_for_function("() => document.documentElement.scrollWidth <= 390", timeout=60_000)
+    wait_for(lambda: page.evaluate("document.documentElement.scrollWidth") <= 390)
     assert (
         page.evaluate("""() => [...document.querySelectorAll("button, select, input")].filter((e) =>
         !(e.textContent.trim() || e.getAttribute("aria-label") || e.closest("label")) && !e.closest(".plot")).length""")

@@ -111,7 +111,7 @@ def _run() -> int:
     except click.ClickException as error:
         code = _fail(error.format_message(), 1)
     except (click.Abort, KeyboardInterrupt) as error:
-        cause = error.__cause__ if isinstance(error, click.Abort) else error
+        cause = error.__context__ if isinstance(error, click.Abort) else error
         stopped = cause if isinstance(cause, system.Stopped) else system.Stopped(signal.SIGINT)
         code = _fail(str(stopped), stopped.exit_code)
     except BrokenPipeError:  # nothing reads stdout any more, as with | head
