@@ -42,7 +42,7 @@ figures-workstation: $(READY)  ## with the papers' data, learners and batches, i
 figures-smoke: $(READY)  ## the same with bundled data, to see that each can be made
 	OMP_NUM_THREADS=1 $(BIN)/landscape figures --all --scale smoke --jobs 2 -o build/figures --runs build/runs
 
-fuzz: $(READY)  ## 10,000 damaged and hostile files for every reader, in processes with limits (15 minutes)
+fuzz: $(READY)  ## 10,000 damaged and hostile files for every reader, in processes with limits (some minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
 
 docs: $(READY)  ## the documentation, into build/docs; a warning is an error
