@@ -106,6 +106,7 @@ def test_every_chart_is_drawn(opened: Opened) -> None:
     assert opened.page.locator("h1").inner_text() == HOSTILE
 
 
+@pytest.mark.slow
 def test_selector_and_synchronised_cameras(opened: Opened) -> None:
     page = opened.page
     scene = "(id) => { const l = document.getElementById(id)._fullLayout.scene; return [l._scene.getCamera().eye.x, l.zaxis.range]; }"
