@@ -54,6 +54,9 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.core.errors import (
         PathWarning as PathWarning,
     )
+    from landscape.core.errors import (
+        ProblemWarning as ProblemWarning,
+    )
     from landscape.curvature.density import density as density
     from landscape.curvature.eigenvalues import (
         extreme_eigenvalues as extreme_eigenvalues,
@@ -125,6 +128,7 @@ _MODULES = {
     "NoiseEstimate": "results.noise",
     "NoiseScale": "results.noise_scale",
     "PathWarning": "core.errors",
+    "ProblemWarning": "core.errors",
     "Plane": "results.plane",
     "Preconditioner": "curvature.preconditioner",
     "Problem": "problem.problem",

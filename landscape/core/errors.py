@@ -1,4 +1,4 @@
-"""The errors that a user sees as one line, and the warning about fast ways of computing."""
+"""The errors and warnings that a user sees as one line."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ class InputError(ValueError):
     The command line prints the line and exits with ``exit_code``: 2 for bad usage, 1 where a file or a run
     failed.
 
+    Args:
+        message: the line.
+        remedy: Python code that makes the call right, added to the line: an expression in ``landscape``,
+            ``torch``, and the caller's ``model``, ``loss`` and ``data``.
+
     Example:
         >>> raise InputError("--grid: 0 is not allowed, it must be ≥ 1")
         Traceback (most recent call last):
@@ -16,6 +21,10 @@ class InputError(ValueError):
     """
 
     exit_code = 2
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(f"{message}; use {remedy}" if remedy else message)
+        self.remedy = remedy
 
 
 class FailedError(InputError):
@@ -36,5 +45,16 @@ class PathWarning(UserWarning):
 
     Example:
         >>> issubclass(PathWarning, UserWarning)
+        True
+    """
+
+
+class ProblemWarning(UserWarning):
+    """How a :class:`landscape.Problem` reads a loss that could be read in several ways.
+
+    The line says what was chosen, and which argument says so explicitly.
+
+    Example:
+        >>> issubclass(ProblemWarning, UserWarning)
         True
     """
