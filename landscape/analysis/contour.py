@@ -182,8 +182,12 @@ def contour(
         progress=progress,
     )
     columns_of = (("loss",), ("accuracy",))
-    fields |= complete(grid_points(x, y), done, columns, values, portions, allowed, *columns_of, plane.seed)
-    if precision != "model":
+    points = grid_points(x, y)
+    fields |= complete(points, done, columns, values, portions, allowed, *columns_of, plane.seed)
+    if precision == "model":
+        exact = np.where(done, columns["loss"], np.nan).ravel()
+        evaluate.confirm(problem, plane.center, plane.directions, points, exact, run.path)
+    else:
         error = _precision_error(problem, plane, x, y, columns["loss"], done)
     return surface()
 

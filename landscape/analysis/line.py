@@ -90,10 +90,11 @@ def line(
         start, direction = problem.theta, along
     problem = problem.with_batchnorm(bn, bn_samples)
     allowed = None if tolerance is None else Tolerance.parse(tolerance)
+    directions = torch.stack((direction, torch.zeros_like(direction)))
     run = evaluate.evaluator(
         problem,
         start,
-        torch.stack((direction, torch.zeros_like(direction))),
+        directions,
         points if allowed is None else first_points((points,)),
         path=path,
     )
@@ -106,6 +107,8 @@ def line(
     done = np.zeros(points, bool)
     places, portions = torch.from_numpy(np.stack((t, np.zeros(points)), 1)), Portions(progress=progress)
     errors = complete(places, done, columns, values, portions, allowed, ("loss",), ("accuracy",))
+    exact = np.where(done, columns["loss"], np.nan)
+    evaluate.confirm(problem, start, directions, places, exact, run.path)
     return Line(
         t=t,
         loss=columns["loss"],

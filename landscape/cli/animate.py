@@ -48,7 +48,7 @@ class Film:
     source: Source
 
 
-def _film(animate: str | None, film_grid: int, frames: int, fps: int, **source: str | None) -> Film:
+def _film(animate: str | None, film_grid: int, frames: int, fps: int, **source: Any) -> Film:
     return Film(animate, film_grid, frames, fps, Source.of_options(**source))
 
 

@@ -20,16 +20,27 @@ STREAM_BATCH = 64
 
 
 def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """``tree`` with every tensor replaced; mappings become dicts, what is no tensor stays as it is."""
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if isinstance(tree, Mapping):
-        return {key: tree_map(function, value) for key, value in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(tree_map(function, value) for value in tree))
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(tree_map(function, value) for value in tree)
-    return tree
+    """``tree`` with every tensor replaced; mappings become dicts, what is no tensor stays as it is.
+
+    A tensor that is in ``tree`` twice is replaced by one tensor: a loss may differentiate outputs in inputs
+    that are its targets, too.
+    """
+    made: dict[int, Tensor] = {}
+
+    def mapped(tree: Any) -> Any:
+        if isinstance(tree, Tensor):
+            if id(tree) not in made:
+                made[id(tree)] = function(tree)
+            return made[id(tree)]
+        if isinstance(tree, Mapping):
+            return {key: mapped(value) for key, value in tree.items()}
+        if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+            return type(tree)(*(mapped(value) for value in tree))
+        if isinstance(tree, (tuple, list)):
+            return type(tree)(mapped(value) for value in tree)
+        return tree
+
+    return mapped(tree)
 
 
 def as_tensors(tree: Any) -> Any:
@@ -205,6 +216,12 @@ class HostStream(Stream):
 
 class _Placed(Protocol):
     device: torch.device
+
+
+def random_state(problem: _Placed) -> Tensor:
+    """The state of the generator from which a model on the problem's device draws."""
+    cuda = problem.device.type == "cuda"
+    return torch.cuda.get_rng_state(problem.device) if cuda else torch.get_rng_state()
 
 
 @contextlib.contextmanager

@@ -49,6 +49,7 @@ class Data:
         terms: the number of terms of the loss's mean that they contribute together.
         each: (N,) terms of each sample; None where all have the same number.
         resident: (x, y) on the device; None where the data comes in batches.
+        mixes: the loss is no mean over samples: it is taken of all at once, or is the mean over the batches.
         chunk_size: samples a chunk of resident data; None until the problem knows what its model can take.
 
     :meth:`weigh` is called once, before :meth:`chunks`.
@@ -58,6 +59,8 @@ class Data:
         self.device, self.dtype, self._model_has_loss = device, dtype, model_has_loss
         self.resident: tuple[Any, Any] | None = None
         self.batches: Iterable[Any] = ()
+        self.mixes = False
+        self._leaf_inputs = False  # the user's inputs require gradients
         self.each: Tensor | None = None
         self.chunk_size: int | None = None
         self.samples, self.terms = 0, 0.0
@@ -69,8 +72,9 @@ class Data:
         if is_resident(data):
             x, y = self.split(data)
             self.samples = count_samples(x, y, alike=True)
+            self._leaf_inputs = _require_gradients(x)
             if fits(self._size(x) + self._size(y), device):
-                self.resident = self.place(x), self.place(y)
+                self.resident = self.place((x, y))
             else:
                 self.batches = HostStream(x, y, self.samples)
         elif isinstance(data, Iterator) or not isinstance(data, Iterable):
@@ -82,10 +86,16 @@ class Data:
             self.batches = data
             self.samples = data.samples if isinstance(data, Stream) else 0
 
-    def weigh(self, terms_in: Terms, *, equal: bool) -> None:
+    def mix(self) -> None:
+        """Take the loss of all resident samples at once, or as the mean over the batches."""
+        self.mixes = True
+        self.chunk_size = self.samples if self.resident is not None else None
+
+    def weigh(self, terms_in: Terms, *, equal: bool, ordered: bool) -> None:
         """Count the samples, and the terms of each by ``terms_in``.
 
-        ``equal``: read batches twice. Raises InputError where the two passes differ, or there is no sample.
+        ``equal``: read batches twice. Raises InputError where the two passes differ (with ``ordered``, in
+        any batch by itself), or there is no sample.
         """
         self._terms_in = terms_in
         whole = (self.batches.x, self.batches.y) if isinstance(self.batches, HostStream) else self.resident
@@ -97,15 +107,16 @@ class Data:
         elif isinstance(self.batches, Stream):
             self.terms = float(self.samples)
         else:
-            self._read(terms_in)
+            sums = self._read(terms_in)
             if equal and not isinstance(self.batches, (list, tuple)):
-                self._read_again()
+                self._read_again(sums if ordered else None)
         if self.samples == 0:
             raise InputError("data: it holds no samples, at least one is needed")
         if not self.terms > 0:
             raise InputError("data: all its targets are left out of the loss, at least one must count")
 
-    def _read(self, terms_in: Terms) -> None:
+    def _read(self, terms_in: Terms) -> list[Tensor]:
+        """The checksums of the batches, whose samples and terms are counted."""
         sums = []
         for batch in self.batches:
             x, y = self.split(as_tensors(batch))
@@ -113,10 +124,20 @@ class Data:
             self.terms += float(terms_in(x, y).sum())
             sums.append(_checksum((x, y)))
         self.checksum = torch.stack(sums).sum(0) if sums else None
+        return sums
 
-    def _read_again(self) -> None:
-        """Raise InputError unless a second pass gives the same samples, in whatever order and batches."""
+    def _read_again(self, each: list[Tensor] | None) -> None:
+        """Raise InputError unless a second pass gives the same samples, in whatever order and batches.
+
+        ``each``: the checksums of the batches, which must be the same one by one.
+        """
         again = [_checksum(self.split(as_tensors(batch))) for batch in self.batches]
+        if each is not None and (len(each) != len(again) or not all(map(torch.equal, each, again))):
+            raise InputError(
+                "data: its batches are others in each pass (shuffle=True?), but the loss depends on which "
+                "samples are together in a batch, or on the random numbers of each",
+                remedy="landscape.Problem(model, loss, list(data))",
+            )
         assert self.checksum is not None
         second = torch.stack(again).sum(0) if again else torch.zeros_like(self.checksum)
         largest = torch.maximum(self.checksum[1], second[1])
@@ -140,6 +161,17 @@ class Data:
 
         return tree_map(place, tree)
 
+    def leaves(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """(x, y) for one pass; where the user's inputs require gradients, as leaves that do so.
+
+        Physics-informed losses differentiate outputs in inputs.
+        """
+        if not self._leaf_inputs:
+            return x, y
+        fresh = {id(t): t.detach().requires_grad_() for _, t in named_tensors(x) if t.is_floating_point()}
+        x, y = tree_map(lambda tensor: fresh.get(id(tensor), tensor), (x, y))
+        return x, y
+
     def _size(self, tree: Any) -> int:
         """Bytes that the tensors of ``tree`` take on the device."""
         tensors = (tensor for _, tensor in named_tensors(tree))
@@ -156,35 +188,52 @@ class Data:
     def first(self) -> tuple[Any, Any]:
         """The first two samples, or the first batch, on the device."""
         if self.resident is not None:
-            return take(self.resident[0], slice(2)), take(self.resident[1], slice(2))
+            x, y = take(self.resident, slice(2))
+            return x, y
         batch = next(iter(self.batches), None)
         if batch is None:
             raise InputError("data: it holds no samples, at least one is needed")
         x, y = self.split(as_tensors(batch))
-        return self.place(x), self.place(y)
+        self._leaf_inputs = _require_gradients(x)
+        x, y = self.place((x, y))
+        return x, y
 
     def pick(self, x: Any, y: Any, count: int = PROBE) -> tuple[Any, Any]:
         """At most ``count`` samples for checks, on the device; ``x``, ``y``: what :meth:`first` gives.
 
         They come from all the data where it can be indexed, else from the first batch. Their targets are as
         different as possible, so that those which the loss treats differently are likely among them.
-        A batch whose tensors are not all as long as it has samples is returned whole.
+        A batch whose tensors are not all as long as it has samples is returned whole, as are all samples, or
+        the first batch, of a loss that mixes them.
         """
+        if self.mixes:
+            return self.resident or (x, y)
+        rows = self.rows(x, y, count)
+        return (x, y) if rows is None else self.samples_at(rows, x, y)
+
+    def rows(self, x: Any, y: Any, count: int = PROBE) -> Tensor | None:
+        """The numbers of the samples of :meth:`pick`; None for a batch that cannot be divided."""
         if self.indexed:
             every = self.resident[1] if self.resident is not None else None
             if count not in self._picked:
                 self._picked[count] = _different(every, self.samples, count)
-            return self.gather(self._picked[count])
+            return self._picked[count]
         try:
             length = count_samples(x, y, alike=True)
         except InputError:
-            return x, y
-        picked = _different(y, length, count).to(self.device)
-        return take(x, picked), take(y, picked)
+            return None
+        return _different(y, length, count)
+
+    def samples_at(self, rows: Tensor, x: Any, y: Any) -> tuple[Any, Any]:
+        """The samples numbered ``rows`` of all, or of the batch (x, y) where samples have no numbers."""
+        if self.indexed:
+            return self._gather(rows)
+        x, y = take((x, y), rows.to(self.device))
+        return x, y
 
     def few(self, count: int = PROBE) -> Data:
         """The samples of :meth:`pick`, in one chunk."""
-        part = self.in_chunks(count)  # the bytes of a sample are not measured for so few
+        part = copy.copy(self.in_chunks(count))  # the bytes of a sample are not measured for so few
         part._fingerprint, part._picked = "", {}
         x, y = self.pick(*self.first(), count)
         part.samples = count_samples(x, y, alike=False)
@@ -199,7 +248,11 @@ class Data:
         return part
 
     def in_chunks(self, size: int) -> Data:
-        """The same with ``size`` samples a chunk; data given as batches keeps its batches."""
+        """The same with ``size`` samples a chunk; data given as batches, or of a loss that mixes samples,
+        keeps its own.
+        """
+        if self.mixes:
+            return self
         part = copy.copy(self)
         part.chunk_size = size
         return part
@@ -209,7 +262,7 @@ class Data:
         other = copy.copy(self)
         other.dtype = dtype
         if self.resident is not None:
-            other.resident = other.place(self.resident[0]), other.place(self.resident[1])
+            other.resident = other.place(self.resident)
         return other
 
     def chunks(self) -> Iterator[tuple[Any, Any, float]]:
@@ -228,7 +281,8 @@ class Data:
             else:
                 count = float(self._terms_in(x, y).sum()) * self.samples / self.terms
             if count > 0:
-                yield self.place(x), self.place(y), count
+                x, y = self.place((x, y))
+                yield x, y, count
 
     def _parts(self) -> Iterator[tuple[Any, Any]]:
         if self.resident is None:
@@ -238,7 +292,8 @@ class Data:
         assert size is not None  # Problem.chunks sets it
         for i in range(0, self.samples, size):
             part = slice(i, min(i + size, self.samples))
-            yield take(self.resident[0], part), take(self.resident[1], part)
+            x, y = take(self.resident, part)
+            yield x, y
 
     @property
     def indexed(self) -> bool:
@@ -247,6 +302,18 @@ class Data:
 
     def gather(self, indices: Tensor) -> tuple[Any, Any]:
         """(x, y) of the samples ``indices``, of any shape, repeats allowed; on the device, indices first."""
+        self._check_mean()
+        return self._gather(indices)
+
+    def _check_mean(self) -> None:
+        """Raise InputError for samples of a loss that mixes them: a part has another loss than the whole."""
+        if self.mixes:
+            raise InputError(
+                "data: the loss mixes its samples, so that minibatches of them have another loss on average; "
+                "this needs a loss that is a mean over the samples"
+            )
+
+    def _gather(self, indices: Tensor) -> tuple[Any, Any]:
         flat = indices.flatten()
         if self.resident is not None:
             flat = flat.to(self.device)
@@ -260,13 +327,14 @@ class Data:
 
     def subset(self, indices: Tensor | slice) -> Data:
         """The samples ``indices`` (repeats allowed; a slice copies nothing). Not of batches."""
+        self._check_mean()
         part = copy.copy(self)
         part._fingerprint, part._picked = "", {}
         if isinstance(indices, Tensor):
             part.resident = self.gather(indices)
             part.samples = len(indices)
         elif self.resident is not None:
-            part.resident = take(self.resident[0], indices), take(self.resident[1], indices)
+            part.resident = take(self.resident, indices)
             part.samples = count_samples(*part.resident, alike=False)
         elif isinstance(self.batches, Stream):
             part.batches = self.batches.part(indices)
@@ -281,6 +349,7 @@ class Data:
 
     def only(self, x: Any, y: Any) -> Data:
         """The samples (x, y), on the device, in place of its own: a minibatch, weighted as in training."""
+        self._check_mean()
         part = copy.copy(self)
         part._fingerprint, part._picked, part.checksum = "", {}, None
         part.resident, part.batches, part.samples = (x, y), (), count_samples(x, y, alike=True)
@@ -311,6 +380,11 @@ class Data:
             digest = zlib.crc32(rows.numpy().data, digest)
         self._fingerprint = f"{digest:08x}"
         return self._fingerprint
+
+
+def _require_gradients(x: Any) -> bool:
+    """Whether any of the inputs requires gradients."""
+    return any(tensor.requires_grad for _, tensor in named_tensors(x))
 
 
 def batched(data: Any) -> Any:

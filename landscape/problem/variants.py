@@ -27,6 +27,9 @@ class Variants:
         theta: the centre (P,).
         data: the samples (:class:`landscape.problem.data.Data`).
         batchnorm: whose statistics BatchNorm uses (:class:`landscape.problem.batchnorm.BatchNormPolicy`).
+        draws: how many draws of random numbers the loss is a mean over; 0 where it draws none.
+        differentiates: model or loss differentiate themselves (``torch.autograd.grad``), which needs
+            gradients to be recorded.
     """
 
     model: nn.Module
@@ -39,6 +42,8 @@ class Variants:
     dtype: torch.dtype
     penalty: Penalty | None
     weight_decay: float
+    draws: int
+    differentiates: bool
 
     # Names of ``data`` that users ask the problem for.
 

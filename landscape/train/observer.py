@@ -32,7 +32,8 @@ class Choices:
     """What is to be known: of g from ``samples`` (0: all), and what the table ``monitor`` of a recipe says.
 
     A step has ``processes`` minibatches of ``batch`` samples (0: not known), and is made by ``optimizer``, or
-    something else. ``seed`` draws the samples; ``terms`` as :class:`landscape.Problem` takes it.
+    something else. ``seed`` draws the samples; ``terms`` and ``randomness``
+    as :class:`landscape.Problem` takes them.
     """
 
     samples: int
@@ -42,6 +43,7 @@ class Choices:
     seed: int
     optimizer: Any
     terms: Callable[[Any], Tensor] | None = None
+    randomness: str | int = "refuse"
 
 
 class Observer:
@@ -66,11 +68,12 @@ class Observer:
         self._data = data, test
         self._start: tuple[Tensor, Gradient] | None = None
         with self._undisturbed():
-            self.train = Problem(module, loss, data, dtype=dtype, terms=choices.terms)
+            how: dict[str, Any] = {"terms": choices.terms, "randomness": choices.randomness}
+            self.train = Problem(module, loss, data, dtype=dtype, **how)
             self.test: Problem | None = None
             if test is not None:
                 try:
-                    self.test = Problem(module, loss, test, dtype=dtype, terms=choices.terms)
+                    self.test = Problem(module, loss, test, dtype=dtype, **how)
                 except InputError as error:
                     raise InputError(f"test: {error}") from error
             self.parameters = Parameters(module, self.train)
