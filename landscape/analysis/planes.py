@@ -70,6 +70,7 @@ def random_plane(problem: Problem, norm: str = "none", seed: int = 0, *, ignore:
                 views[slot.name].zero_()
             elif norm != "none":
                 _normalise(views[slot.name], centers[slot.name], norm)
+    problem.along_weights(directions)
     return Plane(problem.theta, directions, "random", norm, seed, ignore)
 
 

@@ -146,7 +146,8 @@ class _Draws:
     def normal(self) -> Tensor:
         """(P,), the same draw on every device."""
         theta = self.problem.theta
-        return torch.randn(len(theta), dtype=torch.float64, generator=self.generator).to(theta)
+        drawn = torch.randn(len(theta), dtype=torch.float64, generator=self.generator).to(theta)
+        return self.problem.along_weights(drawn)
 
     def worst(self, steps: int, starts: int) -> Ascent:
         """The largest rise of one minibatch's loss."""

@@ -113,7 +113,11 @@ def smoothing(
     gradients = [problem.gradient(w).double() for w in route] if len(route) > 1 else []
     columns: dict[str, list[Any]] = {name: [] for name in ("loss", "lambda", "lipschitz")}
     for k, kind in enumerate(KINDS):
-        shift = functools.partial(displacement, spread, kind, variance, seed)
+        draw = functools.partial(displacement, spread, kind, variance, seed)
+
+        def shift(i: int, draw: Callable[[int], Tensor] = draw) -> Tensor:
+            return problem.along_weights(draw(i))
+
         smoothed = _Smoothed(problem, mean, shift, pairs)
         values = [[problem.loss(mean + sign * shift(i)) for sign in (1, -1)] for i in range(pairs)]
         columns["loss"].append(mean_and_error(np.mean(values, axis=1)))

@@ -274,10 +274,14 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
         leaves = {k: t.detach().clone() for k, t in few.layout.views(theta.to(few.dtype)).items()}
         active = [leaves[slot.name].requires_grad_() for slot in made.slots]
         generator = torch.Generator().manual_seed(0)
-        draw = [
-            [torch.randn(a.shape, dtype=torch.float64, generator=generator).to(a) for a in active]
-            for _ in range(TEST_VECTORS)
-        ]
+        draw = []
+        for _ in range(TEST_VECTORS):
+            drawn = {
+                name: torch.randn(leaf.shape, dtype=torch.float64, generator=generator).to(leaf)
+                for name, leaf in leaves.items()
+            }
+            vectors = few.layout.views(few.along_weights(few.layout.flatten(drawn)))
+            draw.append([vectors[slot.name] for slot in made.slots])
         draw.append([sum(parts[1:], parts[0]) for parts in zip(*draw, strict=True)])
         x, y, _, seed = next(few.parts())
         with twice_differentiable(few.model), few.evaluating(seed):

@@ -13,7 +13,7 @@ from landscape.core.options import choose
 from landscape.problem import batchnorm, checks
 from landscape.problem.batches import count_samples
 from landscape.problem.data import Data
-from landscape.problem.layout import Layout, independent_copy, unwrapped
+from landscape.problem.layout import Layout, independent_copy, padding_rows, unwrapped
 from landscape.problem.loss_checks import ignores_first_label
 from landscape.problem.losses import Terms, describe_loss, output_loss, placed_loss
 from landscape.problem.mean_loss import MeanLoss
@@ -161,6 +161,7 @@ class Problem(MeanLoss):
             raise InputError(
                 "model: it has complex parameters, they must be real; use two real ones for each"
             )
+        self.padding = padding_rows(model, self.layout)
         self.device = torch.device(device) if device is not None else first.device
         self.dtype = dtype or first.dtype
         self.model = model.to(self.device, self.dtype).eval()
