@@ -266,8 +266,8 @@ def confirm(
     if not abs(again - plain) <= allowed:
         cause = f"and {again:.8g} when it is asked again: the loss is random, or changes with each pass"
     raise InputError(
-        f"model or loss: at the point ({a:.4g}, {b:.4g}) the loss is {value:.8g}, but by Problem.loss() it is "
-        f"{plain:.8g}: {cause}"
+        f"model or loss: at the point ({a:.4g}, {b:.4g}) the loss is {value:.8g}, but by Problem.loss() it "
+        f"is {plain:.8g}: {cause}"
     )
 
 

@@ -111,8 +111,8 @@ def check_passes(problem: Function, before: Tensor, x: Any, y: Any) -> None:
             f"model: two passes over the same samples differ, with losses {float(first):.6g} and "
             f"{float(second):.6g}: it keeps something of a pass for the next"
             + (f", in its buffer '{changed[0]}'" if changed else "")
-            + ", or draws random numbers by NumPy, random or a generator of its own; let it keep something in "
-            "training mode only (if self.training), and draw from PyTorch's own generator"
+            + ", or draws random numbers by NumPy, random or a generator of its own; let it keep nothing "
+            "unless self.training, and draw from PyTorch's own generator"
         )
     if not torch.allclose(first, third, rtol=allowed, atol=allowed, equal_nan=True):
         raise InputError(
