@@ -11,7 +11,7 @@ from torch import Tensor
 from landscape.analysis.precision import LEAST, MOST, TOL, Precision, learners_of
 from landscape.core.hdf5 import Array
 from landscape.core.numerics import numerics
-from landscape.core.options import choose
+from landscape.core.options import choose, expect
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.directional import gradient_curvature
 from landscape.curvature.eigenvalues import top_eigenvalues
@@ -86,6 +86,7 @@ def batch_sharpness(
     """
     choose("randomness", randomness, RANDOMNESS)
     precision = Precision(tol, draws, max_draws)
+    expect("problem", problem, Problem)
     thetas, local = learners_of(problem, batch, weights, local_batch)
     at_mean = Minibatches(problem, batch, stream(seed, 0))
     if randomness == "refuse":

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.core.errors import InputError
 from landscape.core.memory import SavedBytes
-from landscape.core.options import choose
+from landscape.core.options import choose, expect
 from landscape.curvature.double_backward import check_differences, check_graph, flat, missing_named
 from landscape.evaluation.chain import chain
 from landscape.problem.batches import fixed_randomness
@@ -172,6 +172,7 @@ class HessianOperator:
         randomness: str = "refuse",
         graph_bytes: int = GRAPH_BYTES,
     ) -> None:
+        expect("problem", problem, Problem)
         self.kind = choose("kind", kind, KINDS)
         self.randomness = choose("randomness", randomness, RANDOMNESS)
         theta = problem.theta if theta is None else theta
