@@ -226,7 +226,7 @@ def test_terms_can_be_given_and_class_weights_are_counted() -> None:
         inferred = Problem(problem.model, loss, batches, dtype=torch.float64)
     assert inferred.loss() == pytest.approx(problem.loss(), rel=1e-9)
     assert np.isnan(problem.accuracy())
-    with pytest.raises(InputError, match=r"terms: shape \(\), it must give one number a sample, \(12,\)"):
+    with pytest.raises(InputError, match=r"terms: shape \(\), it must give one number a sample, \(20,\)"):
         Problem(problem.model, loss, batches, dtype=torch.float64, terms=lambda targets: targets.sum())
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from landscape.analysis.precision import LEAST, MOST, TOL, Precision, learners_of
 from landscape.core.hdf5 import Array
 from landscape.core.numerics import numerics
+from landscape.core.options import expect
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.directional import gradient_curvature
 from landscape.curvature.eigenvalues import top_eigenvalues
@@ -81,6 +82,7 @@ def batch_sharpness(
         (8.0, 4.0)
     """
     precision = Precision(tol, draws, max_draws)
+    expect("problem", problem, Problem)
     thetas, local = learners_of(problem, batch, weights, local_batch)
     at_mean = Minibatches(problem, batch, stream(seed, 0))
     parts = 1 + (thetas is not None) + with_lambda_max

@@ -14,7 +14,7 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.numerics import numerics
-from landscape.core.options import positive
+from landscape.core.options import expect, positive
 from landscape.evaluation import evaluate
 from landscape.evaluation.adaptive import first_points
 from landscape.evaluation.filling import complete, meets
@@ -136,6 +136,7 @@ def contour(
         >>> surface.loss.shape
         (3, 5)
     """
+    expect("problem", problem, Problem)
     span = plane.span if span is None else span
     x, y = axes(grid, span)
     allowed = None if tolerance is None else Tolerance.parse(tolerance)

@@ -12,6 +12,7 @@ from torch import Tensor
 from landscape.analysis.contour import axes, grid_points
 from landscape.core.hdf5 import Array
 from landscape.core.numerics import numerics
+from landscape.core.options import expect
 from landscape.curvature.eigenvalues import eigenpairs, extreme_eigenvalues, points_at_once
 from landscape.curvature.hessian import HessianOptions
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, SearchOptions, ends_of
@@ -112,6 +113,7 @@ def hessian_grid(
         >>> grid.lambda_max.round(4).tolist()  # the same everywhere: the loss is quadratic
         [[9.0, 9.0]]
     """
+    expect("problem", problem, Problem)
     span = plane.span if span is None else span
     x, y = axes(grid, span)
     allowed = None if tolerance is None else Tolerance.parse(tolerance)

@@ -13,7 +13,7 @@ import numpy as np
 from landscape.core.errors import FailedError, InputError
 from landscape.core.extras import optional
 from landscape.core.hdf5 import Array
-from landscape.core.options import positive
+from landscape.core.options import expect, positive
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.lanczos import TOL as EIGENVALUE_TOL
 from landscape.evaluation.langevin import Langevin
@@ -107,6 +107,7 @@ def learning_coefficient(
         >>> abs(result.value - 1) < 4 * result.standard_error
         True
     """
+    expect("problem", problem, Problem)
     statistics = optional("arviz_stats.base", "learning_coefficient", "'sgd-landscape[bayes]'").array_stats
     for name, number in (
         ("localization", localization), ("step_size", step_size), ("nbeta", nbeta), ("tol", tol),

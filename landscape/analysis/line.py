@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
-from landscape.core.options import positive
+from landscape.core.options import expect, positive
 from landscape.evaluation import evaluate
 from landscape.evaluation.adaptive import first_points
 from landscape.evaluation.filling import complete
@@ -71,6 +71,7 @@ def line(
         >>> landscape.line(problem, torch.tensor([[-1.0, 0.0], [1.0, 0.0]]), points=3).loss.tolist()
         [0.5, 0.0, 0.5]
     """
+    expect("problem", problem, Problem)
     positive("points", points, least=2)
     size = problem.layout.size
     if along.shape not in ((size,), (2, size)):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.numerics import numerics
-from landscape.core.options import positive
+from landscape.core.options import expect, positive
 from landscape.curvature.hessian import HessianOperator
 from landscape.evaluation.paths import Progress
 from landscape.evaluation.stack import Stack
@@ -69,6 +69,7 @@ def estimate_noise(
         (3,)
     """
     positive("learners", len(weights), least=2)
+    expect("problem", problem, Problem)
     positive("draws", draws, least=2)
     positive("local_batch", local_batch, least=1)
     positive("lr", lr)

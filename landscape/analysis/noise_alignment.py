@@ -13,7 +13,7 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import positive
+from landscape.core.options import expect, positive
 from landscape.core.progress import portion
 from landscape.core.statistics import standard_error
 from landscape.curvature import jackknife
@@ -83,6 +83,7 @@ def noise_alignment(
         >>> bool(1 <= result.value <= 9)  # H has these eigenvalues
         True
     """
+    expect("problem", problem, Problem)
     positive("batch", batch, least=1)
     positive("top_k", top_k, least=1)
     positive("tol", tol)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from landscape.analysis.precision import LEAST, MOST, TOL, Precision, learners_of
 from landscape.core.errors import FailedError, InputError
-from landscape.core.options import choose
+from landscape.core.options import choose, expect
 from landscape.evaluation.gradient_noise import AroundWhole, Estimator, Jackknife, Learners, Scale
 from landscape.evaluation.minibatches import Minibatches, stream
 from landscape.evaluation.paths import Progress
@@ -78,6 +78,7 @@ def noise_scale(
         (4.0, 4.0, 1.0)
     """
     choose("gradient", gradient, GRADIENTS)
+    expect("problem", problem, Problem)
     precision = Precision(tol, draws, max_draws)
     thetas, local = learners_of(problem, batch, weights, local_batch)
     if thetas is not None and len(thetas) < 2:

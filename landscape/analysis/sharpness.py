@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
-from landscape.core.options import choose, positive
+from landscape.core.options import choose, expect, positive
 from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.start import start_vector
 from landscape.evaluation.ascent import Ascent, largest_rise
@@ -88,6 +88,7 @@ def sharpness(
         0.045
     """
     choose("kind", kind, KINDS)
+    expect("problem", problem, Problem)
     positive("rho", rho)
     positive("tol", tol)
     for name, value, least in (("steps", steps, 1), ("starts", starts, 0), ("max_draws", max_draws, 2)):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.numerics import numerics
-from landscape.core.options import choose, positive
+from landscape.core.options import choose, expect, positive
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.density import PROBES, STEPS, quadrature
 from landscape.curvature.eigenvalues import (
@@ -92,6 +92,7 @@ def spectrum(
         >>> result.values.round(3).tolist(), round(result.trace, 3)
         ([9.0, 1.0], 10.0)
     """
+    expect("problem", problem, Problem)
     positive("top_k", top_k, least=0)
     choose("engine", engine, pyhessian_engine.ENGINES)
     positive("tol", tol)

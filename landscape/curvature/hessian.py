@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.core.errors import InputError
 from landscape.core.memory import SavedBytes
-from landscape.core.options import choose
+from landscape.core.options import choose, expect
 from landscape.curvature.double_backward import check_differences, check_graph, flat, missing_named
 from landscape.problem.layout import gradients
 from landscape.problem.problem import Problem
@@ -175,6 +175,7 @@ class HessianOperator:
         part: Part = None,
         graph_bytes: int = GRAPH_BYTES,
     ) -> None:
+        expect("problem", problem, Problem)
         self.kind = choose("kind", kind, KINDS)
         theta = problem.theta if theta is None else theta
         self.problem = problem.at(theta)

@@ -155,10 +155,11 @@ def split(batch: Any, model_has_loss: bool) -> tuple[Any, Any]:
     )
 
 
-def count_samples(x: Any, y: Any, *, alike: bool) -> int:
+def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
     """How many samples a batch holds: the length of its first tensor, of the targets where they have one.
 
-    With ``alike``, InputError unless all tensors are of that length.
+    With ``alike``, InputError unless all tensors are of that length; ``remedy``: code that makes a batch of
+    those which are not, as of a graph's nodes and edges.
     """
     tensors = [*named_tensors(y, "targets"), *named_tensors(x, "inputs")]
     lone = isinstance(y, (bool, int, float)) or (tensors and tensors[0][1].dim() == 0)
@@ -172,8 +173,13 @@ def count_samples(x: Any, y: Any, *, alike: bool) -> int:
     for name, tensor in tensors if alike else ():
         if tensor.dim() == 0 or len(tensor) != length:
             size = len(tensor) if tensor.dim() else "no"
+            besides = ", or, where they belong together as a graph's do, be in a list of one batch" * bool(
+                remedy
+            )
             raise InputError(
-                f"data: {name}: {size} samples, but {first}: {length}; all tensors must hold each sample once"
+                f"data: {name}: {size} samples, but {first}: {length}; all tensors must hold each sample "
+                f"once{besides}",
+                remedy,
             )
     return length
 

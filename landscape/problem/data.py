@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from landscape.core.errors import InputError
 from landscape.core.memory import fits
@@ -68,10 +69,12 @@ class Data:
         self._fingerprint = ""
         self._picked: dict[int, Tensor] = {}  # of :meth:`pick`, by count
         self._terms_in: Terms = lambda x, y: torch.ones(count_samples(x, y, alike=False))
+        self._single = isinstance(data, Dataset)  # samples, of which the batches are made here
         data = batched(as_tensors(data))
         if is_resident(data):
             x, y = self.split(data)
-            self.samples = count_samples(x, y, alike=True)
+            whole = "" if isinstance(x, Tensor) else "landscape.Problem(model, loss, [data])"
+            self.samples = count_samples(x, y, alike=True, remedy=whole)
             self._leaf_inputs = _require_gradients(x)
             if fits(self._size(x) + self._size(y), device):
                 self.resident = self.place((x, y))
@@ -98,9 +101,8 @@ class Data:
         any batch by itself), or there is no sample.
         """
         self._terms_in = terms_in
-        whole = (self.batches.x, self.batches.y) if isinstance(self.batches, HostStream) else self.resident
-        if whole is not None:
-            x, y = whole
+        if self._whole is not None:
+            x, y = self._whole
             each = terms_in(x, y) if self.samples else torch.zeros(0)
             self.terms = float(each.sum())
             self.each = each if bool((each != each[:1]).any()) else None
@@ -142,11 +144,17 @@ class Data:
         second = torch.stack(again).sum(0) if again else torch.zeros_like(self.checksum)
         largest = torch.maximum(self.checksum[1], second[1])
         if bool(((self.checksum - second).abs() > CHECKSUM_TOLERANCE * largest).any()):
+            batches = f"torch.utils.data.DataLoader(data, {STREAM_BATCH})" if self._single else "data"
             raise InputError(
-                "data: two passes over its batches differ (random augmentation, or shuffle=True with "
-                "drop_last=True?), so that the loss is not one function; give a list of batches, such as "
-                "list(loader)"
+                f"data: two passes over its batches differ: {_why_passes_differ(self.batches)}, or, for the "
+                "loss of one draw alone, a list, which freezes it",
+                f"landscape.Problem(model, loss, list({batches}))",
             )
+
+    @property
+    def _whole(self) -> tuple[Any, Any] | None:
+        """All samples at once, where they are tensors."""
+        return (self.batches.x, self.batches.y) if isinstance(self.batches, HostStream) else self.resident
 
     def split(self, batch: Any) -> tuple[Any, Any]:
         """(inputs, targets) of a batch, as ``landscape.problem.batches.split`` divides it."""
@@ -185,15 +193,21 @@ class Data:
         x, y = self.resident
         return (x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else None
 
-    def first(self) -> tuple[Any, Any]:
-        """The first two samples, or the first batch, on the device."""
+    def first(self, terms_in: Terms | None = None) -> tuple[Any, Any]:
+        """The first two samples, or the first batch in which a target counts, on the device.
+
+        ``terms_in``: as :meth:`weigh` takes it, before that is called.
+        """
+        self._terms_in = terms_in or self._terms_in
         if self.resident is not None:
             x, y = take(self.resident, slice(2))
             return x, y
-        batch = next(iter(self.batches), None)
-        if batch is None:
+        batches = (self.split(as_tensors(batch)) for batch in self.batches)
+        first = next(batches, None)
+        if first is None:
             raise InputError("data: it holds no samples, at least one is needed")
-        x, y = self.split(as_tensors(batch))
+        counted = (b for b in itertools.chain([first], batches) if float(self._terms_in(*b).sum()) > 0)
+        x, y = next(counted, first)
         self._leaf_inputs = _require_gradients(x)
         x, y = self.place((x, y))
         return x, y
@@ -202,7 +216,8 @@ class Data:
         """At most ``count`` samples for checks, on the device; ``x``, ``y``: what :meth:`first` gives.
 
         They come from all the data where it can be indexed, else from the first batch. Their targets are as
-        different as possible, so that those which the loss treats differently are likely among them.
+        different as possible, so that those which the loss treats differently are likely among them; one at
+        least counts in the loss, where any does.
         A batch whose tensors are not all as long as it has samples is returned whole, as are all samples, or
         the first batch, of a loss that mixes them.
         """
@@ -214,15 +229,15 @@ class Data:
     def rows(self, x: Any, y: Any, count: int = PROBE) -> Tensor | None:
         """The numbers of the samples of :meth:`pick`; None for a batch that cannot be divided."""
         if self.indexed:
-            every = self.resident[1] if self.resident is not None else None
             if count not in self._picked:
-                self._picked[count] = _different(every, self.samples, count)
+                every = self._whole or (None, None)
+                self._picked[count] = self._that_count(_different(every[1], self.samples, count), *every)
             return self._picked[count]
         try:
             length = count_samples(x, y, alike=True)
         except InputError:
             return None
-        return _different(y, length, count)
+        return self._that_count(_different(y, length, count), x, y)
 
     def samples_at(self, rows: Tensor, x: Any, y: Any) -> tuple[Any, Any]:
         """The samples numbered ``rows`` of all, or of the batch (x, y) where samples have no numbers."""
@@ -230,6 +245,13 @@ class Data:
             return self._gather(rows)
         x, y = take((x, y), rows.to(self.device))
         return x, y
+
+    def _that_count(self, picked: Tensor, x: Any, y: Any) -> Tensor:
+        """The numbers ``picked`` among the samples (x, y), the last replaced where none of them counts."""
+        terms = torch.ones(1) if y is None else self._terms_in(take(x, picked), take(y, picked))
+        if not bool((terms > 0).any()):
+            picked[-1] = self._terms_in(x, y).argmax()
+        return picked
 
     def few(self, count: int = PROBE) -> Data:
         """The samples of :meth:`pick`, in one chunk."""
@@ -239,8 +261,6 @@ class Data:
         part.samples = count_samples(x, y, alike=False)
         each = self._terms_in(x, y)
         part.terms, part.checksum = float(each.sum()), None
-        if part.terms <= 0:  # targets that are all left out
-            part.terms = float(part.samples)
         if self.indexed:
             part.resident, part.each = (x, y), each if bool((each != each[:1]).any()) else None
         else:
@@ -345,7 +365,7 @@ class Data:
         if self.each is not None:
             part.each = self.each[indices if isinstance(indices, slice) else indices.cpu()]
             part.terms = float(part.each.sum())
-        return part
+        return part._counted()
 
     def only(self, x: Any, y: Any) -> Data:
         """The samples (x, y), on the device, in place of its own: a minibatch, weighted as in training."""
@@ -355,12 +375,16 @@ class Data:
         part.resident, part.batches, part.samples = (x, y), (), count_samples(x, y, alike=True)
         each = self._terms_in(x, y)
         part.terms, part.each = float(each.sum()), each if bool((each != each[:1]).any()) else None
-        if not part.terms > 0:
+        return part._counted()
+
+    def _counted(self) -> Data:
+        """Itself; InputError where it is samples of which no target counts."""
+        if self.samples and not self.terms > 0:
             raise InputError(
-                f"batch: a minibatch of {part.samples} samples has only targets that are left out of the "
+                f"batch: a minibatch of {self.samples} samples has only targets that are left out of the "
                 "loss; draw more samples"
             )
-        return part
+        return self
 
     def fingerprint(self) -> str:
         """A CRC-32 of the tensors, or the checksums of the batches: other data has another fingerprint.
@@ -390,6 +414,14 @@ def _require_gradients(x: Any) -> bool:
 def batched(data: Any) -> Any:
     """``data``, or batches of a data set that gives its samples one at a time."""
     return DataLoader(data, batch_size=STREAM_BATCH) if isinstance(data, Dataset) else data
+
+
+def _why_passes_differ(batches: Iterable[Any]) -> str:
+    """The likely cause, and what to give instead; another order of the samples alone is no difference."""
+    cut = isinstance(batches, DataLoader) and batches.drop_last and isinstance(batches.sampler, RandomSampler)
+    if cut and len(batches.sampler) % batches.batch_size:  # type: ignore[attr-defined]
+        return "drop_last=True leaves other samples out of each; give a loader with drop_last=False"
+    return "its samples are drawn anew (random augmentation?); give the data set without augmentation"
 
 
 def _checksum(tree: Any) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -77,8 +77,10 @@ def check_fit(problem: Function, x: Any, y: Any, labels: Any = None) -> None:
 
     ``labels``: where the loss takes classes, each of these must be a class of the model's outputs.
     """
+    outputs = None
 
     def value() -> object:
+        nonlocal outputs
         inputs, targets = problem.data.leaves(x, y)
         with problem.evaluating(0):
             outputs = problem.call(problem.layout.views(problem.theta), inputs)
@@ -95,6 +97,7 @@ def check_fit(problem: Function, x: Any, y: Any, labels: Any = None) -> None:
             found = value()
         except Exception:
             problem.differentiates = False
+            refuse_broadcasting(problem.criterion, outputs, y)
             tensors = [*named_tensors(x, "inputs"), *named_tensors(y, "targets")]
             shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors)
             words = " ".join(str(first).split())[:200]
@@ -104,6 +107,44 @@ def check_fit(problem: Function, x: Any, y: Any, labels: Any = None) -> None:
     if not isinstance(found, Tensor) or found.dim() > 0:
         what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else repr(type(found))
         raise InputError(f"loss: it gives {what}, it must give one number, the mean over the samples")
+
+
+def broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> str:
+    """Code for targets in the shape of the outputs, where these are (N, 1) and (N,) or the reverse.
+
+    A loss that takes them element by element pairs each output with each target: its mean is over (N, N), and
+    PyTorch gives a warning at most. "" for other shapes, and unless the loss is a mean with these targets.
+    """
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return ""
+    shapes = outputs.shape, targets.shape
+    if shapes[0] != (*shapes[1], 1) and shapes[1] != (*shapes[0], 1):
+        return ""
+    same = targets.reshape(outputs.shape)
+    same = same if same.is_floating_point() else same.to(outputs)
+    try:
+        whole = loss(outputs, same)
+        mean = torch.stack(
+            [loss(*row) for row in zip(torch.split(outputs, 1), torch.split(same, 1), strict=True)]
+        ).mean()
+    except Exception:  # whatever the user's loss raises: this is no remedy
+        return ""
+    if not torch.allclose(whole, mean, rtol=tolerance(outputs.dtype), atol=0):
+        return ""
+    change = "unsqueeze(-1)" if outputs.dim() > targets.dim() else "squeeze(-1)"
+    kind = "" if targets.is_floating_point() else ".to(outputs)"
+    return f"landscape.Problem(model, lambda outputs, targets: loss(outputs, targets.{change}{kind}), data)"
+
+
+def refuse_broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> None:
+    """Raise InputError, with the remedy, where :func:`broadcasting` is the cause of a refusal."""
+    remedy = broadcasting(loss, outputs, targets)
+    if remedy:
+        raise InputError(
+            f"loss: the outputs have shape {tuple(outputs.shape)}, but the targets {tuple(targets.shape)}: a "
+            "loss that broadcasts them pairs each output with the targets of all samples",
+            remedy,
+        )
 
 
 def check_original(problem: Function, original: nn.Module, x: Any, y: Any) -> None:

@@ -16,6 +16,7 @@ from landscape.core.memory import available_memory
 from landscape.problem.batches import as_tensors, count_samples
 from landscape.problem.counts import Count, candidates, revealed, samples_apart
 from landscape.problem.function import Function
+from landscape.problem.loss_checks import refuse_broadcasting
 from landscape.problem.losses import Terms
 
 # Samples that every loss is evaluated on at once anyway (MAX_CHUNK of landscape.problem.mean_loss).
@@ -254,6 +255,10 @@ def _take_together(problem: Function, terms: Terms, parts: Parts, rows: list[int
     """Take the loss, which is no mean over the samples, of all of them at once, or by batches."""
     _refuse_sum(problem, parts, rows)
     data = problem.data
+    inputs, targets = data.leaves(*parts.samples(rows))
+    with torch.no_grad(), problem.evaluating(0):
+        outputs = problem.call(problem.layout.views(problem.theta), inputs)
+        refuse_broadcasting(problem.criterion, outputs, targets)
     if not data.indexed:
         data.mix()
         terms.by_batch = True

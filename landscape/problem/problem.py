@@ -133,7 +133,7 @@ class Problem(MeanLoss):
         self.data = Data(data, self.device, self.dtype, self.criterion is output_loss)
         count = Terms(self.criterion, terms)
         if self.data.samples or not self.data.indexed:
-            batch = self.data.first()
+            batch = self.data.first(count)
             count_samples(*batch, alike=False)
             count.shifted = terms is None and ignores_first_label(self, *batch)
             if check != "off":

@@ -64,8 +64,8 @@ class Recorder:
             (all, where data comes in batches); 0: none.
         monitor: what else is measured, as a recipe's table "monitor": {"instruments": ["noise-scale"]}.
         save_every: steps from one step-NNNNNNN.h5 to the next; 0: only at the end. As the trainer's (500).
-        batch: samples in a minibatch of one process. Needed by most instruments, and where the model has
-            BatchNorm: g is then that with the statistics of such batches; data in batches keeps its own.
+        batch: samples in a minibatch of one process. Needed by most instruments, and by BatchNorm: g has the
+            statistics of such batches, cut once at random; data in batches, which needs none, keeps its own.
         resume: go on with the run that is in ``folder``; begin one where there is none. True: from its last
             file. A number: from that step, which the loop's own checkpoint is of; what was recorded of later
             steps is deleted. The loop itself loads its weights.
