@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import os
@@ -297,8 +298,9 @@ def test_a_step_that_a_scaler_skips_has_no_displacement(tmp_path: Path) -> None:
     assert (rows["displacement2"][[1, 3]] > 0).all()
 
 
-def test_samples_weigh_as_their_terms_say(tmp_path: Path) -> None:
-    """A loss of one's own over sequences with padding, which Problem cannot know the number of."""
+@pytest.mark.parametrize("given", [True, False])
+def test_samples_weigh_as_their_terms_say(tmp_path: Path, given: bool) -> None:
+    """A loss of one's own over sequences with padding, whose numbers of terms are given, or found."""
     torch.manual_seed(0)
     model, x = nn.Linear(3, 4).double(), torch.randn(10, 5, 3).double()
     y = torch.randint(4, (10, 5)).masked_fill(torch.arange(5) >= torch.randint(1, 6, (10, 1)), -1)
@@ -307,11 +309,12 @@ def test_samples_weigh_as_their_terms_say(tmp_path: Path) -> None:
         return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
     batches = [(x[:7], y[:7]), (x[7:], y[7:])]
-    with pytest.raises(InputError, match="terms="):
-        Recorder(tmp_path / "a", model, loss, batches)
     optimizer = plain(model.parameters())
-    counts: dict[str, Any] = {"terms": lambda y: (y >= 0).sum(1)}
-    with Recorder(tmp_path / "b", model, loss, batches, every=1, test=(x, y), **counts) as recorder:
+    counts: dict[str, Any] = {"terms": lambda y: (y >= 0).sum(1)} if given else {}
+    said = contextlib.nullcontext() if given else pytest.warns(landscape.ProblemWarning, match="terms=")
+    with said:
+        recorder = Recorder(tmp_path / "b", model, loss, batches, every=1, test=(x, y), **counts)
+    with recorder:
         for _ in range(2):
             optimizer.zero_grad()
             loss(model(x), y).backward()
