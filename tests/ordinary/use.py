@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import Dataset, default_collate
 
 from tests.battery.reference import Reference, joined, one_batch
@@ -164,6 +165,12 @@ def _arrays(data: Any) -> bool:
     return isinstance(data, tuple) and all(hasattr(part, "__array__") for part in data)
 
 
+# Step of the differences of the loss along a unit vector: their errors are STEP² times a fourth derivative, and
+# rounding, 1e-16 / STEP² (ours). The share by which derivatives may then differ from them.
+STEP, SHARE = 1e-5, 1e-3
+AWAY = 1e-3
+
+
 class Truth(Reference):
     """The total loss of a use in float64 as a function of θ: plain autograd in the user's own module."""
 
@@ -174,6 +181,7 @@ class Truth(Reference):
         super().__init__(model, None, None, None)
         of = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else loss
         self.total = lambda: total(self.model, of, data)
+        self.differences = use.differences
 
     def _value(self, x: Any = None, y: Any = None) -> Tensor:
         with default_dtype(torch.float64):
@@ -184,3 +192,43 @@ class Truth(Reference):
         self.load(theta)
         with torch.enable_grad():
             return float(self._value().detach())
+
+    def not_of_the_loss(self) -> str:
+        """Whether gradient and Hessian of automatic differentiation are not what the loss differs by.
+
+        They are not where something is detached. A direction may cross a kink, so that some are tried, and at
+        weights away from the centre, where units may be exactly at theirs.
+        """
+        generator, found = torch.Generator().manual_seed(0), ""
+        for _ in range(3):
+            away, v = torch.randn(2, self.size, generator=generator, dtype=torch.float64)
+            found = self._differs_along(self.center + AWAY * away, v / v.norm())
+            if not found:
+                break
+        return found
+
+    def _differs_along(self, theta: Tensor, v: Tensor) -> str:
+        ahead, here, behind = (self.loss(theta + t * v) for t in (STEP, 0.0, -STEP))
+        slope, rounding = (ahead - behind) / (2 * STEP), 1e-14 * max(abs(here), 1e-3) / STEP
+        got = float(self.gradient(theta) @ v)
+        if not abs(got - slope) <= SHARE * max(abs(slope), abs(got)) + rounding:
+            return f"the gradient of automatic differentiation is not that of the loss: {got:.6g}, but {slope:.6g}"
+        curvature = (ahead - 2 * here + behind) / STEP**2
+        product = self._product(theta, v)
+        got, scale = float(product @ v), float(product.norm())
+        if not abs(got - curvature) <= SHARE * scale + 4 * rounding / STEP:
+            return f"the Hessian of automatic differentiation is not that of the loss: {got:.6g}, but {curvature:.6g}"
+        return ""
+
+    def _product(self, theta: Tensor, v: Tensor) -> Tensor:
+        """∇²L v (P,), by differences of gradients where PyTorch has no second derivative."""
+        if self.differences:
+            return (self.gradient(theta + STEP * v) - self.gradient(theta - STEP * v)) / (2 * STEP)
+        self.load(theta)
+        with sdpa_kernel(SDPBackend.MATH):
+            parts = torch.autograd.grad(self._value(), self.parameters, create_graph=True, materialize_grads=True)
+            slope = torch.cat([p.flatten() for p in parts]) @ v
+            if not slope.requires_grad:
+                return torch.zeros_like(theta)
+            parts = torch.autograd.grad(slope, self.parameters, materialize_grads=True)
+        return torch.cat([p.flatten() for p in parts])
