@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from landscape.core.errors import InputError
 from landscape.problem.batches import call, clone, named_tensors, random_state
 from landscape.problem.data import PROBE
-from landscape.problem.function import MOVE, Function, tolerance
+from landscape.problem.function import Function, moved, tolerance
 from landscape.problem.loss_checks import check_fit, check_original, mentions
 from landscape.problem.losses import ClonedTargets, Terms
 from landscape.problem.mean_check import AT_ONCE, check_mean
@@ -239,12 +239,7 @@ def _unknown_leaf(leaf: Tensor, model: nn.Module, original: nn.Module, *, of_los
 
 def check_parameters(problem: Function, x: Any, y: Any, *, seed: int = 0) -> None:
     """Raise InputError unless loss and gradient at other weights are those of the module that holds them."""
-    generator = torch.Generator().manual_seed(seed)
-    theta = problem.theta.clone()
-    for view in problem.layout.views(theta).values():
-        if view.numel():
-            size = float(view.detach().abs().float().mean()) + MOVE
-            view += (MOVE * size * torch.randn(view.shape, generator=generator)).to(view)
+    theta = moved(problem, seed)
     given = {k: v.detach().requires_grad_() for k, v in problem.layout.views(theta).items()}
     a, b = fresh(problem, x, y), fresh(problem, x, y)
     with problem.evaluating(0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import warnings
@@ -13,14 +14,18 @@ from torch import Tensor
 
 from landscape.core.errors import InputError, ProblemWarning
 from landscape.core.memory import available_memory
-from landscape.problem.batches import as_tensors, count_samples
+from landscape.problem.batches import as_tensors, count_samples, take
 from landscape.problem.counts import Count, candidates, revealed, samples_apart
-from landscape.problem.function import Function
+from landscape.problem.data import Data
+from landscape.problem.function import Function, moved
 from landscape.problem.loss_checks import refuse_broadcasting
 from landscape.problem.losses import Terms
 
 # Samples that every loss is evaluated on at once anyway (MAX_CHUNK of landscape.problem.mean_loss).
 AT_ONCE = 2000
+# Differences above this share of what may be rounding are looked at in float64: a batch of another size
+# rounds by some eps, and losses of samples that are much alike differ by little more (ours).
+SURE, FLOAT32 = 0.02, torch.finfo(torch.float32).eps
 # The passes of a random loss that are averaged, and the standard errors beyond which its parts count as
 # different from the whole: false once in 10⁸ (ours).
 RANDOM_PASSES, RANDOM_ERRORS = 64, 6.0
@@ -32,22 +37,44 @@ MEMORY_SHARE = 1 / 4
 class Parts:
     """The losses of parts of the data, each evaluated once.
 
-    ``batch`` is the first one; of data with numbered samples, rows are those numbers.
+    Args:
+        problem: model and loss.
+        batch: the first one; of data with numbered samples, rows are those numbers.
+        theta: weights (P,).
+        data: where the samples come from.
     """
 
-    def __init__(self, problem: Function, batch: tuple[Any, Any]) -> None:
-        self.problem, self._batch = problem, batch
+    def __init__(self, problem: Function, batch: tuple[Any, Any], theta: Tensor, data: Data) -> None:
+        self.problem, self.data, self.theta, self._batch = problem, data, theta, batch
         self._known: dict[tuple[tuple[int, ...], int], float] = {}
-        self._eps = torch.finfo(problem.theta.dtype).eps
+        self.eps = torch.finfo(theta.dtype).eps
+
+    def of(self, batch: tuple[Any, Any]) -> Parts:
+        """The same of another batch."""
+        return Parts(self.problem, batch, self.theta, self.data)
+
+    def in_float64(self) -> Parts:
+        """The same in float64, where the model runs in it."""
+        none = copy.copy(self.problem.data)
+        none.resident, none.batches = None, ()
+        try:
+            exact = self.problem.on(none).to(torch.float64)
+            parts = Parts(exact, self._batch, self.theta.double(), self.data)
+            parts.loss([0])
+        except Exception:  # a dtype that the model, or the loss, names itself
+            return self
+        return parts if parts.eps < self.eps else self
 
     def samples(self, rows: Sequence[int]) -> tuple[Any, Any]:
         """Inputs and targets of some samples."""
-        return self.problem.data.samples_at(torch.tensor(list(rows)), *self._batch)
+        samples = self.data.samples_at(torch.tensor(list(rows)), *self._batch)
+        x, y = self.problem.data.place(samples)
+        return x, y
 
     @property
     def targets(self) -> Any:
         """The targets of all samples, or of the batch."""
-        data = self.problem.data
+        data = self.data
         if data.resident is not None:
             return data.resident[1]
         return self.samples(range(data.samples))[1] if data.indexed else self._batch[1]
@@ -61,16 +88,16 @@ class Parts:
             inputs, targets = problem.data.leaves(*self.samples(rows))
             # What the loss says of so few samples is no news.
             with problem.evaluating(seed), warnings.catch_warnings(action="ignore"):
-                outputs = problem.call(problem.layout.views(problem.theta), inputs)
+                outputs = problem.call(problem.layout.views(self.theta), inputs)
                 value = problem.criterion(outputs, targets).detach()
             # Hugging Face's causal models take the loss in float32 always.
-            self._eps = max(self._eps, torch.finfo(value.dtype).eps)
+            self.eps = max(self.eps, torch.finfo(value.dtype).eps)
             self._known[key] = float(value)
         return self._known[key]
 
     def rounding(self, *values: float) -> float:
         """The largest difference that rounding makes; a batch of another size rounds otherwise."""
-        return min(1000 * self._eps, 3 * math.sqrt(self._eps)) * max(map(abs, values))
+        return min(1000 * self.eps, 3 * math.sqrt(self.eps)) * max(map(abs, values))
 
     def difference(self, parts: Sequence[Sequence[int]], weights: Tensor, seed: int = 0) -> float:
         """The mean of the losses of ``parts`` by the ``weights`` of their samples, less that of all of them.
@@ -83,12 +110,15 @@ class Parts:
         total = sum(w for _, w in counted)
         return sum(value * w for value, w in counted) / total - whole if total > 0 else math.nan
 
-    def combine(self, parts: Sequence[Sequence[int]], weights: Tensor) -> bool:
-        """Whether the losses of ``parts`` combine to that of all, by the weights of their samples."""
+    def combine(self, parts: Sequence[Sequence[int]], weights: Tensor, share: float = 1.0) -> bool:
+        """Whether the losses of ``parts`` combine to that of all, by the weights of their samples.
+
+        ``share``: of the difference that counts as rounding.
+        """
         difference = self.difference(parts, weights)
         values = [v for v in (self.loss(part) for part in parts) if math.isfinite(v)]
         whole = self.loss(list(itertools.chain(*parts)))
-        return abs(difference) <= self.rounding(whole, *values)  # False for NaN
+        return abs(difference) <= share * self.rounding(whole, *values)  # False for NaN
 
 
 def divided(rows: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
@@ -112,16 +142,23 @@ def check_mean(problem: Function, terms: Terms, batch: tuple[Any, Any]) -> None:
     picked = problem.data.rows(*batch)
     if picked is None or len(picked) < 2:  # a batch that cannot be split, or nothing to split
         return
-    rows, parts = picked.tolist(), Parts(problem, batch)
-    ends = [2, 5] if len(rows) >= 6 else [1]
+    rows = picked.tolist()
+    parts = Parts(problem, batch, moved(problem), problem.data)
+    divisions = divided(rows, [2, 5] if len(rows) >= 6 else [1])
     if problem.draws:
-        if _random_parts_combine(parts, divided(rows, ends), terms):
+        if _random_parts_combine(parts, divisions, terms):
             return
     else:
         try:
             if not math.isfinite(parts.loss(rows)):
+                parts = Parts(problem, batch, problem.theta, problem.data)
+            if not math.isfinite(parts.loss(rows)):
                 return
-            if parts.combine(divided(rows, ends), weights_of(parts, terms, rows)):
+            weights = weights_of(parts, terms, rows)
+            if parts.eps <= FLOAT32 and parts.combine(divisions, weights, SURE):
+                return
+            parts = parts.in_float64()
+            if parts.combine(divisions, weights):
                 return
         except InputError:
             raise
@@ -134,7 +171,7 @@ def check_mean(problem: Function, terms: Terms, batch: tuple[Any, Any]) -> None:
                 return
             if _count_found(parts, terms, rows):
                 return
-    _take_together(problem, terms, parts, rows)
+    _take_together(problem, terms, parts, rows, batch)
 
 
 def weights_of(parts: Parts, terms: Terms, rows: Sequence[int]) -> Tensor:
@@ -242,20 +279,22 @@ def _fits(count: Count, parts: Parts, rows: list[int]) -> bool:
 
 def _sources(parts: Parts) -> Iterator[tuple[Parts, Any]]:
     """All targets: at once where samples have numbers, else batch by batch, with the parts of that batch."""
-    data = parts.problem.data
+    data = parts.data
     if data.indexed:
         yield parts, parts.targets
         return
     for batch in data.batches:
         x, y = data.place(data.split(as_tensors(batch)))
-        yield Parts(parts.problem, (x, y)), y
+        yield parts.of((x, y)), y
 
 
-def _take_together(problem: Function, terms: Terms, parts: Parts, rows: list[int]) -> None:
+def _take_together(
+    problem: Function, terms: Terms, parts: Parts, rows: list[int], batch: tuple[Any, Any]
+) -> None:
     """Take the loss, which is no mean over the samples, of all of them at once, or by batches."""
     _refuse_sum(problem, parts, rows)
     data = problem.data
-    inputs, targets = data.leaves(*parts.samples(rows))
+    inputs, targets = data.leaves(*data.samples_at(torch.tensor(rows), *batch))
     with torch.no_grad(), problem.evaluating(0):
         outputs = problem.call(problem.layout.views(problem.theta), inputs)
         refuse_broadcasting(problem.criterion, outputs, targets)
@@ -267,8 +306,8 @@ def _take_together(problem: Function, terms: Terms, parts: Parts, rows: list[int
             "that were given, each of which counts the same"
         )
         return
-    need, available = _bytes_at_once(problem, parts), available_memory(problem.device)
-    if data.resident is None or need > MEMORY_SHARE * available:
+    need, available = _bytes_at_once(problem), available_memory(problem.device)
+    if need > MEMORY_SHARE * available:
         raise InputError(
             f"loss: it mixes samples, and all {data.samples:,} of them at once need about "
             f"{need / 2**30:.1f} GiB for each pass ({available / 2**30:.1f} GiB are available); give a list "
@@ -299,14 +338,16 @@ def _refuse_sum(problem: Function, parts: Parts, rows: list[int]) -> None:
         )
 
 
-def _bytes_at_once(problem: Function, parts: Parts) -> float:
+def _bytes_at_once(problem: Function) -> float:
     """The bytes that a pass of all samples saves, from those of a few, as a·n + b·n²."""
     samples = problem.data.samples
+    if problem.data.resident is None:
+        return math.inf
     sizes = [n for n in (64, 128) if n < samples]
     if samples <= AT_ONCE and len(sizes) < 2:
         return 0.0
     try:
-        small, large = (problem.saved_bytes(*parts.samples(range(n))) for n in sizes)
+        small, large = (problem.saved_bytes(*take(problem.data.resident, slice(n))) for n in sizes)
     except InputError:
         raise
     except Exception:  # the loss takes no such part
