@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.core.errors import InputError
-from landscape.problem.batches import call, clone, named_tensors, random_state
+from landscape.problem.batches import call, clone, named_tensors
 from landscape.problem.data import PROBE
 from landscape.problem.function import Function, moved, tolerance
 from landscape.problem.loss_checks import check_fit, check_original, mentions
@@ -44,24 +44,26 @@ def check_problem(
     given, before = clone((x, y)), problem.theta.clone()
     labels = data.resident[1] if data.resident else None
     try:
-        check_fit(problem, given[0], given[1], labels)
+        loss, drawn = check_fit(problem, given[0], given[1], labels)
     except InputError as error:  # the loss may take no part of the data, but only all of it
         x, y = data.resident if data.resident and data.samples <= AT_ONCE else batch
         given = clone((x, y))
         try:
-            check_fit(problem, given[0], given[1], labels)
+            loss, drawn = check_fit(problem, given[0], given[1], labels)
         except InputError:
             raise error from error.__cause__
     if writes(x, given[0]):
         clone_inputs(problem.model)
     if writes(y, given[1]):
         problem.criterion = ClonedTargets(problem.criterion)
-    check_passes(problem, before, x, y)
-    check_random(problem, x, y)
-    check_leaves(problem, original, x, y)
-    for seed in range(3 if full else 1):
-        check_parameters(problem, x, y, seed=seed)
-    check_mean(problem, terms, batch)
+    check_passes(problem, before, loss, x, y)
+    if drawn and not problem.draws:
+        check_random(problem, x, y)
+    check_recorded(problem, loss, check_leaves(problem, original, x, y))
+    away = moved(problem)
+    for theta in (away, moved(problem, 1), moved(problem, 2)) if full else (away,):
+        check_parameters(problem, x, y, theta)
+    check_mean(problem, terms, batch, away)
     if full or mentions(problem.criterion, original):
         check_original(problem, original, x, y)
 
@@ -81,11 +83,10 @@ def clone_inputs(model: nn.Module) -> None:
     model.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def check_passes(problem: Function, before: Tensor, x: Any, y: Any) -> None:
-    """Raise InputError unless a pass leaves θ as it was, ``before``, and all passes give one loss.
+def check_passes(problem: Function, before: Tensor, first: Tensor, x: Any, y: Any) -> None:
+    """Raise InputError unless a pass leaves θ as it was, ``before``, and the next gives the loss ``first``.
 
-    A pass may differ from the next in a buffer that it updates, and from one that records gradients in what
-    asks for that, as the padding of PyTorch's own TransformerEncoder does.
+    It may differ by a buffer that each pass updates.
     """
     if not torch.equal(problem.theta, before):
         raise InputError(
@@ -93,18 +94,9 @@ def check_passes(problem: Function, before: Tensor, x: Any, y: Any) -> None:
             "weights are evaluated than asked for; leave that out of forward, and bound them after each step "
             "of training"
         )
-    views = problem.layout.views(problem.theta)
     buffers = {name: buffer.clone() for name, buffer in problem.model.named_buffers()}
-
-    def loss(*, recorded: bool) -> Tensor:
-        given = {name: view.detach().requires_grad_(recorded) for name, view in views.items()}
-        inputs, targets = fresh(problem, x, y)
-        with torch.set_grad_enabled(recorded), problem.evaluating(0):
-            return problem.criterion(problem.call(given, inputs), targets).detach()
-
-    first, second, third = loss(recorded=False), loss(recorded=False), loss(recorded=True)
-    allowed = max(tolerance(dtype) for dtype in (problem.theta.dtype, first.dtype))
-    if not torch.allclose(first, second, rtol=allowed, atol=allowed, equal_nan=True):
+    second = _loss(problem, x, y)
+    if not _same(first, second, problem):
         after = dict(problem.model.named_buffers())
         changed = [name for name, buffer in buffers.items() if not torch.equal(buffer, after[name])]
         raise InputError(
@@ -114,12 +106,34 @@ def check_passes(problem: Function, before: Tensor, x: Any, y: Any) -> None:
             + ", or draws random numbers by NumPy, random or a generator of its own; let it keep nothing "
             "unless self.training, and draw from PyTorch's own generator"
         )
-    if not torch.allclose(first, third, rtol=allowed, atol=allowed, equal_nan=True):
+
+
+def check_recorded(problem: Function, loss: Tensor, recorded: Tensor) -> None:
+    """Raise InputError unless the loss is the same where gradients are recorded.
+
+    It differs for a model that asks for that, as PyTorch's own TransformerEncoder does with padding.
+    """
+    if not _same(loss, recorded, problem):
         raise InputError(
-            f"model: its loss is {float(first):.6g}, but {float(third):.6g} where gradients are recorded: "
+            f"model: its loss is {float(loss):.6g}, but {float(recorded):.6g} where gradients are recorded: "
             "its forward pass asks for that (torch.is_grad_enabled; a TransformerEncoder given padding, "
             "unless made with enable_nested_tensor=False); make it compute the same either way"
         )
+
+
+@torch.no_grad()
+def _loss(problem: Function, x: Any, y: Any, seed: int = 0) -> Tensor:
+    """The loss of clones of some samples at the centre."""
+    inputs, targets = fresh(problem, x, y)
+    with problem.evaluating(seed):
+        outputs = problem.call(problem.layout.views(problem.theta), inputs)
+        return problem.criterion(outputs, targets).detach()
+
+
+def _same(a: Tensor, b: Tensor, problem: Function) -> bool:
+    """Whether two losses are the same but for rounding."""
+    allowed = max(tolerance(dtype) for dtype in (problem.theta.dtype, a.dtype))
+    return torch.allclose(a, b, rtol=allowed, atol=allowed, equal_nan=True)
 
 
 def fresh(problem: Function, x: Any, y: Any) -> tuple[Any, Any]:
@@ -128,26 +142,12 @@ def fresh(problem: Function, x: Any, y: Any) -> tuple[Any, Any]:
     return problem.data.leaves(x, y)
 
 
-@torch.no_grad()
 def check_random(problem: Function, x: Any, y: Any) -> None:
-    """Raise InputError if the loss draws random numbers, unless ``problem.draws`` says how often.
+    """Raise InputError if the loss depends on the random numbers that are drawn for it.
 
     Eval mode stops dropout modules, but not ``F.dropout`` left on, or noise that a model or loss draws.
     """
-    if problem.draws:
-        return
-
-    def loss(seed: int) -> tuple[Tensor, bool]:
-        inputs, targets = fresh(problem, x, y)
-        with problem.evaluating(seed):
-            before = random_state(problem)
-            value = problem.criterion(problem.call(problem.layout.views(problem.theta), inputs), targets)
-            return value.detach(), not torch.equal(before, random_state(problem))
-
-    first, drawn = loss(0)
-    if not drawn:
-        return
-    second = loss(1)[0]
+    first, second = _loss(problem, x, y), _loss(problem, x, y, seed=1)
     if not torch.equal(first, second) and not bool(first.isnan() & second.isnan()):
         raise InputError(
             f"model or loss: random even in eval mode: the loss of the same samples is {float(first):.6g} or "
@@ -178,28 +178,33 @@ def leaves(value: Any) -> list[Tensor]:
     return list(variables.values())
 
 
-def check_leaves(problem: Function, original: nn.Module, x: Any, y: Any) -> None:
-    """Raise InputError if the loss depends on anything that requires gradients and is not θ."""
+def check_leaves(problem: Function, original: nn.Module, x: Any, y: Any) -> Tensor:
+    """Raise InputError if the loss depends on anything that requires gradients and is not θ.
+
+    Returns the loss, of a pass that records gradients.
+    """
     given = {k: v.detach().requires_grad_() for k, v in problem.layout.views(problem.theta).items()}
     known = {id(leaf) for leaf in given.values()}
 
-    def unknown_leaves() -> list[list[Tensor]]:
-        """The tensors other than θ that the outputs, and the loss, depend on."""
+    def unknown_leaves() -> tuple[Tensor, list[list[Tensor]]]:
+        """The loss, and the tensors other than θ that the outputs, and the loss, depend on."""
         inputs, targets = fresh(problem, x, y)
         with torch.enable_grad(), problem.evaluating(0):
             outputs = problem.call(given, inputs)
-            every = leaves(_tensors(outputs)), leaves(problem.criterion(outputs, targets))
-        return [[leaf for leaf in each if id(leaf) not in known] for each in every]
+            loss = problem.criterion(outputs, targets)
+        every = leaves(_tensors(outputs)), leaves(loss)
+        return loss.detach(), [[leaf for leaf in each if id(leaf) not in known] for each in every]
 
-    first = unknown_leaves()
+    loss, first = unknown_leaves()
     if not any(first):
-        return
+        return loss
     # A leaf that a pass makes for itself, as to differentiate in x, is another one in the next pass.
-    for before, after, of_loss in zip(first, unknown_leaves(), (False, True), strict=True):
+    for before, after, of_loss in zip(first, unknown_leaves()[1], (False, True), strict=True):
         again = {id(leaf) for leaf in after}
         lasting = [leaf for leaf in before if id(leaf) in again]
         if lasting:
             raise InputError(_unknown_leaf(lasting[0], problem.model, original, of_loss=of_loss))
+    return loss
 
 
 def _tensors(outputs: Any) -> list[Tensor]:
@@ -237,9 +242,8 @@ def _unknown_leaf(leaf: Tensor, model: nn.Module, original: nn.Module, *, of_los
     )
 
 
-def check_parameters(problem: Function, x: Any, y: Any, *, seed: int = 0) -> None:
-    """Raise InputError unless loss and gradient at other weights are those of the module that holds them."""
-    theta = moved(problem, seed)
+def check_parameters(problem: Function, x: Any, y: Any, theta: Tensor) -> None:
+    """Raise InputError unless loss and gradient at ``theta`` are those of the module that holds it."""
     given = {k: v.detach().requires_grad_() for k, v in problem.layout.views(theta).items()}
     a, b = fresh(problem, x, y), fresh(problem, x, y)
     with problem.evaluating(0):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.core.errors import InputError
-from landscape.problem.batches import named_tensors
+from landscape.problem.batches import named_tensors, random_state
 from landscape.problem.function import MOVE, Function, tolerance
 from landscape.problem.losses import check_labels, output_loss
 
@@ -69,8 +69,10 @@ def ignores_first_label(problem: Function, x: Any, y: Any) -> bool:
 
 
 @torch.no_grad()
-def check_fit(problem: Function, x: Any, y: Any, labels: Any = None) -> None:
+def check_fit(problem: Function, x: Any, y: Any, labels: Any = None) -> tuple[Tensor, bool]:
     """Raise InputError, in one line, unless model, loss and some samples fit together.
+
+    Returns the loss, and whether random numbers were drawn for it.
 
     Where they do with gradients recorded alone, as those that call ``torch.autograd.grad`` (physics-informed
     losses), ``problem.differentiates`` is set, and all passes record gradients from then on.
@@ -79,22 +81,24 @@ def check_fit(problem: Function, x: Any, y: Any, labels: Any = None) -> None:
     """
     outputs = None
 
-    def value() -> object:
+    def value() -> tuple[object, bool]:
         nonlocal outputs
         inputs, targets = problem.data.leaves(x, y)
         with problem.evaluating(0):
+            before = random_state(problem)
             outputs = problem.call(problem.layout.views(problem.theta), inputs)
             check_labels(problem.criterion, outputs, labels)
-            return problem.criterion(outputs, targets)  # whatever the user's function gives
+            found = problem.criterion(outputs, targets)  # whatever the user's function gives
+            return found, not torch.equal(before, random_state(problem))
 
     try:
-        found = value()
+        found, drawn = value()
     except InputError:
         raise
     except Exception as first:  # the user's model and loss raise any kind of error
         problem.differentiates = True
         try:
-            found = value()
+            found, drawn = value()
         except Exception:
             problem.differentiates = False
             refuse_broadcasting(problem.criterion, outputs, y)
@@ -107,6 +111,7 @@ def check_fit(problem: Function, x: Any, y: Any, labels: Any = None) -> None:
     if not isinstance(found, Tensor) or found.dim() > 0:
         what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else repr(type(found))
         raise InputError(f"loss: it gives {what}, it must give one number, the mean over the samples")
+    return found.detach(), drawn
 
 
 def broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> str:

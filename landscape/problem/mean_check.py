@@ -17,7 +17,7 @@ from landscape.core.memory import available_memory
 from landscape.problem.batches import as_tensors, count_samples, take
 from landscape.problem.counts import Count, candidates, revealed, samples_apart
 from landscape.problem.data import Data
-from landscape.problem.function import Function, moved
+from landscape.problem.function import Function
 from landscape.problem.loss_checks import refuse_broadcasting
 from landscape.problem.losses import Terms
 
@@ -126,7 +126,7 @@ def divided(rows: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
     return [list(rows[a:b]) for a, b in itertools.pairwise([0, *ends, len(rows)])]
 
 
-def check_mean(problem: Function, terms: Terms, batch: tuple[Any, Any]) -> None:
+def check_mean(problem: Function, terms: Terms, batch: tuple[Any, Any], theta: Tensor) -> None:
     """Find by which weights the losses of parts of the data combine to that of all of them.
 
     Where they do not combine by the ``terms`` that are known, other counts of targets are tried, and used
@@ -136,6 +136,7 @@ def check_mean(problem: Function, terms: Terms, batch: tuple[Any, Any]) -> None:
     Args:
         terms: how many terms of the mean each sample brings; changed where others are found.
         batch: the first samples, or the first batch.
+        theta: weights (P,) at which samples have different losses.
 
     Raises InputError where the loss is a sum, or neither a mean nor of a size that can be taken at once.
     """
@@ -143,7 +144,7 @@ def check_mean(problem: Function, terms: Terms, batch: tuple[Any, Any]) -> None:
     if picked is None or len(picked) < 2:  # a batch that cannot be split, or nothing to split
         return
     rows = picked.tolist()
-    parts = Parts(problem, batch, moved(problem), problem.data)
+    parts = Parts(problem, batch, theta, problem.data)
     divisions = divided(rows, [2, 5] if len(rows) >= 6 else [1])
     if problem.draws:
         if _random_parts_combine(parts, divisions, terms):
