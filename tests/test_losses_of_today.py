@@ -56,6 +56,14 @@ def agrees(problem: Problem, model: nn.Module, loss: Callable[[], Tensor]) -> No
     assert ends.min == pytest.approx(float(values[0]), rel=1e-5, abs=1e-5 * float(values[-1]))
 
 
+def remedied(error: InputError, model: nn.Module, loss: Any, data: Any) -> Problem:
+    """What the code of the remedy makes."""
+    names = {"landscape": landscape, "torch": torch, "model": model, "loss": loss, "data": data}
+    problem = eval(error.remedy, names)
+    assert isinstance(problem, Problem)
+    return problem
+
+
 # Losses that mix samples.
 
 
@@ -127,8 +135,32 @@ def test_batches_that_are_others_in_each_pass_are_refused_with_a_remedy() -> Non
     with pytest.warns(ProblemWarning), pytest.raises(InputError, match="others in each pass") as caught:
         Problem(model, loss, data)
     with pytest.warns(ProblemWarning):
-        problem = eval(caught.value.remedy)
+        problem = remedied(caught.value, model, loss, data)
     assert problem.loss() == problem.loss()
+
+
+def test_a_data_set_has_no_batches_over_which_to_take_the_mean() -> None:
+    model, loss, data = net(), nt_xent, TensorDataset(inputs(40), torch.zeros(40))
+    with pytest.raises(InputError, match="DataLoader") as caught:
+        Problem(model, loss, data)
+    with pytest.warns(ProblemWarning, match="mean over the batches"):
+        assert remedied(caught.value, model, loss, data).loss() == pytest.approx(
+            float(loss(model(inputs(40)), None).detach())
+        )
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_a_loss_of_several_numbers_names_the_one(several: bool) -> None:
+    def loss(o: Tensor, t: Tensor) -> Any:
+        each = (o - t).square().mean(1)
+        return (each.mean(), {"mse": each}) if several else each
+
+    model, data = net(), (inputs(), inputs(20, 4))
+    with pytest.raises(InputError, match="one number") as caught:
+        Problem(model, loss, data)
+    assert remedied(caught.value, model, loss, data).loss() == pytest.approx(
+        F.mse_loss(model(data[0]), data[1]).item()
+    )
 
 
 def test_minibatches_of_such_a_loss_are_refused() -> None:
@@ -149,7 +181,7 @@ def test_what_does_not_fit_in_memory_at_once_names_batches(monkeypatch: pytest.M
     with pytest.raises(InputError, match="list of batches") as caught:
         Problem(model, loss, data)
     with pytest.warns(ProblemWarning, match="mean over the batches"):
-        problem = eval(caught.value.remedy)
+        problem = remedied(caught.value, model, loss, data)
     x = data[0].split(500)
     assert problem.loss() == pytest.approx(float(sum(loss(model(part), None) for part in x).detach()) / 8)  # type: ignore[union-attr]
 
@@ -187,7 +219,7 @@ def test_random_numbers_are_refused_held_fixed_or_averaged(number: int) -> None:
     data = x, y
     with pytest.raises(InputError, match="random even in eval mode") as caught:
         Problem(model, loss, data)
-    seeded = eval(caught.value.remedy)
+    seeded = remedied(caught.value, model, loss, data)
 
     def draw(seed: int) -> Tensor:
         torch.manual_seed(seed)
@@ -294,9 +326,14 @@ def _flat(o: Tensor, y: Tensor, ignored: int) -> Tensor:
     return F.cross_entropy(o.flatten(0, 1), y.flatten(), ignore_index=ignored)
 
 
+def _by_default(o: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(o.flatten(0, 1), y.flatten())
+
+
 COUNTED: dict[str, tuple[Callable[[Any, Any], Tensor], Callable[[], Any], str]] = {
     "padding": (lambda o, y: _flat(o, y, 0), tokens, "(y != 0).flatten(1).sum(1)"),
     "255": (lambda o, y: _flat(o, y, 255), lambda: tokens(pad=255), "(y != 255).flatten(1).sum(1)"),
+    "-100": (_by_default, lambda: tokens(pad=-100), "(y != -100).flatten(1).sum(1)"),
     "shifted": (
         lambda o, y: _flat(o[:, :-1], y[:, 1:], 0),
         tokens,

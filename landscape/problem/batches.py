@@ -225,9 +225,11 @@ class _Placed(Protocol):
 
 
 def random_state(problem: _Placed) -> Tensor:
-    """The state of the generator from which a model on the problem's device draws."""
-    cuda = problem.device.type == "cuda"
-    return torch.cuda.get_rng_state(problem.device) if cuda else torch.get_rng_state()
+    """The states of the generators from which a model on the problem's device may draw."""
+    states = [torch.get_rng_state()]
+    if problem.device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(problem.device))
+    return torch.cat(states)
 
 
 @contextlib.contextmanager

@@ -50,6 +50,7 @@ class Data:
         terms: the number of terms of the loss's mean that they contribute together.
         each: (N,) terms of each sample; None where all have the same number.
         resident: (x, y) on the device; None where the data comes in batches.
+        own_batches: the user gave none, but a data set that is read in batches.
         mixes: the loss is no mean over samples: it is taken of all at once, or is the mean over the batches.
         chunk_size: samples a chunk of resident data; None until the problem knows what its model can take.
 
@@ -70,6 +71,7 @@ class Data:
         self._picked: dict[int, Tensor] = {}  # of :meth:`pick`, by count
         self._terms_in: Terms = lambda x, y: torch.ones(count_samples(x, y, alike=False))
         self._single = isinstance(data, Dataset)  # samples, of which the batches are made here
+        self.own_batches = isinstance(data, Dataset)  # those of STREAM_BATCH samples
         data = batched(as_tensors(data))
         if is_resident(data):
             x, y = self.split(data)

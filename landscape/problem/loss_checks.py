@@ -110,7 +110,18 @@ def check_fit(problem: Function, x: Any, y: Any, labels: Any = None) -> tuple[Te
             ) from first
     if not isinstance(found, Tensor) or found.dim() > 0:
         what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else repr(type(found))
-        raise InputError(f"loss: it gives {what}, it must give one number, the mean over the samples")
+        one = ".mean()" if isinstance(found, Tensor) else ""
+        if (
+            isinstance(found, (tuple, list))
+            and found
+            and isinstance(found[0], Tensor)
+            and found[0].dim() == 0
+        ):
+            one = "[0]"
+        raise InputError(
+            f"loss: it gives {what}, it must give one number, the mean over the samples",
+            f"landscape.Problem(model, lambda o, t: loss(o, t){one}, data)" if one else "",
+        )
     return found.detach(), drawn
 
 

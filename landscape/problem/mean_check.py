@@ -299,6 +299,12 @@ def _take_together(
     with torch.no_grad(), problem.evaluating(0):
         outputs = problem.call(problem.layout.views(problem.theta), inputs)
         refuse_broadcasting(problem.criterion, outputs, targets)
+    if data.own_batches and not data.indexed:
+        raise InputError(
+            "loss: it mixes the samples of a batch, and a Dataset has no batches; give a DataLoader with the "
+            "batches over which the loss is the mean",
+            remedy="landscape.Problem(model, loss, torch.utils.data.DataLoader(data, batch_size=64))",
+        )
     if not data.indexed:
         data.mix()
         terms.by_batch = True
