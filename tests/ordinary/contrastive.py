@@ -239,7 +239,7 @@ def infonce_loader() -> Parts:
     return OnePair(encoder()), info_nce, DataLoader(data, batch_size=4)
 
 
-@contrastive("InfoNCE, a DataLoader that shuffles", expected="refused", words=r"shuffle|others in each pass|pass",
+@contrastive("InfoNCE, a DataLoader that shuffles", expected="refused", words=r"shuffle|others in each pass|pass", remedied=True, total=per_batch,
              why="each pass has other batches, and the loss depends on which samples are together")
 def infonce_shuffled() -> Parts:
     model, loss, loader = infonce_loader()

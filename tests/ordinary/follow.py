@@ -52,6 +52,7 @@ def listening() -> Iterator[list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
+        warnings.simplefilter("ignore", DeprecationWarning)  # what PyTorch says of PyTorch
         warnings.simplefilter("ignore", landscape.PathWarning)
         warnings.simplefilter("always", landscape.ProblemWarning)
         yield said
@@ -89,6 +90,8 @@ def differs(use: Use, outcome: Outcome) -> str:
     """How the outcome differs from the one expected; "" if it does not."""
     if outcome.kind != use.expected:
         return f"{outcome.kind}, expected {use.expected}: {outcome.words}"
+    if use.remedied and not outcome.remedy:
+        return f"the refusal carries no remedy: {outcome.words}"
     if use.words and not re.search(use.words, outcome.words):
         return f"the refusal does not say '{use.words}': {outcome.words}"
     if use.says and not any(re.search(use.says, line) for line in outcome.says):
@@ -129,6 +132,8 @@ def _chain(use: Use, problem: Problem, truth: Truth) -> Outcome:
     found, theta = Findings(), truth.center
     found.compare("loss", problem.loss(), truth.loss(theta), 3 * tol)
     plane = landscape.random_plane(problem, norm="filter", seed=0)
+    if bool(plane.directions[:, truth.padding].any()):
+        found.wrong.append("the plane moves an embedding's row of padding")
     surface = landscape.contour(problem, plane, grid=GRID, span=SPAN)
     expected = truth.surface(theta, plane.directions, surface.x.tolist(), surface.y.tolist())
     found.compare("contour", surface.loss, expected, 3 * tol)

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.ordinary.use import BATCHES, Parts, Theme, per_batch
+from tests.ordinary.use import BATCHES, Parts, Theme, per_batch, seeded
 
 generative = Theme("generative")
 N = 8
-RANDOM: dict[str, Any] = {"expected": "refused", "random": True, "words": "random"}
+RANDOM: dict[str, Any] = {"expected": "refused", "random": True, "remedied": True, "total": seeded, "words": "random"}
 
 
 def points(samples: int = N, features: int = 5) -> Tensor:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from tests.ordinary.use import COUNTED, TOGETHER, Parts, Theme
+from tests.ordinary.use import COUNTED, TOGETHER, Parts, Theme, by_size
 
 language = Theme("language")
 WORDS, LENGTH, SAMPLES = 8, 6, 8
@@ -194,12 +194,7 @@ def translation() -> Parts:
     return model, lambda logits, y: loss_fn(logits.reshape(-1, WORDS), y.reshape(-1)), ((src, tgt[:, :-1]), tgt[:, 1:])
 
 
-def mean_by_size(model: nn.Module, loss: Any, data: Any) -> Tensor:
-    """The mean over all samples, of batches that cannot be joined."""
-    return sum(len(y) * loss(model(*x), y) for x, y in data) / sum(len(y) for _, y in data)
-
-
-@language("text classification tutorial: EmbeddingBag with offsets, a list of batches", total=mean_by_size,
+@language("text classification tutorial: EmbeddingBag with offsets, a list of batches", total=by_size,
           expected="refused_hessian", why="PyTorch has no second derivative of EmbeddingBag", words="second derivative")
 def embedding_bag() -> Parts:
     class TextClassificationModel(nn.Module):

@@ -52,6 +52,11 @@ def per_batch(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return torch.stack(values).mean()
 
 
+def by_size(model: nn.Module, loss: Any, data: Any) -> Tensor:
+    """The mean over all samples, of batches that cannot be joined."""
+    return sum(len(y) * once(model, loss, (x, y)) for x, y in data) / sum(len(y) for _, y in data)
+
+
 def seeded(model: nn.Module, loss: Any, data: Any) -> Tensor:
     """The loss of all data in one call, with the random numbers of seed 0."""
     with torch.random.fork_rng():
@@ -68,7 +73,7 @@ class Use:
     legitimate, and ``words`` is a regular expression that the refusal contains. ``says``: one that a
     ProblemWarning contains; with "" there must be none. ``total`` is the loss in float64 of the user's own
     model, of all data, and ``after`` that of what the remedy makes, where it is another. ``names``: what a
-    remedy may use beside model, loss and data. ``random``: the loss draws random numbers; float64 is then the
+    remedy may use beside model, loss and data; ``remedied``: the refusal must name one. ``random``: the loss draws random numbers; float64 is then the
     default precision where numbers are compared, so that both draw the same. ``differences``: PyTorch's own
     second derivative is missing or wrong. ``low_precision``: the model itself goes through half precision.
     """
@@ -84,6 +89,7 @@ class Use:
     total: Total = once
     after: Total | None = None
     names: dict[str, Any] = field(default_factory=dict)
+    remedied: bool = False
     random: bool = False
     differences: bool = False
     low_precision: bool = False
@@ -182,6 +188,15 @@ class Truth(Reference):
         of = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else loss
         self.total = lambda: total(self.model, of, data)
         self.differences = use.differences
+        self.padding = torch.cat([self._padding_of(p).flatten() for p in self.parameters])
+
+    def _padding_of(self, p: Tensor) -> Tensor:
+        """Where an embedding's row of padding is, which training leaves as it is: no direction of θ."""
+        mask = torch.zeros_like(p, dtype=torch.bool)
+        for m in self.model.modules():
+            if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.weight is p and m.padding_idx is not None:
+                mask[m.padding_idx] = True
+        return mask
 
     def _value(self, x: Any = None, y: Any = None) -> Tensor:
         with default_dtype(torch.float64):
@@ -201,7 +216,7 @@ class Truth(Reference):
         """
         generator, found = torch.Generator().manual_seed(0), ""
         for _ in range(3):
-            away, v = torch.randn(2, self.size, generator=generator, dtype=torch.float64)
+            away, v = torch.randn(2, self.size, generator=generator, dtype=torch.float64).masked_fill(self.padding, 0.0)
             found = self._differs_along(self.center + AWAY * away, v / v.norm())
             if not found:
                 break

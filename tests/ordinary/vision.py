@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from tests.ordinary.use import TOGETHER, Parts, Theme
+from tests.ordinary.use import TOGETHER, Parts, Theme, seeded
 
 vision = Theme("vision")
 
@@ -396,7 +396,7 @@ def age_regression() -> Parts:
     return model, lambda out, age: F.mse_loss(out.squeeze(), age), (pictures()[0], torch.rand(8) * 5)
 
 
-@vision("masked autoencoder: forward draws which patches it hides", expected="refused", random=True,
+@vision("masked autoencoder: forward draws which patches it hides", expected="refused", random=True, remedied=True, total=seeded,
         why="the masks are random numbers, also in eval mode", words="random")
 def masked_autoencoder() -> Parts:
     class MAE(nn.Module):
