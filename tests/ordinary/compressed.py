@@ -112,8 +112,12 @@ def lottery_ticket() -> Parts:
     return nn.Sequential(MaskedLinear(6, 5), nn.Tanh(), MaskedLinear(5, 3)), F.cross_entropy, digits()
 
 
-@compressed("quantisation-aware training: fake quantisation, straight-through", expected="refused_hessian", words="derivative",
-            why="rounding has no derivative; the straight-through gradient is not that of the loss")
+@compressed(
+    "quantisation-aware training: fake quantisation, straight-through",
+    expected="refused_hessian",
+    words="derivative",
+    why="rounding has no derivative; the straight-through gradient is not that of the loss",
+)
 def fake_quantised() -> Parts:
     class QuantLinear(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -123,8 +127,12 @@ def fake_quantised() -> Parts:
     return nn.Sequential(QuantLinear(6, 5), nn.Tanh(), nn.Linear(5, 3)), F.cross_entropy, digits()
 
 
-@compressed("binarised weights: sign with a straight-through trick", expected="refused_hessian", words="derivative",
-            why="the sign has no derivative; the straight-through gradient is not that of the loss")
+@compressed(
+    "binarised weights: sign with a straight-through trick",
+    expected="refused_hessian",
+    words="derivative",
+    why="the sign has no derivative; the straight-through gradient is not that of the loss",
+)
 def binarised() -> Parts:
     class BinaryLinear(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -135,8 +143,12 @@ def binarised() -> Parts:
     return nn.Sequential(BinaryLinear(6, 5), nn.Tanh(), nn.Linear(5, 3)), F.cross_entropy, digits()
 
 
-@compressed("dynamically quantised to int8", expected="refused", words="parameter",
-            why="its weights are integers in buffers; nothing is left to differentiate by or to move along")
+@compressed(
+    "dynamically quantised to int8",
+    expected="refused",
+    words="parameter",
+    why="its weights are integers in buffers; nothing is left to differentiate by or to move along",
+)
 def int8() -> Parts:
     class Int8Linear(nn.Module):
         def __init__(self, linear: nn.Linear) -> None:
@@ -161,7 +173,10 @@ def qlora() -> Parts:
             scale = linear.weight.detach().abs().max() / 127
             self.register_buffer("scale", scale)
             self.register_buffer("base", (linear.weight.detach() / scale).round().to(torch.int8))
-            self.A, self.B = nn.Parameter(torch.randn(r, linear.in_features) / 2), nn.Parameter(torch.randn(linear.out_features, r) / 2)
+            self.A, self.B = (
+                nn.Parameter(torch.randn(r, linear.in_features) / 2),
+                nn.Parameter(torch.randn(linear.out_features, r) / 2),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return F.linear(x, self.base.to(x.dtype) * self.scale) + x @ self.A.T @ self.B.T
@@ -229,7 +244,12 @@ def parametrised() -> Parts:
         def forward(self, x: Tensor) -> Tensor:
             return x.triu() + x.triu(1).transpose(-1, -2)
 
-    model = nn.Sequential(parametrizations.orthogonal(nn.Linear(6, 4), orthogonal_map="cayley"), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 3))
+    model = nn.Sequential(
+        parametrizations.orthogonal(nn.Linear(6, 4), orthogonal_map="cayley"),
+        nn.Tanh(),
+        nn.Linear(4, 4),
+        nn.Linear(4, 3),
+    )
     parametrize.register_parametrization(model[2], "weight", Symmetric())
     return model, nn.CrossEntropyLoss(), digits()
 

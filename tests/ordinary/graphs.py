@@ -27,7 +27,9 @@ class GCNConv(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         row, col = edge_index
-        deg = torch.zeros(x.size(0), dtype=x.dtype).scatter_add_(0, col, torch.ones(col.size(0), dtype=x.dtype))
+        deg = torch.zeros(x.size(0), dtype=x.dtype).scatter_add_(
+            0, col, torch.ones(col.size(0), dtype=x.dtype)
+        )
         norm = deg.pow(-0.5)[row] * deg.pow(-0.5)[col]
         x = self.lin(x)
         out = torch.zeros_like(x).index_add(0, col, norm[:, None] * x[row])
@@ -49,8 +51,13 @@ def planetoid() -> tuple[tuple[Tensor, Tensor], Tensor]:
     return (torch.randn(NODES, 4), edges()), torch.randint(3, (NODES,))
 
 
-@graphs("GCN of one graph, data = ((x, edge_index), y)", expected="refused",
-        why="edges are no samples: as a pair of tensors, each entry of the first dimension would be one", words="list|batch", remedied=True)
+@graphs(
+    "GCN of one graph, data = ((x, edge_index), y)",
+    expected="refused",
+    why="edges are no samples: as a pair of tensors, each entry of the first dimension would be one",
+    words="list|batch",
+    remedied=True,
+)
 def gcn_pair() -> Parts:
     return GCN(), F.cross_entropy, planetoid()
 
@@ -109,7 +116,9 @@ class GATConv(nn.Module):
         row, col = edge_index
         x = self.lin(x).view(x.size(0), self.heads, -1)
         alpha = F.leaky_relu((x * self.att_src).sum(-1)[row] + (x * self.att_dst).sum(-1)[col], 0.2)
-        top = torch.full((x.size(0), self.heads), float("-inf"), dtype=x.dtype).scatter_reduce(0, col[:, None].expand_as(alpha), alpha.detach(), "amax")
+        top = torch.full((x.size(0), self.heads), float("-inf"), dtype=x.dtype).scatter_reduce(
+            0, col[:, None].expand_as(alpha), alpha.detach(), "amax"
+        )
         alpha = (alpha - top[col]).exp()
         total = torch.zeros(x.size(0), self.heads, dtype=x.dtype).index_add(0, col, alpha)
         alpha = alpha / total[col]
@@ -248,7 +257,12 @@ def pointnet() -> Parts:
     class PointNet(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv1, self.bn1, self.conv2, self.fc = nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), nn.Conv1d(4, 5, 1), nn.Linear(5, 3)
+            self.conv1, self.bn1, self.conv2, self.fc = (
+                nn.Conv1d(3, 4, 1),
+                nn.BatchNorm1d(4),
+                nn.Conv1d(4, 5, 1),
+                nn.Linear(5, 3),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             x = F.relu(self.bn1(self.conv1(x.transpose(1, 2))))
@@ -262,7 +276,11 @@ class SchNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.filter, self.out = nn.Embedding(4, 3), nn.Sequential(nn.Linear(4, 3), nn.Softplus()), nn.Linear(3, 1)
+        self.embedding, self.filter, self.out = (
+            nn.Embedding(4, 3),
+            nn.Sequential(nn.Linear(4, 3), nn.Softplus()),
+            nn.Linear(3, 1),
+        )
 
     def energy(self, z: Tensor, pos: Tensor) -> Tensor:
         d = ((pos[:, :, None] - pos[:, None]).pow(2).sum(-1) + 1e-3).sqrt()
@@ -299,7 +317,11 @@ def matrix_factorisation() -> Parts:
         def forward(self, u: Tensor, i: Tensor) -> Tensor:
             return (self.user(u) * self.item(i)).sum(1) + (self.user_bias(u) + self.item_bias(i)).squeeze(1)
 
-    return MF(), nn.MSELoss(), ((torch.randint(6, (20,)), torch.randint(7, (20,))), torch.randint(1, 6, (20,)).float())
+    return (
+        MF(),
+        nn.MSELoss(),
+        ((torch.randint(6, (20,)), torch.randint(7, (20,))), torch.randint(1, 6, (20,)).float()),
+    )
 
 
 @graphs("BPR: pairs of items for a user, −log σ of the difference")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from tests.ordinary.use import BATCHES, COUNTED, TOGETHER, Parts, Theme, once, per_batch, seeded
+from tests.ordinary.use import BATCHES, COUNTED, TOGETHER, Parts, Theme, per_batch, seeded
 
 habits = Theme("habits")
 
@@ -26,7 +26,11 @@ def samples(count: int = 10) -> tuple[Tensor, Tensor]:
 
 @habits("a DataLoader that shuffles, mean loss")
 def shuffled_loader() -> Parts:
-    return network(), nn.CrossEntropyLoss(), DataLoader(TensorDataset(*samples(12)), batch_size=5, shuffle=True)
+    return (
+        network(),
+        nn.CrossEntropyLoss(),
+        DataLoader(TensorDataset(*samples(12)), batch_size=5, shuffle=True),
+    )
 
 
 @habits("a DataLoader with a smaller last batch")
@@ -40,22 +44,25 @@ def class_weights_lambda() -> Parts:
     return network(), lambda o, y: F.cross_entropy(o, y, weight=weight.to(o)), samples(12)
 
 
-def weighted_in_batches(model: nn.Module, loss: Any, data: Any) -> Tensor:
-    """The weighted mean over all samples at once."""
-    return once(model, loss, data)
-
-
-@habits("class weights in a lambda, batches of a DataLoader", says=COUNTED, total=weighted_in_batches)
+@habits("class weights in a lambda, batches of a DataLoader", says=COUNTED)
 def class_weights_loader() -> Parts:
     weight = torch.tensor([1.0, 3.0, 10.0])
-    return network(), lambda o, y: F.cross_entropy(o, y, weight=weight.to(o)), DataLoader(TensorDataset(*samples(12)), batch_size=5)
+    return (
+        network(),
+        lambda o, y: F.cross_entropy(o, y, weight=weight.to(o)),
+        DataLoader(TensorDataset(*samples(12)), batch_size=5),
+    )
 
 
 @habits("ignore_index=−1 in a lambda, batches of a DataLoader", says=COUNTED)
 def ignored_in_loader() -> Parts:
     x, y = samples(15)
     y[torch.tensor([0, 1, 3, 7, 8])] = -1
-    return network(), lambda o, y: F.cross_entropy(o, y, ignore_index=-1), DataLoader(TensorDataset(x, y), batch_size=5)
+    return (
+        network(),
+        lambda o, y: F.cross_entropy(o, y, ignore_index=-1),
+        DataLoader(TensorDataset(x, y), batch_size=5),
+    )
 
 
 @habits("a first batch whose targets are all ignored")
@@ -76,8 +83,12 @@ def semi_supervised() -> Parts:
     return network(), loss, (x, y)
 
 
-@habits("random augmentation in the Dataset's __getitem__", expected="refused", words="augment|pass",
-        why="each pass over the data has other images: there is no one loss")
+@habits(
+    "random augmentation in the Dataset's __getitem__",
+    expected="refused",
+    words="augment|pass",
+    why="each pass over the data has other images: there is no one loss",
+)
 def augmentation() -> Parts:
     class Augmented(Dataset[Any]):
         def __init__(self) -> None:
@@ -92,19 +103,23 @@ def augmentation() -> Parts:
     return network(), nn.CrossEntropyLoss(), DataLoader(Augmented(), batch_size=4)
 
 
-@habits("a model in bfloat16", low_precision=True)
+@habits("a model in bfloat16")
 def bfloat16() -> Parts:
     x, y = samples(12)
     return network().to(torch.bfloat16), nn.CrossEntropyLoss(), (x.to(torch.bfloat16), y)
 
 
-@habits("a model in float16", low_precision=True)
+@habits("a model in float16")
 def float16() -> Parts:
     x, y = samples(12)
     return network().half(), nn.CrossEntropyLoss(), (x.half(), y)
 
 
-@habits("autocast to bfloat16 inside of forward", low_precision=True)
+def without_autocast(model: nn.Module, loss: Any, data: Any) -> Tensor:
+    return loss(model.net(data[0]), data[1])
+
+
+@habits("autocast to bfloat16 inside of forward", inside=torch.bfloat16, total=without_autocast)
 def autocast() -> Parts:
     class Mixed(nn.Module):
         def __init__(self) -> None:
@@ -129,7 +144,10 @@ def checkpointed() -> Parts:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.block, self.head = nn.Sequential(nn.Linear(5, 6), nn.GELU(), nn.Linear(6, 5)), nn.Linear(5, 3)
+            self.block, self.head = (
+                nn.Sequential(nn.Linear(5, 6), nn.GELU(), nn.Linear(6, 5)),
+                nn.Linear(5, 3),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.head(x + checkpoint(self.block, x, use_reentrant=False))
@@ -141,13 +159,20 @@ def mean_of_sum(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return F.cross_entropy(model(data[0]), data[1])
 
 
-@habits("CrossEntropyLoss(reduction='sum')", expected="refused", words="sum", after=mean_of_sum,
-        why="a sum grows with the data; the message says to give the mean")
+@habits(
+    "CrossEntropyLoss(reduction='sum')",
+    expected="refused",
+    words="sum",
+    after=mean_of_sum,
+    why="a sum grows with the data; the message says to give the mean",
+)
 def reduction_sum() -> Parts:
     return network(), nn.CrossEntropyLoss(reduction="sum"), samples()
 
 
-@habits("reduction='none'", expected="refused", words="one number", after=mean_of_sum, why="a loss is one number")
+@habits(
+    "reduction='none'", expected="refused", words="one number", after=mean_of_sum, why="a loss is one number"
+)
 def reduction_none() -> Parts:
     return network(), nn.CrossEntropyLoss(reduction="none"), samples()
 
@@ -156,9 +181,14 @@ def with_penalty(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return F.cross_entropy(model(data[0]), data[1]) + 1e-2 * sum(p.pow(2).sum() for p in model.parameters())
 
 
-@habits("L2 term in the loss by model.parameters() (a closure)", expected="refused", words="penalty", after=with_penalty,
-        why="the loss reads the parameters of the module that was given, which do not move with θ",
-        names={"penalty": lambda parameters: 1e-2 * sum(p.pow(2).sum() for p in parameters.values())})
+@habits(
+    "L2 term in the loss by model.parameters() (a closure)",
+    expected="refused",
+    words="penalty",
+    after=with_penalty,
+    why="the loss reads the parameters of the module that was given, which do not move with θ",
+    names={"penalty": lambda parameters: 1e-2 * sum(p.pow(2).sum() for p in parameters.values())},
+)
 def l2_closure() -> Parts:
     model = network()
 
@@ -172,24 +202,43 @@ def broadcast(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return ((model(data[0]) - data[1][:, None]) ** 2).mean()
 
 
-@habits("outputs (N, 1) against targets (N,): an error that broadcasts", expected="refused", words=r"broadcast|\(N, 1\)|shape", after=broadcast,
-        why="each output is compared with each target; nearly always a mistake")
+@habits(
+    "outputs (N, 1) against targets (N,): an error that broadcasts",
+    expected="refused",
+    words=r"broadcast|\(N, 1\)|shape",
+    after=broadcast,
+    why="each output is compared with each target; nearly always a mistake",
+)
 def broadcasting() -> Parts:
     return network(1), lambda o, y: ((o - y) ** 2).mean(), (torch.randn(10, 5), torch.randn(10))
 
 
-@habits("accuracy as the loss", expected="refused_hessian", words="gradient|derivative", why="it has no gradient")
+@habits(
+    "accuracy as the loss", expected="refused_hessian", words="gradient|derivative", why="it has no gradient"
+)
 def accuracy() -> Parts:
     return network(), lambda o, y: 1 - (o.argmax(1) == y).float().mean(), samples()
 
 
-@habits("loss.item()", expected="refused", words="one number|tensor", why="a number without a graph has no gradient")
+@habits(
+    "loss.item()",
+    expected="refused",
+    words="one number|tensor",
+    why="a number without a graph has no gradient",
+)
 def item() -> Parts:
     return network(), lambda o, y: F.cross_entropy(o, y).item(), samples()
 
 
-@habits("F.dropout(x, 0.5) without training=self.training", expected="refused", random=True, remedied=True, total=seeded, words="random",
-        why="dropout stays on in eval mode")
+@habits(
+    "F.dropout(x, 0.5) without training=self.training",
+    expected="refused",
+    random=True,
+    remedied=True,
+    total=seeded,
+    words="random",
+    why="dropout stays on in eval mode",
+)
 def functional_dropout() -> Parts:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -202,8 +251,15 @@ def functional_dropout() -> Parts:
     return Net(), nn.CrossEntropyLoss(), samples()
 
 
-@habits("noise added to the inputs in the loss", expected="refused", random=True, remedied=True, total=seeded, words="random",
-        why="the noise is drawn in each pass")
+@habits(
+    "noise added to the inputs in the loss",
+    expected="refused",
+    random=True,
+    remedied=True,
+    total=seeded,
+    words="random",
+    why="the noise is drawn in each pass",
+)
 def noisy_loss() -> Parts:
     return network(), lambda o, y: F.cross_entropy(o + 0.1 * torch.randn_like(o), y), samples()
 
@@ -214,7 +270,12 @@ def numpy_arrays() -> Parts:
     return network(), nn.CrossEntropyLoss(), (np.asarray(x), np.asarray(y))
 
 
-@habits("a generator of batches", expected="refused", words="iterat|generator|exhaust", why="it gives its batches once, and many passes are needed")
+@habits(
+    "a generator of batches",
+    expected="refused",
+    words="iterat|generator|exhaust",
+    why="it gives its batches once, and many passes are needed",
+)
 def generator() -> Parts:
     x, y = samples()
     return network(), nn.CrossEntropyLoss(), ((x[i : i + 5], y[i : i + 5]) for i in (0, 5))
@@ -245,7 +306,9 @@ def dict_batches() -> Parts:
 
 @habits("a model that returns its loss, in training mode, with BatchNorm and Dropout")
 def training_mode() -> Parts:
-    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 3)).train()
+    model = nn.Sequential(
+        nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 3)
+    ).train()
     x, y = samples()
     model(x)
     return model, nn.CrossEntropyLoss(), (x, y)
@@ -312,8 +375,12 @@ def confidence_penalty() -> Parts:
     return network(), loss, samples()
 
 
-@habits("two losses with detach as a weight: loss / loss.detach()", expected="refused_hessian", words="derivative",
-        why="the gradient treats the detached factor as a constant; the loss does not")
+@habits(
+    "two losses with detach as a weight: loss / loss.detach()",
+    expected="refused_hessian",
+    words="derivative",
+    why="the gradient treats the detached factor as a constant; the loss does not",
+)
 def detached_weight() -> Parts:
     def loss(o: Tensor, y: Tensor) -> Tensor:
         each = F.cross_entropy(o, y, reduction="none")
@@ -322,7 +389,12 @@ def detached_weight() -> Parts:
     return network(), loss, samples()
 
 
-@habits("EMA of the loss kept in the loss object", expected="refused", words="pass|state|keeps", why="two passes over the same data give two losses")
+@habits(
+    "EMA of the loss kept in the loss object",
+    expected="refused",
+    words="pass|state|keeps",
+    why="two passes over the same data give two losses",
+)
 def stateful_loss() -> Parts:
     class Smoothed(nn.Module):
         def __init__(self) -> None:
@@ -342,7 +414,7 @@ def data_parallel() -> Parts:
     return nn.DataParallel(network()), nn.CrossEntropyLoss(), samples()
 
 
-@habits("inputs with a sample of NaN in the targets", expected="refused", words="NaN|finite|nan", why="the loss is NaN everywhere")
+@habits("a target is NaN: so are contour and eigenvalues")
 def nan_target() -> Parts:
     y = torch.randn(10, 1)
     y[3] = float("nan")

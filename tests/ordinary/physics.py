@@ -15,7 +15,9 @@ PI = torch.pi
 
 
 def mlp(inputs: int = 1, outputs: int = 1, hidden: int = 5) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
+    return nn.Sequential(
+        nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, outputs)
+    )
 
 
 def gradients(y: Tensor, x: Tensor) -> Tensor:
@@ -87,15 +89,24 @@ def interior_and_boundary() -> Parts:
     def loss(out: Any, y: Tensor) -> Tensor:
         return out["residual"].pow(2).mean() + 10 * F.mse_loss(out["boundary"], y)
 
-    return HeatPINN(), loss, [({"interior": torch.rand(15, 2), "boundary": torch.rand(6, 2)}, torch.zeros(6, 1))]
+    return (
+        HeatPINN(),
+        loss,
+        [({"interior": torch.rand(15, 2), "boundary": torch.rand(6, 2)}, torch.zeros(6, 1))],
+    )
 
 
 def whole_pinn(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return loss(None, data[1])
 
 
-@physics("PINN: the loss calls the network itself (a closure)", expected="refused", words="model|parameters|module", total=whole_pinn,
-         why="the loss reads the parameters of the module that was given, which do not move with θ")
+@physics(
+    "PINN: the loss calls the network itself (a closure)",
+    expected="refused",
+    words="model|parameters|module",
+    total=whole_pinn,
+    why="the loss reads the parameters of the module that was given, which do not move with θ",
+)
 def closure_over_the_network() -> Parts:
     net = mlp()
 
@@ -224,7 +235,11 @@ class SpectralConv1d(nn.Module):
 class FNO1d(nn.Module):
     def __init__(self, complex_parameters: bool) -> None:
         super().__init__()
-        self.fc0, self.conv, self.w = nn.Linear(2, 3), SpectralConv1d(3, 3, complex_parameters), nn.Conv1d(3, 3, 1)
+        self.fc0, self.conv, self.w = (
+            nn.Linear(2, 3),
+            SpectralConv1d(3, 3, complex_parameters),
+            nn.Conv1d(3, 3, 1),
+        )
         self.fc1, self.fc2 = nn.Linear(3, 4), nn.Linear(4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -238,7 +253,12 @@ def relative_l2(o: Tensor, y: Tensor) -> Tensor:
     return ((o - y).flatten(1).norm(dim=1) / y.flatten(1).norm(dim=1)).mean()
 
 
-@physics("FNO with complex weights", expected="refused", words="complex", why="θ is a vector of real numbers; the message says how to write them")
+@physics(
+    "FNO with complex weights",
+    expected="refused",
+    words="complex",
+    why="θ is a vector of real numbers; the message says how to write them",
+)
 def fno_complex() -> Parts:
     return FNO1d(True), relative_l2, (torch.randn(5, 8, 1), torch.randn(5, 8, 1))
 
@@ -295,7 +315,11 @@ def siren() -> Parts:
         def forward(self, x: Tensor) -> Tensor:
             return torch.sin(30 * self.linear(x))
 
-    return nn.Sequential(SineLayer(2, 5, True), SineLayer(5, 5), nn.Linear(5, 1)), nn.MSELoss(), (2 * torch.rand(16, 2) - 1, torch.rand(16, 1))
+    return (
+        nn.Sequential(SineLayer(2, 5, True), SineLayer(5, 5), nn.Linear(5, 1)),
+        nn.MSELoss(),
+        (2 * torch.rand(16, 2) - 1, torch.rand(16, 1)),
+    )
 
 
 @physics("NeRF: Fourier features, volume rendering along rays")
@@ -312,7 +336,11 @@ def nerf() -> Parts:
             clear = torch.cumprod(torch.cat([torch.ones_like(alpha[:, :1]), 1 - alpha + 1e-10], 1), 1)[:, :-1]
             return ((alpha * clear)[..., None] * raw[..., :3].sigmoid()).sum(1)
 
-    return NeRF(), lambda rgb, target: F.mse_loss(rgb, target), ((torch.randn(8, 5, 3), 0.2 * torch.ones(8, 5)), torch.rand(8, 3))
+    return (
+        NeRF(),
+        lambda rgb, target: F.mse_loss(rgb, target),
+        ((torch.randn(8, 5, 3), 0.2 * torch.ones(8, 5)), torch.rand(8, 3)),
+    )
 
 
 @physics("Kolmogorov-Arnold network: Chebyshev polynomials on each edge")
@@ -325,14 +353,27 @@ def kan() -> Parts:
 
         def forward(self, x: Tensor) -> Tensor:
             x = torch.tanh(x).clamp(-1 + 1e-6, 1 - 1e-6)
-            return torch.einsum("bid,iod->bo", torch.cos(torch.acos(x)[..., None] * self.order), self.coefficients)
+            return torch.einsum(
+                "bid,iod->bo", torch.cos(torch.acos(x)[..., None] * self.order), self.coefficients
+            )
 
     x = torch.rand(16, 2)
-    return nn.Sequential(KANLayer(2, 3), KANLayer(3, 1)), nn.MSELoss(), (x, (x[:, :1] * PI).sin() + x[:, 1:] ** 2)
+    return (
+        nn.Sequential(KANLayer(2, 3), KANLayer(3, 1)),
+        nn.MSELoss(),
+        (x, (x[:, :1] * PI).sin() + x[:, 1:] ** 2),
+    )
 
 
-@physics("divergence by Hutchinson's estimator, probes drawn in forward", expected="refused", random=True, remedied=True, total=seeded, words="random",
-         why="the probes are drawn in each pass")
+@physics(
+    "divergence by Hutchinson's estimator, probes drawn in forward",
+    expected="refused",
+    random=True,
+    remedied=True,
+    total=seeded,
+    words="random",
+    why="the probes are drawn in each pass",
+)
 def hutchinson_divergence() -> Parts:
     class CNF(nn.Module):
         def __init__(self) -> None:

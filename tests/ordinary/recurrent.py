@@ -77,19 +77,27 @@ def time_first() -> Parts:
             self.rnn, self.out = nn.LSTM(2, 3), nn.Linear(3, 1)
 
         def forward(self, x: Tensor) -> Tensor:
-            output, (h, _) = self.rnn(x.transpose(0, 1))
+            _, (h, _) = self.rnn(x.transpose(0, 1))
             return self.out(h[-1]).squeeze(-1)
 
     return Net(), F.mse_loss, (series(), torch.randn(N))
 
 
-@recurrent("speech: CTC over (T, N, C), targets and lengths in a tuple, a list of batches", expected="refused_hessian",
-           words="second derivative", why="PyTorch has no second derivative of ctc_loss")
+@recurrent(
+    "speech: CTC over (T, N, C), targets and lengths in a tuple, a list of batches",
+    expected="refused_hessian",
+    words="second derivative",
+    why="PyTorch has no second derivative of ctc_loss",
+)
 def speech_ctc() -> Parts:
     class SpeechModel(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.rnn, self.fc = nn.Conv1d(3, 4, 3, padding=1), nn.GRU(4, 3, batch_first=True, bidirectional=True), nn.Linear(6, 5)
+            self.conv, self.rnn, self.fc = (
+                nn.Conv1d(3, 4, 3, padding=1),
+                nn.GRU(4, 3, batch_first=True, bidirectional=True),
+                nn.Linear(6, 5),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             x = F.relu(self.conv(x.transpose(1, 2))).transpose(1, 2)
@@ -115,7 +123,12 @@ def attention_seq2seq() -> Parts:
             super().__init__()
             self.src, self.tgt = nn.Embedding(6, 3), nn.Embedding(6, 3)
             self.encoder, self.decoder = nn.GRU(3, 3, batch_first=True), nn.GRUCell(6, 3)
-            self.Wa, self.Ua, self.Va, self.out = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(3, 6)
+            self.Wa, self.Ua, self.Va, self.out = (
+                nn.Linear(3, 3),
+                nn.Linear(3, 3),
+                nn.Linear(3, 1),
+                nn.Linear(3, 6),
+            )
 
         def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
             keys, hidden = self.encoder(self.src(src))
@@ -136,8 +149,12 @@ def attention_seq2seq() -> Parts:
     return Seq2Seq(), masked_nll, ((src, tgt), tgt)
 
 
-@recurrent("temporal convolutions: dilated, causal, weight normalisation", expected="refused_hessian", words="second derivative",
-           why="PyTorch's second derivative of weight_norm is wrong")
+@recurrent(
+    "temporal convolutions: dilated, causal, weight normalisation",
+    expected="refused_hessian",
+    words="second derivative",
+    why="PyTorch's second derivative of weight_norm is wrong",
+)
 def tcn() -> Parts:
     weight_norm = nn.utils.parametrizations.weight_norm
 
@@ -204,7 +221,11 @@ def state_space() -> Parts:
     class SSM(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.log_a, self.b, self.c = nn.Parameter(torch.randn(4)), nn.Linear(2, 4, bias=False), nn.Linear(4, 1)
+            self.log_a, self.b, self.c = (
+                nn.Parameter(torch.randn(4)),
+                nn.Linear(2, 4, bias=False),
+                nn.Linear(4, 1),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             a, h, out = torch.exp(-torch.exp(self.log_a)), 0.0, []
@@ -223,7 +244,10 @@ def masked_transformer() -> Parts:
             super().__init__()
             self.embed = nn.Linear(2, 4)
             layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, norm_first=True)
-            self.encoder, self.out = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(4, 1)
+            self.encoder, self.out = (
+                nn.TransformerEncoder(layer, 1, enable_nested_tensor=False),
+                nn.Linear(4, 1),
+            )
 
         def forward(self, x: Tensor, padding: Tensor) -> Tensor:
             z = self.encoder(self.embed(x), src_key_padding_mask=padding)
@@ -264,11 +288,18 @@ def ppo() -> Parts:
     def loss(out: Any, batch: dict[str, Tensor], clip: float = 0.2) -> Tensor:
         dist, value = out
         ratio = torch.exp(dist.log_prob(batch["actions"]) - batch["log_probs"])
-        surrogate = torch.min(ratio * batch["advantages"], ratio.clamp(1 - clip, 1 + clip) * batch["advantages"])
+        surrogate = torch.min(
+            ratio * batch["advantages"], ratio.clamp(1 - clip, 1 + clip) * batch["advantages"]
+        )
         return -surrogate.mean() + 0.5 * F.mse_loss(value, batch["returns"]) - 0.01 * dist.entropy().mean()
 
     n = 16
-    batch = {"actions": torch.randint(3, (n,)), "log_probs": -1 - 0.2 * torch.rand(n), "advantages": torch.randn(n), "returns": torch.randn(n)}
+    batch = {
+        "actions": torch.randint(3, (n,)),
+        "log_probs": -1 - 0.2 * torch.rand(n),
+        "advantages": torch.randn(n),
+        "returns": torch.randn(n),
+    }
     return ActorCritic(), loss, (torch.randn(n, 4), batch)
 
 
@@ -277,9 +308,16 @@ def reinforce() -> Parts:
     class Policy(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.mean, self.log_std = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), nn.Parameter(torch.zeros(2))
+            self.mean, self.log_std = (
+                nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
+                nn.Parameter(torch.zeros(2)),
+            )
 
         def forward(self, s: Tensor) -> Any:
             return torch.distributions.Normal(self.mean(s), self.log_std.exp())
 
-    return Policy(), lambda d, y: -(d.log_prob(y[0]).sum(-1) * y[1]).mean(), (torch.randn(12, 3), (torch.randn(12, 2), torch.randn(12)))
+    return (
+        Policy(),
+        lambda d, y: -(d.log_prob(y[0]).sum(-1) * y[1]).mean(),
+        (torch.randn(12, 3), (torch.randn(12, 2), torch.randn(12))),
+    )

@@ -91,12 +91,19 @@ def mixture_density() -> Parts:
     class MDN(nn.Module):
         def __init__(self, k: int = 3) -> None:
             super().__init__()
-            self.hidden, self.pi, self.mu, self.sigma = nn.Linear(4, 5), nn.Linear(5, k), nn.Linear(5, k), nn.Linear(5, k)
+            self.hidden, self.pi, self.mu, self.sigma = (
+                nn.Linear(4, 5),
+                nn.Linear(5, k),
+                nn.Linear(5, k),
+                nn.Linear(5, k),
+            )
 
         def forward(self, x: Tensor) -> Any:
             z = torch.tanh(self.hidden(x))
             mix = torch.distributions.Categorical(logits=self.pi(z))
-            return torch.distributions.MixtureSameFamily(mix, torch.distributions.Normal(self.mu(z), self.sigma(z).exp()))
+            return torch.distributions.MixtureSameFamily(
+                mix, torch.distributions.Normal(self.mu(z), self.sigma(z).exp())
+            )
 
     return MDN(), lambda dist, y: -dist.log_prob(y).mean(), (rows(), torch.randn(N))
 
@@ -136,7 +143,11 @@ def coral() -> Parts:
     class Coral(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body, self.fc, self.bias = nn.Linear(4, 5), nn.Linear(5, 1, bias=False), nn.Parameter(torch.arange(3, 0, -1).float() / 3)
+            self.body, self.fc, self.bias = (
+                nn.Linear(4, 5),
+                nn.Linear(5, 1, bias=False),
+                nn.Parameter(torch.arange(3, 0, -1).float() / 3),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.fc(torch.relu(self.body(x))) + self.bias
@@ -191,7 +202,10 @@ def ranknet() -> Parts:
 def listnet() -> Parts:
     def list_net(y_pred: Tensor, y_true: Tensor) -> Tensor:
         mask = y_true == -1
-        y_pred, y_true = y_pred.squeeze(-1).masked_fill(mask, float("-inf")), y_true.masked_fill(mask, float("-inf"))
+        y_pred, y_true = (
+            y_pred.squeeze(-1).masked_fill(mask, float("-inf")),
+            y_true.masked_fill(mask, float("-inf")),
+        )
         preds, true = F.softmax(y_pred, dim=1), F.softmax(y_true, dim=1)
         return torch.mean(-torch.sum(true * torch.log(preds + 1e-10), dim=1))
 
@@ -254,7 +268,9 @@ def entity_embeddings() -> Parts:
             super().__init__()
             self.embeds = nn.ModuleList([nn.Embedding(4, 2), nn.Embedding(3, 2)])
             self.bn_cont, self.drop = nn.BatchNorm1d(3), nn.Dropout(0.1)
-            self.layers = nn.Sequential(nn.Linear(7, 5), nn.ReLU(inplace=True), nn.BatchNorm1d(5), nn.Linear(5, 1))
+            self.layers = nn.Sequential(
+                nn.Linear(7, 5), nn.ReLU(inplace=True), nn.BatchNorm1d(5), nn.Linear(5, 1)
+            )
 
         def forward(self, x_cat: Tensor, x_cont: Tensor) -> Tensor:
             x = torch.cat([e(x_cat[:, i]) for i, e in enumerate(self.embeds)], 1)
@@ -274,7 +290,11 @@ def wide_and_deep() -> Parts:
         def forward(self, wide: Tensor, deep: Tensor) -> Tensor:
             return (self.wide(wide) + self.deep(deep)).squeeze(-1)
 
-    return WideDeep(), nn.BCEWithLogitsLoss(), ((torch.randint(2, (N, 6)).float(), rows()), torch.randint(2, (N,)).float())
+    return (
+        WideDeep(),
+        nn.BCEWithLogitsLoss(),
+        ((torch.randint(2, (N, 6)).float(), rows()), torch.randint(2, (N,)).float()),
+    )
 
 
 @tabular("factorisation machine")
@@ -290,8 +310,15 @@ def factorisation_machine() -> Parts:
     return FM(), nn.MSELoss(), (torch.randint(2, (N, 6)).float(), torch.randn(N))
 
 
-@tabular("Bayes by backprop: weights are drawn in forward, KL in the loss", expected="refused", random=True, remedied=True, total=seeded,
-         words="random", why="weights are drawn in each pass, also in eval mode")
+@tabular(
+    "Bayes by backprop: weights are drawn in forward, KL in the loss",
+    expected="refused",
+    random=True,
+    remedied=True,
+    total=seeded,
+    words="random",
+    why="weights are drawn in each pass, also in eval mode",
+)
 def bayes_by_backprop() -> Parts:
     class BayesLinear(nn.Module):
         def __init__(self, i: int, o: int) -> None:
@@ -315,8 +342,12 @@ def bayes_by_backprop() -> Parts:
     return BNN(), lambda out, y: F.mse_loss(out[0], y) + 1e-2 * out[1], (rows(), torch.randn(N, 1))
 
 
-@tabular("domain adversary with a gradient reversal layer", expected="refused_hessian", words="derivative",
-         why="the reversed gradient is not that of the loss")
+@tabular(
+    "domain adversary with a gradient reversal layer",
+    expected="refused_hessian",
+    words="derivative",
+    why="the reversed gradient is not that of the loss",
+)
 def gradient_reversal() -> Parts:
     class Reverse(torch.autograd.Function):
         @staticmethod
@@ -353,7 +384,11 @@ def deep_coral() -> Parts:
             s, t = torch.tanh(self.features(source)), torch.tanh(self.features(target))
             return self.head(s), torch.cov(s.T), torch.cov(t.T)
 
-    return Adapted(), lambda o, y: F.cross_entropy(o[0], y) + (o[1] - o[2]).pow(2).sum(), ((rows(), rows() * 2), torch.randint(3, (N,)))
+    return (
+        Adapted(),
+        lambda o, y: F.cross_entropy(o[0], y) + (o[1] - o[2]).pow(2).sum(),
+        ((rows(), rows() * 2), torch.randint(3, (N,))),
+    )
 
 
 @tabular("negative log marginal likelihood of a deep-kernel Gaussian process", says=TOGETHER)

@@ -75,7 +75,8 @@ class Use:
     model, of all data, and ``after`` that of what the remedy makes, where it is another. ``names``: what a
     remedy may use beside model, loss and data; ``remedied``: the refusal must name one. ``random``: the loss draws random numbers; float64 is then the
     default precision where numbers are compared, so that both draw the same. ``differences``: PyTorch's own
-    second derivative is missing or wrong. ``low_precision``: the model itself goes through half precision.
+    second derivative is missing or wrong. ``inside``: a coarser precision that
+    the model goes through by itself, whatever its parameters have.
     """
 
     name: str
@@ -92,7 +93,11 @@ class Use:
     remedied: bool = False
     random: bool = False
     differences: bool = False
-    low_precision: bool = False
+    inside: torch.dtype | None = None
+
+    @property
+    def id(self) -> str:
+        return f"{self.theme.replace(' ', '-')}-{self.name}"
 
     def parts(self) -> Parts:
         """``build()`` with random numbers of its own."""
@@ -160,8 +165,8 @@ def in_float64(tree: Any) -> Any:
 def in_memory(data: Any) -> Any:
     """``data`` as tensors: a loader as its list of batches, a data set as one batch, arrays as tensors."""
     if isinstance(data, Dataset):
-        x, y = default_collate([data[i] for i in range(len(data))])  # type: ignore[arg-type]
-        return x, y
+        batch = default_collate([data[i] for i in range(len(data))])  # type: ignore[arg-type]
+        return batch if isinstance(batch, Mapping) else tuple(batch)
     if isinstance(data, (tuple, Mapping)) or (isinstance(data, list) and isinstance(data[0], Tensor)):
         return tuple(map(torch.as_tensor, data)) if _arrays(data) else data
     return [batch if isinstance(batch, Mapping) else tuple(batch) for batch in data]
@@ -216,7 +221,9 @@ class Truth(Reference):
         """
         generator, found = torch.Generator().manual_seed(0), ""
         for _ in range(3):
-            away, v = torch.randn(2, self.size, generator=generator, dtype=torch.float64).masked_fill(self.padding, 0.0)
+            away, v = torch.randn(2, self.size, generator=generator, dtype=torch.float64).masked_fill(
+                self.padding, 0.0
+            )
             found = self._differs_along(self.center + AWAY * away, v / v.norm())
             if not found:
                 break
@@ -241,7 +248,9 @@ class Truth(Reference):
             return (self.gradient(theta + STEP * v) - self.gradient(theta - STEP * v)) / (2 * STEP)
         self.load(theta)
         with sdpa_kernel(SDPBackend.MATH):
-            parts = torch.autograd.grad(self._value(), self.parameters, create_graph=True, materialize_grads=True)
+            parts = torch.autograd.grad(
+                self._value(), self.parameters, create_graph=True, materialize_grads=True
+            )
             slope = torch.cat([p.flatten() for p in parts]) @ v
             if not slope.requires_grad:
                 return torch.zeros_like(theta)
