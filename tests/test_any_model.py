@@ -222,10 +222,11 @@ def test_terms_can_be_given_and_class_weights_are_counted() -> None:
     batches = [(x[:20], y[:20]), (x[20:], y[20:])]
     told = Problem(problem.model, loss, batches, dtype=torch.float64, terms=terms)
     assert told.loss() == pytest.approx(problem.loss(), rel=1e-12)
-    with pytest.raises(InputError, match="terms="):
-        Problem(problem.model, loss, batches, dtype=torch.float64)
+    with pytest.warns(landscape.ProblemWarning, match="weights of the classes"):
+        inferred = Problem(problem.model, loss, batches, dtype=torch.float64)
+    assert inferred.loss() == pytest.approx(problem.loss(), rel=1e-9)
     assert np.isnan(problem.accuracy())
-    with pytest.raises(InputError, match=r"terms: shape \(\), it must give one number a sample, \(12,\)"):
+    with pytest.raises(InputError, match=r"terms: shape \(\), it must give one number a sample, \(20,\)"):
         Problem(problem.model, loss, batches, dtype=torch.float64, terms=lambda targets: targets.sum())
 
 
@@ -294,26 +295,27 @@ class Noisy(nn.Module):
 def test_noise_refuses_a_random_model_or_gives_all_learners_the_same_numbers() -> None:
     torch.manual_seed(0)
     data = torch.randn(30, 4), torch.randint(3, (30,))
-    problem = Problem(Noisy(), F.cross_entropy, data, dtype=torch.float64)
+    with pytest.raises(InputError, match="random even in eval mode"):
+        Problem(Noisy(), F.cross_entropy, data, dtype=torch.float64)
+    problem = Problem(Noisy(), F.cross_entropy, data, dtype=torch.float64, randomness="seed")
     problem.data.chunk_size = 12
     weights = problem.theta + 1e-5 * torch.randn(4, problem.layout.size, dtype=torch.float64)
-    with pytest.raises(InputError, match="random even in eval mode"):
-        landscape.estimate_noise(problem, weights, 1.0, 8, draws=3)
     state = torch.get_rng_state()
-    seeded = landscape.estimate_noise(problem, weights, 1.0, 8, draws=3, randomness="seed")
+    seeded = landscape.estimate_noise(problem, weights, 1.0, 8, draws=3)
     assert torch.equal(torch.get_rng_state(), state)
     # Learners this near differ by first order alone, if nothing but their weights differs.
     np.testing.assert_allclose(seeded.direct, seeded.first_order, rtol=1e-3)
     spread = weights - weights.mean(0)
-    h = landscape.HessianOperator(problem, weights.mean(0), randomness="seed")
+    h = landscape.HessianOperator(problem, weights.mean(0))
     # n⁻¹ Σ ∇L(w_j) − ∇L(w_a) is of second order in the spread, as full as without dropout.
     assert seeded.full_batch < 1e-6 * seeded.direct.min()
     expected = sum(float(h(d).square().sum()) for d in spread) / 16
     assert seeded.eq4 == pytest.approx(expected, rel=1e-9)
-    again = landscape.estimate_noise(problem, weights, 1.0, 8, draws=3, randomness="seed")
+    again = landscape.estimate_noise(problem, weights, 1.0, 8, draws=3)
     np.testing.assert_array_equal(again.direct, seeded.direct)
-    with pytest.raises(InputError, match="randomness"):
-        landscape.estimate_noise(problem, weights, 1.0, 8, draws=3, randomness="ignore")
+    for unknown in ("ignore", "0", 0, -1, True, 1.5):
+        with pytest.raises(InputError, match="randomness"):
+            Problem(Noisy(), F.cross_entropy, data, randomness=unknown)
 
 
 def test_a_list_of_inputs_comes_apart_and_numbers_pass_through() -> None:

@@ -114,7 +114,7 @@ def test_toml_reads_back_to_the_same_recipe(
         ("lr.x=3", "'lr' is not a table"),
         ("lr", "--set: 'lr' is not allowed, it must be KEY=VALUE"),
         ("checkpoint.every=-5", "checkpoint.every: -5"),
-        ("optimizer.name=adam", "optimizer.name: 'adam' is not known"),
+        ("optimizer.name=adamm", "optimizer.name: 'adamm' is not known; did you mean 'adam'"),
         ("optimizer.name=lamm", "did you mean 'lamb'?"),
         ("optimizer.momentun=0.9", "optimizer: 'momentun' is not known; did you mean 'momentum'?"),
         ("optimizer={name='lamb', momentum=0.9}", "optimizer: 'momentum' is not known"),

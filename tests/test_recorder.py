@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import os
@@ -23,6 +24,7 @@ import landscape.plots
 from landscape import FailedError, InputError, Recorder
 from landscape.checkpoint.history import UNITS
 from landscape.train.distributed.process_group import Group
+from landscape.train.randomness import generator
 from landscape.train.recorder_step import RecorderWarning
 from tests.conftest import Command
 from tests.groups import together
@@ -209,6 +211,76 @@ def test_batchnorm_is_compared_with_the_gradient_under_batch_statistics(tmp_path
     assert run.epoch == 3
 
 
+class Rows(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """Samples one at a time."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return self.x[i], self.y[i]
+
+
+class Stream(torch.utils.data.IterableDataset[tuple[Tensor, Tensor]]):
+    """Samples one after another, of which none can be asked for by its number."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __iter__(self) -> Any:
+        return iter(zip(self.x, self.y, strict=True))
+
+
+@pytest.mark.parametrize("form", ["tensors", "data set", "stream", "list", "loader"])
+def test_batchnorm_takes_batches_as_the_guide_says(tmp_path: Path, form: str) -> None:
+    """g and α_e by hand in float64: of tensors and data sets, fixed batches drawn at random; else its own."""
+    x, y = digits(110)
+    by_class = y.argsort(stable=True)  # as folders of images come: their order is not that of training
+    x, y, batch, seed = x[by_class], y[by_class], 25, 5
+    draw = torch.randperm(len(y), generator=generator(seed, "decompose"))
+    own = torch.arange(len(y)).split(25)
+    cut = {"tensors": draw.tensor_split(5), "data set": draw.tensor_split(5)}.get(form, own)
+    data = {
+        "tensors": (x, y), "data set": Rows(x, y), "stream": Stream(x, y), "list": [(x[i], y[i]) for i in own],
+        "loader": torch.utils.data.DataLoader(Rows(x, y), batch_size=25),
+    }[form]  # fmt: skip
+    model = net(norm=True)
+    optimizer = momentum(model.parameters())
+    options: dict[str, Any] = {"batch": batch} if form in ("tensors", "data set", "stream") else {}
+    weights, gradients = [flat(model)], list[Tensor]()
+
+    def by_hand() -> Tensor:
+        own_model, total = copy.deepcopy(model).train(), torch.zeros(len(flat(model)), dtype=torch.float64)
+        for rows in cut:
+            total += gradient(own_model, x[rows], y[rows]) * len(rows) / len(y)
+        return total
+
+    gradients.append(by_hand())
+
+    def each(step: int) -> None:
+        weights.append(flat(model))
+        gradients.append(by_hand())
+
+    with Recorder(tmp_path, model, F.cross_entropy, data, every=1, seed=seed, **options) as recorder:
+        loop(recorder, model, optimizer, 3, each=each)
+    rows = landscape.load(tmp_path / "last.h5").history
+    for t in (1, 2, 3):
+        d, g = weights[t] - weights[t - 1], gradients[t - 1]
+        assert rows["grad_norm2"][t] == pytest.approx(float(g @ g), rel=1e-10)
+        assert rows["alpha_e"][t] == pytest.approx(float(-(d @ g) / (g @ g)), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", [Rows, Stream])
+def test_batchnorm_with_a_data_set_needs_the_size_of_batches(tmp_path: Path, kind: Any) -> None:
+    for batch in (0, 1):
+        with pytest.raises(InputError, match=f"batch: {batch} is not allowed with BatchNorm"):
+            Recorder(tmp_path, net(norm=True), F.cross_entropy, kind(*digits()), batch=batch)
+    Recorder(tmp_path, net(), F.cross_entropy, kind(*digits())).close()
+
+
 def test_a_step_that_a_scaler_skips_has_no_displacement(tmp_path: Path) -> None:
     model, (x, y) = net().float(), digits(dtype=torch.float32)
     optimizer, scaler = adamw(model.parameters()), torch.amp.GradScaler("cpu")
@@ -226,8 +298,9 @@ def test_a_step_that_a_scaler_skips_has_no_displacement(tmp_path: Path) -> None:
     assert (rows["displacement2"][[1, 3]] > 0).all()
 
 
-def test_samples_weigh_as_their_terms_say(tmp_path: Path) -> None:
-    """A loss of one's own over sequences with padding, which Problem cannot know the number of."""
+@pytest.mark.parametrize("given", [True, False])
+def test_samples_weigh_as_their_terms_say(tmp_path: Path, given: bool) -> None:
+    """A loss of one's own over sequences with padding, whose numbers of terms are given, or found."""
     torch.manual_seed(0)
     model, x = nn.Linear(3, 4).double(), torch.randn(10, 5, 3).double()
     y = torch.randint(4, (10, 5)).masked_fill(torch.arange(5) >= torch.randint(1, 6, (10, 1)), -1)
@@ -236,11 +309,12 @@ def test_samples_weigh_as_their_terms_say(tmp_path: Path) -> None:
         return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
     batches = [(x[:7], y[:7]), (x[7:], y[7:])]
-    with pytest.raises(InputError, match="terms="):
-        Recorder(tmp_path / "a", model, loss, batches)
     optimizer = plain(model.parameters())
-    counts: dict[str, Any] = {"terms": lambda y: (y >= 0).sum(1)}
-    with Recorder(tmp_path / "b", model, loss, batches, every=1, test=(x, y), **counts) as recorder:
+    counts: dict[str, Any] = {"terms": lambda y: (y >= 0).sum(1)} if given else {}
+    said = contextlib.nullcontext() if given else pytest.warns(landscape.ProblemWarning, match="terms=")
+    with said:
+        recorder = Recorder(tmp_path / "b", model, loss, batches, every=1, test=(x, y), **counts)
+    with recorder:
         for _ in range(2):
             optimizer.zero_grad()
             loss(model(x), y).backward()

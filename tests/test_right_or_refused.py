@@ -224,8 +224,9 @@ def test_a_loss_is_a_mean_by_its_terms_or_refused() -> None:
     batches = [(X[:40], Y[:40]), (X[40:], Y[40:])]
     for data in ((X, Y), batches):
         assert Problem(mlp(), IGNORING, data).loss() == pytest.approx(expected, rel=1e-12)
-        with pytest.raises(InputError, match="terms="):
-            Problem(mlp(), lambda o, y: IGNORING(o, y), data)
+        with pytest.warns(landscape.ProblemWarning, match="terms=lambda y: y != 0"):
+            inferred = Problem(mlp(), lambda o, y: IGNORING(o, y), data)
+        assert inferred.loss() == pytest.approx(expected, rel=1e-12)
         told = Problem(mlp(), lambda o, y: IGNORING(o, y), data, terms=lambda y: (y != 0).double())
         assert told.loss() == pytest.approx(expected, rel=1e-12)
         for summed in (

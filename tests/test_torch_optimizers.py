@@ -12,10 +12,12 @@ from torch import Tensor
 
 import landscape
 from landscape import Checkpoint, FailedError, InputError
+from landscape.core import registry
 from landscape.problem.layout import average
 from landscape.train import launch, optimizer, recipe
 from landscape.train.distributed.process_group import Group
 from landscape.train.loop import Trainer
+from landscape.train.optimizer import torch_optim
 from tests.conftest import slow_but
 from tests.groups import together
 from tests.test_training import same_bits
@@ -150,6 +152,12 @@ def test_two_processes_are_one(tiny: Path, algorithm: str) -> None:
         ({"name": "torch:SparseAdam"}, r"'torch:SparseAdam'.*dense gradients"),
         ({"name": "torch:Optimizer"}, r"'torch:Optimizer'"),
         ({"name": "torch:load"}, r"'torch:load'"),
+        ({"name": "lbfgs"}, r"'torch:LBFGS'.*closure"),
+        ({"name": "sparseadam"}, r"'torch:SparseAdam'.*dense gradients"),
+        ({"name": "adamv"}, r"optimizer\.name: 'adamv' is not known; did you mean 'adam"),
+        ({"name": "lamp"}, r"optimizer\.name: 'lamp' is not known; did you mean 'lamb'\?"),
+        ({"name": "adam", "weight_decy": 0.1}, r"optimizer: 'weight_decy'.*'weight_decay'"),
+        ({"name": "optimizer"}, r"optimizer\.name: 'optimizer' is not known"),
     ],
 )
 def test_what_cannot_be_is_refused_before_data_is_read(
@@ -159,9 +167,48 @@ def test_what_cannot_be_is_refused_before_data_is_read(
         chosen(tiny, optimizer=options)
 
 
-def test_a_class_for_other_models_is_refused_with_torchs_reason(tiny: Path) -> None:
-    with pytest.raises(InputError, match=r"'torch:Muon'.*2D"):  # biases are not
-        Trainer(chosen(tiny, optimizer={"name": "torch:Muon"}))
+@pytest.mark.parametrize("name", ["torch:Muon", "muon"])
+def test_a_class_for_other_models_is_refused_with_torchs_reason(tiny: Path, name: str) -> None:
+    with pytest.raises(InputError, match=r"'torch:Muon'.*2D") as refusal:  # biases are not
+        Trainer(chosen(tiny, optimizer={"name": name}))
+    assert "\n" not in str(refusal.value)
+
+
+COMMON = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "ASGD", "Rprop")
+
+
+@pytest.mark.parametrize("name", [*(name.lower() for name in COMMON), *COMMON])
+def test_short_names_are_torchs_classes_to_the_bit(tiny: Path, name: str) -> None:
+    """By --set and in a file, in whatever case: the same run, and the same recipe, as the full name gives."""
+    full = next(f"torch:{kind}" for kind in COMMON if kind.lower() == name.lower())
+    short, long = (
+        recipe.read(str(tiny), [f"optimizer.name={each}", "optimizer.eps=1e-7", "steps=6"])
+        if "eps" in torch_optim.options(full, {})
+        else recipe.read(str(tiny), [f"optimizer.name={each}", "steps=6"])
+        for each in (name, full)
+    )
+    assert short.to_toml() == long.to_toml()
+    assert recipe.from_values(recipe.parse(short.to_toml(), "recipe")).to_toml() == short.to_toml()
+    assert torch.equal(Trainer(short).run().weights, Trainer(long).run().weights)
+
+
+def test_adamw_is_a_loop_with_torch_optim_adamw(tiny: Path) -> None:
+    given = {"name": "adamw", "weight_decay": 0.05, "betas": [0.8, 0.95]}
+    trainer = Trainer(chosen(tiny, optimizer=given, steps=12))
+    expected = textbook(trainer, torch.optim.AdamW, {"weight_decay": 0.05, "betas": (0.8, 0.95)})
+    torch.testing.assert_close(trainer.run().weights, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_sgd_and_a_plugins_name_stay_theirs(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(optimizer.make("sgd", {}), optimizer.SGD)
+    assert {"adam", "adamw", "lamb", "sgd"} <= set(optimizer.names())
+
+    class Mine(optimizer.SGD):
+        pass
+
+    monkeypatch.setattr(registry.optimizers, "_entries", dict(registry.optimizers._entries))
+    registry.optimizers.add("adam")(Mine)
+    assert isinstance(optimizer.make("adam", {}), Mine)
 
 
 def test_a_state_that_is_no_tensor_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,8 +216,6 @@ def test_a_state_that_is_no_tensor_is_refused(tiny: Path, monkeypatch: pytest.Mo
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
             for p in self.param_groups[0]["params"]:
                 self.state[p]["note"] = "text"
-
-    from landscape.train.optimizer import torch_optim
 
     monkeypatch.setattr(torch_optim, "_classes", lambda: {"torch:Odd": Odd})
     with pytest.raises(InputError, match=r"'torch:Odd'.*'note'.*str"):

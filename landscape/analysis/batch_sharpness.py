@@ -11,16 +11,15 @@ from torch import Tensor
 from landscape.analysis.precision import LEAST, MOST, TOL, Precision, learners_of
 from landscape.core.hdf5 import Array
 from landscape.core.numerics import numerics
-from landscape.core.options import choose
+from landscape.core.options import expect
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.directional import gradient_curvature
 from landscape.curvature.eigenvalues import top_eigenvalues
-from landscape.curvature.hessian import check_deterministic
 from landscape.curvature.lanczos import TOL as EIGENVALUE_TOL
 from landscape.evaluation.minibatches import Minibatches, stream
 from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
-from landscape.problem.problem import RANDOMNESS, Problem
+from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.batch_sharpness import BatchSharpness
 
@@ -38,7 +37,6 @@ def batch_sharpness(
     tol: float = TOL,
     draws: int = LEAST,
     max_draws: int = MOST,
-    randomness: str = "refuse",
     seed: int = 0,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
@@ -62,7 +60,6 @@ def batch_sharpness(
         tol: draw until the standard error of the mean is at most this share of it.
         draws, max_draws: at least and at most so many draws. Each takes one gradient and one product over
             ``batch`` samples, or ``local_batch`` for each learner.
-        randomness: "refuse" a model that is random in eval mode, or "seed" its random numbers.
         seed: draws the minibatches.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -72,8 +69,8 @@ def batch_sharpness(
         with standard errors.
 
     Raises:
-        InputError: a batch, tol or number of draws that is not allowed, weights of another shape, or a model
-            that is random in eval mode.
+        InputError: a batch, tol or number of draws that is not allowed, or weights of another
+            shape.
         FailedError: a minibatch whose gradient is zero or not finite.
 
     Example:
@@ -84,27 +81,23 @@ def batch_sharpness(
         >>> round(result.value, 3), round(result.lambda_max, 3)
         (8.0, 4.0)
     """
-    choose("randomness", randomness, RANDOMNESS)
     precision = Precision(tol, draws, max_draws)
+    expect("problem", problem, Problem)
     thetas, local = learners_of(problem, batch, weights, local_batch)
     at_mean = Minibatches(problem, batch, stream(seed, 0))
-    if randomness == "refuse":
-        check_deterministic(at_mean.whole)
     parts = 1 + (thetas is not None) + with_lambda_max
 
     def share(part: int) -> Progress:
         return lambda done: progress((part + done) / parts) if progress else None
 
-    curvature, norm2 = _drawn(at_mean, problem.theta[None], precision, randomness, share(0))
+    curvature, norm2 = _drawn(at_mean, problem.theta[None], precision, share(0))
     learner_curvature, learner_norm2 = np.zeros((0, 0)), np.zeros((0, 0))
     if thetas is not None:
         own = Minibatches(problem, local, stream(seed, 1), len(thetas))
-        learner_curvature, learner_norm2 = _drawn(own, thetas, precision, randomness, share(1))
+        learner_curvature, learner_norm2 = _drawn(own, thetas, precision, share(1))
     top, residual = math.nan, math.nan
     if with_lambda_max:
-        pairs = top_eigenvalues(
-            at_mean.whole, 1, EIGENVALUE_TOL, randomness=randomness, seed=seed, progress=share(parts - 1)
-        )
+        pairs = top_eigenvalues(at_mean.whole, 1, EIGENVALUE_TOL, seed=seed, progress=share(parts - 1))
         top, residual = float(pairs.values[0]), float(pairs.residuals[0])
     measured = [curvature] if thetas is None else [curvature, learner_curvature]
     return BatchSharpness(
@@ -128,14 +121,12 @@ def batch_sharpness(
 
 
 def _drawn(
-    minibatches: Minibatches, thetas: Tensor, precision: Precision, randomness: str, progress: Progress
+    minibatches: Minibatches, thetas: Tensor, precision: Precision, progress: Progress
 ) -> tuple[Array, Array]:
     """Curvature and ‖g‖² (draws, n) at ``thetas`` (n, P), until the mean is as exact as asked for."""
     rows: list[list[tuple[float, float]]] = []
     for drawn in minibatches:
-        rows.append(
-            [gradient_curvature(p, t, randomness=randomness) for p, t in zip(drawn, thetas, strict=True)]
-        )
+        rows.append([gradient_curvature(p, t) for p, t in zip(drawn, thetas, strict=True)])
         value, error = mean_and_error(np.array(rows)[:, :, 0].mean(1))
         progress(precision.share(len(rows), value, error))
         if precision.enough(len(rows), value, error):

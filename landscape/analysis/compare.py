@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from landscape.analysis.told_apart import Row, described, remarks, told_apart
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import hdf5
 from landscape.core.errors import InputError
-from landscape.core.options import SPLIT, below_one, choose, positive
+from landscape.core.options import SPLIT, below_one, choose, expect, positive
 from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
@@ -269,7 +269,8 @@ def _entries(
 ) -> tuple[list[str], list[Entry], bool]:
     """(names of the sides, or none if they are not named; entries; whether the sides are groups)."""
     names = list(checkpoints) if isinstance(checkpoints, Mapping) else []
-    values: list[Any] = list(checkpoints.values() if isinstance(checkpoints, Mapping) else checkpoints)
+    given: Any = checkpoints.values() if isinstance(checkpoints, Mapping) else checkpoints
+    values: list[Any] = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     lists = [isinstance(each, (list, tuple)) for each in values]
     if any(lists) and not (names and all(lists)):
         raise InputError("checkpoints: lists are not allowed but as the groups of a dict, each with its name")
@@ -278,9 +279,7 @@ def _entries(
     entries = []
     for side, (each, group) in enumerate(zip(values, lists, strict=True)):
         for given in each if group else [each]:
-            if not isinstance(given, (Checkpoint, Problem)):
-                kind = type(given).__name__
-                raise InputError(f"checkpoints: a {kind} is not allowed, only a Checkpoint or a Problem")
+            expect("checkpoints", given, Checkpoint, Problem)
             name = names[side] if names else f"problem {side + 1}"
             entries.append(Entry(given, given.label if isinstance(given, Checkpoint) else name, side))
     for side, name in enumerate(names if any(lists) else []):

@@ -14,7 +14,7 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.numerics import numerics
-from landscape.core.options import positive
+from landscape.core.options import expect, positive
 from landscape.evaluation import evaluate
 from landscape.evaluation.adaptive import first_points
 from landscape.evaluation.filling import complete, meets
@@ -136,6 +136,7 @@ def contour(
         >>> surface.loss.shape
         (3, 5)
     """
+    expect("problem", problem, Problem)
     span = plane.span if span is None else span
     x, y = axes(grid, span)
     allowed = None if tolerance is None else Tolerance.parse(tolerance)
@@ -182,8 +183,12 @@ def contour(
         progress=progress,
     )
     columns_of = (("loss",), ("accuracy",))
-    fields |= complete(grid_points(x, y), done, columns, values, portions, allowed, *columns_of, plane.seed)
-    if precision != "model":
+    points = grid_points(x, y)
+    fields |= complete(points, done, columns, values, portions, allowed, *columns_of, plane.seed)
+    if precision == "model":
+        exact = np.where(done, columns["loss"], np.nan).ravel()
+        evaluate.confirm(problem, plane.center, plane.directions, points, exact, run.path)
+    else:
         error = _precision_error(problem, plane, x, y, columns["loss"], done)
     return surface()
 

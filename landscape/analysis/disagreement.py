@@ -12,7 +12,7 @@ from torch import Tensor
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import SPLIT, positive
+from landscape.core.options import SPLIT, expect, positive
 from landscape.core.progress import portion
 from landscape.curvature import jackknife
 from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
@@ -131,6 +131,7 @@ def disagreement(
 
 def _learners(checkpoint: Checkpoint | Tensor, problem: Problem | None) -> tuple[Tensor, Problem, Provenance]:
     """The learners' weights (n, P) with n ≥ 2, the problem, and where both come from, if it is known."""
+    expect("checkpoint", checkpoint, Checkpoint, Tensor)
     weights = checkpoint.weights if isinstance(checkpoint, Checkpoint) else checkpoint
     origin: Provenance = {}
     positive("learners", len(weights), least=2)  # before the data is read

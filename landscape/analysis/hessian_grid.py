@@ -12,8 +12,9 @@ from torch import Tensor
 from landscape.analysis.contour import axes, grid_points
 from landscape.core.hdf5 import Array
 from landscape.core.numerics import numerics
+from landscape.core.options import expect
 from landscape.curvature.eigenvalues import eigenpairs, extreme_eigenvalues, points_at_once
-from landscape.curvature.hessian import HessianOptions, operator
+from landscape.curvature.hessian import HessianOptions
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, SearchOptions, ends_of
 from landscape.curvature.start import start_vector
 from landscape.evaluation.filling import complete, meets
@@ -63,7 +64,6 @@ def hessian_grid(
     *,
     tol: float = TOL,
     max_products: int = MAX_PRODUCTS,
-    randomness: str = "refuse",
     search: str = "auto",
     tolerance: str | float | None = None,
     previous: HessianGrid | None = None,
@@ -82,7 +82,6 @@ def hessian_grid(
             the plane has markers further out (``plane.span``). One number: the same for both axes.
         tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to zero.
         max_products: Hessian-vector products a point, at most.
-        randomness: "refuse" a model that is random in eval mode, or "seed" its random numbers.
         search: "auto" may search with cheaper products, whose results are verified and refined with exact
             ones; "exact": all products are exact.
         tolerance: as for :func:`landscape.contour`, of λ_min, λ_max and the ratio alike. It pays for grids
@@ -102,9 +101,8 @@ def hessian_grid(
         lambda_min, lambda_max, their residuals, ratio = |λ_min|/|λ_max|, hvps and converged, (ny, nx) each.
 
     Raises:
-        InputError: a grid below 1, a span, tol or max_products that is not positive, a tolerance that is not
-            allowed, or a model that is
-            random in eval mode.
+        InputError: a grid below 1, a span, tol or max_products that is not positive, or a tolerance that is
+            not allowed.
         MismatchError: an InputError, for a ``previous`` of a different model, plane or setting.
 
     Example:
@@ -115,12 +113,12 @@ def hessian_grid(
         >>> grid.lambda_max.round(4).tolist()  # the same everywhere: the loss is quadratic
         [[9.0, 9.0]]
     """
+    expect("problem", problem, Problem)
     span = plane.span if span is None else span
     x, y = axes(grid, span)
     allowed = None if tolerance is None else Tolerance.parse(tolerance)
-    operator(problem, randomness=randomness)  # refuses a random model
     wanted = SearchOptions(1, 1, tol, max_products)
-    fields = _fields(problem, plane, wanted, randomness, search)
+    fields = _fields(problem, plane, wanted, search)
     columns = {name: np.full((len(y), len(x)), np.nan) for name in (*VALUES, *RESIDUALS)}
     columns |= {
         name: np.zeros((len(y), len(x)), kind) for name, kind in (("hvps", np.int64), ("converged", bool))
@@ -145,7 +143,7 @@ def hessian_grid(
         return HessianGrid(x=x, y=y, span=span, done=done.copy(), **copies, **fields, **about)
 
     at_once = points_at_once(problem)
-    ends = _ends_at(problem, plane, wanted, HessianOptions(randomness=randomness), search, at_once)
+    ends = _ends_at(problem, plane, wanted, HessianOptions(), search, at_once)
     portions = Portions(
         block=at_once,
         save=(lambda: save(result())) if save else None,
@@ -157,9 +155,7 @@ def hessian_grid(
     return result()
 
 
-def _fields(
-    problem: Problem, plane: Plane, wanted: SearchOptions, randomness: str, search: str
-) -> dict[str, Any]:
+def _fields(problem: Problem, plane: Plane, wanted: SearchOptions, search: str) -> dict[str, Any]:
     """The fields of a result that must be equal for it to be resumed, but for ``max_products``."""
     digest = hashlib.sha256(as_array(plane.center).tobytes())
     digest.update(as_array(plane.directions).tobytes())
@@ -171,7 +167,7 @@ def _fields(
         **setting(problem),
         "search": search,
         "max_products": wanted.max_products,
-        "randomness": randomness,
+        "randomness": problem.randomness,
         "provenance": provenance(problem),
         "plane_sha256": digest.hexdigest(),
     }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
-from landscape.core.options import positive
+from landscape.core.options import expect, positive
 from landscape.evaluation import evaluate
 from landscape.evaluation.adaptive import first_points
 from landscape.evaluation.filling import complete
@@ -71,6 +71,7 @@ def line(
         >>> landscape.line(problem, torch.tensor([[-1.0, 0.0], [1.0, 0.0]]), points=3).loss.tolist()
         [0.5, 0.0, 0.5]
     """
+    expect("problem", problem, Problem)
     positive("points", points, least=2)
     size = problem.layout.size
     if along.shape not in ((size,), (2, size)):
@@ -90,10 +91,11 @@ def line(
         start, direction = problem.theta, along
     problem = problem.with_batchnorm(bn, bn_samples)
     allowed = None if tolerance is None else Tolerance.parse(tolerance)
+    directions = torch.stack((direction, torch.zeros_like(direction)))
     run = evaluate.evaluator(
         problem,
         start,
-        torch.stack((direction, torch.zeros_like(direction))),
+        directions,
         points if allowed is None else first_points((points,)),
         path=path,
     )
@@ -106,6 +108,8 @@ def line(
     done = np.zeros(points, bool)
     places, portions = torch.from_numpy(np.stack((t, np.zeros(points)), 1)), Portions(progress=progress)
     errors = complete(places, done, columns, values, portions, allowed, ("loss",), ("accuracy",))
+    exact = np.where(done, columns["loss"], np.nan)
+    evaluate.confirm(problem, start, directions, places, exact, run.path)
     return Line(
         t=t,
         loss=columns["loss"],

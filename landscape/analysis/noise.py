@@ -9,13 +9,13 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.numerics import numerics
-from landscape.core.options import choose, positive
-from landscape.curvature.hessian import HessianOperator, check_deterministic
+from landscape.core.options import expect, positive
+from landscape.curvature.hessian import HessianOperator
 from landscape.evaluation.paths import Progress
 from landscape.evaluation.stack import Stack
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import average
-from landscape.problem.problem import RANDOMNESS, Problem
+from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.noise import NoiseEstimate
 
@@ -31,7 +31,6 @@ def estimate_noise(
     local_batch: int,
     *,
     draws: int = DRAWS,
-    randomness: str = "refuse",
     seed: int = 0,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
@@ -49,8 +48,6 @@ def estimate_noise(
         lr: α, the learning rate.
         local_batch: B, samples a learner in a minibatch.
         draws: how many times the minibatches are drawn; 32 give each standard error to about 13%.
-        randomness: "refuse" a model that is random in eval mode, or "seed": it draws the same random numbers
-            for all learners and for their mean, so that δ depends on the weights alone.
         seed: draws the minibatches.
         progress: called with the share of the draws done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -60,8 +57,8 @@ def estimate_noise(
         squared step.
 
     Raises:
-        InputError: fewer than 2 learners or draws, a batch below 1, data without numbered samples, a penalty,
-            or a model that is random in eval mode.
+        InputError: fewer than 2 learners or draws, a batch below 1, data without numbered samples, or a
+            penalty.
 
     Example:
         >>> import torch, landscape
@@ -71,8 +68,8 @@ def estimate_noise(
         >>> landscape.estimate_noise(problem, weights, lr=0.1, local_batch=5, draws=3).direct.shape
         (3,)
     """
-    choose("randomness", randomness, RANDOMNESS)
     positive("learners", len(weights), least=2)
+    expect("problem", problem, Problem)
     positive("draws", draws, least=2)
     positive("local_batch", local_batch, least=1)
     positive("lr", lr)
@@ -85,11 +82,8 @@ def estimate_noise(
         problem = problem.subset(slice(whole)).with_batchnorm("train", batch)
     weights = weights.to(problem.device, problem.dtype)
     n, mean = len(weights), average(weights)
-    if randomness == "refuse":
-        check_deterministic(problem, mean)
-    seeded = randomness == "seed"
-    gradient = problem.gradient(mean, seeded=seeded).double()
-    rows, drawn = [], _Draws(problem, weights, mean, gradient, randomness)
+    gradient = problem.gradient(mean).double()
+    rows, drawn = [], _Draws(problem, weights, mean, gradient)
     generator = torch.Generator().manual_seed(seed)
     for k in range(draws):
         indices = torch.randint(problem.data.samples, (n, local_batch), generator=generator)
@@ -98,9 +92,9 @@ def estimate_noise(
             progress((k + 1) / draws)
     table = lr**2 * torch.tensor(rows, dtype=torch.float64).numpy()
     spread = weights - mean
-    each = torch.stack([problem.gradient(w, seeded=seeded) for w in weights])
+    each = torch.stack([problem.gradient(w) for w in weights])
     full = each.mean(0, dtype=torch.float64) - gradient
-    operator = HessianOperator(problem, mean, randomness=randomness)
+    operator = HessianOperator(problem, mean)
     eq4 = sum(float(operator(d).double().square().sum()) for d in spread) / n**2
     return NoiseEstimate(
         direct=table[:, 0],
@@ -123,12 +117,9 @@ def estimate_noise(
 class _Draws:
     """The terms of Δ(2) on drawn minibatches; ``gradient`` (P,) is that of all data at the mean."""
 
-    def __init__(
-        self, problem: Problem, weights: Tensor, mean: Tensor, gradient: Tensor, randomness: str
-    ) -> None:
-        self.problem, self.weights, self.mean = problem, weights, mean
-        self.gradient, self.randomness = gradient, randomness
-        self.stack = Stack(problem, seed=0 if randomness == "seed" else None)
+    def __init__(self, problem: Problem, weights: Tensor, mean: Tensor, gradient: Tensor) -> None:
+        self.problem, self.weights, self.mean, self.gradient = problem, weights, mean, gradient
+        self.stack = Stack(problem)
         self.at_learners, self.at_mean = torch.empty_like(weights), torch.empty_like(weights)
 
     def terms(self, indices: Tensor) -> list[Tensor]:
@@ -138,7 +129,7 @@ class _Draws:
         self.stack.gradients(self.mean.expand_as(self.weights), x, y, out=self.at_mean)
         delta = (self.at_learners - self.at_mean).mean(0, dtype=torch.float64)
         products = [
-            HessianOperator(self.problem.subset(i), self.mean, randomness=self.randomness)(d)
+            HessianOperator(self.problem.subset(i), self.mean)(d)
             for i, d in zip(indices, self.weights - self.mean, strict=True)
         ]
         first = torch.stack(products).mean(0, dtype=torch.float64)

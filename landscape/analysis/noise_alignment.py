@@ -13,12 +13,11 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import positive
+from landscape.core.options import expect, positive
 from landscape.core.progress import portion
 from landscape.core.statistics import standard_error
 from landscape.curvature import jackknife
 from landscape.curvature.eigenvalues import Products, exact_products, top_eigenvalues
-from landscape.curvature.hessian import check_deterministic
 from landscape.curvature.lanczos import TOL as EIGEN_TOL
 from landscape.evaluation.minibatches import Minibatches, stream
 from landscape.evaluation.paths import Progress
@@ -74,7 +73,7 @@ def noise_alignment(
         ``value`` and ``standard_error`` of tr(HS)/tr S, C_ii (k,) and γ with their errors.
 
     Raises:
-        InputError: a number that is not allowed, a penalty, or a model that is random in eval mode.
+        InputError: a number that is not allowed, or a penalty.
 
     Example:
         >>> import torch, landscape
@@ -84,6 +83,7 @@ def noise_alignment(
         >>> bool(1 <= result.value <= 9)  # H has these eigenvalues
         True
     """
+    expect("problem", problem, Problem)
     positive("batch", batch, least=1)
     positive("top_k", top_k, least=1)
     positive("tol", tol)
@@ -94,7 +94,6 @@ def noise_alignment(
         )
     minibatches = Minibatches(problem, batch, stream(seed, 0))
     problem, parts = minibatches.whole, iter(minibatches)
-    check_deterministic(problem)
     pairs = top_eigenvalues(
         problem, top_k, EIGEN_TOL, search=search, seed=seed, progress=portion(progress, 0, 0.5)
     )

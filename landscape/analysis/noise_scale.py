@@ -10,13 +10,12 @@ from torch import Tensor
 
 from landscape.analysis.precision import LEAST, MOST, TOL, Precision, learners_of
 from landscape.core.errors import FailedError, InputError
-from landscape.core.options import choose
-from landscape.curvature.hessian import check_deterministic
+from landscape.core.options import choose, expect
 from landscape.evaluation.gradient_noise import AroundWhole, Estimator, Jackknife, Learners, Scale
 from landscape.evaluation.minibatches import Minibatches, stream
 from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
-from landscape.problem.problem import RANDOMNESS, Problem
+from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.noise_scale import NoiseScale
 
@@ -33,7 +32,6 @@ def noise_scale(
     tol: float = TOL,
     draws: int = LEAST,
     max_draws: int = MOST,
-    randomness: str = "refuse",
     seed: int = 0,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
@@ -58,8 +56,6 @@ def noise_scale(
             which is the less exact the smaller ‖g‖² is.
         tol: draw until the standard error is at most this share of the value.
         draws, max_draws: at least and at most so many draws, of one gradient, or one for each learner.
-        randomness: "refuse" a model that is random in eval mode, or "seed": all minibatches have the same
-            random numbers.
         seed: draws the minibatches.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -68,8 +64,8 @@ def noise_scale(
         B_simple in samples with its standard error, tr Σ and ‖g‖² with theirs, at w_a and from the learners.
 
     Raises:
-        InputError: a batch, tol or number of draws that is not allowed, weights of another shape or of one
-            learner, or a model that is random in eval mode.
+        InputError: a batch, tol or number of draws that is not allowed, or weights of another shape or of
+            one learner.
         FailedError: gradients that are not finite.
 
     Example:
@@ -81,31 +77,29 @@ def noise_scale(
         >>> result.trace, result.norm2, result.value
         (4.0, 4.0, 1.0)
     """
-    choose("randomness", randomness, RANDOMNESS)
     choose("gradient", gradient, GRADIENTS)
+    expect("problem", problem, Problem)
     precision = Precision(tol, draws, max_draws)
     thetas, local = learners_of(problem, batch, weights, local_batch)
     if thetas is not None and len(thetas) < 2:
         raise InputError("weights: those of 1 learner are not allowed, at least 2 are needed")
     at_mean = Minibatches(problem, batch, stream(seed, 0))
-    if randomness == "refuse":
-        check_deterministic(at_mean.whole)
-    parts, seeded = 1 + (thetas is not None), randomness == "seed"
+    parts = 1 + (thetas is not None)
 
     def share(part: int) -> Progress:
         return lambda done: progress((part + done) / parts) if progress else None
 
     estimator: Estimator
     if gradient == "whole":
-        estimator = AroundWhole(_finite(at_mean.whole.gradient(seeded=seeded)), batch)
+        estimator = AroundWhole(_finite(at_mean.whole.gradient()), batch)
     else:
         estimator = Jackknife(problem.theta, batch)
-    mean = _drawn(at_mean, problem.theta[None], estimator, precision, seeded, share(0))
+    mean = _drawn(at_mean, problem.theta[None], estimator, precision, share(0))
     measured, of_learners = [mean], dict[str, Any]()
     if thetas is not None:
         own = Minibatches(problem, local, stream(seed, 1), len(thetas))
         own_gradients = Learners(problem.theta, len(thetas), local)
-        measured.append(_drawn(own, thetas, own_gradients, precision, seeded, share(1)))
+        measured.append(_drawn(own, thetas, own_gradients, precision, share(1)))
         of_learners = {f"learner_{name}": value for name, value in vars(measured[1]).items()}
         of_learners |= own_gradients.rounds()
         of_learners |= {
@@ -132,12 +126,11 @@ def _drawn(
     thetas: Tensor,
     estimator: Estimator,
     precision: Precision,
-    seeded: bool,
     progress: Progress,
 ) -> Scale:
     """The noise scale from gradients at ``thetas`` (n, P), until it is as exact as asked for."""
     for drawn in minibatches:
-        rows = [p.gradient(t, seeded=seeded) for p, t in zip(drawn, thetas, strict=True)]
+        rows = [p.gradient(t) for p, t in zip(drawn, thetas, strict=True)]
         estimator.add(_finite(torch.stack(rows)))
         if estimator.draws < precision.least:
             progress(precision.share(estimator.draws, 0.0, math.inf))

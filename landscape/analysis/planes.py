@@ -12,7 +12,7 @@ from torch import Tensor
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.numerics import numerics
-from landscape.core.options import choose
+from landscape.core.options import choose, expect
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
 from landscape.problem.layout import average
@@ -54,6 +54,7 @@ def random_plane(problem: Problem, norm: str = "none", seed: int = 0, *, ignore:
         >>> landscape.random_plane(problem, norm="filter").directions.shape
         torch.Size([2, 8])
     """
+    expect("problem", problem, Problem)
     choose("norm", norm, NORMS)
     ignore = ("bias+norm" if norm == "filter" else "none") if ignore is None else ignore
     choose("ignore", ignore, IGNORES)
@@ -70,6 +71,7 @@ def random_plane(problem: Problem, norm: str = "none", seed: int = 0, *, ignore:
                 views[slot.name].zero_()
             elif norm != "none":
                 _normalise(views[slot.name], centers[slot.name], norm)
+    problem.along_weights(directions)
     return Plane(problem.theta, directions, "random", norm, seed, ignore)
 
 
@@ -114,6 +116,7 @@ def between(
         >>> plane.markers[:, 0].round(3).tolist()
         [-0.5, 0.5]
     """
+    expect("problem", problem, Problem)
     if len(thetas) not in (2, 3):
         raise InputError(f"between: {len(thetas)} weight vectors are not allowed, it takes two or three")
     rows = _rows(problem, thetas, labels or [f"w{k}" for k in range(len(thetas))])
@@ -171,6 +174,7 @@ def pca_plane(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Seque
         >>> landscape.pca_plane(problem, torch.randn(5, 8)).markers.shape
         (5, 2)
     """
+    expect("problem", problem, Problem)
     if len(thetas) < 3:
         raise InputError(f"pca: {len(thetas)} checkpoints are too few, at least 3 are needed")
     rows = _rows(problem, thetas, labels)
@@ -205,6 +209,7 @@ def learners_plane(problem: Problem, weights: Tensor) -> Plane:
         >>> landscape.learners_plane(problem, torch.randn(4, 8)).labels[-1]
         'w_a'
     """
+    expect("problem", problem, Problem)
     if len(weights) < 3:
         raise InputError(f"learners: {len(weights)} learners span no plane, at least 3 are needed")
     labels = [f"learner {j}" for j in range(len(weights))]
@@ -251,6 +256,7 @@ def eigen_plane(
         >>> landscape.eigen_plane(problem).directions.norm(dim=1).round(decimals=3).tolist()
         [1.0, 1.0]
     """
+    expect("problem", problem, Problem)
     if problem.layout.size < 2:
         raise InputError("eigen: the model has one parameter, a plane needs at least 2")
     ends = extreme_eigenvalues(problem, tol, max_products=max_products, seed=seed, progress=progress)

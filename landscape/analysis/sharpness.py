@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
-from landscape.core.options import choose, positive
+from landscape.core.options import choose, expect, positive
 from landscape.core.statistics import mean_and_error, standard_error
-from landscape.curvature.hessian import check_deterministic
 from landscape.curvature.start import start_vector
 from landscape.evaluation.ascent import Ascent, largest_rise
 from landscape.evaluation.minibatches import Minibatches, stream
@@ -76,8 +75,8 @@ def sharpness(
         ``value`` and ``standard_error`` in nats; for kind "worst" and all samples nothing is drawn.
 
     Raises:
-        InputError: a number or kind that is not allowed, ``m`` above the number of samples,
-            weights that are all 0 with ``adaptive``, or a random model.
+        InputError: a number or kind that is not allowed, ``m`` above the number of samples, or weights that
+            are all 0 with ``adaptive``.
 
     Example:
         >>> import torch, landscape
@@ -89,6 +88,7 @@ def sharpness(
         0.045
     """
     choose("kind", kind, KINDS)
+    expect("problem", problem, Problem)
     positive("rho", rho)
     positive("tol", tol)
     for name, value, least in (("steps", steps, 1), ("starts", starts, 0), ("max_draws", max_draws, 2)):
@@ -102,7 +102,6 @@ def sharpness(
         if m > problem.data.samples:
             raise InputError(f"m: {m} is not allowed, the data has {problem.data.samples} samples")
     start_vector(problem, seed, 1)  # refuses a seed below 0
-    check_deterministic(problem)
     fixed = kind == "worst" and m is None
     drawn = _Draws(problem, float(rho), scale, _parts(problem, m, seed), stream(seed, 1))
     whole = problem.loss() if kind == "average" and m is None else None
@@ -148,7 +147,8 @@ class _Draws:
     def normal(self) -> Tensor:
         """(P,), the same draw on every device."""
         theta = self.problem.theta
-        return torch.randn(len(theta), dtype=torch.float64, generator=self.generator).to(theta)
+        drawn = torch.randn(len(theta), dtype=torch.float64, generator=self.generator).to(theta)
+        return self.problem.along_weights(drawn)
 
     def worst(self, steps: int, starts: int) -> Ascent:
         """The largest rise of one minibatch's loss."""

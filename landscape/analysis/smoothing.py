@@ -20,7 +20,7 @@ from torch import Tensor
 from landscape.core.errors import FailedError
 from landscape.core.hdf5 import Array
 from landscape.core.numerics import numerics
-from landscape.core.options import positive
+from landscape.core.options import expect, positive
 from landscape.core.progress import portion
 from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.chain_hessian import ChainHessian
@@ -91,6 +91,7 @@ def smoothing(
         >>> result.lambda_smooth.round(3).tolist()  # the same as without: the loss is quadratic
         [9.0, 9.0]
     """
+    expect("problem", problem, Problem)
     positive("learners", len(weights), least=2)
     positive("pairs", pairs, least=2)
     positive("top", top, least=1)
@@ -113,7 +114,11 @@ def smoothing(
     gradients = [problem.gradient(w).double() for w in route] if len(route) > 1 else []
     columns: dict[str, list[Any]] = {name: [] for name in ("loss", "lambda", "lipschitz")}
     for k, kind in enumerate(KINDS):
-        shift = functools.partial(displacement, spread, kind, variance, seed)
+        draw = functools.partial(displacement, spread, kind, variance, seed)
+
+        def shift(i: int, draw: Callable[[int], Tensor] = draw) -> Tensor:
+            return problem.along_weights(draw(i))
+
         smoothed = _Smoothed(problem, mean, shift, pairs)
         values = [[problem.loss(mean + sign * shift(i)) for sign in (1, -1)] for i in range(pairs)]
         columns["loss"].append(mean_and_error(np.mean(values, axis=1)))

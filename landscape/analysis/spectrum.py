@@ -9,7 +9,7 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.numerics import numerics
-from landscape.core.options import choose, positive
+from landscape.core.options import choose, expect, positive
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.density import PROBES, STEPS, quadrature
 from landscape.curvature.eigenvalues import (
@@ -41,7 +41,6 @@ def spectrum(
     with_density: bool = False,
     kind: str = "hessian",
     part: Part = None,
-    randomness: str = "refuse",
     precondition: Preconditioner | Tensor | None = None,
     engine: str = "landscape",
     search: str = "auto",
@@ -67,7 +66,6 @@ def spectrum(
         probes, steps: random vectors for the density, and products for each.
         kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
-        randomness: "refuse" a model that is random in eval mode, or "seed" its random numbers.
         precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
             checkpoint: all is then of P^{-1/2} H P^{-1/2}, by exact products.
         engine: "pyhessian" gives one eigenvalue, that of largest magnitude, and the trace; no more.
@@ -94,6 +92,7 @@ def spectrum(
         >>> result.values.round(3).tolist(), round(result.trace, 3)
         ([9.0, 1.0], 10.0)
     """
+    expect("problem", problem, Problem)
     positive("top_k", top_k, least=0)
     choose("engine", engine, pyhessian_engine.ENGINES)
     positive("tol", tol)
@@ -105,7 +104,7 @@ def spectrum(
             f"engine: 'pyhessian' is not allowed with {'ends' if ends else 'density'}, it gives "
             "the eigenvalue of largest magnitude (top_k=1) and the trace"
         )
-    options = HessianOptions(kind, part, randomness)
+    options = HessianOptions(kind, part)
     given = None if precondition is None else as_preconditioner(precondition)
     if external:
         pyhessian_engine.check(problem, kind, part, given)
@@ -125,7 +124,7 @@ def spectrum(
         stages.of(0)(1.0)
     tr, dense = Trace(np.nan, np.nan, 0), None
     if with_trace and external:
-        tr = trace(problem, products, kind=kind, part=part, randomness=randomness, engine=engine, seed=seed)
+        tr = trace(problem, products, kind=kind, part=part, engine=engine, seed=seed)
     elif with_trace:
         tr = hutchpp(h, start, products=products, seed=seed, progress=stages.of(1))
     if with_density:
@@ -192,5 +191,5 @@ def _pairs(
         return eigenpairs(problem, problem.theta[None], start, wanted, options, search=search)[0]
     return top_eigenvalues(
         problem, wanted.high, wanted.tol, engine=engine, max_products=wanted.max_products, seed=seed,
-        kind=options.kind, part=options.part, randomness=options.randomness,
+        kind=options.kind, part=options.part,
     )  # fmt: skip

@@ -137,6 +137,7 @@ class Checkpoint:
         data_dir: str | Path | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        randomness: str | int = "refuse",
     ) -> Problem:
         """The run's model and data as a :class:`landscape.Problem`, centred on w_a or on one learner.
 
@@ -154,7 +155,7 @@ class Checkpoint:
                 "train" and "test", or one split for both, each as :class:`landscape.Problem` takes it.
             loss: replaces the loss of the data ("data"); as in :class:`landscape.Problem`.
             data_dir: the folder with the data sets that are not bundled.
-            device, dtype: as in :class:`landscape.Problem`.
+            device, dtype, randomness: as in :class:`landscape.Problem`.
 
         Returns:
             The problem; it shares nothing with the checkpoint.
@@ -196,7 +197,10 @@ class Checkpoint:
         criterion = dataset.loss if isinstance(loss, str) else loss
 
         def on(split: str) -> Problem:
-            return Problem(network, criterion, dataset.split(split), theta=theta, device=device, dtype=dtype)
+            return Problem(
+                network, criterion, dataset.split(split), theta=theta, device=device, dtype=dtype,
+                randomness=randomness,
+            )  # fmt: skip
 
         if learner == "mean" and self.mean_buffers:
             set_buffers(where, network, self.mean_buffers)

@@ -137,10 +137,15 @@ def analysis_options(
     """
 
     def make(
-        model: str | None, data: str | None, loss: str | None, data_dir: str | None, **values: Any
+        model: str | None,
+        data: str | None,
+        loss: str | None,
+        data_dir: str | None,
+        randomness: str,
+        **values: Any,
     ) -> Analysis:
         output = options.Output(*(values.pop(name) for name in ("output", "force", "picture")))
-        source = Source.of_options(model, data, loss, data_dir)
+        source = Source.of_options(model, data, loss, data_dir, randomness)
         return Analysis(output=output, source=source, **{"split": SPLIT, **values})
 
     return options.grouped(
@@ -175,6 +180,7 @@ def open_problem(
         data_dir=source.data_dir,
         device=pick_device(device),
         dtype=dtype,
+        randomness=source.randomness,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -48,7 +48,7 @@ class Film:
     source: Source
 
 
-def _film(animate: str | None, film_grid: int, frames: int, fps: int, **source: str | None) -> Film:
+def _film(animate: str | None, film_grid: int, frames: int, fps: int, **source: Any) -> Film:
     return Film(animate, film_grid, frames, fps, Source.of_options(**source))
 
 

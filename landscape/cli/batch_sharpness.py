@@ -26,7 +26,6 @@ from landscape.results.batch_sharpness import BatchSharpness
 @click.option("--no-learners", is_flag=True, help="Only w_a, without the learners' own weights.")
 @click.option("--no-lambda-max", is_flag=True, help="Without λ_max over all of the data.")
 @options.draws
-@options.randomness
 @analysis_options("Draws the minibatches.", split=False)
 def batch_sharpness(
     analysis: Analysis,
@@ -34,7 +33,6 @@ def batch_sharpness(
     no_learners: bool,
     no_lambda_max: bool,
     draws: options.Draws,
-    randomness: str,
 ) -> None:
     """The curvature that minibatch gradients meet, at w_a of each CKPT and its learners.
 
@@ -58,7 +56,6 @@ def batch_sharpness(
             limit=rule_limit,
             with_lambda_max=not no_lambda_max,
             **vars(draws),
-            randomness=randomness,
             seed=analysis.seed,
             progress=progress,
             **analysis.about(run),

@@ -168,7 +168,7 @@ def _film(folder: Path, progress: options.F) -> Path:
     from landscape.plots import animation
 
     path = folder / "learners.gif"
-    film = animate.Film("learners", 21, 25, 4, Source.of_options(None, None, None, None))
+    film = animate.Film("learners", 21, 25, 4, Source.of_options())
     runs = animate.checkpoints(folder / "dpsgd-0" / "last.h5", film.frames)
     shots = animate.frames(runs, film, progress)
     animation.save_film(animation.film(shots, "dpsgd"), path, film.fps, 80, lambda share: None)

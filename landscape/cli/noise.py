@@ -6,7 +6,6 @@ import click
 
 from landscape.analysis.noise import DRAWS, estimate_noise
 from landscape.checkpoint.checkpoint import IMPORTED
-from landscape.cli import options
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.errors import InputError
 from landscape.results.noise import NoiseEstimate
@@ -16,9 +15,8 @@ from landscape.results.noise import NoiseEstimate
 @click.option("--lr", type=float, help="Learning rate α. [default: the run's]")
 @click.option("--local-batch", type=int, help="Samples in a minibatch of a learner. [default: the run's]")
 @click.option("--draws", default=DRAWS, show_default=True, help="Draws of n minibatches.")
-@options.randomness
 @analysis_options("Draws the minibatches.", split=False)
-def noise(analysis: Analysis, lr: float | None, local_batch: int | None, draws: int, randomness: str) -> None:
+def noise(analysis: Analysis, lr: float | None, local_batch: int | None, draws: int) -> None:
     """Four estimates of Δ(2) of each CKPT: definition, full batch, Eq. 4, and first order.
 
     Uses the training set, and the learning rate and local batch of the run; imported weights have neither,
@@ -37,7 +35,6 @@ def noise(analysis: Analysis, lr: float | None, local_batch: int | None, draws: 
             run.lr if lr is None else lr,
             run.local_batch if local_batch is None else local_batch,
             draws=draws,
-            randomness=randomness,
             seed=analysis.seed,
             progress=progress,
             **analysis.about(run),

@@ -31,7 +31,6 @@ from landscape.train.loop import recipe_of
     help="‖g‖²: whole (of all data, exact), or draws (from pairs of minibatches, no pass over all data).",
 )
 @options.draws
-@options.randomness
 @analysis_options("Draws the minibatches.", split=False)
 def noise_scale(
     analysis: Analysis,
@@ -39,7 +38,6 @@ def noise_scale(
     no_learners: bool,
     gradient: str,
     draws: options.Draws,
-    randomness: str,
 ) -> None:
     """The gradient noise scale tr Σ/‖g‖² at w_a of each CKPT, and from its learners.
 
@@ -60,7 +58,6 @@ def noise_scale(
             weights=gradient_points(run) if run.learners > 1 and not no_learners else None,
             gradient=gradient,
             **vars(draws),
-            randomness=randomness,
             seed=analysis.seed,
             progress=progress,
             **analysis.about(run),

@@ -20,7 +20,6 @@ from landscape.core.options import SPLIT
 from landscape.curvature.eigenvalues import SEARCHES
 from landscape.data.base import SPLITS
 from landscape.problem.batchnorm import POLICIES, SAMPLES
-from landscape.problem.problem import RANDOMNESS
 from landscape.train.launch import DEVICES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -62,10 +61,11 @@ allow_code = click.option(
 )
 randomness = click.option(
     "--randomness",
-    type=Choice(RANDOMNESS),
+    metavar="refuse|seed|N",
     default="refuse",
     show_default=True,
-    help="What to do with a model that draws random numbers in eval mode.",
+    help="A model or loss that draws random numbers in eval mode: seed holds them fixed, a number is that of "
+    "the draws over which the loss is averaged.",
 )
 tolerance = click.option(
     "--tolerance",
@@ -221,12 +221,11 @@ def parse_seeds(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Eigenvalues:
-    """How eigenvalues are computed: relative residual, limit of products, search, and random models."""
+    """How eigenvalues are computed: relative residual, limit of products, and search."""
 
     tol: float
     max_products: int
     search: str
-    randomness: str
 
 
 def eigenvalues(products: str) -> Callable[[F], F]:
@@ -246,7 +245,6 @@ def eigenvalues(products: str) -> Callable[[F], F]:
             help="auto: cheaper products find the eigenvectors, the results are verified and refined with "
             "exact products; exact: exact products only.",
         ),
-        randomness,
     )
 
 

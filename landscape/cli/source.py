@@ -11,7 +11,7 @@ from torch import nn
 
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli.options import data_dir, grouped
+from landscape.cli.options import data_dir, grouped, randomness
 from landscape.core.errors import FailedError
 from landscape.data.base import Dataset
 from landscape.problem.problem import Loss
@@ -21,6 +21,8 @@ from landscape.problem.problem import Loss
 class Source:
     """Where an analysis takes model, data and loss from; None: from the checkpoint, or the data.
 
+    ``randomness`` is as :class:`landscape.Problem` takes it.
+
     ``typed``: the options of ``data`` and ``model`` that were typed, without a built-in one's defaults.
     """
 
@@ -28,18 +30,25 @@ class Source:
     data: user_code.Spec | None
     loss: str | None
     data_dir: str | None
+    randomness: str
     typed: dict[str, dict[str, Any]]
 
     @classmethod
     def of_options(
-        cls, model: str | None, data: str | None, loss: str | None, data_dir: str | None
+        cls,
+        model: str | None = None,
+        data: str | None = None,
+        loss: str | None = None,
+        data_dir: str | None = None,
+        randomness: str = "refuse",
     ) -> Source:
-        """From the values of --model, --data, --loss and --data-dir."""
+        """From the values of --model, --data, --loss, --data-dir and --randomness."""
         return cls(
             user_code.model_spec("--model", model) if model else None,
             user_code.data_spec("--data", data) if data else None,
             loss,
             data_dir,
+            randomness,
             {
                 "data": user_code.parse("--data", data).options if data else {},
                 "model": user_code.parse("--model", model).options if model else {},
@@ -118,5 +127,6 @@ SOURCE = (
         "output where batches are single dicts]",
     ),
     data_dir,
+    randomness,
 )
 source = grouped("source", Source.of_options, *SOURCE)

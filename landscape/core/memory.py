@@ -19,6 +19,15 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MI
 # were measured on a CPU with small networks (ours).
 RESERVE = 32 * 2**20
 
+# The limit of a process's control group and what it uses, in versions 2 and 1 (a container's memory).
+CGROUPS = [
+    (Path("/sys/fs/cgroup", *limit), Path("/sys/fs/cgroup", *used))
+    for limit, used in (
+        (("memory.max",), ("memory.current",)),
+        (("memory", "memory.limit_in_bytes"), ("memory", "memory.usage_in_bytes")),
+    )
+]
+
 
 def parse_size(where: str, text: str) -> int:
     """The number of bytes that a text such as "2.5GiB", "800 MB" or "1000000" stands for.
@@ -135,6 +144,25 @@ def fits(size: int, device: torch.device) -> bool:
         True
     """
     return device.type != "cuda" or size <= torch.cuda.mem_get_info(device)[0] // 2
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that a process may still take on ``device``, by the system and by its control group.
+
+    Example:
+        >>> available_memory(torch.device("cpu")) > 0
+        True
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = [sys.maxsize]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists() and (found := re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())):
+        free.append(int(found[1]) * 1024)
+    for limit, used in CGROUPS:
+        if limit.exists() and used.exists() and (text := limit.read_text().strip()).isdigit():
+            free.append(max(0, int(text) - int(used.read_text())))
+    return min(free)
 
 
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):

@@ -8,6 +8,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 from weakref import WeakKeyDictionary
 
@@ -151,6 +152,37 @@ def check_type(where: str, value: Any, annotation: Any) -> Any:
     if not _fits(value, annotation):
         raise InputError(f"{where}: {value!r} is not allowed, it must be {_type_name(annotation)}")
     return float(value) if annotation is float else value
+
+
+def expect(where: str, given: Any, *kinds: type) -> None:
+    """Check that ``given``, what a public function is about, is of one of ``kinds``.
+
+    Args:
+        where: the argument's name.
+        kinds: such as ``landscape.Problem`` or ``landscape.Checkpoint``.
+
+    Raises:
+        InputError: another kind; the remedy makes a problem or a checkpoint of what was given, where it can.
+
+    Example:
+        >>> from landscape import Problem
+        >>> expect("problem", "last.h5", Problem)
+        Traceback (most recent call last):
+        landscape.core.errors.InputError: problem: a str is not allowed, it must be a Problem; use ...
+    """
+    if isinstance(given, kinds):
+        return
+    names, remedy = [kind.__name__ for kind in kinds], ""
+    allowed = " or ".join(
+        f"a {name}{' (landscape.load gives it)' * (name == 'Checkpoint')}" for name in names
+    )
+    if isinstance(given, (str, Path)):
+        remedy = f"landscape.load({str(given)!r}){'' if 'Checkpoint' in names else '.problem()'}"
+    elif "Problem" in names and hasattr(given, "problem"):  # a checkpoint
+        remedy = "run.problem()"
+    elif "Problem" in names and hasattr(given, "state_dict"):  # a module
+        remedy = "landscape.Problem(model, loss, data)"
+    raise InputError(f"{where}: a {type(given).__name__} is not allowed, it must be {allowed}", remedy)
 
 
 _type_hints: WeakKeyDictionary[Callable[..., Any], dict[str, Any]] = WeakKeyDictionary()

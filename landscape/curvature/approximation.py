@@ -49,6 +49,7 @@ def cheapest(problem: Problem, thetas: Tensor, is_chain: bool, one: ChainHessian
     dtype = torch.bfloat16 if is_chain and _bfloat16_serves(problem) else problem.dtype
     tensors, loss = problem.data.tensors, problem.criterion
     usable = is_default_cross_entropy(loss) and not problem.regularised and not problem.batchnorm.samples
+    usable = usable and problem.separable
     if not usable or tensors is None or tensors[1].dim() != 1:
         return Approximation(problem, dtype)
     missing = torch.zeros(problem.samples, device=problem.device)

@@ -89,7 +89,6 @@ def density(
     theta: Tensor | None = None,
     kind: str = "hessian",
     part: Part = None,
-    randomness: str = "refuse",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Density:
@@ -103,7 +102,6 @@ def density(
         theta: θ (P,); default: the problem's centre.
         kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
-        randomness: "refuse" a model that is random in eval mode, or "seed" its random numbers.
         seed: draws the probes.
         progress: called with the share of the work done.
 
@@ -120,6 +118,6 @@ def density(
         >>> landscape.density(problem, probes=2, steps=5).nodes.shape
         (2, 5)
     """
-    h, size = exact_products(problem, theta, HessianOptions(kind, part, randomness))
+    h, size = exact_products(problem, theta, HessianOptions(kind, part))
     like = start_vector(problem, seed, size)
     return quadrature(h, like, probes=probes, steps=steps, seed=seed, progress=progress)

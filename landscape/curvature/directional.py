@@ -11,15 +11,12 @@ from landscape.curvature.hessian import HessianOperator
 from landscape.problem.problem import Problem
 
 
-def gradient_curvature(
-    problem: Problem, theta: Tensor | None = None, *, randomness: str = "refuse"
-) -> tuple[float, float]:
+def gradient_curvature(problem: Problem, theta: Tensor | None = None) -> tuple[float, float]:
     """gᵀHg/‖g‖² and ‖g‖², g = ∇L(θ) and H = ∇²L(θ), by one gradient and one product over all samples.
 
     Args:
         problem: the loss, such as that of one minibatch.
         theta: θ (P,); default: the problem's centre.
-        randomness: "seed": gradient and product draw the same random numbers.
 
     Raises:
         FailedError: a gradient that is zero, or numbers that are not finite.
@@ -31,8 +28,8 @@ def gradient_curvature(
         >>> round(gradient_curvature(problem, torch.tensor([1.0, 0.0]))[0], 4)  # H = diag(1, 9)
         1.0
     """
-    g = problem.gradient(theta, seeded=randomness == "seed")
-    product = HessianOperator(problem, theta, randomness=randomness)(g)
+    g = problem.gradient(theta)
+    product = HessianOperator(problem, theta)(g)
     norm2, curved = float(g.double() @ g.double()), float(g.double() @ product.double())
     if not math.isfinite(norm2 + curved):
         raise FailedError("weights: gradient or Hessian of a minibatch is not finite at these weights")

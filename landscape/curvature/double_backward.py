@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
-from landscape.problem.batches import fixed_randomness
 from landscape.problem.layout import gradients
 from landscape.problem.problem import Problem
 
@@ -75,7 +73,6 @@ def check_differences(
     active: list[Tensor],
     vectors: list[Tensor],
     image: Sequence[Tensor],
-    batch: tuple[Any, Any],
 ) -> None:
     """Raise InputError if ``image``, the product with ``vectors``, is not the difference of gradients.
 
@@ -84,7 +81,6 @@ def check_differences(
     Args:
         leaves: the parameters of the model's call.
         active: those among them that the vectors belong to; they are changed.
-        batch: (x, y).
     """
     start = [a.detach().clone() for a in active]
     size = float(flat(start).norm()) / float(flat(vectors).norm())
@@ -94,8 +90,9 @@ def check_differences(
         with torch.no_grad():
             for a, at, v in zip(active, start, vectors, strict=True):
                 a.copy_(at + t * v)
-        with fixed_randomness(problem, 0):
-            loss = problem.criterion(problem.call(leaves, batch[0]), batch[1])
+        x, y, _, seed = next(problem.parts())
+        with problem.evaluating(seed):
+            loss = problem.criterion(problem.call(leaves, x), y)
         return flat(gradients(loss, active)) if loss.requires_grad else 0 * flat(start)
 
     near, far = ((slope(k * step) - slope(-k * step)) / (2 * k * step) for k in (1, 2))

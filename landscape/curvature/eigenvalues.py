@@ -25,7 +25,6 @@ from landscape.curvature.hessian import (
     HessianOperator,
     HessianOptions,
     Part,
-    operator,
 )
 from landscape.curvature.krylov import BASIS_BYTES, MAX_BASIS
 from landscape.curvature.lanczos import (
@@ -98,7 +97,7 @@ def eigenpairs(
     searches = _PointSearches(problem, options, wanted, done, _saved_on_chain(problem, thetas, options))
     thetas = thetas.to(problem.theta)
     whole = Approximation(problem, problem.dtype)
-    small = problem.layout.size < MIN_PARAMETERS or wanted.tol < MIN_TOL or options.randomness == "seed"
+    small = problem.layout.size < MIN_PARAMETERS or wanted.tol < MIN_TOL or not problem.separable
     one = ChainHessian(problem, thetas, kind=options.kind) if searches.chain and len(thetas) == 1 else None
     chosen = whole if search == "exact" or small else cheapest(problem, thetas, searches.chain, one)
     pairs = searches.run(thetas, [start] * len(thetas), chosen, one)
@@ -177,9 +176,9 @@ def exact_products(
 ) -> tuple[Products, int]:
     """The products of ∇²L(θ) with vectors (k, P), or (k, P') for a part, and that size.
 
-    Raises InputError as :func:`landscape.curvature.hessian.operator`.
+    Raises InputError as :class:`landscape.HessianOperator`.
     """
-    h = operator(problem, theta, kind=options.kind, part=options.part, randomness=options.randomness)
+    h = options.at(problem, theta)
     at = problem.theta if theta is None else theta
     saved = _chain_bytes(problem, at, options)
     if saved is not None and saved <= GRAPH_BYTES:
@@ -211,7 +210,6 @@ def extreme_eigenvalues(
     theta: Tensor | None = None,
     kind: str = "hessian",
     part: Part = None,
-    randomness: str = "refuse",
     search: str = "auto",
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
@@ -225,7 +223,6 @@ def extreme_eigenvalues(
         theta: θ (P,); default: the problem's centre.
         kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
-        randomness: "refuse" a model that is random in eval mode, or "seed" its random numbers.
         search: "auto": the search may use cheaper products, with the samples that have most of the curvature
             and the data in bfloat16, and its results are verified and refined with exact ones; "exact": all
             products are exact.
@@ -239,7 +236,7 @@ def extreme_eigenvalues(
         The two eigenvalues with their residuals and eigenvectors.
 
     Raises:
-        InputError: a tol or max_products that is not positive, an unknown option, or a random model.
+        InputError: a tol or max_products that is not positive, or an unknown option.
 
     Example:
         >>> import torch, landscape
@@ -249,8 +246,8 @@ def extreme_eigenvalues(
         >>> round(ends.min, 4), round(ends.max, 4)
         (1.0, 9.0)
     """
-    options, wanted = HessianOptions(kind, part, randomness), SearchOptions(1, 1, tol, max_products, progress)
-    size = operator(problem, theta, kind=kind, part=part, randomness=randomness).size
+    options, wanted = HessianOptions(kind, part), SearchOptions(1, 1, tol, max_products, progress)
+    size = HessianOperator(problem, theta, kind=kind, part=part).size
     at = problem.theta if theta is None else theta
     start = start_vector(problem, seed, size)
     return ends_of(eigenpairs(problem, at[None], start, wanted, options, search=search)[0])
@@ -264,7 +261,6 @@ def top_eigenvalues(
     theta: Tensor | None = None,
     kind: str = "hessian",
     part: Part = None,
-    randomness: str = "refuse",
     precondition: Preconditioner | Tensor | None = None,
     search: str = "auto",
     engine: str = "landscape",
@@ -285,7 +281,6 @@ def top_eigenvalues(
         theta: θ (P,); default: the problem's centre.
         kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
-        randomness: "refuse" a model that is random in eval mode, or "seed" its random numbers.
         precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
             checkpoint: eigenvalues and vectors are those of P^{-1/2} H P^{-1/2}, on which the stability of
             Adam, RMSProp, LARS and LAMB depends. All products are then exact.
@@ -307,7 +302,7 @@ def top_eigenvalues(
 
     Raises:
         InputError: a k below 1 or above P, a start of another shape, a preconditioner that is not positive or
-            of another length, an unknown option, a random model, or an option that pyhessian does not have.
+            of another length, an unknown option, or an option that pyhessian does not have.
 
     Example:
         >>> import torch, landscape
@@ -317,7 +312,7 @@ def top_eigenvalues(
         [9.0, 1.0]
     """
     positive("k", k, least=1)
-    h = operator(problem, theta, kind=kind, part=part, randomness=randomness)
+    h = HessianOperator(problem, theta, kind=kind, part=part)
     if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
         pyhessian_engine.check(problem, kind, part, precondition)
         if k != 1:
@@ -335,7 +330,7 @@ def top_eigenvalues(
             raise InputError(f"start: shape {tuple(start.shape)}, it must be {tuple(first.shape)}")
         positive("start: norm", float(start.norm()))
         first = warm_start(start, first)
-    options, wanted = HessianOptions(kind, part, randomness), SearchOptions(0, k, tol, max_products, progress)
+    options, wanted = HessianOptions(kind, part), SearchOptions(0, k, tol, max_products, progress)
     if precondition is not None:
         choose("search", search, SEARCHES)
         return preconditioned_pairs(problem, at, first, wanted, options, as_preconditioner(precondition))

@@ -13,12 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.core.errors import InputError
 from landscape.core.memory import SavedBytes
-from landscape.core.options import choose
+from landscape.core.options import choose, expect
 from landscape.curvature.double_backward import check_differences, check_graph, flat, missing_named
-from landscape.evaluation.chain import chain
-from landscape.problem.batches import fixed_randomness
 from landscape.problem.layout import gradients
-from landscape.problem.problem import RANDOMNESS, Problem
+from landscape.problem.problem import Problem
 
 # Memory for gradient graphs (ours: small compared to the 24 GB of a usual machine, and enough for all of
 # MNIST's test set with a small network).
@@ -81,7 +79,15 @@ class GaussNewtonChunk:
         if not self.live:  # no parameter in question reaches the outputs
             return
         self.z = self.outputs.detach().requires_grad_()
-        loss = problem.criterion(self.z, y)
+        try:
+            loss = problem.criterion(self.z, y)
+        except RuntimeError as error:
+            if not problem.differentiates:
+                raise
+            raise InputError(
+                "kind: 'gauss-newton' needs a loss of the outputs alone, this one differentiates them in the "
+                "inputs; use 'hessian', or let the model give the residual"
+            ) from error
         self.slope = torch.autograd.grad(loss, self.z, create_graph=True, materialize_grads=True)[0]
         self.u = torch.zeros_like(self.z, requires_grad=True)
         self.pulled = torch.autograd.grad(
@@ -142,8 +148,6 @@ class HessianOperator:
             semi-definite for the usual losses.
         part: names or name prefixes of parameters, such as "1" or "1.weight": the diagonal block of these
             (``size`` numbers in the order of θ); default: all P.
-        randomness: "refuse", or "seed" to draw the same random numbers at each forward pass. Only
-            ``landscape.curvature.hessian.operator`` tests whether the model is random.
         graph_bytes: memory for graphs.
 
     Attributes:
@@ -169,11 +173,10 @@ class HessianOperator:
         *,
         kind: str = "hessian",
         part: Part = None,
-        randomness: str = "refuse",
         graph_bytes: int = GRAPH_BYTES,
     ) -> None:
+        expect("problem", problem, Problem)
         self.kind = choose("kind", kind, KINDS)
-        self.randomness = choose("randomness", randomness, RANDOMNESS)
         theta = problem.theta if theta is None else theta
         self.problem = problem.at(theta)
         self.slots = problem.layout.select(part)
@@ -215,14 +218,12 @@ class HessianOperator:
             yield from ((chunk, share, True) for chunk, share in self._graphs)
             return
         build = CHUNKS[self.kind]
-        seeded = self.randomness == "seed"
-        for i, (x, y, count) in enumerate(self.problem.chunks()):
+        for i, (x, y, count, seed) in enumerate(self.problem.parts()):
             if i < len(self._graphs):
                 yield (*self._graphs[i], True)
                 continue
             saved = SavedBytes(excluding=self._leaves.values())
-            fixed = fixed_randomness(self.problem, i if seeded else None)
-            with saved, twice_differentiable(self.problem.model), fixed:
+            with saved, twice_differentiable(self.problem.model), self.problem.evaluating(seed):
                 chunk, share = (
                     build(self.problem, self._leaves, self._active, x, y),
                     count / self.problem.samples,
@@ -274,13 +275,17 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
         leaves = {k: t.detach().clone() for k, t in few.layout.views(theta.to(few.dtype)).items()}
         active = [leaves[slot.name].requires_grad_() for slot in made.slots]
         generator = torch.Generator().manual_seed(0)
-        draw = [
-            [torch.randn(a.shape, dtype=torch.float64, generator=generator).to(a) for a in active]
-            for _ in range(TEST_VECTORS)
-        ]
+        draw = []
+        for _ in range(TEST_VECTORS):
+            drawn = {
+                name: torch.randn(leaf.shape, dtype=torch.float64, generator=generator).to(leaf)
+                for name, leaf in leaves.items()
+            }
+            vectors = few.layout.views(few.along_weights(few.layout.flatten(drawn)))
+            draw.append([vectors[slot.name] for slot in made.slots])
         draw.append([sum(parts[1:], parts[0]) for parts in zip(*draw, strict=True)])
-        x, y, _ = next(iter(few.chunks()))
-        with twice_differentiable(few.model), fixed_randomness(few, 0):
+        x, y, _, seed = next(few.parts())
+        with twice_differentiable(few.model), few.evaluating(seed):
             chunk = CHUNKS[made.kind](few, leaves, active, x, y)
             zero = [torch.zeros_like(a) for a in active]
             images = [chunk.product(vectors, True) or zero for vectors in draw]  # None: zero for all v
@@ -295,7 +300,7 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
         if bool((pairs - pairs.T).abs().max() > rounding):  # False for NaN
             return False
         if made.kind == "hessian":
-            check_differences(few, leaves, active, draw[0], images[0], (x, y))
+            check_differences(few, leaves, active, draw[0], images[0])
         return True
 
     if not holds_but_for_rounding(made.problem.on(problem.data.few()), symmetric):
@@ -325,60 +330,16 @@ def asymmetry(model: nn.Module, kind: str) -> str:
     )
 
 
-@torch.no_grad()
-def check_deterministic(problem: Problem, theta: Tensor | None = None) -> None:
-    """Raise InputError if two evaluations at one θ on one chunk of data differ: L is then no function of θ.
-
-    (Eval mode stops dropout modules, but not ``F.dropout`` left on, or noise that a model adds itself.)
-    Differences of rounding size, as from atomic additions on a GPU, are allowed.
-    """
-    theta = problem.theta if theta is None else theta
-    x, y, _ = next(iter(problem.chunks()))
-    passes = []
-    for _ in range(2):
-        outputs = problem.outputs(theta, x)
-        passes.append((outputs if isinstance(outputs, Tensor) else None, problem.criterion(outputs, y)))
-    for first, second in zip(*passes, strict=True):
-        if first is None:
-            continue
-        largest = float(first.abs().nan_to_num(nan=0.0, posinf=0.0).max())
-        rounding = 100 * torch.finfo(problem.dtype).eps * largest
-        if not torch.allclose(first, second, rtol=0, atol=rounding, equal_nan=True):
-            raise InputError(
-                "model: its outputs are random even in eval mode, so that its loss has no Hessian; make it "
-                "deterministic, or use randomness='seed' for the same random numbers at each pass"
-            )
-
-
-def operator(
-    problem: Problem,
-    theta: Tensor | None = None,
-    *,
-    kind: str = "hessian",
-    part: Part = None,
-    randomness: str = "refuse",
-) -> HessianOperator:
-    """A :class:`HessianOperator` whose products are those of one fixed matrix.
-
-    Raises InputError for a model whose forward pass is random in eval mode, unless ``randomness`` is "seed".
-    """
-    made = HessianOperator(problem, theta, kind=kind, part=part, randomness=randomness)
-    if randomness == "refuse" and chain(problem) is None:  # no layer of such chains is random
-        check_deterministic(problem, theta)
-    return made
-
-
 @dataclass(frozen=True)
 class HessianOptions:
     """Which matrix: the options of :class:`landscape.HessianOperator` with these names."""
 
     kind: str = "hessian"
     part: Part = None
-    randomness: str = "refuse"
 
     def at(self, problem: Problem, theta: Tensor | None = None) -> HessianOperator:
         """The matrix of ``problem`` at ``theta`` (P,)."""
-        return HessianOperator(problem, theta, kind=self.kind, part=self.part, randomness=self.randomness)
+        return HessianOperator(problem, theta, kind=self.kind, part=self.part)
 
 
 FULL_HESSIAN = HessianOptions()

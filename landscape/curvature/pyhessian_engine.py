@@ -77,6 +77,11 @@ def check(problem: Problem, kind: str, part: object, precondition: object = None
     """Raise InputError for options that pyhessian does not have."""
     if problem.regularised:
         raise InputError("engine: 'pyhessian' knows no penalty and no weight decay; use 'landscape'")
+    if not problem.separable:
+        raise InputError(
+            "engine: 'pyhessian' takes losses that are means over samples, without random numbers and "
+            "derivatives of their own; use 'landscape'"
+        )
     if precondition is not None:
         raise InputError("engine: 'pyhessian' knows no preconditioner; use 'landscape'")
     if kind != "hessian":

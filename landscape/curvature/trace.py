@@ -85,7 +85,6 @@ def trace(
     theta: Tensor | None = None,
     kind: str = "hessian",
     part: Part = None,
-    randomness: str = "refuse",
     engine: str = "landscape",
     seed: int = 0,
     progress: Progress | None = None,
@@ -98,7 +97,6 @@ def trace(
         theta: θ (P,); default: the problem's centre.
         kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
-        randomness: "refuse" a model that is random in eval mode, or "seed" its random numbers.
         engine: "landscape", or "pyhessian" to ask that package: plain Hutchinson samples, one a product.
         seed: draws the random signs.
         progress: called with the share of the work done.
@@ -117,7 +115,7 @@ def trace(
         2.0
     """
     positive("products", products, least=6)
-    h, size = exact_products(problem, theta, HessianOptions(kind, part, randomness))
+    h, size = exact_products(problem, theta, HessianOptions(kind, part))
     like = start_vector(problem, seed, size)
     if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
         pyhessian_engine.check(problem, kind, part)

@@ -43,7 +43,7 @@ def chain(problem: Problem) -> list[Step] | None:
     row of features; without Flatten the inputs have no other dimensions.
     """
     model, tensors = problem.model, problem.data.tensors
-    if tensors is None or type(model) is not nn.Sequential:
+    if tensors is None or not problem.separable or type(model) is not nn.Sequential:
         return None
     steps: list[Step] = []
     leaves = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if not list(m.children())]

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -207,7 +208,7 @@ def _by_points(loss: PlaneLoss, request: _Request, budget: MemoryBudget) -> Eval
     weights = problem.theta.nbytes  # the moved θ, one buffer for all points
     low = problem.layout.size * dtype.itemsize
     # Statistics that are estimated at each point cannot be folded.
-    foldable = path != "pointwise" and not problem.batchnorm.varies
+    foldable = path != "pointwise" and not problem.batchnorm.varies and problem.separable
     folded = fold(problem.model, dtype) if foldable else None
     if (
         path == "auto"
@@ -223,8 +224,9 @@ def _by_points(loss: PlaneLoss, request: _Request, budget: MemoryBudget) -> Eval
             folded = None
     if folded is None and (path == "folded" or not same):
         raise InputError(
-            f"path: '{path}' in precision '{request.precision}' needs a model that torch.fx can trace and "
-            "the BatchNorm statistics of the centre; use 'pointwise' and 'model'"
+            f"path: '{path}' in precision '{request.precision}' needs a model that torch.fx can trace, "
+            "the BatchNorm statistics of the centre, and a loss that is a mean over samples; use 'pointwise' "
+            "and 'model'"
         )
     smaller = max(1, problem.dtype.itemsize // dtype.itemsize)
     bounded = loss.of(_bounded(problem, budget, weights + (low if folded else 0), smaller))
@@ -235,6 +237,38 @@ def _by_points(loss: PlaneLoss, request: _Request, budget: MemoryBudget) -> Eval
     keep = tensors is not None and weights + low + 2 * tensors[0].nbytes < budget.remaining
     totals = folded_totals(bounded, folded, keep=keep)
     return Evaluator("folded", 1, samples, precision, loss.with_penalty(totals))
+
+
+def confirm(
+    problem: Problem, center: Tensor, directions: Tensor, points: Tensor, values: Array, path: str
+) -> None:
+    """Raise InputError unless the problem's own loss at one of the points is the value that ``path`` gave.
+
+    It is that of all samples, which no comparison on a few of them replaces, at the point nearest to the
+    centre whose value is finite. One pass over the data; not with ``check`` "off".
+
+    Args:
+        points, values: (K, 2), and the losses (K,) there, NaN where there is none.
+    """
+    found = np.flatnonzero(np.isfinite(values))
+    if not len(found) or problem.check == "off":
+        return
+    k = int(found[points[torch.from_numpy(found)].norm(dim=1).argmin()])
+    a, b = points[k].tolist()
+    theta = PlaneLoss(problem, center, directions).move(a, b, torch.empty_like(center))
+    value, plain = float(values[k]), problem.loss(theta)
+    eps = torch.finfo(problem.dtype).eps
+    allowed = math.sqrt(eps) * abs(plain) + 100 * eps
+    if abs(value - plain) <= allowed:
+        return
+    again = problem.loss(theta)
+    cause = f"the path '{path}' is wrong for this model; use path='pointwise'"
+    if not abs(again - plain) <= allowed:
+        cause = f"and {again:.8g} when it is asked again: the loss is random, or changes with each pass"
+    raise InputError(
+        f"model or loss: at the point ({a:.4g}, {b:.4g}) the loss is {value:.8g}, but by Problem.loss() it "
+        f"is {plain:.8g}: {cause}"
+    )
 
 
 def losses(problem: Problem, thetas: Tensor | None) -> Array:
@@ -268,7 +302,8 @@ def _bounded(problem: Problem, budget: MemoryBudget, weights: int, smaller: int)
     if budget.limit is None:
         return problem.on(data.in_chunks(problem.chunk * smaller))
     sample = ACTIVATION_COPIES * problem.sample_bytes
-    least = problem.chunk if problem.batchnorm.samples else 1  # statistics need batches of their size
+    # Statistics need batches of their size, and random numbers are drawn for each chunk.
+    least = problem.chunk if problem.batchnorm.samples or not problem.separable else 1
     budget.require(weights + least * sample)
     size = min(problem.chunk, max(least, int((budget.remaining - weights) // sample)))
     return problem.on(data.in_chunks(size))

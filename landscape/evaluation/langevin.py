@@ -57,7 +57,7 @@ class Langevin:
     ) -> None:
         self.problem, self.batch, self.steps = problem, batch, 0
         self.step_size, self.nbeta, self.localization = step_size, nbeta, localization
-        self._stack = Stack(problem)
+        self._stack, self._along = Stack(problem), problem.along_weights
         self._start = problem.theta.expand(chains, -1)
         self._weights, self._gradient = self._start.clone(), torch.empty_like(self._start)
         self._minibatches = draws(problem.data, chains, batch, stream(seed, 0), STEPS_A_PASS)
@@ -93,7 +93,7 @@ class Langevin:
             work = gradient @ away.T
             skew = (work - work.T).square().sum(1) / (2 * (len(work) - 1))
             heating = self.step_size / 8 * ((gradient * drift).sum(1) - self.localization * skew)
-            noise = torch.empty_like(away).normal_(generator=self._noise)
+            noise = self._along(torch.empty_like(away).normal_(generator=self._noise))
             distance2 = away.square_().sum(1)
             self._weights.sub_(drift, alpha=self.step_size / 2).add_(noise, alpha=math.sqrt(self.step_size))
         return torch.stack([rise, heating, distance2])

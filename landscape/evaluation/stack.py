@@ -11,7 +11,7 @@ import copy
 import functools
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from landscape.core.errors import PathWarning
 from landscape.core.memory import SavedBytes
 from landscape.evaluation.chain import LinearStep, chain, stacked_losses
 from landscape.evaluation.stacked_linear import StackedLinear
-from landscape.problem.batches import call, fixed_randomness, named_tensors, take, tree_map
+from landscape.problem.batches import call, named_tensors, take, tree_map
 from landscape.problem.layout import gradients
 from landscape.problem.problem import Problem
 
@@ -61,8 +61,6 @@ class Stack:
         accumulate: microbatches a minibatch, one after the other: less memory, the same mean up to rounding.
         precision: "bfloat16" runs the network under PyTorch's autocast, but not the loss; the gradients are
             in the weights' precision.
-        seed: a random model draws the same numbers for each learner's gradient, from this seed; None: it
-            draws new ones.
 
     Attributes:
         batched: a network that is no chain runs once for all learners instead of once for each. Which is
@@ -80,9 +78,8 @@ class Stack:
         problem: Problem,
         accumulate: int = 1,
         precision: Precision = "full",
-        seed: int | None = None,
     ) -> None:
-        self.problem, self.accumulate, self.seed = problem, accumulate, seed
+        self.problem, self.accumulate = problem, accumulate
         self.steps = chain(problem)
         self.precision = precision
         self.batched = False
@@ -99,6 +96,8 @@ class Stack:
             return "chain"
         if self.batched:
             return "batched"
+        if not self.problem.separable:
+            return "loop"
         images = self._channels_last and isinstance(x, Tensor) and x.dim() == 5
         return "channels last" if images else "loop"
 
@@ -220,14 +219,14 @@ class Stack:
             return self._at_once(weights, x, y, out, training)
         rows = []
         for j, w in enumerate(weights):
-            model, state, seed = self.problem.model, dict[str, Tensor](), self.seed
+            model, state, seeds = self.problem.model, dict[str, Tensor](), self._seeds
             if training is not None:
-                model, seed = self.training_model, training.seed(j, micro)
+                model, seeds = self.training_model, [training.seed(j, micro)]
                 state = {name: each[j] for name, each in training.buffers.items()}
             inputs = take(x, j)
             if path == "channels last":
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
-            rows.append(self._one(model, state, seed, w, inputs, take(y, j), out[j]))
+            rows.append(self._one(model, state, seeds, w, inputs, take(y, j), out[j]))
         return torch.stack(rows)
 
     def losses(self, weights: Tensor, x: Any, y: Any) -> Tensor:
@@ -247,9 +246,30 @@ class Stack:
                 return torch.vmap(one)(views(weights), x, y)
             rows = []
             for j, w in enumerate(weights):
-                with fixed_randomness(self.problem, self.seed):
-                    rows.append(self._loss(model, views(w), take(x, j), take(y, j), weights.dtype))
+                inputs, targets = take((x, y), j)
+                rows.append(self._mean(model, views(w), self._seeds, inputs, targets, weights.dtype))
             return torch.stack(rows)
+
+    @property
+    def _seeds(self) -> Sequence[int | None]:
+        """Those of random numbers in eval mode, the same for all learners; the loss is a mean over them."""
+        return range(self.problem.draws) if self.problem.draws else [None]
+
+    def _mean(
+        self,
+        model: nn.Module,
+        values: dict[str, Tensor],
+        seeds: Sequence[int | None],
+        x: Any,
+        y: Any,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """The mean of the losses with the random numbers of ``seeds``."""
+        losses = []
+        for seed in seeds:
+            with self.problem.evaluating(seed):
+                losses.append(self._loss(model, values, x, y, dtype))
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def _chained(self, weights: Tensor, x: Any, y: Any, out: Tensor) -> Tensor:
         losses = self._chain_losses(weights, x, y, out)
@@ -279,15 +299,14 @@ class Stack:
         self,
         model: nn.Module,
         state: dict[str, Tensor],
-        seed: int | None,
+        seeds: Sequence[int | None],
         theta: Tensor,
         x: Any,
         y: Any,
         out: Tensor,
     ) -> Tensor:
         leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(theta).items()}
-        with fixed_randomness(self.problem, seed):
-            loss = self._loss(model, {**leaves, **state}, x, y, theta.dtype)
+        loss = self._mean(model, {**leaves, **state}, seeds, x, y, theta.dtype)
         return self._write(leaves, loss, out)
 
     def _at_once(self, weights: Tensor, x: Any, y: Any, out: Tensor, training: Training | None) -> Tensor:
@@ -323,7 +342,9 @@ class Stack:
         Never where each learner needs a pass: with dropout, whose numbers differ by learner, or operations
         that torch.vmap does not know; nor where all learners' activations exceed MAX_BATCHED_BYTES.
         """
-        if self.steps is not None or len(weights) == 1 or self._bytes(weights, x, y) > MAX_BATCHED_BYTES:
+        if self.steps is not None or len(weights) == 1 or not self.problem.separable:
+            return False
+        if self._bytes(weights, x, y) > MAX_BATCHED_BYTES:
             return False
         out = torch.empty_like(weights)
 

@@ -20,16 +20,27 @@ STREAM_BATCH = 64
 
 
 def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """``tree`` with every tensor replaced; mappings become dicts, what is no tensor stays as it is."""
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if isinstance(tree, Mapping):
-        return {key: tree_map(function, value) for key, value in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(tree_map(function, value) for value in tree))
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(tree_map(function, value) for value in tree)
-    return tree
+    """``tree`` with every tensor replaced; mappings become dicts, what is no tensor stays as it is.
+
+    A tensor that is in ``tree`` twice is replaced by one tensor: a loss may differentiate outputs in inputs
+    that are its targets, too.
+    """
+    made: dict[int, Tensor] = {}
+
+    def mapped(tree: Any) -> Any:
+        if isinstance(tree, Tensor):
+            if id(tree) not in made:
+                made[id(tree)] = function(tree)
+            return made[id(tree)]
+        if isinstance(tree, Mapping):
+            return {key: mapped(value) for key, value in tree.items()}
+        if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+            return type(tree)(*(mapped(value) for value in tree))
+        if isinstance(tree, (tuple, list)):
+            return type(tree)(mapped(value) for value in tree)
+        return tree
+
+    return mapped(tree)
 
 
 def as_tensors(tree: Any) -> Any:
@@ -144,10 +155,11 @@ def split(batch: Any, model_has_loss: bool) -> tuple[Any, Any]:
     )
 
 
-def count_samples(x: Any, y: Any, *, alike: bool) -> int:
+def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
     """How many samples a batch holds: the length of its first tensor, of the targets where they have one.
 
-    With ``alike``, InputError unless all tensors are of that length.
+    With ``alike``, InputError unless all tensors are of that length; ``remedy``: code that makes a batch of
+    those which are not, as of a graph's nodes and edges.
     """
     tensors = [*named_tensors(y, "targets"), *named_tensors(x, "inputs")]
     lone = isinstance(y, (bool, int, float)) or (tensors and tensors[0][1].dim() == 0)
@@ -161,8 +173,13 @@ def count_samples(x: Any, y: Any, *, alike: bool) -> int:
     for name, tensor in tensors if alike else ():
         if tensor.dim() == 0 or len(tensor) != length:
             size = len(tensor) if tensor.dim() else "no"
+            besides = ", or, where they belong together as a graph's do, be in a list of one batch" * bool(
+                remedy
+            )
             raise InputError(
-                f"data: {name}: {size} samples, but {first}: {length}; all tensors must hold each sample once"
+                f"data: {name}: {size} samples, but {first}: {length}; all tensors must hold each sample "
+                f"once{besides}",
+                remedy,
             )
     return length
 
@@ -205,6 +222,12 @@ class HostStream(Stream):
 
 class _Placed(Protocol):
     device: torch.device
+
+
+def random_state(problem: _Placed) -> Tensor:
+    """The state of the generator from which a model on the problem's device draws."""
+    cuda = problem.device.type == "cuda"
+    return torch.cuda.get_rng_state(problem.device) if cuda else torch.get_rng_state()
 
 
 @contextlib.contextmanager

@@ -8,30 +8,25 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from landscape.core.errors import InputError
-from landscape.problem.batches import call, clone, fixed_randomness, named_tensors
-from landscape.problem.data import PROBE, Data
-from landscape.problem.function import MOVE, Function, tolerance
-from landscape.problem.loss_checks import check_fit, check_mean, check_original, mentions
+from landscape.problem.batches import call, clone, named_tensors, random_state
+from landscape.problem.data import PROBE
+from landscape.problem.function import Function, moved, tolerance
+from landscape.problem.loss_checks import check_fit, check_original, mentions
 from landscape.problem.losses import ClonedTargets, Terms
+from landscape.problem.mean_check import AT_ONCE, check_mean
 
 CHECKS = ("full", "quick", "off")
 FULL_PROBE = 256  # samples of check="full" (ours)
 
 
-class Candidate(Function, Protocol):
-    """A problem under construction."""
-
-    data: Data
-
-
 def check_problem(
-    problem: Candidate, original: nn.Module, terms: Terms, batch: tuple[Any, Any], *, full: bool
+    problem: Function, original: nn.Module, terms: Terms, batch: tuple[Any, Any], *, full: bool
 ) -> None:
     """Raise InputError unless L(θ) is the loss that ``original`` and the user's loss give.
 
@@ -43,20 +38,30 @@ def check_problem(
         batch: the first samples, or the first batch.
         full: more samples, at more weights.
     """
-    x, y = problem.data.pick(*batch, FULL_PROBE if full else PROBE)
+    data = problem.data
+    x, y = data.pick(*batch, FULL_PROBE if full else PROBE)
     # Clones, until it is known whether model and loss write to their arguments.
     given, before = clone((x, y)), problem.theta.clone()
-    labels = problem.data.resident[1] if problem.data.resident else None
-    check_fit(problem, given[0], given[1], labels)
+    labels = data.resident[1] if data.resident else None
+    try:
+        check_fit(problem, given[0], given[1], labels)
+    except InputError as error:  # the loss may take no part of the data, but only all of it
+        x, y = data.resident if data.resident and data.samples <= AT_ONCE else batch
+        given = clone((x, y))
+        try:
+            check_fit(problem, given[0], given[1], labels)
+        except InputError:
+            raise error from error.__cause__
     if writes(x, given[0]):
         clone_inputs(problem.model)
     if writes(y, given[1]):
         problem.criterion = ClonedTargets(problem.criterion)
     check_passes(problem, before, x, y)
+    check_random(problem, x, y)
     check_leaves(problem, original, x, y)
     for seed in range(3 if full else 1):
         check_parameters(problem, x, y, seed=seed)
-    check_mean(problem, terms, x, y, batches=not problem.data.indexed, known=terms.given is not None)
+    check_mean(problem, terms, batch)
     if full or mentions(problem.criterion, original):
         check_original(problem, original, x, y)
 
@@ -93,8 +98,9 @@ def check_passes(problem: Function, before: Tensor, x: Any, y: Any) -> None:
 
     def loss(*, recorded: bool) -> Tensor:
         given = {name: view.detach().requires_grad_(recorded) for name, view in views.items()}
-        with fixed_randomness(problem, 0), torch.set_grad_enabled(recorded):
-            return problem.criterion(problem.call(given, clone(x)), clone(y)).detach()
+        inputs, targets = fresh(problem, x, y)
+        with torch.set_grad_enabled(recorded), problem.evaluating(0):
+            return problem.criterion(problem.call(given, inputs), targets).detach()
 
     first, second, third = loss(recorded=False), loss(recorded=False), loss(recorded=True)
     allowed = max(tolerance(dtype) for dtype in (problem.theta.dtype, first.dtype))
@@ -105,13 +111,49 @@ def check_passes(problem: Function, before: Tensor, x: Any, y: Any) -> None:
             f"model: two passes over the same samples differ, with losses {float(first):.6g} and "
             f"{float(second):.6g}: it keeps something of a pass for the next"
             + (f", in its buffer '{changed[0]}'" if changed else "")
-            + "; let it do so in training mode only (if self.training)"
+            + ", or draws random numbers by NumPy, random or a generator of its own; let it keep nothing "
+            "unless self.training, and draw from PyTorch's own generator"
         )
     if not torch.allclose(first, third, rtol=allowed, atol=allowed, equal_nan=True):
         raise InputError(
             f"model: its loss is {float(first):.6g}, but {float(third):.6g} where gradients are recorded: "
             "its forward pass asks for that (torch.is_grad_enabled; a TransformerEncoder given padding, "
             "unless made with enable_nested_tensor=False); make it compute the same either way"
+        )
+
+
+def fresh(problem: Function, x: Any, y: Any) -> tuple[Any, Any]:
+    """Clones of some samples for one pass."""
+    x, y = clone((x, y))
+    return problem.data.leaves(x, y)
+
+
+@torch.no_grad()
+def check_random(problem: Function, x: Any, y: Any) -> None:
+    """Raise InputError if the loss draws random numbers, unless ``problem.draws`` says how often.
+
+    Eval mode stops dropout modules, but not ``F.dropout`` left on, or noise that a model or loss draws.
+    """
+    if problem.draws:
+        return
+
+    def loss(seed: int) -> tuple[Tensor, bool]:
+        inputs, targets = fresh(problem, x, y)
+        with problem.evaluating(seed):
+            before = random_state(problem)
+            value = problem.criterion(problem.call(problem.layout.views(problem.theta), inputs), targets)
+            return value.detach(), not torch.equal(before, random_state(problem))
+
+    first, drawn = loss(0)
+    if not drawn:
+        return
+    second = loss(1)[0]
+    if not torch.equal(first, second) and not bool(first.isnan() & second.isnan()):
+        raise InputError(
+            f"model or loss: random even in eval mode: the loss of the same samples is {float(first):.6g} or "
+            f"{float(second):.6g}, as other numbers are drawn (F.dropout needs training=self.training); "
+            "randomness='seed' holds the numbers fixed, randomness=8 takes the mean over 8 draws of them",
+            remedy='landscape.Problem(model, loss, data, randomness="seed")',
         )
 
 
@@ -143,9 +185,10 @@ def check_leaves(problem: Function, original: nn.Module, x: Any, y: Any) -> None
 
     def unknown_leaves() -> list[list[Tensor]]:
         """The tensors other than θ that the outputs, and the loss, depend on."""
-        with fixed_randomness(problem, 0), torch.enable_grad():
-            outputs = problem.call(given, x)
-            every = leaves(_tensors(outputs)), leaves(problem.criterion(outputs, y))
+        inputs, targets = fresh(problem, x, y)
+        with torch.enable_grad(), problem.evaluating(0):
+            outputs = problem.call(given, inputs)
+            every = leaves(_tensors(outputs)), leaves(problem.criterion(outputs, targets))
         return [[leaf for leaf in each if id(leaf) not in known] for each in every]
 
     first = unknown_leaves()
@@ -196,17 +239,13 @@ def _unknown_leaf(leaf: Tensor, model: nn.Module, original: nn.Module, *, of_los
 
 def check_parameters(problem: Function, x: Any, y: Any, *, seed: int = 0) -> None:
     """Raise InputError unless loss and gradient at other weights are those of the module that holds them."""
-    generator = torch.Generator().manual_seed(seed)
-    theta = problem.theta.clone()
-    for view in problem.layout.views(theta).values():
-        if view.numel():
-            size = float(view.detach().abs().float().mean()) + MOVE
-            view += (MOVE * size * torch.randn(view.shape, generator=generator)).to(view)
+    theta = moved(problem, seed)
     given = {k: v.detach().requires_grad_() for k, v in problem.layout.views(theta).items()}
-    with fixed_randomness(problem, 0):
-        ours, slope = _loss_and_slope(lambda: problem.call(given, x), problem, list(given.values()), y)
-    with _loaded(problem, theta) as parameters, fixed_randomness(problem, 0):
-        wanted, truth = _loss_and_slope(lambda: call(problem.model, {}, x), problem, parameters, y)
+    a, b = fresh(problem, x, y), fresh(problem, x, y)
+    with problem.evaluating(0):
+        ours, slope = _loss_and_slope(lambda: problem.call(given, a[0]), problem, list(given.values()), a[1])
+    with _loaded(problem, theta) as parameters, problem.evaluating(0):
+        wanted, truth = _loss_and_slope(lambda: call(problem.model, {}, b[0]), problem, parameters, b[1])
     allowed = tolerance(problem.theta.dtype)
     if not torch.allclose(ours, wanted, rtol=allowed, atol=allowed, equal_nan=True):
         raise InputError(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from landscape.core.errors import InputError
 from landscape.core.memory import fits
@@ -49,6 +50,7 @@ class Data:
         terms: the number of terms of the loss's mean that they contribute together.
         each: (N,) terms of each sample; None where all have the same number.
         resident: (x, y) on the device; None where the data comes in batches.
+        mixes: the loss is no mean over samples: it is taken of all at once, or is the mean over the batches.
         chunk_size: samples a chunk of resident data; None until the problem knows what its model can take.
 
     :meth:`weigh` is called once, before :meth:`chunks`.
@@ -58,6 +60,8 @@ class Data:
         self.device, self.dtype, self._model_has_loss = device, dtype, model_has_loss
         self.resident: tuple[Any, Any] | None = None
         self.batches: Iterable[Any] = ()
+        self.mixes = False
+        self._leaf_inputs = False  # the user's inputs require gradients
         self.each: Tensor | None = None
         self.chunk_size: int | None = None
         self.samples, self.terms = 0, 0.0
@@ -65,12 +69,15 @@ class Data:
         self._fingerprint = ""
         self._picked: dict[int, Tensor] = {}  # of :meth:`pick`, by count
         self._terms_in: Terms = lambda x, y: torch.ones(count_samples(x, y, alike=False))
+        self._single = isinstance(data, Dataset)  # samples, of which the batches are made here
         data = batched(as_tensors(data))
         if is_resident(data):
             x, y = self.split(data)
-            self.samples = count_samples(x, y, alike=True)
+            whole = "" if isinstance(x, Tensor) else "landscape.Problem(model, loss, [data])"
+            self.samples = count_samples(x, y, alike=True, remedy=whole)
+            self._leaf_inputs = _require_gradients(x)
             if fits(self._size(x) + self._size(y), device):
-                self.resident = self.place(x), self.place(y)
+                self.resident = self.place((x, y))
             else:
                 self.batches = HostStream(x, y, self.samples)
         elif isinstance(data, Iterator) or not isinstance(data, Iterable):
@@ -82,30 +89,36 @@ class Data:
             self.batches = data
             self.samples = data.samples if isinstance(data, Stream) else 0
 
-    def weigh(self, terms_in: Terms, *, equal: bool) -> None:
+    def mix(self) -> None:
+        """Take the loss of all resident samples at once, or as the mean over the batches."""
+        self.mixes = True
+        self.chunk_size = self.samples if self.resident is not None else None
+
+    def weigh(self, terms_in: Terms, *, equal: bool, ordered: bool) -> None:
         """Count the samples, and the terms of each by ``terms_in``.
 
-        ``equal``: read batches twice. Raises InputError where the two passes differ, or there is no sample.
+        ``equal``: read batches twice. Raises InputError where the two passes differ (with ``ordered``, in
+        any batch by itself), or there is no sample.
         """
         self._terms_in = terms_in
-        whole = (self.batches.x, self.batches.y) if isinstance(self.batches, HostStream) else self.resident
-        if whole is not None:
-            x, y = whole
+        if self._whole is not None:
+            x, y = self._whole
             each = terms_in(x, y) if self.samples else torch.zeros(0)
             self.terms = float(each.sum())
             self.each = each if bool((each != each[:1]).any()) else None
         elif isinstance(self.batches, Stream):
             self.terms = float(self.samples)
         else:
-            self._read(terms_in)
+            sums = self._read(terms_in)
             if equal and not isinstance(self.batches, (list, tuple)):
-                self._read_again()
+                self._read_again(sums if ordered else None)
         if self.samples == 0:
             raise InputError("data: it holds no samples, at least one is needed")
         if not self.terms > 0:
             raise InputError("data: all its targets are left out of the loss, at least one must count")
 
-    def _read(self, terms_in: Terms) -> None:
+    def _read(self, terms_in: Terms) -> list[Tensor]:
+        """The checksums of the batches, whose samples and terms are counted."""
         sums = []
         for batch in self.batches:
             x, y = self.split(as_tensors(batch))
@@ -113,19 +126,35 @@ class Data:
             self.terms += float(terms_in(x, y).sum())
             sums.append(_checksum((x, y)))
         self.checksum = torch.stack(sums).sum(0) if sums else None
+        return sums
 
-    def _read_again(self) -> None:
-        """Raise InputError unless a second pass gives the same samples, in whatever order and batches."""
+    def _read_again(self, each: list[Tensor] | None) -> None:
+        """Raise InputError unless a second pass gives the same samples, in whatever order and batches.
+
+        ``each``: the checksums of the batches, which must be the same one by one.
+        """
         again = [_checksum(self.split(as_tensors(batch))) for batch in self.batches]
+        if each is not None and (len(each) != len(again) or not all(map(torch.equal, each, again))):
+            raise InputError(
+                "data: its batches are others in each pass (shuffle=True?), but the loss depends on which "
+                "samples are together in a batch, or on the random numbers of each",
+                remedy="landscape.Problem(model, loss, list(data))",
+            )
         assert self.checksum is not None
         second = torch.stack(again).sum(0) if again else torch.zeros_like(self.checksum)
         largest = torch.maximum(self.checksum[1], second[1])
         if bool(((self.checksum - second).abs() > CHECKSUM_TOLERANCE * largest).any()):
+            batches = f"torch.utils.data.DataLoader(data, {STREAM_BATCH})" if self._single else "data"
             raise InputError(
-                "data: two passes over its batches differ (random augmentation, or shuffle=True with "
-                "drop_last=True?), so that the loss is not one function; give a list of batches, such as "
-                "list(loader)"
+                f"data: two passes over its batches differ: {_why_passes_differ(self.batches)}, or, for the "
+                "loss of one draw alone, a list, which freezes it",
+                f"landscape.Problem(model, loss, list({batches}))",
             )
+
+    @property
+    def _whole(self) -> tuple[Any, Any] | None:
+        """All samples at once, where they are tensors."""
+        return (self.batches.x, self.batches.y) if isinstance(self.batches, HostStream) else self.resident
 
     def split(self, batch: Any) -> tuple[Any, Any]:
         """(inputs, targets) of a batch, as ``landscape.problem.batches.split`` divides it."""
@@ -140,6 +169,17 @@ class Data:
 
         return tree_map(place, tree)
 
+    def leaves(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """(x, y) for one pass; where the user's inputs require gradients, as leaves that do so.
+
+        Physics-informed losses differentiate outputs in inputs.
+        """
+        if not self._leaf_inputs:
+            return x, y
+        fresh = {id(t): t.detach().requires_grad_() for _, t in named_tensors(x) if t.is_floating_point()}
+        x, y = tree_map(lambda tensor: fresh.get(id(tensor), tensor), (x, y))
+        return x, y
+
     def _size(self, tree: Any) -> int:
         """Bytes that the tensors of ``tree`` take on the device."""
         tensors = (tensor for _, tensor in named_tensors(tree))
@@ -153,45 +193,74 @@ class Data:
         x, y = self.resident
         return (x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else None
 
-    def first(self) -> tuple[Any, Any]:
-        """The first two samples, or the first batch, on the device."""
+    def first(self, terms_in: Terms | None = None) -> tuple[Any, Any]:
+        """The first two samples, or the first batch in which a target counts, on the device.
+
+        ``terms_in``: as :meth:`weigh` takes it, before that is called.
+        """
+        self._terms_in = terms_in or self._terms_in
         if self.resident is not None:
-            return take(self.resident[0], slice(2)), take(self.resident[1], slice(2))
-        batch = next(iter(self.batches), None)
-        if batch is None:
+            x, y = take(self.resident, slice(2))
+            return x, y
+        batches = (self.split(as_tensors(batch)) for batch in self.batches)
+        first = next(batches, None)
+        if first is None:
             raise InputError("data: it holds no samples, at least one is needed")
-        x, y = self.split(as_tensors(batch))
-        return self.place(x), self.place(y)
+        counted = (b for b in itertools.chain([first], batches) if float(self._terms_in(*b).sum()) > 0)
+        x, y = next(counted, first)
+        self._leaf_inputs = _require_gradients(x)
+        x, y = self.place((x, y))
+        return x, y
 
     def pick(self, x: Any, y: Any, count: int = PROBE) -> tuple[Any, Any]:
         """At most ``count`` samples for checks, on the device; ``x``, ``y``: what :meth:`first` gives.
 
         They come from all the data where it can be indexed, else from the first batch. Their targets are as
-        different as possible, so that those which the loss treats differently are likely among them.
-        A batch whose tensors are not all as long as it has samples is returned whole.
+        different as possible, so that those which the loss treats differently are likely among them; one at
+        least counts in the loss, where any does.
+        A batch whose tensors are not all as long as it has samples is returned whole, as are all samples, or
+        the first batch, of a loss that mixes them.
         """
+        if self.mixes:
+            return self.resident or (x, y)
+        rows = self.rows(x, y, count)
+        return (x, y) if rows is None else self.samples_at(rows, x, y)
+
+    def rows(self, x: Any, y: Any, count: int = PROBE) -> Tensor | None:
+        """The numbers of the samples of :meth:`pick`; None for a batch that cannot be divided."""
         if self.indexed:
-            every = self.resident[1] if self.resident is not None else None
             if count not in self._picked:
-                self._picked[count] = _different(every, self.samples, count)
-            return self.gather(self._picked[count])
+                every = self._whole or (None, None)
+                self._picked[count] = self._that_count(_different(every[1], self.samples, count), *every)
+            return self._picked[count]
         try:
             length = count_samples(x, y, alike=True)
         except InputError:
-            return x, y
-        picked = _different(y, length, count).to(self.device)
-        return take(x, picked), take(y, picked)
+            return None
+        return self._that_count(_different(y, length, count), x, y)
+
+    def samples_at(self, rows: Tensor, x: Any, y: Any) -> tuple[Any, Any]:
+        """The samples numbered ``rows`` of all, or of the batch (x, y) where samples have no numbers."""
+        if self.indexed:
+            return self._gather(rows)
+        x, y = take((x, y), rows.to(self.device))
+        return x, y
+
+    def _that_count(self, picked: Tensor, x: Any, y: Any) -> Tensor:
+        """The numbers ``picked`` among the samples (x, y), the last replaced where none of them counts."""
+        terms = torch.ones(1) if y is None else self._terms_in(take(x, picked), take(y, picked))
+        if not bool((terms > 0).any()):
+            picked[-1] = self._terms_in(x, y).argmax()
+        return picked
 
     def few(self, count: int = PROBE) -> Data:
         """The samples of :meth:`pick`, in one chunk."""
-        part = self.in_chunks(count)  # the bytes of a sample are not measured for so few
+        part = copy.copy(self.in_chunks(count))  # the bytes of a sample are not measured for so few
         part._fingerprint, part._picked = "", {}
         x, y = self.pick(*self.first(), count)
         part.samples = count_samples(x, y, alike=False)
         each = self._terms_in(x, y)
         part.terms, part.checksum = float(each.sum()), None
-        if part.terms <= 0:  # targets that are all left out
-            part.terms = float(part.samples)
         if self.indexed:
             part.resident, part.each = (x, y), each if bool((each != each[:1]).any()) else None
         else:
@@ -199,7 +268,11 @@ class Data:
         return part
 
     def in_chunks(self, size: int) -> Data:
-        """The same with ``size`` samples a chunk; data given as batches keeps its batches."""
+        """The same with ``size`` samples a chunk; data given as batches, or of a loss that mixes samples,
+        keeps its own.
+        """
+        if self.mixes:
+            return self
         part = copy.copy(self)
         part.chunk_size = size
         return part
@@ -209,7 +282,7 @@ class Data:
         other = copy.copy(self)
         other.dtype = dtype
         if self.resident is not None:
-            other.resident = other.place(self.resident[0]), other.place(self.resident[1])
+            other.resident = other.place(self.resident)
         return other
 
     def chunks(self) -> Iterator[tuple[Any, Any, float]]:
@@ -228,7 +301,8 @@ class Data:
             else:
                 count = float(self._terms_in(x, y).sum()) * self.samples / self.terms
             if count > 0:
-                yield self.place(x), self.place(y), count
+                x, y = self.place((x, y))
+                yield x, y, count
 
     def _parts(self) -> Iterator[tuple[Any, Any]]:
         if self.resident is None:
@@ -238,7 +312,8 @@ class Data:
         assert size is not None  # Problem.chunks sets it
         for i in range(0, self.samples, size):
             part = slice(i, min(i + size, self.samples))
-            yield take(self.resident[0], part), take(self.resident[1], part)
+            x, y = take(self.resident, part)
+            yield x, y
 
     @property
     def indexed(self) -> bool:
@@ -247,6 +322,18 @@ class Data:
 
     def gather(self, indices: Tensor) -> tuple[Any, Any]:
         """(x, y) of the samples ``indices``, of any shape, repeats allowed; on the device, indices first."""
+        self._check_mean()
+        return self._gather(indices)
+
+    def _check_mean(self) -> None:
+        """Raise InputError for samples of a loss that mixes them: a part has another loss than the whole."""
+        if self.mixes:
+            raise InputError(
+                "data: the loss mixes its samples, so that minibatches of them have another loss on average; "
+                "this needs a loss that is a mean over the samples"
+            )
+
+    def _gather(self, indices: Tensor) -> tuple[Any, Any]:
         flat = indices.flatten()
         if self.resident is not None:
             flat = flat.to(self.device)
@@ -260,13 +347,14 @@ class Data:
 
     def subset(self, indices: Tensor | slice) -> Data:
         """The samples ``indices`` (repeats allowed; a slice copies nothing). Not of batches."""
+        self._check_mean()
         part = copy.copy(self)
         part._fingerprint, part._picked = "", {}
         if isinstance(indices, Tensor):
             part.resident = self.gather(indices)
             part.samples = len(indices)
         elif self.resident is not None:
-            part.resident = take(self.resident[0], indices), take(self.resident[1], indices)
+            part.resident = take(self.resident, indices)
             part.samples = count_samples(*part.resident, alike=False)
         elif isinstance(self.batches, Stream):
             part.batches = self.batches.part(indices)
@@ -277,21 +365,26 @@ class Data:
         if self.each is not None:
             part.each = self.each[indices if isinstance(indices, slice) else indices.cpu()]
             part.terms = float(part.each.sum())
-        return part
+        return part._counted()
 
     def only(self, x: Any, y: Any) -> Data:
         """The samples (x, y), on the device, in place of its own: a minibatch, weighted as in training."""
+        self._check_mean()
         part = copy.copy(self)
         part._fingerprint, part._picked, part.checksum = "", {}, None
         part.resident, part.batches, part.samples = (x, y), (), count_samples(x, y, alike=True)
         each = self._terms_in(x, y)
         part.terms, part.each = float(each.sum()), each if bool((each != each[:1]).any()) else None
-        if not part.terms > 0:
+        return part._counted()
+
+    def _counted(self) -> Data:
+        """Itself; InputError where it is samples of which no target counts."""
+        if self.samples and not self.terms > 0:
             raise InputError(
-                f"batch: a minibatch of {part.samples} samples has only targets that are left out of the "
+                f"batch: a minibatch of {self.samples} samples has only targets that are left out of the "
                 "loss; draw more samples"
             )
-        return part
+        return self
 
     def fingerprint(self) -> str:
         """A CRC-32 of the tensors, or the checksums of the batches: other data has another fingerprint.
@@ -313,9 +406,22 @@ class Data:
         return self._fingerprint
 
 
+def _require_gradients(x: Any) -> bool:
+    """Whether any of the inputs requires gradients."""
+    return any(tensor.requires_grad for _, tensor in named_tensors(x))
+
+
 def batched(data: Any) -> Any:
     """``data``, or batches of a data set that gives its samples one at a time."""
     return DataLoader(data, batch_size=STREAM_BATCH) if isinstance(data, Dataset) else data
+
+
+def _why_passes_differ(batches: Iterable[Any]) -> str:
+    """The likely cause, and what to give instead; another order of the samples alone is no difference."""
+    cut = isinstance(batches, DataLoader) and batches.drop_last and isinstance(batches.sampler, RandomSampler)
+    if cut and len(batches.sampler) % batches.batch_size:  # type: ignore[attr-defined]
+        return "drop_last=True leaves other samples out of each; give a loader with drop_last=False"
+    return "its samples are drawn anew (random augmentation?); give the data set without augmentation"
 
 
 def _checksum(tree: Any) -> Tensor:

@@ -153,6 +153,24 @@ class Layout:
         return torch.cat([tensors[s.name].flatten(start_dim=lead) for s in self.slots], dim=-1)
 
 
+def padding_rows(module: nn.Module, layout: Layout) -> tuple[slice, ...]:
+    """Where in θ the padding rows of embeddings lie, which are no directions of θ.
+
+    PyTorch gives them no gradient, so that training never moves them. A matrix that is tied to another layer
+    has the gradient of that one there.
+    """
+    uses = [id(p) for _, p in module.named_parameters(remove_duplicate=False)]
+    places = {slot.name: slot.offset for slot in layout.slots}
+    rows = []
+    for name, layer in module.named_modules():
+        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.padding_idx is not None:
+            offset = places.get(f"{name}.weight" if name else "weight")
+            if offset is not None and uses.count(id(layer.weight)) == 1:
+                first = offset + layer.padding_idx * layer.embedding_dim
+                rows.append(slice(first, first + layer.embedding_dim))
+    return tuple(rows)
+
+
 def average(weights: Tensor) -> Tensor:
     """w_a (P,), the mean of learners (n, P), in their precision; one function, so that all agree on it."""
     return weights.mean(0)

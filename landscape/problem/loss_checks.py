@@ -1,10 +1,8 @@
-"""Whether a loss is the mean over its samples, and depends on the weights alone."""
+"""Whether model, loss and data fit together, and the loss depends on the weights alone."""
 
 from __future__ import annotations
 
 import inspect
-import itertools
-import math
 import types
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.core.errors import InputError
-from landscape.problem.batches import count_samples, fixed_randomness, named_tensors, take
+from landscape.problem.batches import named_tensors
 from landscape.problem.function import MOVE, Function, tolerance
 from landscape.problem.losses import check_labels, output_loss
 
@@ -65,7 +63,7 @@ def ignores_first_label(problem: Function, x: Any, y: Any) -> bool:
     other[:, 0] = (labels[:, 0] == 0).to(labels)
     views, losses = problem.layout.views(problem.theta), []
     for given in (labels, other):
-        with fixed_randomness(problem, 0):
+        with problem.evaluating(0):
             losses.append(problem.criterion(problem.call(views, {**x, "labels": given}), given))
     return torch.allclose(losses[0], losses[1], rtol=0, atol=0, equal_nan=True)
 
@@ -74,22 +72,79 @@ def ignores_first_label(problem: Function, x: Any, y: Any) -> bool:
 def check_fit(problem: Function, x: Any, y: Any, labels: Any = None) -> None:
     """Raise InputError, in one line, unless model, loss and some samples fit together.
 
+    Where they do with gradients recorded alone, as those that call ``torch.autograd.grad`` (physics-informed
+    losses), ``problem.differentiates`` is set, and all passes record gradients from then on.
+
     ``labels``: where the loss takes classes, each of these must be a class of the model's outputs.
     """
+    outputs = None
+
+    def value() -> object:
+        nonlocal outputs
+        inputs, targets = problem.data.leaves(x, y)
+        with problem.evaluating(0):
+            outputs = problem.call(problem.layout.views(problem.theta), inputs)
+            check_labels(problem.criterion, outputs, labels)
+            return problem.criterion(outputs, targets)  # whatever the user's function gives
+
     try:
-        outputs = problem.call(problem.layout.views(problem.theta), x)
-        check_labels(problem.criterion, outputs, labels)
-        value: object = problem.criterion(outputs, y)  # whatever the user's function gives
+        found = value()
     except InputError:
         raise
-    except Exception as error:  # the user's model and loss raise any kind of error
-        tensors = [*named_tensors(x, "inputs"), *named_tensors(y, "targets")]
-        shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors)
-        words = " ".join(str(error).split())[:200]
-        raise InputError(f"model and data do not fit: {type(error).__name__}: {words} ({shapes})") from error
-    if not isinstance(value, Tensor) or value.dim() > 0:
-        what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(type(value))
+    except Exception as first:  # the user's model and loss raise any kind of error
+        problem.differentiates = True
+        try:
+            found = value()
+        except Exception:
+            problem.differentiates = False
+            refuse_broadcasting(problem.criterion, outputs, y)
+            tensors = [*named_tensors(x, "inputs"), *named_tensors(y, "targets")]
+            shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors)
+            words = " ".join(str(first).split())[:200]
+            raise InputError(
+                f"model and data do not fit: {type(first).__name__}: {words} ({shapes})"
+            ) from first
+    if not isinstance(found, Tensor) or found.dim() > 0:
+        what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else repr(type(found))
         raise InputError(f"loss: it gives {what}, it must give one number, the mean over the samples")
+
+
+def broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> str:
+    """Code for targets in the shape of the outputs, where these are (N, 1) and (N,) or the reverse.
+
+    A loss that takes them element by element pairs each output with each target: its mean is over (N, N), and
+    PyTorch gives a warning at most. "" for other shapes, and unless the loss is a mean with these targets.
+    """
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return ""
+    shapes = outputs.shape, targets.shape
+    if shapes[0] != (*shapes[1], 1) and shapes[1] != (*shapes[0], 1):
+        return ""
+    same = targets.reshape(outputs.shape)
+    same = same if same.is_floating_point() else same.to(outputs)
+    try:
+        whole = loss(outputs, same)
+        mean = torch.stack(
+            [loss(*row) for row in zip(torch.split(outputs, 1), torch.split(same, 1), strict=True)]
+        ).mean()
+    except Exception:  # whatever the user's loss raises: this is no remedy
+        return ""
+    if not torch.allclose(whole, mean, rtol=tolerance(outputs.dtype), atol=0):
+        return ""
+    change = "unsqueeze(-1)" if outputs.dim() > targets.dim() else "squeeze(-1)"
+    kind = "" if targets.is_floating_point() else ".to(outputs)"
+    return f"landscape.Problem(model, lambda outputs, targets: loss(outputs, targets.{change}{kind}), data)"
+
+
+def refuse_broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> None:
+    """Raise InputError, with the remedy, where :func:`broadcasting` is the cause of a refusal."""
+    remedy = broadcasting(loss, outputs, targets)
+    if remedy:
+        raise InputError(
+            f"loss: the outputs have shape {tuple(outputs.shape)}, but the targets {tuple(targets.shape)}: a "
+            "loss that broadcasts them pairs each output with the targets of all samples",
+            remedy,
+        )
 
 
 def check_original(problem: Function, original: nn.Module, x: Any, y: Any) -> None:
@@ -99,8 +154,8 @@ def check_original(problem: Function, original: nn.Module, x: Any, y: Any) -> No
     """
 
     def loss() -> Tensor:
-        with torch.no_grad(), fixed_randomness(problem, 0):
-            return problem.criterion(problem.call(problem.layout.views(problem.theta), x), y)
+        with torch.no_grad(), problem.evaluating(0):
+            return problem.criterion(problem.call(problem.layout.views(problem.theta), x), y).detach()
 
     before, saved = loss(), [p.detach().clone() for p in original.parameters()]
     try:
@@ -117,72 +172,3 @@ def check_original(problem: Function, original: nn.Module, x: Any, y: Any) -> No
             "loss: it changes with the values in the module that was given, beside those of the weights: it, "
             "or the model, uses that module's parameters; give a regulariser as Problem(…, penalty=…)"
         )
-
-
-@torch.no_grad()
-def check_mean(
-    problem: Function, terms: Callable[[Any, Any], Tensor], x: Any, y: Any, *, batches: bool, known: bool
-) -> None:
-    """Raise InputError unless the loss of samples is the mean of the losses of parts of them, by their terms.
-
-    Args:
-        terms: (B,) how many terms of the mean each sample brings.
-        batches: the data comes in batches that are never split: it is enough that the loss is no sum.
-        known: the user said how many terms there are.
-    """
-    try:
-        samples = count_samples(x, y, alike=True)
-    except InputError:
-        return  # a batch that cannot be split
-    if samples < 2:
-        return
-    views = problem.layout.views(problem.theta)
-
-    precisions = {problem.theta.dtype}  # Hugging Face's causal models take the loss in float32 always
-
-    def loss(part: slice) -> float:
-        with fixed_randomness(problem, 0):
-            value = problem.criterion(problem.call(views, take(x, part)), take(y, part))
-        precisions.add(value.dtype)
-        return float(value)
-
-    whole = loss(slice(None))
-    if not math.isfinite(whole):
-        return
-    ends = [0, 1, samples] if samples < 6 else [0, 2, 5, samples]
-    parts = [slice(a, b) for a, b in itertools.pairwise(ends)]
-    each = terms(x, y)
-    try:
-        losses = [(loss(part), float(each[part].sum())) for part in parts]
-    except (RuntimeError, ValueError, IndexError, TypeError):
-        return  # the model does not take batches of another size
-    total = sum(weight for _, weight in losses)
-    counted = [(value, weight) for value, weight in losses if weight > 0]
-    if total <= 0:
-        return
-    mean = sum(value * weight for value, weight in counted) / total
-    scale = abs(whole) + max(abs(value) for value, _ in counted)
-    eps = max(torch.finfo(dtype).eps for dtype in precisions)
-    allowed = min(1000 * eps, 3 * math.sqrt(eps)) * scale  # a batch of another size rounds otherwise
-    if abs(mean - whole) <= allowed or _is_random(problem, x, y, whole):
-        return
-    if abs(sum(value for value, _ in counted) - whole) <= allowed:
-        raise InputError(
-            "loss: it is the sum over the samples it is given, not the mean (reduction='sum'?); give one "
-            "that returns the mean"
-        )
-    if batches and known:
-        return
-    raise InputError(
-        f"loss: that of {samples} samples is {whole:.6g}, but the mean over parts of them is {mean:.6g}: it "
-        "leaves samples out or weighs them (give terms=, how many terms of the mean each brings, such as "
-        "terms=lambda y: (y != 0).sum(1)), or model or loss mix samples (give such data as a list of "
-        "batches, and terms=lambda y: torch.ones(len(y)))"
-    )
-
-
-def _is_random(problem: Function, x: Any, y: Any, loss: float) -> bool:
-    """Whether other random numbers give another loss."""
-    with fixed_randomness(problem, 1):
-        other = float(problem.criterion(problem.call(problem.layout.views(problem.theta), x), y))
-    return other != loss and not math.isnan(other)

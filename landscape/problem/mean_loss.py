@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any, Self
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.memory import SavedBytes
-from landscape.problem.batches import call, fixed_randomness
+from landscape.problem.batches import call, count_samples, fixed_randomness
 from landscape.problem.layout import gradients
 from landscape.problem.losses import correct
 from landscape.problem.variants import Variants
@@ -87,16 +88,60 @@ class MeanLoss(Variants):
         """
         return self.call(self.layout.views(theta), x)
 
-    @functools.cached_property
-    def sample_bytes(self) -> int:
-        """Bytes of activations that one sample saves for its backward pass; a forward pass needs less."""
-        assert self.data.resident is not None
-        x, y = self.data.first()
+    @contextlib.contextmanager
+    def evaluating(self, seed: int | None) -> Iterator[None]:
+        """What surrounds a forward pass and its loss.
+
+        Args:
+            seed: of the random numbers that are drawn inside; None: those of PyTorch's own state.
+
+        Returns:
+            A context.
+
+        Example:
+            >>> import torch, landscape
+            >>> x, y = torch.eye(2), torch.tensor([0, 1])
+            >>> model = torch.nn.Linear(2, 2, bias=False)
+            >>> problem = landscape.Problem(model, torch.nn.functional.cross_entropy, (x, y))
+            >>> with problem.evaluating(0):
+            ...     a = torch.rand(1)
+            >>> with problem.evaluating(0):
+            ...     bool(torch.rand(1) == a)
+            True
+        """
+        recorded = torch.enable_grad() if self.differentiates else contextlib.nullcontext()
+        with recorded, fixed_randomness(self, seed):
+            yield
+
+    def saved_bytes(self, x: Any, y: Any) -> int:
+        """Bytes of activations that a batch saves for its backward pass; a forward pass needs less.
+
+        Args:
+            x, y: inputs and targets, on the device.
+
+        Returns:
+            The bytes.
+
+        Example:
+            >>> import torch, landscape
+            >>> x, y = torch.eye(2), torch.tensor([0, 1])
+            >>> model = torch.nn.Linear(2, 2, bias=False)
+            >>> problem = landscape.Problem(model, torch.nn.functional.cross_entropy, (x, y))
+            >>> problem.saved_bytes(x, y) > 0
+            True
+        """
         leaves = {k: v.detach().requires_grad_() for k, v in self.layout.views(self.theta).items()}
-        saved = SavedBytes(excluding=leaves.values())
+        saved, (x, y) = SavedBytes(excluding=leaves.values()), self.data.leaves(x, y)
         with torch.enable_grad(), saved, fixed_randomness(self, 0):
             self.criterion(self.call(leaves, x), y)
-        return max(1, saved.bytes_ // min(2, self.samples))
+        return saved.bytes_
+
+    @functools.cached_property
+    def sample_bytes(self) -> int:
+        """Bytes of activations that one sample saves for its backward pass."""
+        assert self.data.resident is not None
+        x, y = self.data.resident if self.data.mixes else self.data.first()
+        return max(1, self.saved_bytes(x, y) // count_samples(x, y, alike=False))
 
     @property
     def chunk(self) -> int:
@@ -120,6 +165,36 @@ class MeanLoss(Variants):
             [(2, 2.0)]
         """
         return (self.data.in_chunks(self.chunk) if self.data.resident is not None else self.data).chunks()
+
+    def parts(self) -> Iterator[tuple[Any, Any, float, int | None]]:
+        """The chunks of the data, each as often as random numbers are drawn for it.
+
+        Returns:
+            An iterator of (x, y, weight, seed): weights add up to the number of samples, and the pass is made
+            with the random numbers of ``seed`` (:meth:`evaluating`).
+
+        Example:
+            >>> import torch, landscape
+            >>> x, y = torch.eye(2), torch.tensor([0, 1])
+            >>> model = torch.nn.Linear(2, 2, bias=False)
+            >>> loss = torch.nn.functional.cross_entropy
+            >>> problem = landscape.Problem(model, loss, (x, y), randomness=2)
+            >>> [(weight, seed) for x, y, weight, seed in problem.parts()]
+            [(1.0, 0), (1.0, 1)]
+        """
+        for i, (x, y, count) in enumerate(self.chunks()):
+            for k in range(max(1, self.draws)):
+                seed = i * self.draws + k if self.draws else None
+                yield *self.data.leaves(x, y), count / max(1, self.draws), seed
+
+    @property
+    def separable(self) -> bool:
+        """Whether faster paths may divide samples and passes as they like.
+
+        They may where the loss is the mean over the samples, draws no random numbers and differentiates
+        nothing itself.
+        """
+        return not (self.draws or self.differentiates or self.data.mixes)
 
     @property
     def regularised(self) -> bool:
@@ -167,10 +242,11 @@ class MeanLoss(Variants):
         theta = self.theta if theta is None else theta
         problem = self.at(theta)
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for x, y, count in self.chunks():
-            outputs = problem.outputs(theta, x)
-            total[0] += self.criterion(outputs, y).double() * count
-            total[1] += correct(outputs, y, self.criterion)
+        for x, y, count, seed in self.parts():
+            with self.evaluating(seed):
+                outputs = problem.outputs(theta, x)
+                total[0] += self.criterion(outputs, y).detach().double() * count
+            total[1] += correct(outputs, y, self.criterion) / max(1, self.draws)
         if self.regularised:
             total[0] += self.penalty_value(theta).double() * self.samples
         return total
@@ -236,13 +312,12 @@ class MeanLoss(Variants):
         return self.evaluate(theta)[1]
 
     def loss_and_gradient(
-        self, theta: Tensor | None = None, *, seeded: bool = False, out: Tensor | None = None
+        self, theta: Tensor | None = None, *, out: Tensor | None = None
     ) -> tuple[float, Tensor]:
         """The mean loss over the whole data and its gradient at some weights.
 
         Args:
             theta: weights (P,); default: the centre.
-            seeded: a random model draws the same numbers as for a Hessian with randomness "seed".
             out: memory (P,) for the gradient; default: fresh memory.
 
         Returns:
@@ -261,8 +336,8 @@ class MeanLoss(Variants):
         leaves = {k: v.detach().requires_grad_() for k, v in self.layout.views(theta).items()}
         problem = self.at(theta)
         total, gradient = 0.0, torch.empty_like(theta) if out is None else out
-        for i, (x, y, count) in enumerate(self.chunks()):
-            with fixed_randomness(self, i if seeded else None):
+        for i, (x, y, count, seed) in enumerate(self.parts()):
+            with self.evaluating(seed):
                 value = self.criterion(problem.call(leaves, x), y) * (count / self.samples)
             parts = gradients(value, list(leaves.values()))
             for view, part in zip(self.layout.views(gradient).values(), parts, strict=True):
@@ -276,12 +351,11 @@ class MeanLoss(Variants):
             total += float(value.detach())
         return total, gradient
 
-    def gradient(self, theta: Tensor | None = None, *, seeded: bool = False) -> Tensor:
+    def gradient(self, theta: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss over the whole data at some weights.
 
         Args:
             theta: weights (P,); default: the centre.
-            seeded: a random model draws the same numbers as for a Hessian with randomness "seed".
 
         Returns:
             The gradient (P,).
@@ -294,4 +368,4 @@ class MeanLoss(Variants):
             >>> problem.gradient(torch.zeros(4)).tolist()
             [-0.25, 0.25, 0.25, -0.25]
         """
-        return self.loss_and_gradient(theta, seeded=seeded)[1]
+        return self.loss_and_gradient(theta)[1]

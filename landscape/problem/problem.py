@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from landscape.core.errors import InputError
 from landscape.core.options import choose
 from landscape.problem import batchnorm, checks
-from landscape.problem.batches import count_samples, fixed_randomness
+from landscape.problem.batches import count_samples
 from landscape.problem.data import Data
-from landscape.problem.layout import Layout, independent_copy, unwrapped
+from landscape.problem.layout import Layout, independent_copy, padding_rows, unwrapped
 from landscape.problem.loss_checks import ignores_first_label
 from landscape.problem.losses import Terms, describe_loss, output_loss, placed_loss
 from landscape.problem.mean_loss import MeanLoss
@@ -22,6 +22,29 @@ from landscape.problem.variants import Penalty
 
 # What to do with a model whose forward pass is random even in eval mode.
 RANDOMNESS = ("refuse", "seed")
+
+
+def number_of_draws(randomness: str | int) -> int:
+    """How many draws of random numbers the loss is a mean over; 0 for "refuse".
+
+    Args:
+        randomness: one of :data:`RANDOMNESS`, or a number of draws, also as text.
+
+    Raises:
+        InputError: anything else.
+
+    Example:
+        >>> [number_of_draws(r) for r in ("refuse", "seed", 8)]
+        [0, 1, 8]
+    """
+    if randomness in RANDOMNESS:
+        return RANDOMNESS.index(str(randomness))
+    text = str(randomness)
+    if isinstance(randomness, bool) or not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise InputError(
+            f"randomness: {randomness!r} is not allowed, it must be 'refuse', 'seed' or a number of draws ≥ 1"
+        )
+    return int(text)
 
 
 class Problem(MeanLoss):
@@ -54,6 +77,9 @@ class Problem(MeanLoss):
             mean loss. A regulariser belongs here, because a loss that reads the parameters of the original
             model would not see other weights.
         weight_decay: λ adds λ/2·‖θ‖², whose gradient is that of torch.optim.SGD(weight_decay=λ).
+        randomness: what to do with a model or loss that draws random numbers in eval mode: "refuse" it;
+            "seed": common random numbers, the loss with its noise held fixed, which is a function of θ; or a
+            number of draws, each of them fixed, over which the loss is the mean.
         check: "quick" tests on a few samples that the loss depends on all of θ and on nothing else, is the
             mean over the samples, and that two passes over batches are equal; "full" tests it on more
             samples, at more weights; "off" does not test it.
@@ -88,6 +114,7 @@ class Problem(MeanLoss):
         terms: Callable[[Any], Tensor] | None = None,
         penalty: Penalty | None = None,
         weight_decay: float = 0.0,
+        randomness: str | int = "refuse",
         check: str = "quick",
     ) -> None:
         self.check = choose("check", check, checks.CHECKS)
@@ -97,6 +124,8 @@ class Problem(MeanLoss):
         self._set_model(independent_copy(original), device, dtype)
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, self.dtype)
         self.penalty, self.weight_decay = penalty, float(weight_decay)
+        self.randomness, self.draws = str(randomness), number_of_draws(randomness)
+        self.differentiates = False  # until check_fit sees it
         self.batchnorm = batchnorm.BatchNormPolicy()
         # Verdicts of checks that were made once, such as of the symmetry of products; copies share them.
         self.checked: dict[tuple[Any, ...], bool] = {}
@@ -104,13 +133,14 @@ class Problem(MeanLoss):
         self.data = Data(data, self.device, self.dtype, self.criterion is output_loss)
         count = Terms(self.criterion, terms)
         if self.data.samples or not self.data.indexed:
-            batch = self.data.first()
+            batch = self.data.first(count)
             count_samples(*batch, alike=False)
-            with fixed_randomness(self, 0):
-                count.shifted = terms is None and ignores_first_label(self, *batch)
-                if check != "off":
-                    checks.check_problem(self, original, count, batch, full=check == "full")
-        self.data.weigh(count, equal=check != "off")
+            count.shifted = terms is None and ignores_first_label(self, *batch)
+            if check != "off":
+                checks.check_problem(self, original, count, batch, full=check == "full")
+        self.data.weigh(count, equal=check != "off", ordered=self.draws > 0 or self.data.mixes)
+        if self.draws and self.resident is not None:
+            self.data.chunk_size = self.chunk  # copies in another precision draw for the same chunks
 
     def __repr__(self) -> str:
         loss = describe_loss(self.criterion).split(".")[-1]
@@ -131,6 +161,7 @@ class Problem(MeanLoss):
             raise InputError(
                 "model: it has complex parameters, they must be real; use two real ones for each"
             )
+        self.padding = padding_rows(model, self.layout)
         self.device = torch.device(device) if device is not None else first.device
         self.dtype = dtype or first.dtype
         self.model = model.to(self.device, self.dtype).eval()

@@ -27,6 +27,10 @@ class Variants:
         theta: the centre (P,).
         data: the samples (:class:`landscape.problem.data.Data`).
         batchnorm: whose statistics BatchNorm uses (:class:`landscape.problem.batchnorm.BatchNormPolicy`).
+        draws: how many draws of random numbers the loss is a mean over; 0 where it draws none.
+        differentiates: model or loss differentiate themselves (``torch.autograd.grad``), which needs
+            gradients to be recorded.
+        padding: where in θ the padding rows of embeddings lie, which are no directions.
     """
 
     model: nn.Module
@@ -39,6 +43,9 @@ class Variants:
     dtype: torch.dtype
     penalty: Penalty | None
     weight_decay: float
+    draws: int
+    differentiates: bool
+    padding: tuple[slice, ...]
 
     # Names of ``data`` that users ask the problem for.
 
@@ -85,6 +92,26 @@ class Variants:
             [1, 1]
         """
         return self.data.gather(indices)
+
+    def along_weights(self, directions: Tensor) -> Tensor:
+        """Set ``directions`` to zero along the padding rows of embeddings, which training never moves.
+
+        Args:
+            directions: (..., P), changed in place.
+
+        Returns:
+            ``directions``.
+
+        Example:
+            >>> import torch, landscape
+            >>> model, x = torch.nn.Embedding(3, 1, padding_idx=0), torch.tensor([1, 2])
+            >>> problem = landscape.Problem(model, torch.nn.functional.mse_loss, (x, torch.ones(2, 1)))
+            >>> problem.along_weights(torch.ones(3))
+            tensor([0., 1., 1.])
+        """
+        for rows in self.padding:
+            directions[..., rows] = 0
+        return directions
 
     # The same loss on other data, with other statistics, in another precision.
 

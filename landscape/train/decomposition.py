@@ -132,8 +132,7 @@ def estimate_gradient(
     """
     comm = comm or Comm(1)
     if samples == 0 and batch:
-        order = torch.randperm(problem.samples, generator=generator(seed, "decompose"))
-        cut = _cut(order, batch)
+        cut = fixed_batches(problem.samples, batch, seed)
         loss, gradient = _over(problem, theta, cut[comm.share(len(cut))], problem.samples)
         return Gradient(comm.total(loss)[0], comm.part_sum(gradient, "g")[None], comm)
     if samples == 0:
@@ -153,6 +152,11 @@ def estimate_gradient(
         loss, row[:] = _over(problem, theta, _cut(group, batch or len(group)), len(group))
         losses += loss
     return Gradient(comm.total(losses)[0] / GROUPS, comm.parts(rows, GROUPS), comm)
+
+
+def fixed_batches(samples: int, batch: int, seed: int) -> tuple[Tensor, ...]:
+    """The numbers of a training set's samples, drawn once into batches of at most ``batch`` (equal ±1)."""
+    return _cut(torch.randperm(samples, generator=generator(seed, "decompose")), batch)
 
 
 def _cut(indices: Tensor, batch: int) -> tuple[Tensor, ...]:

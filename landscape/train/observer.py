@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from landscape.checkpoint.parts import storable
 from landscape.core.errors import InputError
@@ -19,7 +19,7 @@ from landscape.curvature.preconditioner import Preconditioner
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Loss, Problem
 from landscape.train import recording
-from landscape.train.decomposition import Gradient, estimate_gradient, step_columns
+from landscape.train.decomposition import Gradient, estimate_gradient, fixed_batches, step_columns
 from landscape.train.distributed.comm import Comm
 from landscape.train.instruments.base import Moment, Setting
 from landscape.train.monitor import Monitoring
@@ -32,7 +32,8 @@ class Choices:
     """What is to be known: of g from ``samples`` (0: all), and what the table ``monitor`` of a recipe says.
 
     A step has ``processes`` minibatches of ``batch`` samples (0: not known), and is made by ``optimizer``, or
-    something else. ``seed`` draws the samples; ``terms`` as :class:`landscape.Problem` takes it.
+    something else. ``seed`` draws the samples; ``terms`` and ``randomness``
+    as :class:`landscape.Problem` takes them.
     """
 
     samples: int
@@ -42,6 +43,7 @@ class Choices:
     seed: int
     optimizer: Any
     terms: Callable[[Any], Tensor] | None = None
+    randomness: str | int = "refuse"
 
 
 class Observer:
@@ -65,19 +67,23 @@ class Observer:
         self._device = first.device if first is not None else torch.device("cpu")
         self._data = data, test
         self._start: tuple[Tensor, Gradient] | None = None
+        norm = has_batchnorm(module)
+        if norm and isinstance(data, Dataset):
+            data = _in_batches(data, choices)
         with self._undisturbed():
-            self.train = Problem(module, loss, data, dtype=dtype, terms=choices.terms)
+            how: dict[str, Any] = {"terms": choices.terms, "randomness": choices.randomness}
+            self.train = Problem(module, loss, data, dtype=dtype, **how)
             self.test: Problem | None = None
             if test is not None:
                 try:
-                    self.test = Problem(module, loss, test, dtype=dtype, terms=choices.terms)
+                    self.test = Problem(module, loss, test, dtype=dtype, **how)
                 except InputError as error:
                     raise InputError(f"test: {error}") from error
             self.parameters = Parameters(module, self.train)
             # With BatchNorm, what the steps are compared with depends on the batches.
             self._objective, self._batch = self.train, 0
             self._check_choices()
-            if has_batchnorm(self.train.model):
+            if norm:
                 self._objective = self.train.with_batchnorm("train", max(2, choices.batch))
                 self._batch = choices.batch if self.train.indexed else 0
             self.monitor = Monitoring(self._setting())
@@ -117,11 +123,8 @@ class Observer:
                 f"samples: {choices.samples} is not allowed with data in batches, from which none can be "
                 "drawn; give (x, y), or samples=0"
             )
-        if indexed and choices.batch < 2 and has_batchnorm(self.train.model):
-            raise InputError(
-                f"batch: {choices.batch} is not allowed with BatchNorm in the model, it must be how many "
-                "samples are in the loop's minibatches, at least 2"
-            )
+        if indexed and has_batchnorm(self.train.model):
+            _check_batch(choices.batch)
 
     def _undisturbed(self) -> contextlib.AbstractContextManager[None]:
         return undisturbed(self._device, *self._data)
@@ -196,6 +199,28 @@ def _generators(data: Any) -> Iterator[torch.Generator]:
             generator = getattr(each, "generator", None)
             if isinstance(generator, torch.Generator):
                 yield generator
+
+
+def _check_batch(batch: int) -> None:
+    """InputError unless BatchNorm can have the statistics of so many samples."""
+    if batch < 2:
+        raise InputError(
+            f"batch: {batch} is not allowed with BatchNorm in the model, it must be how many samples are in "
+            "the loop's minibatches, at least 2"
+        )
+
+
+def _in_batches(data: Dataset[Any], choices: Choices) -> DataLoader[Any]:
+    """The samples of ``data`` in the batches that :func:`estimate_gradient` cuts tensors into.
+
+    Their statistics are those of batches drawn at random, as in training, in whatever order the samples are
+    stored. A data set that gives its samples one after another keeps its order.
+    """
+    _check_batch(choices.batch)
+    if isinstance(data, IterableDataset):
+        return DataLoader(data, batch_size=choices.batch)
+    batches = fixed_batches(len(data), choices.batch, choices.seed)  # type: ignore[arg-type]
+    return DataLoader(data, batch_sampler=[part.tolist() for part in batches])
 
 
 def _check_data(name: str, data: Any) -> None:

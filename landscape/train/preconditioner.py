@@ -6,6 +6,7 @@ from torch import Tensor
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
+from landscape.core.options import expect
 from landscape.curvature.preconditioner import Preconditioner
 from landscape.evaluation.minibatches import stream
 from landscape.problem.problem import Problem
@@ -43,6 +44,7 @@ def preconditioner(
         >>> landscape.Preconditioner(torch.tensor([1.0, 4.0]), name="torch:Adam", lr=0.1, limit=38.0).lr
         0.1
     """
+    expect("checkpoint", checkpoint, Checkpoint)
     if not checkpoint.has_recipe:
         raise FailedError(
             f"{checkpoint.path or 'checkpoint'}: landscape train did not make it, so that its optimizer is "

@@ -39,8 +39,8 @@ class StatePreconditioner:
         momentum = self._optimizer.preconditioned
         if momentum is None:
             raise InputError(
-                f"{where}: the optimizer '{self.name}' has no diagonal preconditioner (allowed: torch:Adam, "
-                "torch:AdamW, torch:RMSprop, lars, lamb)"
+                f"{where}: the optimizer '{self.name}' has no diagonal preconditioner (allowed: adam, "
+                "adamw, rmsprop, lars, lamb)"
             )
         m, form, factor = momentum
         limit = recipe.rule().stability_limit(m, form)

@@ -121,7 +121,8 @@ class Recipe:
         values = ({"name": "sgd"} if table == "optimizer" else {}) | getattr(self, table)
         if "name" not in values:
             raise InputError(f"{table}.name: missing, and there is no default")
-        return str(values.pop("name")), values
+        name = str(values.pop("name"))
+        return (optimizer.full_name(name) if table == "optimizer" else name), values
 
     def spec(self, table: str) -> Spec:
         """The table "model" or "data", checked, its defaults filled in; MODULE:NAME is not imported here."""

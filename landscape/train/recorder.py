@@ -46,8 +46,9 @@ class Recorder:
         folder: where the files go; made where it is missing.
         model: the module that is trained; of DistributedDataParallel, DataParallel and torch.compile the
             one inside. θ are its trainable parameters, P in all; frozen ones and buffers go with each file.
-        loss, terms: ``loss(outputs, targets)``, a mean, or None, and, where samples contribute to it
-            unequally, ``terms(targets)``; as :class:`landscape.Problem` takes them.
+        loss, terms, randomness: ``loss(outputs, targets)``, a mean, or None; where samples contribute to it
+            unequally, ``terms(targets)``; and what to do with random numbers in eval mode; as
+            :class:`landscape.Problem` takes them.
         data: the training set, as :class:`landscape.Problem` takes it: g is the gradient of its mean loss,
             in eval mode (but see ``batch``), so that dropout and augmentation count as noise.
         every: steps from one that is decomposed to the next; 0: none. Ours; for a large training set give
@@ -63,8 +64,8 @@ class Recorder:
             (all, where data comes in batches); 0: none.
         monitor: what else is measured, as a recipe's table "monitor": {"instruments": ["noise-scale"]}.
         save_every: steps from one step-NNNNNNN.h5 to the next; 0: only at the end. As the trainer's (500).
-        batch: samples in a minibatch of one process. Needed by most instruments, and where the model has
-            BatchNorm: g is then that with the statistics of such batches; data in batches keeps its own.
+        batch: samples in a minibatch of one process. Needed by most instruments, and by BatchNorm: g has the
+            statistics of such batches, cut once at random; data in batches, which needs none, keeps its own.
         resume: go on with the run that is in ``folder``; begin one where there is none. True: from its last
             file. A number: from that step, which the loop's own checkpoint is of; what was recorded of later
             steps is deleted. The loop itself loads its weights.
@@ -115,6 +116,7 @@ class Recorder:
         scalars: str | Sequence[str] | None = None,
         seed: int = 0,
         terms: Callable[[Any], Tensor] | None = None,
+        randomness: str | int = "refuse",
     ) -> None:
         self.folder, self.steps, self._every, self._samples = Path(folder), 0, every, samples
         self._save_every, self._batch, self._seed = save_every, batch, seed
@@ -131,7 +133,7 @@ class Recorder:
         recording.check_folder(self.folder, self._resume)
         module = unwrapped(model) if isinstance(model, nn.Module) else model  # type: ignore[redundant-expr]
         table = {"sharpness": sharpness, **(monitor or {})}
-        choices = Choices(samples, table, batch, self._world, seed, optimizer, terms)
+        choices = Choices(samples, table, batch, self._world, seed, optimizer, terms, randomness)
         self._observer = Observer(module, loss, data, test, choices)
         self._lock = Lock(self.folder)
         try:

@@ -221,7 +221,7 @@ def own_normalisation() -> Parts:
 CASES = [
     _flat("BatchNorm1d", lambda: nn.BatchNorm1d(5)),
     _flat("BatchNorm1d affine=False", lambda: nn.BatchNorm1d(5, affine=False)),
-    _flat("BatchNorm1d track_running_stats=False", lambda: nn.BatchNorm1d(5, track_running_stats=False), refused="mix samples"),
+    _flat("BatchNorm1d track_running_stats=False", lambda: nn.BatchNorm1d(5, track_running_stats=False), said="all"),
     _flat("BatchNorm1d momentum=None", lambda: nn.BatchNorm1d(5, momentum=None)),
     _flat("LayerNorm", lambda: nn.LayerNorm(5)),
     _flat("LayerNorm without affine", lambda: nn.LayerNorm(5, elementwise_affine=False)),
@@ -241,7 +241,7 @@ CASES = [
     _flat("AlphaDropout in eval mode", lambda: nn.AlphaDropout(0.5)),
     _image("BatchNorm2d", _conv(), lambda: nn.BatchNorm2d(3)),
     _image("BatchNorm2d before the convolution", lambda: nn.BatchNorm2d(2), _conv()),
-    _image("BatchNorm2d track_running_stats=False", _conv(), lambda: nn.BatchNorm2d(3, track_running_stats=False), refused="mix samples"),
+    _image("BatchNorm2d track_running_stats=False", _conv(), lambda: nn.BatchNorm2d(3, track_running_stats=False), said="all"),
     _image("GroupNorm", _conv(), lambda: nn.GroupNorm(3, 3)),
     _image("InstanceNorm2d", _conv(), lambda: nn.InstanceNorm2d(3)),
     _image("InstanceNorm2d with statistics", _conv(), lambda: nn.InstanceNorm2d(3, affine=True, track_running_stats=True)),

@@ -354,7 +354,7 @@ CASES = [
     classifier("torch.compile(model)", compiled_wrapper, plain=lambda m: m._orig_mod),
     classifier("DataParallel", data_parallel, plain=lambda m: m.module),
     classifier("random in eval mode", random_in_eval, refused="random"),
-    classifier("branches on values", branches_on_values, refused="mix samples"),
+    classifier("branches on values", branches_on_values, said="all"),
     classifier("detached part", detached, refused_hessian="second derivative"),
     classifier("no second derivative", lambda: Net(lambda m, x: Cube.apply(m.a(x)), a=nn.Linear(4, 3)), refused_hessian="second derivative"),
     classifier("a second derivative that is wrong", lambda: Net(lambda m, x: Square.apply(m.a(x)), a=nn.Linear(4, 3)), refused_hessian="second derivative"),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -110,7 +111,10 @@ def _run(case: Case, found: Findings, thorough: bool, compiled: bool) -> None:
     x, y = case.whole(own_data)
     reference = Reference(case.plain(own), case.mean or own_loss, x, y, case.options.get("penalty"))
     theta, problem = reference.center.clone(), None
-    with found.attempt("problem"):
+    said: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if case.said:
+        said = pytest.warns(landscape.ProblemWarning, match=re.escape(case.said))
+    with found.attempt("problem"), said:
         problem = Problem(model, loss, data, dtype=case.dtype, **case.options)
     if problem is None:
         return
@@ -200,7 +204,7 @@ def _learners(case: Case, found: Findings, problem: Problem, reference: Referenc
     tol, n = _tolerances(case, problem)[0], 3
     indices = torch.arange(4 * n).view(n, 4) % problem.samples
     weights = torch.stack([theta + 0.05 * j for j in range(n)]).to(problem.theta)
-    with found.attempt("learners' gradients"):
+    with found.attempt("learners' gradients", "mixes its samples" if problem.data.mixes else ""):
         x, y = problem.gather(indices)
         out = torch.full_like(weights, 7.0)
         Stack(problem).gradients(weights, x, y, out)

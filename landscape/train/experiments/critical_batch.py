@@ -13,7 +13,7 @@ import torch
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
-from landscape.core.options import choose, positive
+from landscape.core.options import choose, expect, positive
 from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.layout import average
@@ -59,7 +59,8 @@ def critical_batch(
     and interpolation between batches are ours.
 
     Args:
-        run: a checkpoint of ``landscape train``; its learning rate stays constant within a branch.
+        run: a checkpoint of ``landscape train``, which says how the run goes on (a :class:`landscape.Problem`
+            does not); its learning rate stays constant within a branch.
         factors: batches of the branches in units of the run's; the smallest is the reference.
         trained_samples: of each branch; default: 40 steps of the largest batch.
         seeds: branches for each batch, with minibatches of their own.
@@ -75,7 +76,8 @@ def critical_batch(
         The loss of each branch, and the critical batch with its standard error.
 
     Raises:
-        InputError: fewer than two factors, a batch that the learners cannot share, or branches too short.
+        InputError: no checkpoint, fewer than two factors, a batch that the learners cannot share, or branches
+            too short.
         FailedError: a run without a recipe, one whose recipe names code, or a run that diverged.
 
     Example:
@@ -85,6 +87,7 @@ def critical_batch(
         >>> result.batch.tolist(), result.steps.tolist()
         ([250, 500], [20, 10])
     """
+    expect("run", run, Checkpoint)
     recipe = _recipe(run)
     chosen = scaling or ("sqrt" if recipe.part("optimizer")[0] in ROOT else "linear")
     choose("scaling", chosen, SCALING)

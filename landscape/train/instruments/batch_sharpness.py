@@ -14,7 +14,6 @@ from landscape.core.errors import FailedError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.directional import gradient_curvature
-from landscape.curvature.hessian import check_deterministic
 from landscape.evaluation.minibatches import Minibatches
 from landscape.problem.problem import Problem
 from landscape.train.instruments.base import Instrument, Moment, Setting
@@ -43,7 +42,6 @@ class BatchSharpness(Instrument):
     def __init__(self, run: Setting) -> None:
         super().__init__(run)
         self.needs_batch()
-        check_deterministic(run.problem)
 
     def measure(self, now: Moment) -> dict[str, float]:
         run = self.run

@@ -14,7 +14,6 @@ from landscape.core import registry
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import jackknife
-from landscape.curvature.hessian import check_deterministic
 from landscape.evaluation.gradient_noise import Jackknife, Scale, from_sums
 from landscape.evaluation.minibatches import Minibatches
 from landscape.train.instruments.base import Gradients, Instrument, Moment, Setting
@@ -59,8 +58,6 @@ class NoiseScale(Instrument):
         #: The steps that have been seen, and of each ‖Σ_j g_j‖², and Σ_j ‖g_j‖² or the tr Σ of a learner.
         self._steps: list[int] = []
         self._sums: list[Tensor] = []
-        if run.second is None:
-            check_deterministic(run.problem)
 
     def see(self, gradients: Gradients) -> None:
         comm, rows = self.run.comm, gradients.rows

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.eigenvalues import exact_products
-from landscape.curvature.hessian import operator
+from landscape.curvature.hessian import HessianOperator
 from landscape.curvature.lanczos import Eigenpairs, lanczos
 from landscape.curvature.preconditioner import Preconditioner
 from landscape.curvature.start import start_vector, warm_start
@@ -37,14 +37,14 @@ class Sample:
         count: how many eigenvalues :meth:`top` gives.
 
     Raises:
-        InputError: a model that is random in eval mode.
+        InputError: a model without second derivatives.
     """
 
     def __init__(self, monitor: Monitor, problem: Problem, comm: Comm, seed: int) -> None:
         self._comm, self.count = comm, min(monitor.top, problem.layout.size)
         self.state: dict[str, Tensor] = {}
         self._found: tuple[int, Eigenpairs | None] = -1, None
-        operator(problem)  # refuses a model that is random in eval mode, before the first step
+        HessianOperator(problem)  # refuses a model without second derivatives, before the first step
         batch, samples = problem.batchnorm.samples, min(monitor.samples or problem.samples, problem.samples)
         if batch:  # whole batches, as a sample's loss depends on its batch
             samples = max(1, samples // batch) * batch

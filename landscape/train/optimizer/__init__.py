@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from landscape.core.options import check_keywords
+from landscape.core.options import check_keywords, choose
 from landscape.core.registry import optimizers
 from landscape.train.optimizer import torch_optim
 from landscape.train.optimizer.base import Optimizer
@@ -20,17 +20,35 @@ from landscape.train.optimizer.layerwise import LAMB, LARS
 from landscape.train.optimizer.sgd import SGD
 from landscape.train.optimizer.torch_optim import TorchOptimizer
 
-__all__ = ["LAMB", "LARS", "SGD", "Optimizer", "TorchOptimizer", "make", "names", "options"]
+__all__ = ["LAMB", "LARS", "SGD", "Optimizer", "TorchOptimizer", "full_name", "make", "names", "options"]
 
 
 def names() -> list[str]:
     """The names that :func:`make` accepts in addition to "torch:CLASS", those of plugins included.
 
     Example:
-        >>> {"lamb", "lars", "sgd"} <= set(names())
+        >>> {"adamw", "lamb", "lars", "sgd"} <= set(names())
         True
     """
-    return optimizers.names()
+    return sorted({*optimizers.names(), *torch_optim.short_names()})
+
+
+def full_name(name: str) -> str:
+    """The name by which recipes and results know an optimizer: "torch:AdamW" for "adamw" or "AdamW".
+
+    Entries of the registry come first: "sgd" is this package's own.
+
+    Raises:
+        InputError: for an unknown name; it suggests the most similar one.
+
+    Example:
+        >>> full_name("adamw"), full_name("sgd")
+        ('torch:AdamW', 'sgd')
+    """
+    if torch_optim.is_torch(name) or name in optimizers:
+        return name
+    short = torch_optim.short_names()
+    return short.get(name.lower()) or choose("optimizer.name", name, names())
 
 
 def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -49,6 +67,7 @@ def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
         >>> options("torch:AdamW", {"weight_decay": 0.1})["weight_decay"]
         0.1
     """
+    name = full_name(name)
     if torch_optim.is_torch(name):
         return torch_optim.options(name, given)
     return check_keywords("optimizer", given, optimizers[name])
@@ -67,9 +86,10 @@ def make(name: str, given: dict[str, Any]) -> Optimizer:
     Example:
         >>> make("sgd", {"momentum": 0.9}).heavy_ball
         (0.9, 'ordinary')
-        >>> make("torch:AdamW", {"weight_decay": 0.1}).linear
+        >>> make("adamw", {"weight_decay": 0.1}).linear
         False
     """
+    name = full_name(name)
     if torch_optim.is_torch(name):
         return TorchOptimizer(name, options(name, given))
     optimizer: Optimizer = optimizers[name](**options(name, given))

@@ -1,4 +1,4 @@
-"""Any class of ``torch.optim`` as an optimizer: "torch:AdamW", with the class's own options."""
+"""Any class of ``torch.optim`` as an optimizer: "torch:AdamW" or "adamw", with the class's own options."""
 
 from __future__ import annotations
 
@@ -35,6 +35,16 @@ def _classes() -> dict[str, type[torch.optim.Optimizer]]:
     }
     base = torch.optim.Optimizer
     return {name: kind for name, kind in classes.items() if issubclass(kind, base) and kind is not base}
+
+
+def short_names() -> dict[str, str]:
+    """The name of each class in lower case -> "torch:CLASS".
+
+    Example:
+        >>> short_names()["adamw"]
+        'torch:AdamW'
+    """
+    return {name.removeprefix(PREFIX).lower(): name for name in _classes()}
 
 
 def options(name: str, given: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,361 @@
+"""Whether a loss is the mean over its samples, by how many terms of each, and what to do where it is not."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from landscape.core.errors import InputError, ProblemWarning
+from landscape.core.memory import available_memory
+from landscape.problem.batches import as_tensors, count_samples, take
+from landscape.problem.counts import Count, candidates, revealed, samples_apart
+from landscape.problem.data import Data
+from landscape.problem.function import Function, moved
+from landscape.problem.loss_checks import refuse_broadcasting
+from landscape.problem.losses import Terms
+
+# Samples that every loss is evaluated on at once anyway (MAX_CHUNK of landscape.problem.mean_loss).
+AT_ONCE = 2000
+# Differences above this share of what may be rounding are looked at in float64: a batch of another size
+# rounds by some eps, and losses of samples that are much alike differ by little more (ours).
+SURE, FLOAT32 = 0.02, torch.finfo(torch.float32).eps
+# The passes of a random loss that are averaged, and the standard errors beyond which its parts count as
+# different from the whole: false once in 10⁸ (ours).
+RANDOM_PASSES, RANDOM_ERRORS = 64, 6.0
+# Activations of all samples at once may take this share of the available memory: a Hessian's product needs
+# the graph of a gradient, and scratch space (ours).
+MEMORY_SHARE = 1 / 4
+
+
+class Parts:
+    """The losses of parts of the data, each evaluated once.
+
+    Args:
+        problem: model and loss.
+        batch: the first one; of data with numbered samples, rows are those numbers.
+        theta: weights (P,).
+        data: where the samples come from.
+    """
+
+    def __init__(self, problem: Function, batch: tuple[Any, Any], theta: Tensor, data: Data) -> None:
+        self.problem, self.data, self.theta, self._batch = problem, data, theta, batch
+        self._known: dict[tuple[tuple[int, ...], int], float] = {}
+        self.eps = torch.finfo(theta.dtype).eps
+
+    def of(self, batch: tuple[Any, Any]) -> Parts:
+        """The same of another batch."""
+        return Parts(self.problem, batch, self.theta, self.data)
+
+    def in_float64(self) -> Parts:
+        """The same in float64, where the model runs in it."""
+        none = copy.copy(self.problem.data)
+        none.resident, none.batches = None, ()
+        try:
+            exact = self.problem.on(none).to(torch.float64)
+            parts = Parts(exact, self._batch, self.theta.double(), self.data)
+            parts.loss([0])
+        except Exception:  # a dtype that the model, or the loss, names itself
+            return self
+        return parts if parts.eps < self.eps else self
+
+    def samples(self, rows: Sequence[int]) -> tuple[Any, Any]:
+        """Inputs and targets of some samples."""
+        samples = self.data.samples_at(torch.tensor(list(rows)), *self._batch)
+        x, y = self.problem.data.place(samples)
+        return x, y
+
+    @property
+    def targets(self) -> Any:
+        """The targets of all samples, or of the batch."""
+        data = self.data
+        if data.resident is not None:
+            return data.resident[1]
+        return self.samples(range(data.samples))[1] if data.indexed else self._batch[1]
+
+    @torch.no_grad()
+    def loss(self, rows: Sequence[int], seed: int = 0) -> float:
+        """The loss of some samples; whatever the user's model and loss raise is raised."""
+        key = tuple(rows), seed
+        if key not in self._known:
+            problem = self.problem
+            inputs, targets = problem.data.leaves(*self.samples(rows))
+            # What the loss says of so few samples is no news.
+            with problem.evaluating(seed), warnings.catch_warnings(action="ignore"):
+                outputs = problem.call(problem.layout.views(self.theta), inputs)
+                value = problem.criterion(outputs, targets).detach()
+            # Hugging Face's causal models take the loss in float32 always.
+            self.eps = max(self.eps, torch.finfo(value.dtype).eps)
+            self._known[key] = float(value)
+        return self._known[key]
+
+    def rounding(self, *values: float) -> float:
+        """The largest difference that rounding makes; a batch of another size rounds otherwise."""
+        return min(1000 * self.eps, 3 * math.sqrt(self.eps)) * max(map(abs, values))
+
+    def difference(self, parts: Sequence[Sequence[int]], weights: Tensor, seed: int = 0) -> float:
+        """The mean of the losses of ``parts`` by the ``weights`` of their samples, less that of all of them.
+
+        ``weights`` (N,) by number of sample. Parts without weight do not count.
+        """
+        sums = [float(weights[list(part)].sum()) for part in parts]
+        counted = [(self.loss(part, seed), w) for part, w in zip(parts, sums, strict=True) if w > 0]
+        whole = self.loss(list(itertools.chain(*parts)), seed)
+        total = sum(w for _, w in counted)
+        return sum(value * w for value, w in counted) / total - whole if total > 0 else math.nan
+
+    def combine(self, parts: Sequence[Sequence[int]], weights: Tensor, share: float = 1.0) -> bool:
+        """Whether the losses of ``parts`` combine to that of all, by the weights of their samples.
+
+        ``share``: of the difference that counts as rounding.
+        """
+        difference = self.difference(parts, weights)
+        values = [v for v in (self.loss(part) for part in parts) if math.isfinite(v)]
+        whole = self.loss(list(itertools.chain(*parts)))
+        return abs(difference) <= share * self.rounding(whole, *values)  # False for NaN
+
+
+def divided(rows: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
+    """``rows`` in parts that end at ``ends``."""
+    return [list(rows[a:b]) for a, b in itertools.pairwise([0, *ends, len(rows)])]
+
+
+def check_mean(problem: Function, terms: Terms, batch: tuple[Any, Any]) -> None:
+    """Find by which weights the losses of parts of the data combine to that of all of them.
+
+    Where they do not combine by the ``terms`` that are known, other counts of targets are tried, and used
+    where all parts combine exactly by them. A loss that mixes samples is taken of all of them at once, or as
+    the mean over the batches. A :class:`landscape.ProblemWarning` says so.
+
+    Args:
+        terms: how many terms of the mean each sample brings; changed where others are found.
+        batch: the first samples, or the first batch.
+
+    Raises InputError where the loss is a sum, or neither a mean nor of a size that can be taken at once.
+    """
+    picked = problem.data.rows(*batch)
+    if picked is None or len(picked) < 2:  # a batch that cannot be split, or nothing to split
+        return
+    rows = picked.tolist()
+    parts = Parts(problem, batch, moved(problem), problem.data)
+    divisions = divided(rows, [2, 5] if len(rows) >= 6 else [1])
+    if problem.draws:
+        if _random_parts_combine(parts, divisions, terms):
+            return
+    else:
+        try:
+            if not math.isfinite(parts.loss(rows)):
+                parts = Parts(problem, batch, problem.theta, problem.data)
+            if not math.isfinite(parts.loss(rows)):
+                return
+            weights = weights_of(parts, terms, rows)
+            if parts.eps <= FLOAT32 and parts.combine(divisions, weights, SURE):
+                return
+            parts = parts.in_float64()
+            if parts.combine(divisions, weights):
+                return
+        except InputError:
+            raise
+        except Exception:  # the loss, or the model, does not take such a part
+            if not problem.data.indexed and _even_parts_combine(parts, rows, terms):
+                return  # batches are never split
+        else:
+            if terms.given is not None:
+                _refuse_terms(problem)
+                return
+            if _count_found(parts, terms, rows):
+                return
+    _take_together(problem, terms, parts, rows, batch)
+
+
+def weights_of(parts: Parts, terms: Terms, rows: Sequence[int]) -> Tensor:
+    """(max(rows) + 1,) the terms of the samples ``rows``, by their numbers; 0 for others."""
+    weights = torch.zeros(max(rows) + 1, dtype=torch.float64)
+    weights[list(rows)] = terms(*parts.samples(rows))
+    return weights
+
+
+def _even_parts_combine(parts: Parts, rows: list[int], terms: Terms) -> bool:
+    """Whether halves or thirds combine, of a loss that does not take uneven parts."""
+    for k in (2, 3):
+        ends = range(len(rows) // k, len(rows), len(rows) // k)
+        if len(rows) % k == 0 and len(rows) > k:
+            try:
+                return parts.combine(divided(rows, ends), weights_of(parts, terms, rows))
+            except InputError:
+                raise
+            except Exception:  # nor such parts
+                continue
+    return False
+
+
+def _random_parts_combine(parts: Parts, divisions: list[list[int]], terms: Terms) -> bool:
+    """Whether the losses of parts combine on average over random numbers, within their standard error."""
+    weights = weights_of(parts, terms, list(itertools.chain(*divisions)))
+    try:
+        seeds = range(RANDOM_PASSES)
+        drawn = torch.tensor([parts.difference(divisions, weights, s) for s in seeds], dtype=torch.float64)
+    except InputError:
+        raise
+    except Exception:  # the loss, or the model, does not take such a part
+        return False
+    error = float(drawn.std()) / math.sqrt(len(drawn))
+    whole = parts.loss(list(itertools.chain(*divisions)))
+    return not abs(float(drawn.mean())) > RANDOM_ERRORS * error + parts.rounding(whole)
+
+
+def _refuse_terms(problem: Function) -> None:
+    """Raise InputError for terms of the user's by which parts do not combine, unless batches stay whole."""
+    if problem.data.indexed:
+        raise InputError(
+            "terms: by them the losses of parts of the data do not combine to that of all of it; leave terms "
+            "out, or give data whose loss mixes samples as a list of batches"
+        )
+
+
+def _count_found(parts: Parts, terms: Terms, rows: list[int]) -> bool:
+    """Whether the terms of the mean are a standard count of targets, or weights by class; used then."""
+    targets = parts.samples(rows)[1]
+    fitting = [count for count in candidates(targets) if _fits(count, parts, rows)]
+    if not fitting:
+        try:
+            fitting = [count for count in revealed(parts) if _fits(count, parts, rows)]
+        except InputError:
+            raise
+        except Exception:  # the loss does not take single samples, or pairs
+            fitting = []
+    for others, every in _sources(parts):
+        while len(fitting) > 1:
+            apart = samples_apart(fitting, every)
+            if not apart:
+                break
+            some = list(dict.fromkeys([*apart, *range(min(4, count_samples(None, every, alike=False)))]))
+            left = [count for count in fitting if _fits(count, others, some)]
+            if len(left) == len(fitting):
+                return False  # the samples that tell them apart have equal losses
+            fitting = left
+    if not fitting:
+        return False
+    terms.given = fitting[0]
+    _say(
+        f"loss: the terms of its mean are counted as terms={fitting[0]}, by which the losses of parts of the "
+        "data combine exactly; give terms= to say so yourself"
+    )
+    return True
+
+
+def _fits(count: Count, parts: Parts, rows: list[int]) -> bool:
+    """Whether the losses of single samples combine by ``count`` to those of several sets of ``rows``."""
+    weights = torch.zeros(max(rows) + 1, dtype=torch.float64)
+    try:
+        weights[rows] = count(parts.samples(rows)[1])
+    except (RuntimeError, IndexError, TypeError):  # a count of targets of another form
+        return False
+    if bool((weights < 0).any()) or len(set(weights[rows].tolist())) < 2:
+        return False
+    tested = 0
+    for some in (rows, rows[: len(rows) // 2], rows[len(rows) // 2 :], rows[::2], rows[1::2]):
+        counted = [row for row in some if weights[row] > 0]
+        if len(counted) < 2:
+            continue
+        tested += 1
+        try:
+            # Samples without a term must not matter, and the others combine by their numbers of terms.
+            whole, without = parts.loss(some), parts.loss(counted)
+            if not abs(whole - without) <= parts.rounding(whole):
+                return False
+            if not parts.combine([[row] for row in counted], weights):
+                return False
+        except Exception:  # the loss does not take single samples
+            return False
+    return tested > 1
+
+
+def _sources(parts: Parts) -> Iterator[tuple[Parts, Any]]:
+    """All targets: at once where samples have numbers, else batch by batch, with the parts of that batch."""
+    data = parts.data
+    if data.indexed:
+        yield parts, parts.targets
+        return
+    for batch in data.batches:
+        x, y = data.place(data.split(as_tensors(batch)))
+        yield parts.of((x, y)), y
+
+
+def _take_together(
+    problem: Function, terms: Terms, parts: Parts, rows: list[int], batch: tuple[Any, Any]
+) -> None:
+    """Take the loss, which is no mean over the samples, of all of them at once, or by batches."""
+    _refuse_sum(problem, parts, rows)
+    data = problem.data
+    inputs, targets = data.leaves(*data.samples_at(torch.tensor(rows), *batch))
+    with torch.no_grad(), problem.evaluating(0):
+        outputs = problem.call(problem.layout.views(problem.theta), inputs)
+        refuse_broadcasting(problem.criterion, outputs, targets)
+    if not data.indexed:
+        data.mix()
+        terms.by_batch = True
+        _say(
+            "loss: it mixes the samples of a batch, or weighs them; it is taken as the mean over the batches "
+            "that were given, each of which counts the same"
+        )
+        return
+    need, available = _bytes_at_once(problem), available_memory(problem.device)
+    if need > MEMORY_SHARE * available:
+        raise InputError(
+            f"loss: it mixes samples, and all {data.samples:,} of them at once need about "
+            f"{need / 2**30:.1f} GiB for each pass ({available / 2**30:.1f} GiB are available); give a list "
+            "of batches, over which the loss is then the mean",
+            remedy="landscape.Problem(model, loss, list(zip(data[0].split(500), data[1].split(500))))",
+        )
+    data.mix()
+    _say(
+        f"loss: it mixes samples, or weighs them; all {data.samples:,} are evaluated at once; give a list of "
+        "batches for the mean over these"
+    )
+
+
+def _refuse_sum(problem: Function, parts: Parts, rows: list[int]) -> None:
+    """Raise InputError for a loss that is the sum over its samples."""
+    if problem.draws:
+        return
+    try:
+        divisions = divided(rows, [len(rows) // 2])
+        total = sum(parts.loss(part) for part in divisions)
+    except Exception:  # the loss does not take parts
+        return
+    whole = parts.loss(rows)
+    if whole and abs(total - whole) <= parts.rounding(whole, total):
+        raise InputError(
+            "loss: it is the sum over the samples that it is given, not the mean (reduction='sum'?)",
+            remedy="landscape.Problem(model, lambda o, t: loss(o, t) / len(t), data)",
+        )
+
+
+def _bytes_at_once(problem: Function) -> float:
+    """The bytes that a pass of all samples saves, from those of a few, as a·n + b·n²."""
+    samples = problem.data.samples
+    if problem.data.resident is None:
+        return math.inf
+    sizes = [n for n in (64, 128) if n < samples]
+    if samples <= AT_ONCE and len(sizes) < 2:
+        return 0.0
+    try:
+        small, large = (problem.saved_bytes(*take(problem.data.resident, slice(n))) for n in sizes)
+    except InputError:
+        raise
+    except Exception:  # the loss takes no such part
+        return 0.0 if samples <= AT_ONCE else math.inf
+    square = max(0.0, (large / 128 - small / 64) / 64)
+    return samples * (small / 64 - 64 * square) + square * samples**2
+
+
+def _say(text: str) -> None:
+    """Warn with a line, at the call of ``landscape.Problem``."""
+    warnings.warn(text, ProblemWarning, stacklevel=6)

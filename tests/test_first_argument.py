@@ -1,0 +1,111 @@
+"""What every public function is about, a problem or a run: another kind is refused in one line that helps."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import landscape
+from landscape import Checkpoint, InputError, Problem
+from landscape.train.loop import Trainer
+from landscape.train.recipe import read
+
+#: Public function -> the arguments after the first that it cannot do without, but for the rate and the like.
+NEEDED: dict[str, dict[str, Any]] = {
+    "HessianOperator": {},
+    "batch_sharpness": {"batch": 4},
+    "between": {"thetas": [torch.zeros(8), torch.ones(8)]},
+    "contour": {"plane": landscape.Plane(torch.zeros(8), torch.eye(2, 8), "random", "none", 0)},
+    "critical_batch": {},
+    "density": {},
+    "disagreement": {},
+    "eigen_plane": {},
+    "estimate_noise": {"weights": torch.randn(3, 8), "lr": 0.1, "local_batch": 4},
+    "extreme_eigenvalues": {},
+    "hessian_grid": {"plane": landscape.Plane(torch.zeros(8), torch.eye(2, 8), "random", "none", 0)},
+    "learners_plane": {"weights": torch.randn(3, 8)},
+    "learning_coefficient": {"batch": 4},
+    "line": {"along": torch.ones(8)},
+    "noise_alignment": {"batch": 4},
+    "noise_scale": {"batch": 4},
+    "pca_plane": {"thetas": torch.randn(3, 8)},
+    "preconditioner": {"problem": None},
+    "random_plane": {},
+    "sharpness": {"rho": 0.1},
+    "smoothing": {"weights": torch.randn(3, 8)},
+    "spectrum": {},
+    "top_eigenvalues": {},
+    "trace": {},
+}
+WORDS = {"problem": "a Problem", "run": "a Checkpoint", "checkpoint": "a Checkpoint"}
+
+
+def linear() -> tuple[nn.Module, Any, Any]:
+    torch.manual_seed(0)
+    return nn.Linear(3, 2), nn.CrossEntropyLoss(), (torch.randn(20, 3), torch.randint(2, (20,)))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("run") / "last.h5"
+    Trainer(read("digits-ssgd", ["steps=2", "decompose.every=0", "batch=20"])).run().save(file)
+    return file
+
+
+def first(name: str) -> str:
+    return next(iter(inspect.signature(getattr(landscape, name)).parameters))
+
+
+def test_the_list_is_whole() -> None:
+    public = {
+        name
+        for name in landscape.__all__
+        if name == "HessianOperator" or inspect.isfunction(getattr(landscape, name))
+    }
+    assert {name for name in public if first(name) in {*WORDS, "checkpoints"}} == {*NEEDED, "compare"}
+
+
+@pytest.mark.parametrize("kind", ["Problem", "Checkpoint", "str", "Path", "Linear", "list", "NoneType"])
+@pytest.mark.parametrize("name", NEEDED)
+def test_another_kind_is_refused_with_what_would_do(name: str, kind: str, path: Path) -> None:
+    model, loss, data = linear()
+    given: dict[str, Any] = {
+        "Problem": Problem(model, loss, data), "Checkpoint": landscape.load(path), "str": str(path), "Path": path,
+        "Linear": model, "list": [Problem(model, loss, data)], "NoneType": None,
+    }  # fmt: skip
+    wanted = WORDS[first(name)]
+    if wanted == f"a {kind}":
+        return
+    shown = type(given[kind]).__name__  # PosixPath
+    with pytest.raises(InputError, match=f"^{first(name)}: a {shown} is not allowed, .*{wanted}") as refusal:
+        getattr(landscape, name)(given[kind], **NEEDED[name])
+    assert "\n" not in str(refusal.value)
+    if kind in ("str", "Path") or (wanted == "a Problem" and kind in ("Checkpoint", "Linear")):
+        names = {
+            "landscape": landscape,
+            "run": given["Checkpoint"],
+            "model": model,
+            "loss": loss,
+            "data": data,
+        }
+        found = eval(refusal.value.remedy, names)
+        assert isinstance(found, Problem if wanted == "a Problem" else Checkpoint)
+    else:
+        assert not refusal.value.remedy
+
+
+@pytest.mark.parametrize("kind", ["Problem", "Linear", "str", "strs"])
+def test_compare_takes_several(kind: str, path: Path) -> None:
+    model, loss, data = linear()
+    given: dict[str, tuple[Any, str]] = {
+        "Problem": (Problem(model, loss, data), "1 given, at least 2"), "str": (str(path), "1 given, at least 2"),
+        "Linear": (model, "1 given, at least 2"),
+        "strs": ([str(path)] * 2, "a str is not allowed, it must be a Checkpoint .* or a Problem; use landscape.load"),
+    }  # fmt: skip
+    with pytest.raises(InputError, match=given[kind][1]):
+        landscape.compare(given[kind][0])

@@ -1,0 +1,281 @@
+"""Data as people have it: graphs, outputs of another shape, augmentation, batches of which no target counts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import landscape
+from landscape import InputError, Problem
+
+
+def problem_of(remedy: str, model: nn.Module, loss: Any, data: Any) -> Problem:
+    """What a refusal's remedy gives, as its reader runs it."""
+    found = eval(remedy, {"landscape": landscape, "torch": torch, "model": model, "loss": loss, "data": data})
+    assert isinstance(found, Problem)
+    return found
+
+
+def refused(match: str, model: nn.Module, loss: Any, data: Any) -> InputError:
+    """The refusal, which is one line."""
+    with pytest.raises(InputError, match=match) as refusal:
+        Problem(model, loss, data)
+    assert "\n" not in str(refusal.value)
+    return refusal.value
+
+
+# A graph.
+
+
+class Graph(nn.Module):
+    """A layer of message passing; each node has a class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        h = self.inner(x)
+        out: Tensor = self.head(h.index_add(0, edges[1], h[edges[0]]).tanh())
+        return out
+
+
+@pytest.mark.parametrize("form", ["pair", "keywords"])
+@pytest.mark.parametrize("edges", [80, 30])
+def test_a_graph_is_one_batch(edges: int, form: str) -> None:
+    torch.manual_seed(0)
+    model, x, index, y = Graph(), torch.randn(30, 5), torch.randint(30, (2, edges)), torch.randint(3, (30,))
+    data = ((x, index) if form == "pair" else {"x": x, "edges": index}), y
+    match = "data: inputs.*: 2 samples, but targets: 30.*a list of one batch"
+    error = refused(match, model, F.cross_entropy, data)
+    problem = problem_of(error.remedy, model, F.cross_entropy, data)
+    assert problem.loss() == pytest.approx(F.cross_entropy(model(x, index), y).item(), rel=1e-6)
+    assert problem.samples == 30
+
+
+def test_pairs_of_unequal_length_are_no_graph() -> None:
+    data = torch.randn(9, 5), torch.zeros(8)
+    assert not refused("inputs: 9 samples, but targets: 8", nn.Linear(5, 3), F.cross_entropy, data).remedy
+
+
+# (N, 1) outputs for (N,) targets.
+
+
+def regression() -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1)), torch.randn(40, 5), torch.randn(40)
+
+
+def in_batches(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return [(x[:15], y[:15]), (x[15:], y[15:])]
+
+
+def in_loader(x: Tensor, y: Tensor) -> Any:
+    return DataLoader(TensorDataset(x, y), batch_size=16)
+
+
+def squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().mean()
+
+
+@pytest.mark.parametrize("make", [lambda x, y: (x, y), in_batches, in_loader, TensorDataset])
+@pytest.mark.parametrize(
+    "loss", [squares, nn.MSELoss(), nn.L1Loss(), nn.SmoothL1Loss(), nn.BCEWithLogitsLoss()]
+)
+@pytest.mark.parametrize("wide", [False, True])
+def test_broadcasting_is_named_with_its_remedy(make: Callable[..., Any], loss: Any, wide: bool) -> None:
+    """PyTorch's own warning is not needed, nor in the way."""
+    model, x, y = regression()
+    if isinstance(loss, nn.BCEWithLogitsLoss):
+        y = (y > 0).long() if wide else (y > 0).float()
+    truth = loss(model(x).squeeze(1), y.float()).item()
+    if wide:
+        model, y = nn.Sequential(model, nn.Flatten(0)), y.unsqueeze(1)
+    data = make(x, y)
+    shapes = (
+        r"outputs have shape \(\d+,\).*targets \(\d+, 1\)"
+        if wide
+        else r"outputs have shape \(\d+, 1\).*targets \(\d+,\)"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        remedy = refused(shapes, model, loss, data).remedy
+        assert problem_of(remedy, model, loss, data).loss() == pytest.approx(truth, rel=1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert refused(shapes, model, loss, data).remedy == remedy
+
+
+def test_a_loss_that_mixes_samples_otherwise_is_not_called_broadcasting() -> None:
+    model, x, y = regression()
+
+    def ranked(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.sort(0).values - targets.sort(0).values).square().mean()
+
+    def flat(outputs: Tensor, targets: Tensor) -> Tensor:
+        return ranked(outputs.flatten(), targets.flatten())
+
+    for data in ((x, y.unsqueeze(1)), (x, y)):
+        with pytest.warns(landscape.ProblemWarning, match="it mixes samples"):
+            problem = landscape.Problem(model, flat, data)
+        assert problem.loss() == pytest.approx(float(flat(model(x), data[1]).detach()), rel=1e-6)
+
+
+def test_an_error_of_another_kind_is_told_as_it_is() -> None:
+    model, x, y = regression()
+
+    def failing(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise KeyError("weights of the classes")
+
+    assert "broadcasts" not in str(refused("KeyError: 'weights of the classes'", model, failing, (x, y)))
+
+
+def test_a_loss_that_takes_such_shapes_rightly_is_not_refused() -> None:
+    model, x, y = regression()
+    problem = Problem(model, lambda outputs, targets: squares(outputs.squeeze(1), targets), (x, y))
+    assert problem.loss() == pytest.approx(squares(model(x).squeeze(1), y).item(), rel=1e-6)
+
+
+# Two passes that differ.
+
+
+class Augmented(Dataset[tuple[Tensor, Tensor]]):
+    """Samples with noise that is drawn anew."""
+
+    def __init__(self, x: Tensor, y: Tensor, noise: float = 0.1) -> None:
+        self.x, self.y, self.noise = x, y, noise
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return self.x[i] + self.noise * torch.randn(5), self.y[i]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("noise", [0.1, 0.0])
+def test_passes_that_differ_are_refused_by_their_cause(shuffle: bool, drop_last: bool, noise: float) -> None:
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(5, 3), torch.randn(45, 5), torch.randint(3, (45,))
+    data = DataLoader(Augmented(x, y, noise), batch_size=10, shuffle=shuffle, drop_last=drop_last)
+    if not noise and not (shuffle and drop_last):
+        assert Problem(model, F.cross_entropy, data).samples == (40 if drop_last else 45)
+        return
+    cause, other = "drop_last=False", "augmentation"
+    if not (shuffle and drop_last):
+        cause, other = "without augmentation", "drop_last"
+    error = refused(f"two passes.*{cause}.*one draw", model, F.cross_entropy, data)
+    assert other not in str(error)
+    torch.manual_seed(3)
+    problem = problem_of(error.remedy, model, F.cross_entropy, data)
+    torch.manual_seed(3)
+    drawn = [torch.cat(parts) for parts in zip(*data, strict=True)]
+    assert problem.loss() == pytest.approx(F.cross_entropy(model(drawn[0]), drawn[1]).item(), rel=1e-6)
+
+
+def test_a_data_set_with_augmentation_is_frozen_in_batches() -> None:
+    torch.manual_seed(0)
+    model, data = nn.Linear(5, 3), Augmented(torch.randn(70, 5), torch.randint(3, (70,)))
+    error = refused("two passes.*without augmentation", model, F.cross_entropy, data)
+    assert problem_of(error.remedy, model, F.cross_entropy, data).samples == 70
+
+
+# Batches of which no target counts.
+
+
+def ignoring() -> tuple[nn.Module, Tensor, Tensor]:
+    """A network, and 40 samples in float64 of which the first 20 have no target."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    x, y = torch.randn(40, 5).double(), torch.randint(3, (40,))
+    y[:20] = -100
+    return model, x, y
+
+
+def masked(outputs: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
+    """A mean over the samples whose mask is 1; NaN of none."""
+    y, mask = targets
+    return (F.cross_entropy(outputs, y, reduction="none") * mask).sum() / mask.sum()
+
+
+CASES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "tensors": lambda x, y: (x, y),
+    "batches": lambda x, y: [(x[:20], y[:20]), (x[20:], y[20:])],
+    "between": lambda x, y: [(x[:9], y[:9]), (x[20:30], y[20:30]), (x[9:20], y[9:20]), (x[30:], y[30:])],
+    "loader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=10),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("own", [False, True])
+def test_the_samples_that_count_decide(name: str, own: bool) -> None:
+    """The numbers are those of the samples with a target alone; nothing is NaN."""
+    model, x, y = ignoring()
+    reference = Problem(model, nn.CrossEntropyLoss(), (x[20:], y[20:]))
+    if own:
+        data: Any = x, (y.clamp(min=0), (y >= 0).double())
+        if name != "tensors":
+            rows = (
+                [slice(0, 20), slice(20, 40)]
+                if name == "batches"
+                else [slice(i, i + 10) for i in range(0, 40, 10)]
+            )
+            data = [(x[part], (data[1][0][part], data[1][1][part])) for part in rows]
+        problem = Problem(model, masked, data, terms=lambda targets: targets[1])
+    else:
+        problem = Problem(model, nn.CrossEntropyLoss(), CASES[name](x, y))
+    plane = landscape.random_plane(reference, seed=0)
+    for bn in ("center", "train"):
+        expected = landscape.contour(reference, plane, grid=(3, 2), span=1.0, bn=bn).loss
+        found = landscape.contour(problem, plane, grid=(3, 2), span=1.0, bn=bn).loss
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-10, atol=0)
+    torch.testing.assert_close(problem.gradient(), reference.gradient(), rtol=1e-9, atol=1e-12)
+    ends, truth = (landscape.extreme_eigenvalues(p, tol=1e-6) for p in (problem, reference))
+    assert (ends.min, ends.max) == pytest.approx((truth.min, truth.max), rel=1e-5)
+    assert landscape.top_eigenvalues(problem, 1, tol=1e-6).values[0].item() == pytest.approx(
+        truth.max, rel=1e-5
+    )
+    many = 10 * problem.layout.size
+    assert landscape.trace(problem, many).value == pytest.approx(
+        landscape.trace(reference, many).value, rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("batches", [False, True])
+def test_one_target_among_many_samples_is_found(batches: bool) -> None:
+    """The few samples of checks and trials hold one that counts, wherever it is."""
+    model, x, y = ignoring()
+    x, mask = x.repeat(20, 1), torch.zeros(800).double()
+    mask[417] = 1
+    targets = y.clamp(min=0).repeat(20), mask
+    data: Any = [(x, targets)] if batches else (x, targets)
+    problem = Problem(model, masked, data, terms=lambda targets: targets[1])
+    alone = Problem(model, nn.CrossEntropyLoss(), (x[417:418], targets[0][417:418]))
+    assert landscape.top_eigenvalues(problem).values[0].item() == pytest.approx(
+        landscape.top_eigenvalues(alone).values[0].item(), rel=0.02
+    )
+
+
+def test_checks_see_a_sample_that_counts() -> None:
+    """A sum is refused, though it is 0 for all of the first batch."""
+    model, x, y = ignoring()
+    for data in (CASES["batches"](x, y), CASES["loader"](x, y)):
+        refused("reduction='sum'", model, nn.CrossEntropyLoss(reduction="sum"), data)
+
+
+def test_no_target_at_all_is_refused_and_a_minibatch_without_one() -> None:
+    model, x, y = ignoring()
+    for data in ((x[:20], y[:20]), [(x[:9], y[:9]), (x[9:20], y[9:20])]):
+        refused("data: all its targets are left out of the loss", model, nn.CrossEntropyLoss(), data)
+    problem = Problem(model, nn.CrossEntropyLoss(), (x, y))
+    weights = problem.theta + 0.1 * torch.randn(4, problem.layout.size).double()
+    with pytest.raises(InputError, match="a minibatch of 2 samples has only targets that are left out"):
+        landscape.estimate_noise(problem, weights, lr=0.1, local_batch=2)
