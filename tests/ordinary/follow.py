@@ -101,7 +101,9 @@ def differs(use: Use, outcome: Outcome) -> str:
         return f"the refusal does not say '{use.words}': {outcome.words}"
     if use.says and not any(re.search(use.says, line) for line in outcome.says):
         return f"no warning says '{use.says}': {outcome.says}"
-    return "" if use.says or not outcome.says else f"a warning that was not expected: {outcome.says}"
+    if outcome.kind == "refused" or use.says or not outcome.says:
+        return ""
+    return f"a warning that was not expected: {outcome.says}"
 
 
 def tolerances(dtype: torch.dtype) -> tuple[float, float]:

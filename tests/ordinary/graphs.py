@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.ordinary.use import COUNTED, Parts, Theme, by_size, per_batch
+from tests.ordinary.use import BATCHES, COUNTED, Parts, Theme, by_size, per_batch
 
 graphs = Theme("graphs")
 NODES = 9
@@ -92,7 +92,7 @@ class Data:
         self.__dict__.update(parts)
 
 
-@graphs("model(data) with a graph as one object, a list of one batch")
+@graphs("model(data) with a graph as one object, a list of one batch", says=BATCHES)
 def graph_object() -> Parts:
     class Net(nn.Module):
         def __init__(self) -> None:
