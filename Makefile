@@ -16,7 +16,7 @@ OUTDATED := -W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning
 # The tests start many processes, which would compile the package each time where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-integrations test-lowest battery-huggingface figures figures-workstation figures-smoke bench fuzz chaos lint docs coverage package clean
+.PHONY: demo test test-all test-integrations test-lowest battery-huggingface ordinary-uses figures figures-workstation figures-smoke bench fuzz chaos lint docs coverage package clean
 
 demo: $(READY)  ## train on the bundled digits and draw the landscape around what comes out
 	$(BIN)/landscape demo -o demo
@@ -32,6 +32,10 @@ test-integrations: $(INTEGRATIONS)/ready  ## the callbacks, with the real Lightn
 
 battery-huggingface: $(INTEGRATIONS)/ready  ## GPT-2, BERT, ViT, Llama, T5, CLIP against dense references; nothing is downloaded
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m pytest -m "" tests/battery/test_huggingface.py
+
+ordinary-uses: $(INTEGRATIONS)/ready  ## first uses as people write them, held against references; writes their page in docs/
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m tests.ordinary > ordinary-uses.tmp
+	mv ordinary-uses.tmp docs/explanation/ordinary-uses.md
 
 figures: $(READY)  ## every figure and table of the papers at laptop scale, into figures/ (hours; LANDSCAPE_DATA)
 	$(BIN)/landscape figures --all --jobs 2
@@ -109,7 +113,7 @@ $(PEERS)/ready: pyproject.toml constraints.txt
 	$(call environment,$(PEERS),-e ".[pyhessian]" --group bench)
 
 $(INTEGRATIONS)/ready: pyproject.toml constraints.txt
-	$(call environment,$(INTEGRATIONS),-e ".[$(TRAINERS)]" --group test)
+	$(call environment,$(INTEGRATIONS),-e ".[$(TRAINERS)]" --group integrations)
 
 $(PACKAGING)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PACKAGING)

@@ -160,16 +160,27 @@ def byol() -> Parts:
     def loss_fn(x: Tensor, y: Tensor) -> Tensor:
         return 2 - 2 * (F.normalize(x, dim=-1) * F.normalize(y, dim=-1)).sum(dim=-1)
 
-    return BYOL(), lambda o, _: (loss_fn(o[0], o[3]) + loss_fn(o[1], o[2])).mean(), (two_views(), torch.zeros(N))
+    return (
+        BYOL(),
+        lambda o, _: (loss_fn(o[0], o[3]) + loss_fn(o[1], o[2])).mean(),
+        (two_views(), torch.zeros(N)),
+    )
 
 
-@contrastive("SimSiam: negative cosine similarity with a stop-gradient", expected="refused_hessian",
-             why="with a stop-gradient, gradients are not those of the loss's value, and their Jacobian is no Hessian", words="derivative")
+@contrastive(
+    "SimSiam: negative cosine similarity with a stop-gradient",
+    expected="refused_hessian",
+    why="with a stop-gradient, gradients are not those of the loss's value, and their Jacobian is no Hessian",
+    words="derivative",
+)
 def simsiam() -> Parts:
     class SimSiam(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.encoder, self.predictor = encoder(), nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 4))
+            self.encoder, self.predictor = (
+                encoder(),
+                nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 4)),
+            )
 
         def forward(self, x1: Tensor, x2: Tensor) -> Any:
             z1, z2 = self.encoder(x1), self.encoder(x2)
@@ -239,11 +250,21 @@ def infonce_loader() -> Parts:
     return OnePair(encoder()), info_nce, DataLoader(data, batch_size=4)
 
 
-@contrastive("InfoNCE, a DataLoader that shuffles", expected="refused", words=r"shuffle|others in each pass|pass",
-             why="each pass has other batches, and the loss depends on which samples are together")
+@contrastive(
+    "InfoNCE, a DataLoader that shuffles",
+    expected="refused",
+    words=r"shuffle|others in each pass|pass",
+    remedied=True,
+    total=per_batch,
+    why="each pass has other batches, and the loss depends on which samples are together",
+)
 def infonce_shuffled() -> Parts:
     model, loss, loader = infonce_loader()
-    return model, loss, DataLoader(loader.dataset, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(0))
+    return (
+        model,
+        loss,
+        DataLoader(loader.dataset, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(0)),
+    )
 
 
 @contrastive("supervised contrastive loss (SupCon)", says=TOGETHER)
@@ -270,7 +291,9 @@ def arcface() -> Parts:
             self.s, self.m = s, m
 
         def forward(self, x: Tensor, label: Tensor) -> Tensor:
-            cosine = F.linear(F.normalize(self.backbone(x)), F.normalize(self.weight)).clamp(-1 + 1e-6, 1 - 1e-6)
+            cosine = F.linear(F.normalize(self.backbone(x)), F.normalize(self.weight)).clamp(
+                -1 + 1e-6, 1 - 1e-6
+            )
             theta = torch.acos(cosine)
             return self.s * torch.cos(theta + self.m * F.one_hot(label, 3))
 
@@ -333,7 +356,11 @@ def multiple_negatives() -> Parts:
 @contrastive("sentence-transformers: CosineSimilarityLoss against scores")
 def cosine_scores() -> Parts:
     criterion = nn.MSELoss()
-    return SentenceTransformer(), lambda e, score: criterion(torch.cosine_similarity(*e), score), ((sentences(), sentences()), torch.rand(N))
+    return (
+        SentenceTransformer(),
+        lambda e, score: criterion(torch.cosine_similarity(*e), score),
+        ((sentences(), sentences()), torch.rand(N)),
+    )
 
 
 @contrastive("DINO: student against a frozen teacher, centred and sharpened")
@@ -349,7 +376,11 @@ def dino() -> Parts:
                 teacher = F.softmax((self.teacher(global_view) - self.center) / 0.2, dim=-1)
             return self.student(local_view) / 0.5, teacher
 
-    return DINO(), lambda o, _: torch.sum(-o[1] * F.log_softmax(o[0], dim=-1), dim=-1).mean(), (two_views(), torch.zeros(N))
+    return (
+        DINO(),
+        lambda o, _: torch.sum(-o[1] * F.log_softmax(o[0], dim=-1), dim=-1).mean(),
+        (two_views(), torch.zeros(N)),
+    )
 
 
 @contrastive("alignment and uniformity (Wang & Isola): log of a mean over pairs", says=TOGETHER)

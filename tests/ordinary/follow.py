@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -52,6 +53,11 @@ def listening() -> Iterator[list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
+        for category in (
+            DeprecationWarning,
+            FutureWarning,
+        ):  # what PyTorch and Hugging Face say of themselves
+            warnings.simplefilter("ignore", category)
         warnings.simplefilter("ignore", landscape.PathWarning)
         warnings.simplefilter("always", landscape.ProblemWarning)
         yield said
@@ -79,7 +85,7 @@ def _follow(use: Use) -> Outcome:
     outcome.says = said
     if outcome.remedy:
         with listening():
-            found = _remedied(use, outcome.remedy)
+            found = remedied(use, outcome.remedy)
         if found:
             outcome.kind, outcome.words = "wrong", f"the remedy {outcome.remedy}: {found}"
     return outcome
@@ -89,11 +95,20 @@ def differs(use: Use, outcome: Outcome) -> str:
     """How the outcome differs from the one expected; "" if it does not."""
     if outcome.kind != use.expected:
         return f"{outcome.kind}, expected {use.expected}: {outcome.words}"
+    if use.remedied and not outcome.remedy:
+        return f"the refusal carries no remedy: {outcome.words}"
     if use.words and not re.search(use.words, outcome.words):
         return f"the refusal does not say '{use.words}': {outcome.words}"
     if use.says and not any(re.search(use.says, line) for line in outcome.says):
         return f"no warning says '{use.says}': {outcome.says}"
-    return "" if use.says or not outcome.says else f"a warning that was not expected: {outcome.says}"
+    if outcome.kind == "refused" or use.says or not outcome.says:
+        return ""
+    return f"a warning that was not expected: {outcome.says}"
+
+
+def tolerances(dtype: torch.dtype) -> tuple[float, float]:
+    """The relative ones of losses and of second derivatives."""
+    return TOLERANCES[torch.bfloat16 if dtype in LOW else dtype]
 
 
 def _line(error: Exception) -> str:
@@ -122,13 +137,16 @@ def _refusal(kind: str, error: InputError) -> Outcome:
 
 def _chain(use: Use, problem: Problem, truth: Truth) -> Outcome:
     """Contour, ends and trace, held against ``truth``; a refusal of the contour is raised."""
-    low = problem.dtype in LOW or use.low_precision
-    tol, tol_hessian = TOLERANCES[torch.bfloat16 if low else problem.dtype]
+    tol, tol_hessian = tolerances(use.inside or problem.dtype)
+    if problem.dtype in LOW:  # weights are rounded, but second derivatives need not be
+        tol_hessian = tolerances(torch.float32)[1]
     if problem.layout.size != truth.size:
         return Outcome("wrong", f"P = {problem.layout.size}, expected {truth.size}")
     found, theta = Findings(), truth.center
     found.compare("loss", problem.loss(), truth.loss(theta), 3 * tol)
     plane = landscape.random_plane(problem, norm="filter", seed=0)
+    if bool(plane.directions[:, truth.padding].any()):
+        found.wrong.append("the plane moves an embedding's row of padding")
     surface = landscape.contour(problem, plane, grid=GRID, span=SPAN)
     expected = truth.surface(theta, plane.directions, surface.x.tolist(), surface.y.tolist())
     found.compare("contour", surface.loss, expected, 3 * tol)
@@ -139,7 +157,10 @@ def _chain(use: Use, problem: Problem, truth: Truth) -> Outcome:
     except InputError as error:
         return _refusal("refused_hessian", error)
     h = truth.hessian(theta, differences=use.differences)
-    if wrong := truth.not_of_the_loss():
+    if not bool(h.isfinite().all()):
+        numbers = ends.min, ends.max, trace.value
+        return Outcome("right") if all(map(math.isnan, numbers)) else Outcome("wrong", f"not NaN: {numbers}")
+    if use.inside is None and (wrong := truth.not_of_the_loss()):
         found.wrong.append(wrong)
     values = torch.linalg.eigvalsh((h + h.T) / 2)
     rounding = tol_hessian * max(float(values.abs().max()), 1e-8)
@@ -155,7 +176,7 @@ def _chain(use: Use, problem: Problem, truth: Truth) -> Outcome:
     return Outcome("wrong" if found.wrong else "right", "; ".join(found.wrong))
 
 
-def _remedied(use: Use, remedy: str) -> str:
+def remedied(use: Use, remedy: str) -> str:
     """Run the remedy as it stands; what is wrong with it, or ""."""
     with use.precision():
         model, loss, data = use.parts()

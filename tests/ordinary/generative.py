@@ -9,11 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.ordinary.use import BATCHES, Parts, Theme, per_batch
+from tests.ordinary.use import BATCHES, Parts, Theme, per_batch, seeded
 
 generative = Theme("generative")
 N = 8
-RANDOM: dict[str, Any] = {"expected": "refused", "random": True, "words": "random"}
+RANDOM: dict[str, Any] = {
+    "expected": "refused",
+    "random": True,
+    "remedied": True,
+    "total": seeded,
+    "words": "random",
+}
 
 
 def points(samples: int = N, features: int = 5) -> Tensor:
@@ -22,7 +28,9 @@ def points(samples: int = N, features: int = 5) -> Tensor:
 
 @generative("denoising autoencoder, MSE")
 def autoencoder() -> Parts:
-    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 5))
+    model = nn.Sequential(
+        nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 5)
+    )
     x = points()
     return model, nn.MSELoss(), (x + 0.1 * torch.randn_like(x), x)
 
@@ -57,7 +65,9 @@ def elbo(out: Any, x: Tensor, beta: float = 1.0) -> Tensor:
     return bce + beta * kld
 
 
-@generative("VAE that samples in every mode", **RANDOM, why="the latent variables are drawn, also in eval mode")
+@generative(
+    "VAE that samples in every mode", **RANDOM, why="the latent variables are drawn, also in eval mode"
+)
 def vae() -> Parts:
     x = torch.rand(N, 5)
     return VAE(), elbo, (x, x)
@@ -73,8 +83,13 @@ def mean_elbo(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return elbo(model(data[0]), data[1])
 
 
-@generative("VAE example's loss: BCE and KL divergence as sums", expected="refused", words="sum", after=mean_elbo,
-            why="it is a sum over the samples, which depends on how many there are")
+@generative(
+    "VAE example's loss: BCE and KL divergence as sums",
+    expected="refused",
+    words="sum",
+    after=mean_elbo,
+    why="it is a sum over the samples, which depends on how many there are",
+)
 def vae_sum() -> Parts:
     def loss_function(out: Any, x: Tensor) -> Tensor:
         recon_x, mu, logvar = out
@@ -86,27 +101,44 @@ def vae_sum() -> Parts:
     return VAE(always=False), loss_function, (x, x)
 
 
-@generative("β-VAE, dict of outputs, conditional on a class", **RANDOM, why="the latent variables are drawn, also in eval mode")
+@generative(
+    "β-VAE, dict of outputs, conditional on a class",
+    **RANDOM,
+    why="the latent variables are drawn, also in eval mode",
+)
 def conditional_vae() -> Parts:
     class CVAE(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.encode, self.decode = nn.Linear(8, 4), nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 5))
+            self.encode, self.decode = (
+                nn.Linear(8, 4),
+                nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 5)),
+            )
 
         def forward(self, x: Tensor, c: Tensor) -> dict[str, Tensor]:
             c = F.one_hot(c, 3).to(x)
             mu, logvar = self.encode(torch.cat([x, c], 1)).chunk(2, dim=1)
             q = torch.distributions.Normal(mu, (0.5 * logvar).exp())
             z = q.rsample()
-            kl = torch.distributions.kl_divergence(q, torch.distributions.Normal(torch.zeros_like(mu), torch.ones_like(mu)))
+            kl = torch.distributions.kl_divergence(
+                q, torch.distributions.Normal(torch.zeros_like(mu), torch.ones_like(mu))
+            )
             return {"recon": self.decode(torch.cat([z, c], 1)), "kl": kl.sum(1).mean()}
 
     x = points()
-    return CVAE(), lambda o, x: F.mse_loss(o["recon"], x) + 4 * o["kl"], ({"x": x, "c": torch.randint(3, (N,))}, x)
+    return (
+        CVAE(),
+        lambda o, x: F.mse_loss(o["recon"], x) + 4 * o["kl"],
+        ({"x": x, "c": torch.randint(3, (N,))}, x),
+    )
 
 
-@generative("VQ-VAE: nearest code, straight-through estimator, commitment loss", expected="refused_hessian", words="derivative",
-            why="straight-through and stop-gradient: gradients are not those of the loss's value")
+@generative(
+    "VQ-VAE: nearest code, straight-through estimator, commitment loss",
+    expected="refused_hessian",
+    words="derivative",
+    why="straight-through and stop-gradient: gradients are not those of the loss's value",
+)
 def vq_vae() -> Parts:
     class VQVAE(nn.Module):
         def __init__(self) -> None:
@@ -115,7 +147,11 @@ def vq_vae() -> Parts:
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             z = self.encoder(x)
-            distances = z.pow(2).sum(1, keepdim=True) + self.codebook.weight.pow(2).sum(1) - 2 * z @ self.codebook.weight.t()
+            distances = (
+                z.pow(2).sum(1, keepdim=True)
+                + self.codebook.weight.pow(2).sum(1)
+                - 2 * z @ self.codebook.weight.t()
+            )
             quantized = self.codebook(distances.argmin(1))
             loss = F.mse_loss(quantized, z.detach()) + 0.25 * F.mse_loss(quantized.detach(), z)
             quantized = z + (quantized - z).detach()
@@ -139,7 +175,11 @@ class Denoiser(nn.Module):
 ALPHAS = torch.linspace(0.95, 0.3, 10)
 
 
-@generative("DDPM: forward draws t and the noise and returns the loss", **RANDOM, why="times and noise are drawn in each pass")
+@generative(
+    "DDPM: forward draws t and the noise and returns the loss",
+    **RANDOM,
+    why="times and noise are drawn in each pass",
+)
 def ddpm() -> Parts:
     class DDPM(nn.Module):
         def __init__(self) -> None:
@@ -164,7 +204,11 @@ def diffusion_with_data() -> Parts:
     return Denoiser(), F.mse_loss, ((a.sqrt() * x + (1 - a).sqrt() * noise, t), noise)
 
 
-@generative("flow matching: the loss's noise and times are drawn in forward", **RANDOM, why="times and noise are drawn in each pass")
+@generative(
+    "flow matching: the loss's noise and times are drawn in forward",
+    **RANDOM,
+    why="times and noise are drawn in each pass",
+)
 def flow_matching() -> Parts:
     class FlowMatching(nn.Module):
         def __init__(self) -> None:
@@ -188,7 +232,11 @@ def discriminator() -> nn.Sequential:
 def gan_discriminator() -> Parts:
     netD = nn.Sequential(*discriminator(), nn.Sigmoid())
     real, fake = points(), 0.5 * points() + 1
-    return netD, lambda out, label: nn.BCELoss()(out.view(-1), label), (torch.cat([real, fake]), torch.cat([torch.ones(N), torch.zeros(N)]))
+    return (
+        netD,
+        lambda out, label: nn.BCELoss()(out.view(-1), label),
+        (torch.cat([real, fake]), torch.cat([torch.ones(N), torch.zeros(N)])),
+    )
 
 
 @generative("generator against a frozen discriminator")
@@ -196,7 +244,10 @@ def gan_generator() -> Parts:
     class Game(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.netG, self.netD = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 5)), discriminator().requires_grad_(False)
+            self.netG, self.netD = (
+                nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 5)),
+                discriminator().requires_grad_(False),
+            )
 
         def forward(self, noise: Tensor) -> Tensor:
             return self.netD(self.netG(noise))
@@ -214,7 +265,9 @@ def wgan_gp() -> Parts:
         def forward(self, real: Tensor, fake: Tensor, alpha: Tensor) -> Any:
             interpolates = (alpha * real + (1 - alpha) * fake).requires_grad_(True)
             d = self.net(interpolates)
-            gradients = torch.autograd.grad(d, interpolates, torch.ones_like(d), create_graph=True, retain_graph=True)[0]
+            gradients = torch.autograd.grad(
+                d, interpolates, torch.ones_like(d), create_graph=True, retain_graph=True
+            )[0]
             return self.net(real), self.net(fake), gradients
 
     def loss(out: Any, _: Tensor) -> Tensor:
@@ -224,7 +277,11 @@ def wgan_gp() -> Parts:
     return Critic(), loss, ((points(), points() + 1, torch.rand(N, 1)), torch.zeros(N))
 
 
-@generative("WGAN-GP critic that draws its interpolation", **RANDOM, why="the points of the penalty are drawn in each pass")
+@generative(
+    "WGAN-GP critic that draws its interpolation",
+    **RANDOM,
+    why="the points of the penalty are drawn in each pass",
+)
 def wgan_gp_random() -> Parts:
     class Critic(nn.Module):
         def __init__(self) -> None:
@@ -247,7 +304,9 @@ def wgan_gp_random() -> Parts:
 @generative("hinge loss of a discriminator with spectral normalisation")
 def hinge_gan() -> Parts:
     net = nn.Sequential(
-        nn.utils.parametrizations.spectral_norm(nn.Linear(5, 6)), nn.LeakyReLU(0.1), nn.utils.parametrizations.spectral_norm(nn.Linear(6, 1))
+        nn.utils.parametrizations.spectral_norm(nn.Linear(5, 6)),
+        nn.LeakyReLU(0.1),
+        nn.utils.parametrizations.spectral_norm(nn.Linear(6, 1)),
     )
     net.eval()
     x, sign = points(2 * N), torch.ones(2 * N, 1)
@@ -345,7 +404,11 @@ def score_matching() -> Parts:
             return -torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
 
     x, noise, sigma = points(N, 4), points(N, 4), 0.5
-    return Score(), lambda score, noise: 0.5 * ((score * sigma + noise) ** 2).sum(1).mean(), (x + sigma * noise, noise)
+    return (
+        Score(),
+        lambda score, noise: 0.5 * ((score * sigma + noise) ** 2).sum(1).mean(),
+        (x + sigma * noise, noise),
+    )
 
 
 @generative("PixelCNN: masked convolutions, cross-entropy of 4 grey levels")
@@ -361,12 +424,20 @@ def pixel_cnn() -> Parts:
         def forward(self, x: Tensor) -> Tensor:
             return self._conv_forward(x, self.weight * self.mask, self.bias)
 
-    model = nn.Sequential(MaskedConv2d("A", 1, 3, 3, padding=1), nn.ReLU(), MaskedConv2d("B", 3, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 1))
+    model = nn.Sequential(
+        MaskedConv2d("A", 1, 3, 3, padding=1),
+        nn.ReLU(),
+        MaskedConv2d("B", 3, 3, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(3, 4, 1),
+    )
     levels = torch.randint(4, (N, 5, 5))
     return model, nn.CrossEntropyLoss(), (levels[:, None] / 3.0, levels)
 
 
-@generative("Gumbel-softmax: categorical latents, drawn", **RANDOM, why="the Gumbel noise is drawn, also in eval mode")
+@generative(
+    "Gumbel-softmax: categorical latents, drawn", **RANDOM, why="the Gumbel noise is drawn, also in eval mode"
+)
 def gumbel() -> Parts:
     class CategoricalVAE(nn.Module):
         def __init__(self) -> None:

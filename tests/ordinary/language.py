@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from tests.ordinary.use import COUNTED, TOGETHER, Parts, Theme
+from tests.ordinary.use import COUNTED, TOGETHER, Parts, Theme, by_size
 
 language = Theme("language")
 WORDS, LENGTH, SAMPLES = 8, 6, 8
@@ -38,7 +38,9 @@ class Block(nn.Module):
         self.attn_dropout, self.resid_dropout = nn.Dropout(0.1), nn.Dropout(0.1)
         self.register_buffer("bias", torch.tril(torch.ones(LENGTH, LENGTH)).view(1, 1, LENGTH, LENGTH))
         self.n_head, self.n_embd = n_head, n_embd
-        self.mlp = nn.Sequential(nn.Linear(n_embd, 6), nn.GELU(approximate="tanh"), nn.Linear(6, n_embd), nn.Dropout(0.1))
+        self.mlp = nn.Sequential(
+            nn.Linear(n_embd, 6), nn.GELU(approximate="tanh"), nn.Linear(6, n_embd), nn.Dropout(0.1)
+        )
 
     def attention(self, x: Tensor) -> Tensor:
         b, t, c = x.size()
@@ -86,7 +88,11 @@ def mingpt() -> Parts:
 @language("nanoGPT on characters: logits.view(−1, V), tied weights")
 def nanogpt() -> Parts:
     ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
-    return GPT(tied=True), lambda logits, y: F.cross_entropy(logits.view(-1, WORDS), y.view(-1)), (ids[:, :-1], ids[:, 1:].contiguous())
+    return (
+        GPT(tied=True),
+        lambda logits, y: F.cross_entropy(logits.view(-1, WORDS), y.view(-1)),
+        (ids[:, :-1], ids[:, 1:].contiguous()),
+    )
 
 
 @language("padding ignored in a lambda: ignore_index=0", says=COUNTED)
@@ -167,15 +173,25 @@ def transformer_tutorial() -> Parts:
             return self.linear(self.transformer_encoder(src, mask, is_causal=True))
 
     ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
-    return TransformerModel(), lambda o, y: F.cross_entropy(o.reshape(-1, WORDS), y.reshape(-1)), (ids[:, :-1], ids[:, 1:])
+    return (
+        TransformerModel(),
+        lambda o, y: F.cross_entropy(o.reshape(-1, WORDS), y.reshape(-1)),
+        (ids[:, :-1], ids[:, 1:]),
+    )
 
 
-@language("translation tutorial: nn.Transformer, masks of padding, CrossEntropyLoss(ignore_index=PAD)", says=COUNTED)
+@language(
+    "translation tutorial: nn.Transformer, masks of padding, CrossEntropyLoss(ignore_index=PAD)", says=COUNTED
+)
 def translation() -> Parts:
     class Seq2Seq(nn.Module):
         def __init__(self, d: int = 4) -> None:
             super().__init__()
-            self.src, self.tgt, self.pos = nn.Embedding(WORDS, d), nn.Embedding(WORDS, d), PositionalEncoding(d)
+            self.src, self.tgt, self.pos = (
+                nn.Embedding(WORDS, d),
+                nn.Embedding(WORDS, d),
+                PositionalEncoding(d),
+            )
             self.transformer = nn.Transformer(d, 2, 1, 1, 4, 0.1, batch_first=True)
             self.generator = nn.Linear(d, WORDS)
 
@@ -191,16 +207,20 @@ def translation() -> Parts:
     src, tgt = padded(), padded()
     model = Seq2Seq()
     model.transformer.encoder.enable_nested_tensor = False
-    return model, lambda logits, y: loss_fn(logits.reshape(-1, WORDS), y.reshape(-1)), ((src, tgt[:, :-1]), tgt[:, 1:])
+    return (
+        model,
+        lambda logits, y: loss_fn(logits.reshape(-1, WORDS), y.reshape(-1)),
+        ((src, tgt[:, :-1]), tgt[:, 1:]),
+    )
 
 
-def mean_by_size(model: nn.Module, loss: Any, data: Any) -> Tensor:
-    """The mean over all samples, of batches that cannot be joined."""
-    return sum(len(y) * loss(model(*x), y) for x, y in data) / sum(len(y) for _, y in data)
-
-
-@language("text classification tutorial: EmbeddingBag with offsets, a list of batches", total=mean_by_size,
-          expected="refused_hessian", why="PyTorch has no second derivative of EmbeddingBag", words="second derivative")
+@language(
+    "text classification tutorial: EmbeddingBag with offsets, a list of batches",
+    total=by_size,
+    expected="refused_hessian",
+    why="PyTorch has no second derivative of EmbeddingBag",
+    words="second derivative",
+)
 def embedding_bag() -> Parts:
     class TextClassificationModel(nn.Module):
         def __init__(self) -> None:
@@ -212,7 +232,9 @@ def embedding_bag() -> Parts:
 
     def batch(n: int) -> Any:
         lengths = torch.randint(1, 5, (n,))
-        return (torch.randint(WORDS, (int(lengths.sum()),)), lengths.cumsum(0) - lengths), torch.randint(3, (n,))
+        return (torch.randint(WORDS, (int(lengths.sum()),)), lengths.cumsum(0) - lengths), torch.randint(
+            3, (n,)
+        )
 
     return TextClassificationModel(), nn.CrossEntropyLoss(), [batch(4), batch(4), batch(3)]
 
@@ -253,12 +275,18 @@ def packed_lstm() -> Parts:
             self.rnn, self.fc = nn.LSTM(3, 2, bidirectional=True, batch_first=True), nn.Linear(4, 1)
 
         def forward(self, text: Tensor, lengths: Tensor) -> Tensor:
-            packed = pack_padded_sequence(self.embedding(text), lengths.cpu(), batch_first=True, enforce_sorted=False)
+            packed = pack_padded_sequence(
+                self.embedding(text), lengths.cpu(), batch_first=True, enforce_sorted=False
+            )
             _, (hidden, _) = self.rnn(packed)
             return self.fc(torch.cat((hidden[-2], hidden[-1]), dim=1)).squeeze(1)
 
     text = padded()
-    return Sentiment(), nn.BCEWithLogitsLoss(), ((text, (text != 0).sum(1)), torch.randint(2, (SAMPLES,)).float())
+    return (
+        Sentiment(),
+        nn.BCEWithLogitsLoss(),
+        ((text, (text != 0).sum(1)), torch.randint(2, (SAMPLES,)).float()),
+    )
 
 
 @language("masked words: −100 elsewhere, a lambda that transposes", says=COUNTED)
@@ -266,7 +294,9 @@ def masked_words() -> Parts:
     ids = tokens()
     chosen = torch.rand(ids.shape) < 0.3
     chosen[0, :4] = True
-    model = nn.Sequential(nn.Embedding(WORDS, 4), nn.TransformerEncoderLayer(4, 2, 4, batch_first=True), nn.Linear(4, WORDS))
+    model = nn.Sequential(
+        nn.Embedding(WORDS, 4), nn.TransformerEncoderLayer(4, 2, 4, batch_first=True), nn.Linear(4, WORDS)
+    )
     x, y = ids.masked_fill(chosen, 0), ids.masked_fill(~chosen, -100)
     return model, lambda o, y: F.cross_entropy(o.transpose(1, 2), y), (x, y)
 
@@ -276,7 +306,10 @@ def tagging() -> Parts:
     class Tagger(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.lstm = nn.Embedding(WORDS, 3), nn.LSTM(3, 2, batch_first=True, bidirectional=True)
+            self.embed, self.lstm = (
+                nn.Embedding(WORDS, 3),
+                nn.LSTM(3, 2, batch_first=True, bidirectional=True),
+            )
             self.out = nn.Linear(4, 3)
 
         def forward(self, ids: Tensor) -> Tensor:
@@ -310,7 +343,9 @@ def word2vec() -> Parts:
 
         def forward(self, center: Tensor, context: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
             v = self.in_embed(center)
-            return (v * self.out_embed(context)).sum(1), torch.bmm(self.out_embed(negatives), v.unsqueeze(2)).squeeze(2)
+            return (v * self.out_embed(context)).sum(1), torch.bmm(
+                self.out_embed(negatives), v.unsqueeze(2)
+            ).squeeze(2)
 
     def loss(scores: Any, _: Tensor) -> Tensor:
         positive, negative = scores
@@ -341,8 +376,17 @@ def llama_parts() -> Parts:
             super().__init__()
             self.tok = nn.Embedding(WORDS, d)
             self.wq, self.wk, self.wv, self.wo = (nn.Linear(d, o, bias=False) for o in (d, 2, 2, d))
-            self.w1, self.w2, self.w3 = nn.Linear(d, 6, bias=False), nn.Linear(6, d, bias=False), nn.Linear(d, 6, bias=False)
-            self.norm1, self.norm2, self.norm, self.output = RMSNorm(d), RMSNorm(d), RMSNorm(d), nn.Linear(d, WORDS, bias=False)
+            self.w1, self.w2, self.w3 = (
+                nn.Linear(d, 6, bias=False),
+                nn.Linear(6, d, bias=False),
+                nn.Linear(d, 6, bias=False),
+            )
+            self.norm1, self.norm2, self.norm, self.output = (
+                RMSNorm(d),
+                RMSNorm(d),
+                RMSNorm(d),
+                nn.Linear(d, WORDS, bias=False),
+            )
 
         def forward(self, ids: Tensor) -> Tensor:
             x = self.tok(ids)
@@ -366,7 +410,9 @@ def mixture_of_experts() -> Parts:
         def __init__(self) -> None:
             super().__init__()
             self.embed, self.gate = nn.Embedding(WORDS, 4), nn.Linear(4, 2)
-            self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)) for _ in range(2))
+            self.experts = nn.ModuleList(
+                nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)) for _ in range(2)
+            )
             self.head = nn.Linear(4, WORDS)
 
         def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -376,11 +422,19 @@ def mixture_of_experts() -> Parts:
             fraction = F.one_hot(top, 2).to(x).flatten(0, 1).mean(0)
             balance = 2 * (fraction * probs.flatten(0, 1).mean(0)).sum()
             chosen = probs.gather(-1, top[..., None])
-            y = torch.stack([e(x) for e in self.experts], -2).gather(-2, top[..., None, None].expand(*top.shape, 1, 4)).squeeze(-2)
+            y = (
+                torch.stack([e(x) for e in self.experts], -2)
+                .gather(-2, top[..., None, None].expand(*top.shape, 1, 4))
+                .squeeze(-2)
+            )
             return self.head(x + chosen * y), balance
 
     ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
-    return MoE(), lambda out, y: F.cross_entropy(out[0].transpose(1, 2), y) + 0.1 * out[1], (ids[:, :-1], ids[:, 1:])
+    return (
+        MoE(),
+        lambda out, y: F.cross_entropy(out[0].transpose(1, 2), y) + 0.1 * out[1],
+        (ids[:, :-1], ids[:, 1:]),
+    )
 
 
 @language("DPO: log-probabilities of chosen and rejected answers against a frozen reference")
@@ -409,10 +463,20 @@ def reward_model() -> Parts:
     class Reward(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.gru, self.head = nn.Embedding(WORDS, 3), nn.GRU(3, 3, batch_first=True), nn.Linear(3, 1)
+            self.embed, self.gru, self.head = (
+                nn.Embedding(WORDS, 3),
+                nn.GRU(3, 3, batch_first=True),
+                nn.Linear(3, 1),
+            )
 
         def forward(self, input_ids_chosen: Tensor, input_ids_rejected: Tensor) -> Tensor:
-            return torch.cat([self.head(self.gru(self.embed(x))[0][:, -1]) for x in (input_ids_chosen, input_ids_rejected)], 1)
+            return torch.cat(
+                [
+                    self.head(self.gru(self.embed(x))[0][:, -1])
+                    for x in (input_ids_chosen, input_ids_rejected)
+                ],
+                1,
+            )
 
     data = ({"input_ids_chosen": tokens(), "input_ids_rejected": tokens()}, torch.zeros(SAMPLES))
     return Reward(), lambda r, _: -F.logsigmoid(r[:, 0] - r[:, 1]).mean(), data
@@ -420,12 +484,20 @@ def reward_model() -> Parts:
 
 @language("distillation: soft teacher probabilities at temperature 2, batchmean, and hard labels")
 def distillation() -> Parts:
-    def loss(student: Tensor, target: tuple[Tensor, Tensor], temperature: float = 2.0, alpha: float = 0.7) -> Tensor:
+    def loss(
+        student: Tensor, target: tuple[Tensor, Tensor], temperature: float = 2.0, alpha: float = 0.7
+    ) -> Tensor:
         teacher, labels = target
-        soft = F.kl_div(F.log_softmax(student / temperature, 1), F.softmax(teacher / temperature, 1), reduction="batchmean")
+        soft = F.kl_div(
+            F.log_softmax(student / temperature, 1),
+            F.softmax(teacher / temperature, 1),
+            reduction="batchmean",
+        )
         return alpha * temperature**2 * soft + (1 - alpha) * F.cross_entropy(student, labels)
 
-    model = nn.Sequential(nn.Embedding(WORDS, 3), nn.Flatten(), nn.Linear(3 * LENGTH, 4), nn.ReLU(), nn.Linear(4, 3))
+    model = nn.Sequential(
+        nn.Embedding(WORDS, 3), nn.Flatten(), nn.Linear(3 * LENGTH, 4), nn.ReLU(), nn.Linear(4, 3)
+    )
     return model, loss, (tokens(), (torch.randn(SAMPLES, 3), torch.randint(3, (SAMPLES,))))
 
 
@@ -434,7 +506,11 @@ def unpacked_gru() -> Parts:
     class CharModel(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.gru, self.out = nn.Embedding(WORDS, 3), nn.GRU(3, 3, batch_first=True), nn.Linear(3, 2)
+            self.embed, self.gru, self.out = (
+                nn.Embedding(WORDS, 3),
+                nn.GRU(3, 3, batch_first=True),
+                nn.Linear(3, 2),
+            )
 
         def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
             packed = pack_padded_sequence(self.embed(ids), lengths, batch_first=True, enforce_sorted=False)
@@ -442,4 +518,8 @@ def unpacked_gru() -> Parts:
             return self.out(output.max(1).values)
 
     ids = padded()
-    return CharModel(), F.cross_entropy, ({"ids": ids, "lengths": (ids != 0).sum(1)}, torch.randint(2, (SAMPLES,)))
+    return (
+        CharModel(),
+        F.cross_entropy,
+        ({"ids": ids, "lengths": (ids != 0).sum(1)}, torch.randint(2, (SAMPLES,))),
+    )

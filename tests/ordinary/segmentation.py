@@ -21,7 +21,11 @@ class UNet(nn.Module):
 
         def double_conv(i: int, o: int) -> nn.Sequential:
             return nn.Sequential(
-                nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(o), nn.ReLU(inplace=True), nn.Conv2d(o, o, 3, padding=1), nn.ReLU(inplace=True)
+                nn.Conv2d(i, o, 3, padding=1),
+                nn.BatchNorm2d(o),
+                nn.ReLU(inplace=True),
+                nn.Conv2d(o, o, 3, padding=1),
+                nn.ReLU(inplace=True),
             )
 
         self.down1, self.down2 = double_conv(1, 2), double_conv(2, 3)
@@ -147,13 +151,19 @@ def deeplab_criterion() -> Parts:
         def __init__(self) -> None:
             super().__init__()
             self.backbone = nn.Conv2d(1, 3, 3, 2, padding=1)
-            self.classifier, self.aux_classifier = nn.Conv2d(3, 3, 3, padding=2, dilation=2), nn.Conv2d(3, 3, 1)
+            self.classifier, self.aux_classifier = (
+                nn.Conv2d(3, 3, 3, padding=2, dilation=2),
+                nn.Conv2d(3, 3, 1),
+            )
 
         def forward(self, x: Tensor) -> dict[str, Tensor]:
             size = x.shape[-2:]
             z = F.relu(self.backbone(x))
             up = {"size": size, "mode": "bilinear", "align_corners": False}
-            return {"out": F.interpolate(self.classifier(z), **up), "aux": F.interpolate(self.aux_classifier(z), **up)}
+            return {
+                "out": F.interpolate(self.classifier(z), **up),
+                "aux": F.interpolate(self.aux_classifier(z), **up),
+            }
 
     def criterion(inputs: Any, target: Tensor) -> Tensor:
         losses = {}
@@ -228,9 +238,15 @@ def masked_mse() -> Parts:
     return UNet(), loss, (x, {"image": torch.rand(hit.shape), "mask": hit.bool()})
 
 
-@segmentation("V-Net: volumes and soft Dice, one batch", says=BATCHES, total=per_batch)
+@segmentation("V-Net: volumes and soft Dice, one batch", says=f"{BATCHES}|{TOGETHER}", total=per_batch)
 def volumes() -> Parts:
-    model = nn.Sequential(nn.Conv3d(1, 2, 3, padding=1), nn.InstanceNorm3d(2, affine=True), nn.LeakyReLU(), nn.Conv3d(2, 1, 1), nn.Sigmoid())
+    model = nn.Sequential(
+        nn.Conv3d(1, 2, 3, padding=1),
+        nn.InstanceNorm3d(2, affine=True),
+        nn.LeakyReLU(),
+        nn.Conv3d(2, 1, 1),
+        nn.Sigmoid(),
+    )
 
     def dice(o: Tensor, y: Tensor) -> Tensor:
         return 1 - (2 * (o * y).sum() + 1) / ((o**2).sum() + (y**2).sum() + 1)

@@ -52,6 +52,11 @@ def per_batch(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return torch.stack(values).mean()
 
 
+def by_size(model: nn.Module, loss: Any, data: Any) -> Tensor:
+    """The mean over all samples, of batches that cannot be joined."""
+    return sum(len(y) * once(model, loss, (x, y)) for x, y in data) / sum(len(y) for _, y in data)
+
+
 def seeded(model: nn.Module, loss: Any, data: Any) -> Tensor:
     """The loss of all data in one call, with the random numbers of seed 0."""
     with torch.random.fork_rng():
@@ -68,9 +73,10 @@ class Use:
     legitimate, and ``words`` is a regular expression that the refusal contains. ``says``: one that a
     ProblemWarning contains; with "" there must be none. ``total`` is the loss in float64 of the user's own
     model, of all data, and ``after`` that of what the remedy makes, where it is another. ``names``: what a
-    remedy may use beside model, loss and data. ``random``: the loss draws random numbers; float64 is then the
+    remedy may use beside model, loss and data; ``remedied``: the refusal must name one. ``random``: the loss draws random numbers; float64 is then the
     default precision where numbers are compared, so that both draw the same. ``differences``: PyTorch's own
-    second derivative is missing or wrong. ``low_precision``: the model itself goes through half precision.
+    second derivative is missing or wrong. ``inside``: a coarser precision that
+    the model goes through by itself, whatever its parameters have.
     """
 
     name: str
@@ -84,9 +90,14 @@ class Use:
     total: Total = once
     after: Total | None = None
     names: dict[str, Any] = field(default_factory=dict)
+    remedied: bool = False
     random: bool = False
     differences: bool = False
-    low_precision: bool = False
+    inside: torch.dtype | None = None
+
+    @property
+    def id(self) -> str:
+        return f"{self.theme.replace(' ', '-')}-{self.name}"
 
     def parts(self) -> Parts:
         """``build()`` with random numbers of its own."""
@@ -154,8 +165,8 @@ def in_float64(tree: Any) -> Any:
 def in_memory(data: Any) -> Any:
     """``data`` as tensors: a loader as its list of batches, a data set as one batch, arrays as tensors."""
     if isinstance(data, Dataset):
-        x, y = default_collate([data[i] for i in range(len(data))])  # type: ignore[arg-type]
-        return x, y
+        batch = default_collate([data[i] for i in range(len(data))])  # type: ignore[arg-type]
+        return batch if isinstance(batch, Mapping) else tuple(batch)
     if isinstance(data, (tuple, Mapping)) or (isinstance(data, list) and isinstance(data[0], Tensor)):
         return tuple(map(torch.as_tensor, data)) if _arrays(data) else data
     return [batch if isinstance(batch, Mapping) else tuple(batch) for batch in data]
@@ -182,6 +193,15 @@ class Truth(Reference):
         of = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else loss
         self.total = lambda: total(self.model, of, data)
         self.differences = use.differences
+        self.padding = torch.cat([self._padding_of(p).flatten() for p in self.parameters])
+
+    def _padding_of(self, p: Tensor) -> Tensor:
+        """Where an embedding's row of padding is, which training leaves as it is: no direction of θ."""
+        mask = torch.zeros_like(p, dtype=torch.bool)
+        for m in self.model.modules():
+            if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.weight is p and m.padding_idx is not None:
+                mask[m.padding_idx] = True
+        return mask
 
     def _value(self, x: Any = None, y: Any = None) -> Tensor:
         with default_dtype(torch.float64):
@@ -201,7 +221,9 @@ class Truth(Reference):
         """
         generator, found = torch.Generator().manual_seed(0), ""
         for _ in range(3):
-            away, v = torch.randn(2, self.size, generator=generator, dtype=torch.float64)
+            away, v = torch.randn(2, self.size, generator=generator, dtype=torch.float64).masked_fill(
+                self.padding, 0.0
+            )
             found = self._differs_along(self.center + AWAY * away, v / v.norm())
             if not found:
                 break
@@ -226,7 +248,9 @@ class Truth(Reference):
             return (self.gradient(theta + STEP * v) - self.gradient(theta - STEP * v)) / (2 * STEP)
         self.load(theta)
         with sdpa_kernel(SDPBackend.MATH):
-            parts = torch.autograd.grad(self._value(), self.parameters, create_graph=True, materialize_grads=True)
+            parts = torch.autograd.grad(
+                self._value(), self.parameters, create_graph=True, materialize_grads=True
+            )
             slope = torch.cat([p.flatten() for p in parts]) @ v
             if not slope.requires_grad:
                 return torch.zeros_like(theta)
