@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core.errors import InputError
+
+T = TypeVar("T")
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 # Reserve for the code, thread stacks and buffers that libraries load when they are first used: up to 21 MiB
@@ -165,22 +169,10 @@ def available_memory(device: torch.device) -> int:
     return min(free)
 
 
-class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """A context that counts the bytes that autograd saves for backward passes.
+class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
+    """Counts the bytes that autograd saves for backward passes, but for those of ``excluding``."""
 
-    Args:
-        excluding: tensors, such as the parameters, whose memory is not counted.
-
-    Example:
-        >>> weights = torch.ones(4, requires_grad=True)
-        >>> saved = SavedBytes()
-        >>> with saved:
-        ...     loss = (weights * weights).sum()
-        >>> saved.bytes_
-        16
-    """
-
-    def __init__(self, excluding: Iterable[Tensor] = ()) -> None:
+    def __init__(self, excluding: Iterable[Tensor]) -> None:
         self.bytes_ = 0
         seen = {tensor.data_ptr() for tensor in excluding}
 
@@ -191,3 +183,46 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
             return tensor.detach()  # a node that kept its own output would never be freed
 
         super().__init__(pack, lambda tensor: tensor)
+
+
+class _MadeBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of all results: at least those that are saved."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes_ = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        made = results if isinstance(results, (tuple, list)) else (results,)
+        self.bytes_ += sum(tensor.nbytes for tensor in made if isinstance(tensor, Tensor))
+        return results
+
+
+def with_saved_bytes(function: Callable[[], T], excluding: Iterable[Tensor] = ()) -> tuple[T, int]:
+    """Call ``function``, and count the bytes that autograd saves for backward passes.
+
+    The hooks that count them do not go with ``torch.func`` inside a model: the bytes of all results are
+    counted then, which are more.
+
+    Args:
+        excluding: tensors, such as the parameters, whose memory is not counted.
+
+    Returns:
+        What the function returns, and the bytes.
+
+    Example:
+        >>> weights = torch.ones(4, requires_grad=True)
+        >>> with_saved_bytes(lambda: (weights * weights).sum())[1]
+        16
+    """
+    saved = _SavedBytes(excluding)
+    try:
+        with saved:
+            return function(), saved.bytes_
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+    made = _MadeBytes()
+    with made:
+        return function(), made.bytes_

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.core.errors import InputError
-from landscape.core.memory import SavedBytes
+from landscape.core.memory import with_saved_bytes
 from landscape.core.options import choose, expect
 from landscape.curvature.double_backward import check_differences, check_graph, flat, missing_named
+from landscape.problem.batches import aligned
 from landscape.problem.layout import gradients
 from landscape.problem.problem import Problem
 
@@ -45,7 +46,7 @@ class HessianChunk:
 
     def __init__(self, problem: Problem, leaves: dict[str, Tensor], active: list[Tensor], x: Any, y: Any):
         loss = problem.criterion(problem.call(leaves, x), y)
-        self.active = active
+        self.model, self.active = problem.model, active
         self.live: list[int] = []
         if not loss.requires_grad:  # no parameter in question reaches it
             return
@@ -57,7 +58,8 @@ class HessianChunk:
         """∇²L·v by parameter; None where the gradient does not depend on θ."""
         if not self.live:
             return None
-        return gradients(self.gradients, self.active, [vectors[i] for i in self.live], keep=keep)
+        along = aligned(self.model, [vectors[i] for i in self.live])
+        return gradients(self.gradients, self.active, along, keep=keep)
 
 
 class GaussNewtonChunk:
@@ -68,7 +70,7 @@ class GaussNewtonChunk:
     """
 
     def __init__(self, problem: Problem, leaves: dict[str, Tensor], active: list[Tensor], x: Any, y: Any):
-        self.active = active
+        self.model, self.active = problem.model, active
         self.outputs = problem.call(leaves, x)
         if not isinstance(self.outputs, Tensor):
             raise InputError(
@@ -101,7 +103,8 @@ class GaussNewtonChunk:
         if not self.live:
             return None
         pulled = [self.pulled[i] for i in self.reached]
-        pushed = torch.autograd.grad(pulled, self.u, [vectors[i] for i in self.reached], retain_graph=True)[0]
+        along = aligned(self.model, [vectors[i] for i in self.reached])
+        pushed = torch.autograd.grad(pulled, self.u, along, retain_graph=True)[0]
         bent = torch.autograd.grad(self.slope, self.z, pushed, retain_graph=keep)[0]
         return gradients(self.outputs, self.active, bent, keep=keep)
 
@@ -222,15 +225,16 @@ class HessianOperator:
             if i < len(self._graphs):
                 yield (*self._graphs[i], True)
                 continue
-            saved = SavedBytes(excluding=self._leaves.values())
-            with saved, twice_differentiable(self.problem.model), self.problem.evaluating(seed):
-                chunk, share = (
-                    build(self.problem, self._leaves, self._active, x, y),
-                    count / self.problem.samples,
-                )
-            self._full |= saved.bytes_ > self._budget
+
+            def built(x: Any = x, y: Any = y, seed: int | None = seed) -> Chunk:
+                with twice_differentiable(self.problem.model), self.problem.evaluating(seed):
+                    return build(self.problem, self._leaves, self._active, x, y)
+
+            chunk, saved = with_saved_bytes(built, excluding=self._leaves.values())
+            share = count / self.problem.samples
+            self._full |= saved > self._budget
             if not self._full:
-                self._budget -= saved.bytes_
+                self._budget -= saved
                 self._graphs.append((chunk, share))
             yield chunk, share, not self._full
         self._complete = not self._full

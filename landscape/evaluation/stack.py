@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.core.errors import PathWarning
-from landscape.core.memory import SavedBytes
+from landscape.core.memory import with_saved_bytes
 from landscape.evaluation.chain import LinearStep, chain, stacked_losses
 from landscape.evaluation.stacked_linear import StackedLinear
 from landscape.problem.batches import call, named_tensors, take, tree_map
@@ -375,9 +375,12 @@ class Stack:
     def _bytes(self, weights: Tensor, x: Any, y: Any) -> int:
         """Bytes of the activations of all learners' microbatches."""
         leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(weights[0]).items()}
-        saved = SavedBytes(excluding=leaves.values())
         batch = next(named_tensors(x))[1].shape[1]
-        with torch.enable_grad(), saved:
-            a, b = take((x, y), (0, slice(2)))
-            self._loss(self.problem.model, leaves, a, b, weights.dtype)
-        return len(weights) * batch // self.accumulate * saved.bytes_ // min(2, batch)
+        a, b = take((x, y), (0, slice(2)))
+
+        def loss() -> Tensor:
+            with torch.enable_grad():
+                return self._loss(self.problem.model, leaves, a, b, weights.dtype)
+
+        saved = with_saved_bytes(loss, excluding=leaves.values())[1]
+        return len(weights) * batch // self.accumulate * saved // min(2, batch)

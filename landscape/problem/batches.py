@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -17,6 +18,10 @@ from landscape.core.errors import InputError
 
 # Samples that a stream hands over at once: enough to hide that, few enough for a large network (ours).
 STREAM_BATCH = 64
+
+
+# Models whose parameters must not be views of θ at any place: view_as_complex takes even ones only.
+UNALIGNED: WeakSet[nn.Module] = WeakSet()
 
 
 def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
@@ -98,14 +103,29 @@ def concatenate(trees: Sequence[Any]) -> Any:
     return first
 
 
+def aligned(model: nn.Module, views: Iterable[Tensor]) -> list[Tensor]:
+    """``views`` of flat vectors, or copies of them for a model that takes no views at odd places."""
+    return [view.clone() for view in views] if model in UNALIGNED else list(views)
+
+
 def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
     """The model's outputs with ``weights`` in place of its parameters, differentiable in them.
 
     A dict x is passed as ``model(**x)``, a tuple or list as ``model(*x)``, anything else as ``model(x)``.
     """
+    weights = dict(zip(weights, aligned(model, weights.values()), strict=True))
+    args, kwargs = (), dict[str, Any]()
     if isinstance(x, Mapping):
-        return functional_call(model, weights, (), dict(x))
-    return functional_call(model, weights, tuple(x) if isinstance(x, (tuple, list)) else (x,))
+        kwargs = dict(x)
+    else:
+        args = tuple(x) if isinstance(x, (tuple, list)) else (x,)
+    try:
+        return functional_call(model, weights, args, kwargs)
+    except RuntimeError as error:
+        if model in UNALIGNED or "storage_offset" not in str(error):
+            raise
+    UNALIGNED.add(model)
+    return call(model, weights, x)
 
 
 def is_resident(data: Any) -> bool:

@@ -89,7 +89,7 @@ def candidates(targets: Any) -> Iterator[Count]:
             yield count(name, lambda t: t)
             yield count(f"~{name}", lambda t: ~t)
             continue
-        for value in _values(tensor):
+        for value in notable(tensor):
             yield count(f"{name} != {value:g}", functools.partial(torch.ne, other=value))
         yield count(f"{name} > 0", lambda t: t > 0)
         yield count(f"{name} >= 0", lambda t: t >= 0)
@@ -99,13 +99,16 @@ def candidates(targets: Any) -> Iterator[Count]:
             yield count(name, lambda t: t)
 
 
-def _values(tensor: Tensor) -> list[float]:
-    """The values of targets that a loss may leave out: the usual ones, and the extremes."""
-    if tensor.numel() == 0:
-        return []
-    finite = tensor[tensor.isfinite()] if tensor.is_floating_point() else tensor
-    extremes = [float(finite.min()), float(finite.max())] if finite.numel() else []
-    return [v for v in dict.fromkeys([*map(float, LEFT_OUT), *extremes]) if bool((tensor == v).any())]
+def notable(targets: Tensor) -> list[float]:
+    """The values among targets that a loss may leave out: the usual ones; of integers the extremes, and what
+    sequences end with.
+    """
+    values = [*map(float, LEFT_OUT)]
+    if targets.numel() and not targets.is_floating_point():
+        values += [float(targets.min()), float(targets.max())]
+        if targets.dim() > 1:
+            values.append(float(targets.flatten(1)[:, -1].mode().values))
+    return [v for v in dict.fromkeys(values) if bool((targets == v).any())]
 
 
 def samples_apart(counts: Sequence[Count], targets: Any) -> list[int]:

@@ -26,6 +26,7 @@ from landscape.problem.batches import (
     take,
     tree_map,
 )
+from landscape.problem.counts import notable
 
 # Samples for checks of the user's model and loss (ours): few, so that they cost less than a hundredth of a
 # contour.
@@ -67,6 +68,7 @@ class Data:
         self.chunk_size: int | None = None
         self.samples, self.terms = 0, 0.0
         self.checksum: Tensor | None = None  # of a pass over batches
+        self.novel: list[tuple[Any, Any]] = []  # batches with targets unlike those of the batches before
         self._fingerprint = ""
         self._picked: dict[int, Tensor] = {}  # of :meth:`pick`, by count
         self._terms_in: Terms = lambda x, y: torch.ones(count_samples(x, y, alike=False))
@@ -121,9 +123,14 @@ class Data:
 
     def _read(self, terms_in: Terms) -> list[Tensor]:
         """The checksums of the batches, whose samples and terms are counted."""
-        sums = []
+        sums, self.samples, self.terms, self.novel = [], 0, 0.0, []
+        known: dict[str, set[float]] = {}
         for batch in self.batches:
             x, y = self.split(as_tensors(batch))
+            values = {name: set(notable(targets)) for name, targets in named_tensors(y)}
+            if known and any(not new <= known.get(name, set()) for name, new in values.items()):
+                self.novel.append((x, y))
+            known = {name: new | known.get(name, set()) for name, new in values.items()}
             self.samples += count_samples(x, y, alike=False)
             self.terms += float(terms_in(x, y).sum())
             sums.append(_checksum((x, y)))
@@ -446,10 +453,11 @@ def _different(y: Any, samples: int, count: int) -> Tensor:
     """The numbers of at most ``count`` of the samples, some of which have targets unlike the others'."""
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(0))[:count]
     picked = [0, samples - 1] if samples > 1 else [0]
-    if isinstance(y, Tensor) and not y.is_floating_point() and not y.is_complex() and y.numel():
-        rows = y.detach().cpu().reshape(samples, -1)
-        values = {int(rows.min()), int(rows.max()), int(rows[0, -1]), int(rows[-1, -1])}
-        for value in sorted(values):  # padding and ignored targets are mostly an extreme, or come last
+    for _, targets in named_tensors(y):
+        if targets.is_floating_point() or targets.is_complex() or not targets.numel():
+            continue
+        rows = targets.detach().cpu().reshape(samples, -1)
+        for value in notable(rows):
             frequency = (rows == value).sum(1)
             picked += [int(frequency.argmax()), int(frequency.argmin())]
         if rows.shape[1] == 1 and rows.dtype != torch.bool:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from landscape.core.errors import InputError, ProblemWarning
 from landscape.core.memory import available_memory
-from landscape.problem.batches import as_tensors, count_samples, take
-from landscape.problem.counts import Count, candidates, revealed, samples_apart
+from landscape.problem.batches import as_tensors, count_samples, named_tensors, take
+from landscape.problem.counts import Count, by_sample, candidates, revealed, samples_apart
 from landscape.problem.data import Data
 from landscape.problem.function import Function
 from landscape.problem.loss_checks import refuse_broadcasting
@@ -143,8 +143,8 @@ def check_mean(problem: Function, terms: Terms, batch: tuple[Any, Any], theta: T
     picked = problem.data.rows(*batch)
     if picked is None or len(picked) < 2:  # a batch that cannot be split, or nothing to split
         return
-    rows = picked.tolist()
     parts = Parts(problem, batch, theta, problem.data)
+    rows = _by_targets(picked.tolist(), parts)
     divisions = divided(rows, [2, 5] if len(rows) >= 6 else [1])
     if problem.draws:
         if _random_parts_combine(parts, divisions, terms):
@@ -167,12 +167,26 @@ def check_mean(problem: Function, terms: Terms, batch: tuple[Any, Any], theta: T
             if not problem.data.indexed and _even_parts_combine(parts, rows, terms):
                 return  # batches are never split
         else:
-            if terms.given is not None:
+            if terms.given is not None and not isinstance(terms.given, Count):
                 _refuse_terms(problem)
                 return
             if _count_found(parts, terms, rows):
                 return
     _take_together(problem, terms, parts, rows, batch)
+
+
+def _by_targets(rows: list[int], parts: Parts) -> list[int]:
+    """``rows`` with those of the largest and of the smallest sums of targets first.
+
+    Where samples have unequal numbers of terms, parts with equal sums of them would not show it.
+    """
+    targets = parts.samples(rows)[1]
+    for _, each in named_tensors(targets):
+        if each.is_complex() or each.dim() == 0 or bool((each != each.round()).any()):
+            continue  # of these no sum tells how many count
+        order = by_sample(each.double()).argsort().tolist()
+        return [rows[i] for i in (*order[-2:], *order[:-2])]
+    return rows
 
 
 def weights_of(parts: Parts, terms: Terms, rows: Sequence[int]) -> Tensor:

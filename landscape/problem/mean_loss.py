@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from landscape.core.memory import SavedBytes
+from landscape.core.memory import with_saved_bytes
 from landscape.problem.batches import call, count_samples, fixed_randomness
 from landscape.problem.layout import gradients
 from landscape.problem.losses import correct
@@ -131,10 +131,13 @@ class MeanLoss(Variants):
             True
         """
         leaves = {k: v.detach().requires_grad_() for k, v in self.layout.views(self.theta).items()}
-        saved, (x, y) = SavedBytes(excluding=leaves.values()), self.data.leaves(x, y)
-        with torch.enable_grad(), saved, fixed_randomness(self, 0):
-            self.criterion(self.call(leaves, x), y)
-        return saved.bytes_
+        x, y = self.data.leaves(x, y)
+
+        def loss() -> Tensor:
+            with torch.enable_grad(), fixed_randomness(self, 0):
+                return self.criterion(self.call(leaves, x), y)
+
+        return with_saved_bytes(loss, excluding=leaves.values())[1]
 
     @functools.cached_property
     def sample_bytes(self) -> int:

@@ -13,9 +13,11 @@ from landscape.core.options import choose
 from landscape.problem import batchnorm, checks
 from landscape.problem.batches import count_samples
 from landscape.problem.data import Data
+from landscape.problem.function import moved
 from landscape.problem.layout import Layout, independent_copy, padding_rows, unwrapped
 from landscape.problem.loss_checks import ignores_first_label
 from landscape.problem.losses import Terms, describe_loss, output_loss, placed_loss
+from landscape.problem.mean_check import check_mean
 from landscape.problem.mean_loss import MeanLoss
 from landscape.problem.variants import Loss as Loss
 from landscape.problem.variants import Penalty
@@ -138,9 +140,22 @@ class Problem(MeanLoss):
             count.shifted = terms is None and ignores_first_label(self, *batch)
             if check != "off":
                 checks.check_problem(self, original, count, batch, full=check == "full")
-        self.data.weigh(count, equal=check != "off", ordered=self.draws > 0 or self.data.mixes)
+        self._weigh(count)
         if self.draws and self.resident is not None:
             self.data.chunk_size = self.chunk  # copies in another precision draw for the same chunks
+
+    def _weigh(self, terms: Terms) -> None:
+        """Count the samples and the terms of the loss's mean, which batches of other targets check, too."""
+        checked = self.check != "off"
+        self.data.weigh(terms, equal=checked, ordered=self.draws > 0 or self.data.mixes)
+        if not checked or self.data.mixes or not self.data.novel:
+            return
+        before, theta = terms.given, moved(self)
+        for batch in self.data.novel:
+            if not self.data.mixes:
+                check_mean(self, terms, self.data.place(batch), theta)
+        if terms.given is not before or self.data.mixes:
+            self.data.weigh(terms, equal=checked, ordered=self.draws > 0 or self.data.mixes)
 
     def __repr__(self) -> str:
         loss = describe_loss(self.criterion).split(".")[-1]
