@@ -139,8 +139,12 @@ def double_model() -> Parts:
     return network().double(), nn.CrossEntropyLoss(), (x, y)
 
 
-@habits("activation checkpointing, use_reentrant=False", expected="refused", words="checkpointing",
-        why="it computes outputs again in the backward pass, with the module's own parameters")
+@habits(
+    "activation checkpointing, use_reentrant=False",
+    expected="refused",
+    words="checkpointing",
+    why="it computes outputs again in the backward pass, with the module's own parameters",
+)
 def checkpointed() -> Parts:
     class Net(nn.Module):
         def __init__(self) -> None:
