@@ -20,7 +20,7 @@ from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError
 from landscape.paper import figure, gallery, gallery_page, numbers, run_cache
 from landscape.paper.figure import SCALES, Compared, Drawing, Scale, Work
-from landscape.paper.figures import landscapes, networks, plateaus, systems
+from landscape.paper.figures import landscapes, plateaus, saddles, training_curves
 from landscape.paper.run_cache import SHARPNESS_PASSES, RunCache, identity
 from landscape.paper.table_picture import winners
 from landscape.paper.verdicts import judged, outcome, select
@@ -91,8 +91,8 @@ def test_figure_2_is_the_papers_size_on_a_laptop() -> None:
 
 def test_the_papers_numbers_are_of_our_networks() -> None:
     for row in numbers.rows("table3_cifar10"):
-        assert set(networks.NAMED.values()) <= set(row)
-    assert {row["model"] for row in numbers.rows("table2_batch_size")} == set(networks.NAMED.values())
+        assert set(training_curves.NAMED.values()) <= set(row)
+    assert {row["model"] for row in numbers.rows("table2_batch_size")} == set(training_curves.NAMED.values())
 
 
 def small(**changes: Any) -> Recipe:
@@ -377,10 +377,10 @@ def test_predicted_times_that_fall_with_more_workers_are_noticed(monkeypatch: py
     recipe_ = recipe.read("digits-dpsgd")
     link = Link(50e-6, 1.25e9)
     times = plan.plan(recipe_, [2, 4, 8], lambda local: costs, Cluster(link, Stragglers(0.2, 1.0)))
-    assert systems.falls(times) == []
+    assert saddles.falls(times) == []
     busy = [costs, dataclasses.replace(costs, gradient=0.15), costs]
     worse = plan.plan(recipe_, [2, 4, 8], lambda local: busy.pop(), Cluster(link))
-    assert "ssgd" in systems.falls(worse)
+    assert "ssgd" in saddles.falls(worse)
     assert "1,000 parameters" in times.label
 
 

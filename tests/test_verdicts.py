@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from landscape.core.errors import FailedError
 from landscape.paper import figure, gallery, gallery_page
-from landscape.paper.figures import learning_rates, mechanism, table_rows
-from landscape.paper.figures.networks import ends
+from landscape.paper.figures import lr_divergence, mechanism, table_rows
+from landscape.paper.figures.training_curves import ends
 from landscape.paper.verdicts import Effect, by_seed, difference, judged, outcome, ratio, rows_of, table
 
 
@@ -127,12 +127,12 @@ def test_the_largest_rate_that_converges_is_the_last_without_a_failure_before() 
         for k, e in enumerate(values)
         for s in range(3)
     ]
-    (effect,) = learning_rates._judge(rows)
+    (effect,) = lr_divergence._judge(rows)
     assert effect.values == (1.0, 1.0, 1.0)  # from 1 to 2
     assert effect.holds is True
     too_low = {"lr": 0.25, "test_error_percent": 80.0}  # does not converge in the steps given
     slow = [r | too_low for r in rows if r["lr"] == 0.5]
-    assert learning_rates._judge(slow + rows)[0].values == (1.0, 1.0, 1.0)
+    assert lr_divergence._judge(slow + rows)[0].values == (1.0, 1.0, 1.0)
 
 
 def test_table_pairs_are_better_or_as_good() -> None:

@@ -11,11 +11,12 @@ from typing import Any, Literal
 import click
 import torch
 
-from landscape import paper, plots
+from landscape import plots
 from landscape.cli import common, options
 from landscape.core.errors import InputError
 from landscape.core.options import positive, quantity
 from landscape.results.run_times import RunTimes
+from landscape.train import table_recipes
 from landscape.train.launch import pick_device
 from landscape.train.planning import calibration
 from landscape.train.planning.plan import SCALINGS, local_batch
@@ -86,7 +87,7 @@ class Planning:
 
     def recipe(self) -> Recipe:
         """The recipe; changed keys are part of its name, which would otherwise stand for other settings."""
-        chosen = paper.read(self.recipe_name, self.settings, allow_code=self.allow_code)
+        chosen = table_recipes.read(self.recipe_name, self.settings, allow_code=self.allow_code)
         if not self.settings:
             return chosen
         return dataclasses.replace(chosen, name=f"{chosen.name}, {', '.join(self.settings)}")
@@ -135,7 +136,7 @@ class Planning:
 planning_options = options.grouped(
     "planning",
     Planning.of_options,
-    click.argument("recipe_name", metavar="RECIPE", shell_complete=options.names(paper.names)),
+    click.argument("recipe_name", metavar="RECIPE", shell_complete=options.names(table_recipes.names)),
     click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a key of the recipe."),
     click.option("--workers", default="8,64,512", show_default=True, help="Numbers of processes."),
     click.option(

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from landscape.paper import recipes
 from landscape.paper.figure import Runs, Scale
 from landscape.train import recipe
+from landscape.train import table_recipes as recipes
 from landscape.train.recipe import Recipe
 
 # Of CIFAR-10, at laptop scale: images to train on, passes over them, and how many times smaller the batches

@@ -10,7 +10,7 @@ from matplotlib import ticker
 
 from landscape import plots, stability
 from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure, summary
-from landscape.paper.figures.abstracts import OURS
+from landscape.paper.figures.smoothing import OURS
 from landscape.paper.scales import SMOKE_NOTE
 from landscape.paper.verdicts import Effect, Rows, by_seed, column, measured, select
 from landscape.plots.picture import panels

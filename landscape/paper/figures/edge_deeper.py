@@ -10,7 +10,6 @@ import numpy as np
 
 from landscape.analysis.batch_sharpness import batch_sharpness
 from landscape.analysis.spectrum import spectrum
-from landscape.paper import recipes
 from landscape.paper.figure import Compared, Drawing, Point, Runs, Scale, Work, figure, summary, test_error
 from landscape.paper.figures.plateaus import COLORS, algorithm, draw, near_limits, plateau, rows_of
 from landscape.paper.scales import SMOKE_NOTE, mnist, seeds_of
@@ -19,6 +18,7 @@ from landscape.plots.picture import wrapped_panels
 from landscape.plots.style import shades, style
 from landscape.results.batch_sharpness import BatchSharpness
 from landscape.results.spectrum import Spectrum
+from landscape.train import table_recipes as recipes
 
 SEEDS = 3
 EVERY = ("decompose.every=0", "monitor.sharpness=50", "evaluate.every=500")

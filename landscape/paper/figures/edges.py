@@ -10,7 +10,7 @@ from typing import Any
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.figure import Runs, Scale, Work, test_error
-from landscape.paper.figures.networks import cell
+from landscape.paper.figures.training_curves import cell
 from landscape.paper.scales import cell as scaled
 from landscape.paper.scales import seeds_of
 from landscape.plots.style import color_of, shades

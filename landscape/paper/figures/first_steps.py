@@ -9,10 +9,9 @@ import numpy as np
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure, summary
-from landscape.paper.figures.learning_rates import largest_sharpness
-from landscape.paper.figures.networks import ALL, BOTH, COLOR, NAMED, cell
+from landscape.paper.figures.lr_divergence import largest_sharpness
 from landscape.paper.figures.plateaus import limit_of
-from landscape.paper.recipes import BATCHES
+from landscape.paper.figures.training_curves import ALL, BOTH, COLOR, NAMED, cell
 from landscape.paper.scales import SMOKE_NOTE, seeds_of
 from landscape.paper.scales import cell as scaled
 from landscape.paper.verdicts import Effect, Rows, by_seed, column, difference, ratio
@@ -20,6 +19,7 @@ from landscape.plots.picture import panels
 from landscape.plots.style import style
 from landscape.stability import max_stable_step
 from landscape.train.recipe import Recipe
+from landscape.train.table_recipes import BATCHES
 
 NETWORKS = ("efficientnet-b0", "senet-18")
 SEEDS, MOMENTUM = 3, 0.9

@@ -14,7 +14,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.hdf5 import Array
 from landscape.paper import verdicts
 from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure
-from landscape.paper.figures.edge_of_stability import SETTINGS
+from landscape.paper.figures.edge import SETTINGS
 from landscape.paper.figures.plateaus import COLORS, algorithm, named
 from landscape.paper.scales import SMOKE_NOTE, mnist, seeds_of
 from landscape.paper.verdicts import Effect, Rows, select

@@ -9,8 +9,8 @@ import numpy as np
 from landscape import plots
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure, summary
-from landscape.paper.figures.mnist import median_rise
-from landscape.paper.figures.networks import ALL, BOTH, NAMED, accuracy, cell
+from landscape.paper.figures.figure_2 import median_rise
+from landscape.paper.figures.training_curves import ALL, BOTH, NAMED, accuracy, cell
 from landscape.paper.scales import PAPER_CIFAR, SMOKE_NOTE, STATION_CIFAR, cells, cifar_note
 from landscape.paper.verdicts import Effect, Rows, column, ratio, select
 from landscape.results.hessian_grid import HessianGrid

@@ -10,7 +10,7 @@ import numpy as np
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.hdf5 import Array
 from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure, summary, test_error
-from landscape.paper.figures.mnist import last, median_rise
+from landscape.paper.figures.figure_2 import last, median_rise
 from landscape.paper.figures.plateaus import limit_of, plateau, rows_of
 from landscape.paper.scales import SMOKE_NOTE, mnist, seeds_of
 from landscape.paper.verdicts import Effect, Rows, by_seed, column, ratio, select

@@ -15,7 +15,7 @@ from landscape.analysis.planes import learners_plane
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.statistics import mean_and_error
 from landscape.paper.figure import Compared, Drawing, Point, Runs, Scale, Work, figure, summary
-from landscape.paper.figures.mnist import NAMED, last, median_rise, runs_of
+from landscape.paper.figures.figure_2 import NAMED, last, median_rise, runs_of
 from landscape.paper.scales import MNIST_NOTE, SMOKE_NOTE, mnist, seeds
 from landscape.paper.verdicts import Effect, Rows, by_seed, column, measured, ratio, select
 from landscape.plots.picture import panels

@@ -8,9 +8,9 @@ from typing import Any
 from landscape.paper import numbers
 from landscape.paper.figure import Drawing, Runs, Scale, Work, figure
 from landscape.paper.figures import edges
-from landscape.paper.figures.networks import BOTH, SPOKEN, cell, held_out, seeded, speech
 from landscape.paper.figures.table_rows import Entry, at_the_edge, judge_pairs, tabulate
-from landscape.paper.recipes import SPEECH_BATCHES
+from landscape.paper.figures.training_curves import BOTH, SPOKEN, cell, held_out, seeded, speech
+from landscape.train.table_recipes import SPEECH_BATCHES
 
 
 def _table4_entries(scale: Scale) -> list[Entry]:

@@ -10,7 +10,8 @@ from landscape import models
 from landscape.paper import numbers
 from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure
 from landscape.paper.figures import edges
-from landscape.paper.figures.networks import (
+from landscape.paper.figures.table_rows import Entry, at_the_edge, judge_pairs, tabulate
+from landscape.paper.figures.training_curves import (
     BOTH,
     NAMED,
     SCALED,
@@ -20,13 +21,12 @@ from landscape.paper.figures.networks import (
     networks,
     seeded,
 )
-from landscape.paper.figures.table_rows import Entry, at_the_edge, judge_pairs, tabulate
-from landscape.paper.recipes import BATCHES, NETWORKS
 from landscape.paper.table_picture import used
 from landscape.paper.verdicts import Effect, Rows, by_seed, column, difference
 from landscape.plots.picture import panels
 from landscape.plots.style import style
 from landscape.problem.layout import Layout
+from landscape.train.table_recipes import BATCHES, NETWORKS
 
 MIB = 2.0**20
 

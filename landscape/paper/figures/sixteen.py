@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from landscape.paper import recipes
 from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure, mean_and_spread
-from landscape.paper.figures.networks import ALL, BOTH, COLOR, accuracy, cell, curves
+from landscape.paper.figures.training_curves import ALL, BOTH, COLOR, accuracy, cell, curves
 from landscape.paper.scales import SMOKE_NOTE
 from landscape.paper.verdicts import Effect, Rows, by_seed, difference
 from landscape.plots.picture import panels
 from landscape.plots.style import style
+from landscape.train import table_recipes as recipes
 
 # What is changed of Table 3's cell of ResNet-18 at batch 4096; the rate, which is not scaled, is ours.
 LENET = ("model={name='lenet-5'}", "schedule={}", "lr=0.1", "checkpoint.every=0")

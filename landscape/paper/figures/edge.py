@@ -20,7 +20,7 @@ from landscape.paper.figure import (
     summary,
     test_error,
 )
-from landscape.paper.figures.mnist import median_rise
+from landscape.paper.figures.figure_2 import median_rise
 from landscape.paper.figures.plateaus import COLORS, MIXINGS, NEAR, algorithm, draw, limit_of, named, plateau
 from landscape.paper.scales import SMOKE_NOTE, mnist, seeds
 from landscape.paper.verdicts import Effect, Rows, by_seed, column, difference, ratio, select

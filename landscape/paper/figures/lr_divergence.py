@@ -10,17 +10,18 @@ import numpy as np
 from matplotlib import ticker
 
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.paper import recipes, scales
+from landscape.paper import scales
 from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure
 from landscape.paper.figures import edges
-from landscape.paper.figures.networks import BOTH, NAMED, cell
 from landscape.paper.figures.plateaus import limit_of
-from landscape.paper.figures.sixteen_learners import LENET
-from landscape.paper.recipes import BATCHES, SPEECH_BATCHES
+from landscape.paper.figures.sixteen import LENET
+from landscape.paper.figures.training_curves import BOTH, NAMED, cell
 from landscape.paper.verdicts import Effect, Rows, column, difference, select
 from landscape.plots.picture import panels
 from landscape.plots.style import decimal_labels, style
+from landscape.train import table_recipes as recipes
 from landscape.train.recipe import Recipe
+from landscape.train.table_recipes import BATCHES, SPEECH_BATCHES
 
 # A task's rates, a factor of 2 apart or a little more: from one at which both converge to one at which
 # neither does, if trials reached such a rate. The LSTM's are those of batch 16, scaled linearly to 512.

@@ -12,7 +12,6 @@ from matplotlib.lines import Line2D
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure, mean_and_spread, test_error
-from landscape.paper.recipes import BATCHES, NETWORKS, SPEECH_BATCHES
 from landscape.paper.scales import (
     PAPER_CIFAR,
     PAPER_SPEECH,
@@ -26,6 +25,7 @@ from landscape.paper.table_picture import used
 from landscape.paper.verdicts import Effect, Rows, by_seed, column, difference, select
 from landscape.plots.picture import panels, wrapped_panels
 from landscape.plots.style import color_of, style
+from landscape.train.table_recipes import BATCHES, NETWORKS, SPEECH_BATCHES
 
 # What the paper calls the networks.
 NAMED = dict(zip(NETWORKS, (
