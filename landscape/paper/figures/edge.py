@@ -1,99 +1,140 @@
-"""Ours: each algorithm at its own edge of stability, and the flatness and test error that follow from it."""
+"""Ours: each algorithm at its own edge of stability, what follows from it, and what of M decides."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 
-from landscape.paper.figure import (
-    Compared,
-    Drawing,
-    Runs,
-    Scale,
-    Work,
-    figure,
-    mean_and_spread,
-    summary,
-    test_error,
-)
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.paper.context import Context, Runs, Scale, runs_of
+from landscape.paper.figure import Compared, Drawing, compare, figure, last, mean_and_spread, test_error
 from landscape.paper.figures.figure_2 import median_rise
-from landscape.paper.figures.plateaus import COLORS, MIXINGS, NEAR, algorithm, draw, limit_of, named, plateau
 from landscape.paper.scales import SMOKE_NOTE, mnist, seeds
-from landscape.paper.verdicts import Effect, Rows, by_seed, column, difference, ratio, select
+from landscape.paper.verdicts import (
+    Effect,
+    Rows,
+    by_seed,
+    difference_effect,
+    need,
+    pair,
+    ratio_effect,
+    select,
+    settings,
+    stacked,
+)
 from landscape.plots.picture import panels
-from landscape.plots.style import decimal_labels, style
+from landscape.plots.style import color_of, decimal_labels, shades, style
+from landscape.train.mixing import Mixing
 
+MIXINGS = ("full", "ring(2)", "ring(1)")
+COLORS = {"SSGD": color_of("ssgd"), **dict(zip(MIXINGS, shades(color_of("dpsgd"), 3), strict=True))}
+# The relative residual up to which an eigenvalue counts as converged, and what counts as near a limit (ours).
+RESIDUAL, NEAR = 0.05, (0.67, 1.5)
 # Steps for each rate: the plateau is reached within a third of them (ours).
 STEPS = {0.2: 3000, 0.5: 1000, 1.0: 1000}
 SETTINGS = ("SSGD", *(f"{m} {o}" for o in ("AWC", "ATC") for m in MIXINGS))
 NOTE = "n = 6, nB = 1998, λ_max on 2,000 training samples every 50 steps; five seeds; all settings but α ours"
+EVERY = ("decompose.every=0", "monitor.sharpness=50", "evaluate.every=500")
+# The runs by their keys, and the column of their plateaus.
+FORM, AXES, LEVEL = "{lr:g} {setting}", {"lr": STEPS, "setting": SETTINGS}, "plateau_lr_lambda_max"
+
+
+def algorithm(name: str) -> str:
+    """For recipes: "SSGD", or "MIXING ORDER" of DPSGD, such as "ring(2) AWC"."""
+    if name == "SSGD":
+        return "algorithm={name='ssgd'}"
+    mixing, order = name.rsplit(" ", 1)
+    return f"algorithm={{name='dpsgd', mixing='{mixing}', order='{order.lower()}'}}"
+
+
+def named(setting: str) -> str:
+    """A setting's name for the legend: a mixing is one of DPSGD."""
+    return setting if setting == "SSGD" else f"DPSGD {setting}"
+
+
+def plateau(run: Checkpoint) -> float:
+    """The median of ηλ_max over the second half of the run, where it lasted; NaN if nothing was recorded.
+
+    A value counts unless its residual says that the search has not converged.
+    """
+    values, steps = run.history["lr_lambda_max"], run.history["step"]
+    off = run.history["lambda_max_residual"] > RESIDUAL * np.abs(run.history["lambda_max"])
+    late = values[np.isfinite(values) & ~off & (steps > run.step / 2)]
+    return float(np.median(late)) if len(late) else float("nan")
+
+
+def limit_of(run: Checkpoint) -> float:
+    """The largest stable ηλ of the run's rule; NaN where it is not known."""
+    return last(run, "lr_lambda_limit")
 
 
 def _runs(scale: Scale) -> Runs:
-    every = ("decompose.every=0", "monitor.sharpness=50", "evaluate.every=500")
-    return {
-        f"{rate:g} {name}/{seed}": mnist(
-            scale, "fig2b-dpsgd", seed, f"lr={rate}", *algorithm(name), *every, steps=steps
-        )
-        for (rate, steps), name in itertools.product(STEPS.items(), SETTINGS)
-        for seed in seeds(scale, 5)
-    }
+    return runs_of(
+        FORM,
+        AXES,
+        seeds(scale, 5),
+        lambda lr, setting, seed: mnist(
+            scale, "fig2b-dpsgd", seed, f"lr={lr}", algorithm(setting), *EVERY, steps=STEPS[lr]
+        ),
+    )
 
 
-def _edge(work: Work) -> Drawing:
-    rows: list[dict[str, Any]] = []
-    compared: list[Compared] = []
-    near: list[float] = []
+# ---- Each algorithm at its own edge
+
+
+def _draw(ax: Any, color: Any, runs: list[Checkpoint]) -> None:
+    """The seeds' ηλ_max as thin lines, their median as a thick one, their limit dashed."""
+    curves = []
+    for run in runs:
+        values = run.history["lr_lambda_max"]
+        recorded = np.isfinite(values)
+        curves.append(dict(zip(run.history["step"][recorded], values[recorded], strict=True)))
+        ax.plot(*zip(*curves[-1].items(), strict=True), color=color, lw=0.4, alpha=0.4)
+    steps = sorted({step for curve in curves for step in curve})
+    median = [np.median([curve[s] for curve in curves if s in curve]) for s in steps]
+    ax.plot(steps, median, color=color, lw=1.7)
+    ax.axhline(limit_of(runs[0]), color=color, lw=1.2, ls="--")
+
+
+def _edge(context: Context) -> Drawing:
+    rows = context.table(
+        FORM,
+        AXES,
+        lambda key, run: {
+            LEVEL: plateau(run),
+            "limit": limit_of(run),
+            "test_error_percent": test_error(run),
+            "diverged": run.diverged,
+        },
+    )
     with style():
         picture, axes = panels(2, 3, 4.2, 3.3, sharey=True)
         for column, rate in enumerate(STEPS):
             for name in SETTINGS:
-                runs = work.group(f"{rate:g} {name}")
-                ax = axes[column + 3 * name.endswith("ATC")]
-                draw(ax, COLORS[name.split()[0]], runs)
-                if name == "SSGD":
-                    draw(axes[column + 3], COLORS[name.split()[0]], runs)
-                values, limit = [plateau(run) for run in runs], limit_of(runs[0])
-                rows += [
-                    {
-                        "lr": rate,
-                        "setting": name,
-                        "seed": run.seed,
-                        "plateau_lr_lambda_max": value,
-                        "limit": limit,
-                        "test_error_percent": test_error(run),
-                        "diverged": run.diverged,
-                    }
-                    for run, value in zip(runs, values, strict=True)
-                ]
-                compared.append(
-                    Compared(f"plateau of ηλ_max, α = {rate:g}, {name} (limit {limit:.2f})", summary(values))
-                )
-                near.append(float(np.nanmedian(values)) / limit)
+                runs, color = context.group(f"{rate:g} {name}"), COLORS[name.split()[0]]
+                for row in (0, 1) if name == "SSGD" else (int(name.endswith("ATC")),):
+                    _draw(axes[column + 3 * row], color, runs)
             for row, order in enumerate(("AWC", "ATC")):
                 axes[column + 3 * row].set_title(f"α = {rate:g}, DPSGD in {order} order")
                 axes[column + 3 * row].set_xlabel("step")
         for ax in axes[::3]:
             ax.set_ylabel(r"$\eta\lambda_{max}$ of $w_a$")
         axes[0].set_ylim(0, 3)
-        _legend(picture)
-    by = {
-        (r["lr"], r["setting"]): [
-            q["plateau_lr_lambda_max"] for q in rows if (q["lr"], q["setting"]) == (r["lr"], r["setting"])
-        ]
-        for r in rows
-    }
-    middle = {key: float(np.nanmedian(values)) for key, values in by.items()}
+        handles = [Line2D([], [], color=c, lw=1.8, label=named(n)) for n, c in COLORS.items()]
+        handles.append(Line2D([], [], color="#555555", lw=1.2, ls="--", label="its limit on ηλ"))
+        picture.legend(handles=handles, loc="outside lower center", ncols=5)
+    groups = rows.groupby(["lr", "setting"], sort=False)
+    middle = groups[LEVEL].median()
+    near = middle / groups["limit"].first()
     ordered = [middle[r, "ring(1) AWC"] <= middle[r, "full AWC"] <= middle[r, "SSGD"] for r in STEPS]
     atc = [middle[r, f"{m} ATC"] / middle[r, "SSGD"] for r in STEPS for m in MIXINGS]
     return Drawing(
         {"": picture},
         rows,
-        compared,
+        compare(rows, "plateau of ηλ_max, α = {lr:g}, {setting} (limit {limit:.2f})", LEVEL),
         f"The median plateau of ηλ_max is {min(near):.2f} to {max(near):.2f} times the setting's own limit, "
         f"over {len(near)} settings; ring(1) ≤ full ≤ SSGD, the order of their limits (AWC), at "
         f"{sum(ordered)} of {len(ordered)} rates. In ATC order, whose limit is SSGD's, it is {min(atc):.2f} "
@@ -103,31 +144,18 @@ def _edge(work: Work) -> Drawing:
 
 def _judge_edge(rows: Rows) -> list[Effect]:
     """Each setting's plateau against its limit; the order of the plateaus in AWC order; ATC against SSGD."""
-    settings = dict.fromkeys(zip(column(rows, "lr"), column(rows, "setting"), strict=True))
-    plateaus = {
-        (rate, name): by_seed(rows, "plateau_lr_lambda_max", lr=rate, setting=name) for rate, name in settings
-    }
-    effects = []
-    for rate in dict.fromkeys(rate for rate, _ in settings):
-        for larger, smaller in (("SSGD", "full AWC"), ("full AWC", "ring(1) AWC")):
-            gap = difference(plateaus[rate, larger], plateaus[rate, smaller])
-            effects.append(Effect(f"α = {rate:g}, {larger} less {smaller}", "plateau of ηλ_max", gap))
+    effects, what = [], "plateau of ηλ_max"
+    for rate in settings(rows, "lr"):
+        for two in (("SSGD", "full AWC"), ("full AWC", "ring(1) AWC")):
+            levels = pair(rows, LEVEL, lr=rate, setting=two)
+            effects.append(difference_effect(f"α = {rate:g}, {two[0]} less {two[1]}", what, levels))
         for mixing in MIXINGS:
-            same = ratio(plateaus[rate, f"{mixing} ATC"], plateaus[rate, "SSGD"])
-            effects.append(
-                Effect(f"α = {rate:g}, {mixing} ATC / SSGD", "plateau of ηλ_max", same, NEAR, ratio=True)
-            )
-    for rate, name in settings:
-        limit = by_seed(rows, "limit", lr=rate, setting=name)
-        near = ratio(plateaus[rate, name], limit)
-        effects.append(Effect(f"α = {rate:g}, {name}", "plateau of ηλ_max / limit", near, NEAR, ratio=True))
+            levels = pair(rows, LEVEL, lr=rate, setting=(f"{mixing} ATC", "SSGD"))
+            effects.append(ratio_effect(f"α = {rate:g}, {mixing} ATC / SSGD", what, levels, NEAR))
+    for rate, name in settings(rows, "lr", "setting"):
+        levels = [by_seed(rows, column, lr=rate, setting=name) for column in (LEVEL, "limit")]
+        effects.append(ratio_effect(f"α = {rate:g}, {name}", f"{what} / limit", levels, NEAR))
     return effects
-
-
-def _legend(picture: Picture) -> None:
-    handles = [Line2D([], [], color=c, lw=1.8, label=named(n)) for n, c in COLORS.items()]
-    handles.append(Line2D([], [], color="#555555", lw=1.2, ls="--", label="its limit on ηλ"))
-    picture.legend(handles=handles, loc="outside lower center", ncols=5)
 
 
 figure(
@@ -144,44 +172,20 @@ figure(
     paper=NOTE,
 )(_edge)
 
-
-def _flatness_rows(work: Work) -> list[dict[str, Any]]:
-    """Final sharpness, test error and rise of the loss of each run of the edge figure."""
-    grid, rows = work.pick(5, 11, 11), list[dict[str, Any]]()
-    for rate, name in itertools.product(STEPS, SETTINGS):
-        for run in work.group(f"{rate:g} {name}"):
-            rise = median_rise(work.contour(work.last(f"{rate:g} {name}/{run.seed}"), grid=grid))
-            rows.append(
-                {
-                    "lr": rate,
-                    "setting": name,
-                    "seed": run.seed,
-                    "lambda_max_nat": plateau(run) / rate,
-                    "test_error_percent": test_error(run),
-                    "median_rise_nat": rise,
-                }
-            )
-    return rows
+# ---- Flatness and test error
 
 
-def _flatness_picture(rows: list[dict[str, Any]]) -> Picture:
+def _flatness_picture(rows: Rows) -> Picture:
     """Test error and rise of the loss against the final sharpness, a point a run."""
     markers = dict(zip(STEPS, "os^", strict=True))
     quantities = {"test_error_percent": "test error (%)", "median_rise_nat": "median rise of the loss (nat)"}
     with style():
         picture, axes = panels(1, 2, 5.2, 3.9)
         for ax, (quantity, label) in zip(axes, quantities.items(), strict=True):
-            for row in rows:
-                color = COLORS[row["setting"].split()[0]]
-                ax.plot(
-                    row["lambda_max_nat"],
-                    row[quantity],
-                    color=color,
-                    marker=markers[row["lr"]],
-                    mfc="none" if row["setting"].endswith("ATC") else color,
-                    ls="none",
-                    ms=5,
-                )
+            for (rate, name), group in rows.groupby(["lr", "setting"], sort=False):
+                color, face = COLORS[name.split()[0]], {"mfc": "none"} if name.endswith("ATC") else {}
+                look = {"color": color, "marker": markers[rate], "ls": "none", "ms": 5, **face}
+                ax.plot(group["lambda_max_nat"], group[quantity], **look)
             ax.set_xscale("log")
             ax.set_yscale("log")
             decimal_labels(ax.xaxis)
@@ -189,60 +193,62 @@ def _flatness_picture(rows: list[dict[str, Any]]) -> Picture:
             ax.set_xlabel(r"$\lambda_{max}$ of $w_a$, second half of training (nat)")
             ax.set_ylabel(label)
         handles = [Line2D([], [], color=c, marker="o", ls="none", label=named(n)) for n, c in COLORS.items()]
-        handles += [
-            Line2D([], [], color="#555555", marker=m, ls="none", label=f"α = {r:g}")
-            for r, m in markers.items()
-        ]
-        handles.append(Line2D([], [], color="#555555", marker="o", mfc="none", ls="none", label="ATC order"))
+        grey: dict[str, Any] = {"color": "#555555", "ls": "none"}
+        handles += [Line2D([], [], marker=m, label=f"α = {r:g}", **grey) for r, m in markers.items()]
+        handles.append(Line2D([], [], marker="o", mfc="none", label="ATC order", **grey))
         picture.legend(handles=handles, loc="outside lower center", ncols=4)
     return picture
 
 
-def _edge_follows(work: Work) -> Drawing:
-    rows = _flatness_rows(work)
-    compared, lower = [], []
-    for rate in STEPS:
-        errors = {
-            name: [r["test_error_percent"] for r in rows if (r["lr"], r["setting"]) == (rate, name)]
-            for name in ("SSGD", "ring(2) AWC", "ring(2) ATC")
-        }
-        compared += [
-            Compared(f"test error (%), α = {rate:g}, {n}", mean_and_spread(e)) for n, e in errors.items()
-        ]
-        lower.append(np.median(errors["ring(2) AWC"]) < np.median(errors["SSGD"]))
-    correlation = _correlation(rows)
-    compared.append(Compared("correlation of log λ_max with log rise", f"{correlation:.2f}"))
+def _edge_follows(context: Context) -> Drawing:
+    """Final sharpness, test error and rise of the loss of each run of the edge figure."""
+    grid = context.pick(5, 11, 11)
+    rows = context.table(
+        FORM,
+        AXES,
+        lambda key, run: {
+            "lambda_max_nat": plateau(run),
+            "test_error_percent": test_error(run),
+            "median_rise_nat": median_rise(context.contour(context.last(key), grid=grid)),
+        },
+    )
+    rows["lambda_max_nat"] /= rows["lr"]
+    shown = rows[rows["setting"].isin(["SSGD", "ring(2) AWC", "ring(2) ATC"])]
+    middle = shown.groupby(["lr", "setting"])["test_error_percent"].median()
+    lower = [middle[rate, "ring(2) AWC"] < middle[rate, "SSGD"] for rate in STEPS]
+    correlation = f"{_correlation(rows):.2f}"
     return Drawing(
         {"": _flatness_picture(rows)},
         rows,
-        compared,
-        f"Over all runs log λ_max and the log rise of the loss correlate with {correlation:.2f}; DPSGD "
-        f"ring(2) in AWC order has a lower median test error than SSGD at {sum(map(bool, lower))} of "
-        f"{len(lower)} rates.",
+        [
+            *compare(shown, "test error (%), α = {lr:g}, {setting}", "test_error_percent", mean_and_spread),
+            Compared("correlation of log λ_max with log rise", correlation),
+        ],
+        f"Over all runs log λ_max and the log rise of the loss correlate with {correlation}; DPSGD ring(2) "
+        f"in AWC order has a lower median test error than SSGD at {sum(lower)} of {len(lower)} rates.",
     )
 
 
 def _judge_follows(rows: Rows) -> list[Effect]:
     """By rate, SSGD against DPSGD ring(2) in AWC order; and the correlation over all settings of a seed."""
     effects = []
-    for rate in dict.fromkeys(column(rows, "lr")):
+    for rate in settings(rows, "lr"):
         error, rise = (
-            [by_seed(rows, quantity, lr=rate, setting=name) for name in ("SSGD", "ring(2) AWC")]
+            pair(rows, quantity, lr=rate, setting=("SSGD", "ring(2) AWC"))
             for quantity in ("test_error_percent", "median_rise_nat")
         )
         where = f"α = {rate:g}, SSGD and ring(2) AWC"
-        effects.append(Effect(where, "test error, the first less the second (points)", difference(*error)))
-        effects.append(
-            Effect(where, "rise of the loss, the first / the second", ratio(*rise), (1.0, np.inf), ratio=True)
-        )
-    together = tuple(_correlation(select(rows, seed=seed)) for seed in dict.fromkeys(column(rows, "seed")))
+        effects.append(difference_effect(where, "test error, the first less the second (points)", error))
+        effects.append(ratio_effect(where, "rise of the loss, the first / the second", rise))
+    together = tuple(_correlation(select(rows, seed=seed)) for seed in settings(rows, "seed"))
     effects.append(Effect("all settings of a seed", "correlation of log λ_max with log rise", together))
     return effects
 
 
 def _correlation(rows: Rows) -> float:
     """Of log λ_max and the log rise of the loss; NaN from fewer than three rows where both are positive."""
-    pairs = np.array([[float(r["lambda_max_nat"]), float(r["median_rise_nat"])] for r in rows])
+    need(rows, "lambda_max_nat", "median_rise_nat")
+    pairs = rows[["lambda_max_nat", "median_rise_nat"]].to_numpy(float)
     pairs = np.log(pairs[np.isfinite(pairs).all(1) & (pairs > 0).all(1)])
     return float(np.corrcoef(pairs.T)[0, 1]) if len(pairs) > 2 else float("nan")
 
@@ -259,3 +265,95 @@ figure(
     paper=NOTE,
     weights=True,
 )(_edge_follows)
+
+# ---- Lazy mixing: the same gap, or the same ω_min
+
+LEARNERS, RATE = 6, 0.5
+# Mixings of six learners: three with the spectral gap of ring(1), 1/3, and three with the ω_min of full, 0.
+FAMILIES = {
+    "the same gap": ("ring(1)", "lazy(0.416667, ring(2))", "lazy(0.333333, full)"),
+    "the same ω_min": ("full", "lazy(0.833333, ring(2))", "lazy(0.75, ring(1))"),
+}
+
+
+def _lazy_runs(scale: Scale) -> Runs:
+    return runs_of(
+        "{setting}",
+        {"setting": sum(FAMILIES.values(), ())},
+        range(1 if scale == "smoke" else 5),
+        lambda setting, seed: mnist(
+            scale, "fig2b-dpsgd", seed, f"lr={RATE}", algorithm(f"{setting} AWC"), *EVERY, steps=STEPS[RATE]
+        ),
+    )
+
+
+def _lazy(context: Context) -> Drawing:
+    properties = {name: Mixing(name, LEARNERS, 0) for names in FAMILIES.values() for name in names}
+    tables = [
+        context.table(
+            "{setting}",
+            {"setting": names},
+            lambda key, run: {
+                LEVEL: plateau(run),
+                "gap": properties[key.rpartition("/")[0]].gap,
+                "omega_min": properties[key.rpartition("/")[0]].omega_min,
+            },
+            panel=family,
+        )
+        for family, names in FAMILIES.items()
+    ]
+    rows = stacked(tables)
+    with style():
+        picture, axes = panels(1, 2, 4.8, 3.7, sharey=True)
+        for table, color, marker in zip(tables, (color_of("dpsgd"), color_of("ssgd")), "os", strict=True):
+            for ax, at in zip(axes, (1 + table["omega_min"], table["gap"]), strict=True):
+                ax.plot(at, table[LEVEL], marker, color=color, mfc="none", ms=6, label=table["panel"][0])
+        axes[0].plot([0.5, 1.8], [0.5, 1.8], color="#777777", lw=0.9, ls=":", label="the limit 1 + ω_min")
+        axes[0].set_xlabel("1 + ω_min of the mixing matrix")
+        axes[1].set_xlabel("its spectral gap")
+        axes[0].set_ylabel(r"plateau of $\eta\lambda_{max}$")
+        picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    omega, gap = (f"{np.mean(e.values):.2f}" if e.values else "–" for e in _judge_lazy(rows)[:2])
+    return Drawing(
+        {"": picture},
+        rows,
+        compare(rows, "plateau of ηλ_max, gap {gap:.3g}, ω_min {omega_min:+.3g} ({setting})", LEVEL),
+        f"Sharpness follows ω_min: as the power {omega} of 1 + ω_min and {gap} of the spectral gap, fitted "
+        "over six mixings.",
+    )
+
+
+def _judge_lazy(rows: Rows) -> list[Effect]:
+    """The powers of 1 + ω_min and of the gap that fit the sharpness; and the families, end against end."""
+    need(rows, "omega_min", "gap", LEVEL)
+    powers = []
+    for seed in settings(rows, "seed"):
+        here = select(rows, seed=seed)
+        x = np.log([np.full(len(here), np.e), 1 + here["omega_min"], here["gap"]])
+        if len(here) > 3 and (here[LEVEL] > 0).all():
+            powers.append(np.linalg.lstsq(x.T, np.log(here[LEVEL].to_numpy()), rcond=None)[0][1:].tolist())
+    effects = [
+        Effect("six mixings", f"power of sharpness in {what}", tuple(p[k] for p in powers), claimed)
+        for k, what, claimed in ((0, "1 + ω_min", (0.5, 1.5)), (1, "the spectral gap", (-0.25, 0.25)))
+    ]
+    ranges = ((1.25, np.inf), (0.8, 1.25))  # another one, and the same (ours)
+    for (family, (first, *others)), claimed in zip(FAMILIES.items(), ranges, strict=True):
+        for name in others:
+            levels = pair(rows, LEVEL, panel=family, setting=(name, first))
+            effects.append(ratio_effect(f"{family}: {name} / {first}", "plateau of ηλ_max", levels, claimed))
+    return effects
+
+
+_LAZY_NOTE = "n = 6, nB = 1998, α = 0.5, 1,000 steps, AWC order, five seeds: all settings ours"
+figure(
+    "edge-lazy",
+    "Further analyses",
+    "only ω_min changed: lazy mixing, MNIST",
+    "Flatness follows ω_min of the mixing matrix and not its spectral gap: (1 − a)I + aM with the same gap "
+    "and another ω_min moves ηλ_max with 1 + ω_min, with the same ω_min and another gap leaves it (ours).",
+    _lazy_runs,
+    _judge_lazy,
+    smoke=SMOKE_NOTE,
+    laptop=_LAZY_NOTE,
+    paper=_LAZY_NOTE,
+)(_lazy)

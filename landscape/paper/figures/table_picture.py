@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from landscape.paper.verdicts import Rows
+
 if TYPE_CHECKING:  # matplotlib is imported where a figure is drawn
     from matplotlib.figure import Figure
 
@@ -30,45 +32,35 @@ def used(label: str, batch: int) -> str:
     )
 
 
-def winners(rows: list[dict[str, Any]], higher: bool) -> set[int]:
-    """The rows that are best among those of their network that differ in the algorithm alone.
+def winners(cells: Rows, higher: bool) -> set[int]:
+    """The cells that are best among those of their network that differ in the algorithm alone.
 
-    Where no two rows do, the best of each network. Means closer than the paper prints (0.005) are equal, and
+    Where no two cells do, the best of each network. Means closer than the paper prints (0.005) are equal, and
     nobody has won.
     """
-    groups: dict[tuple[str, str], list[int]] = {}
-    for k, r in enumerate(rows):
-        groups.setdefault((r["network"], r["at"]), []).append(k)
-    if all(len(members) == 1 for members in groups.values()):
-        groups = {}
-        for k, r in enumerate(rows):
-            groups.setdefault((r["network"], ""), []).append(k)
+    place = ["network", "at"] if cells.duplicated(["network", "at"]).any() else ["network"]
     won = set()
-    for members in groups.values():
-        ranked = sorted(members, key=lambda k: rows[k]["ours"], reverse=higher)
-        finite = [k for k in ranked if np.isfinite(rows[k]["ours"])]
-        if len(members) > 1 and finite:
-            second = rows[finite[1]]["ours"] if len(finite) > 1 else np.inf
-            if abs(second - rows[finite[0]]["ours"]) > 0.005:
-                won.add(finite[0])
+    for _, group in cells.groupby(place):
+        finite = group["ours"][np.isfinite(group["ours"])].sort_values(ascending=not higher)
+        second = finite.iloc[1] if len(finite) > 1 else np.inf
+        if len(group) > 1 and len(finite) and abs(second - finite.iloc[0]) > 0.005:
+            won.add(finite.index[0])
     return won
 
 
-def table_picture(rows: list[dict[str, Any]], what: str, higher: bool) -> Figure:
+def table_picture(cells: Rows, what: str, higher: bool) -> Figure:
     """A table: our numbers, the best of each setting in bold, and the paper's below them in grey.
 
-    Each row has "setting" and "network", the place; "at", which rows to be compared share; "ours",
-    "ours_std", "batch", "paper" (NaN: none) and, in its place, "note".
+    ``cells`` has "setting" and "network", the place; "at", which cells to be compared share; "ours",
+    "ours_std", "batch" and "paper".
     """
     from landscape.plots.picture import caption, panels
     from landscape.plots.style import style
 
-    lines = list(dict.fromkeys(r["setting"] for r in rows))
-    columns = list(dict.fromkeys(r["network"] for r in rows))
-    by_cell = {(r["setting"], r["network"]): k for k, r in enumerate(rows)}
-    won = winners(rows, higher)
-    shown = [used(line, next(r["batch"] for r in rows if r["setting"] == line)) for line in lines]
-    heads = [used(column, next(r["batch"] for r in rows if r["network"] == column)) for column in columns]
+    lines, columns = (list(dict.fromkeys(cells[name])) for name in ("setting", "network"))
+    won = winners(cells, higher)
+    shown = [used(line, cells["batch"][cells["setting"] == line].iloc[0]) for line in lines]
+    heads = [used(column, cells["batch"][cells["network"] == column].iloc[0]) for column in columns]
     with style():
         width = 1.0 + 0.075 * max(map(len, shown)) + 1.45 * len(columns)
         picture, (ax,) = panels(1, 1, max(6.6, width), 1.0 + 0.38 * (len(lines) + 1))
@@ -79,24 +71,23 @@ def table_picture(rows: list[dict[str, Any]], what: str, higher: bool) -> Figure
         for j, column in enumerate(heads):
             text = column.replace(", batch", ",\nbatch")
             ax.text(j, -0.9, text, ha="center", va="center", fontsize=9.5, weight="bold")
-        for i, line in enumerate(lines):
+        for i, line in enumerate(shown):
             if i % 2 == 0:
                 ax.axhspan(i - 0.5, i + 0.5, color="#f2f2f2", lw=0)
-            ax.text(left, i, shown[i], ha="left", va="center", fontsize=9.5)
-            for j, column in enumerate(columns):
-                if (line, column) in by_cell:
-                    k = by_cell[line, column]
-                    _draw_cell(ax, (j, i), rows[k], k in won)
+            ax.text(left, i, line, ha="left", va="center", fontsize=9.5)
+        for cell in cells.itertuples():
+            at = (columns.index(cell.network), lines.index(cell.setting))
+            _draw_cell(ax, at, cell, cell.Index in won)
         caption(picture, f"{what[0].upper()}{what[1:]}. Bold: the best mean of its setting.")
     return picture
 
 
-def _draw_cell(ax: Any, at: tuple[int, int], row: dict[str, Any], won: bool) -> None:
+def _draw_cell(ax: Any, at: tuple[int, int], cell: Any, won: bool) -> None:
     from landscape.plots.style import OTHER, color_of
 
-    (j, i), color = at, color_of(row["setting"])
+    (j, i), color = at, color_of(cell.setting)
     look = {"weight": "bold", "color": color if color != OTHER else "k"} if won else {}
-    text = value_text(row["ours"], row["ours_std"])
+    text = value_text(cell.ours, cell.ours_std)
     ax.text(j, i - 0.14, text, ha="center", va="center", fontsize=9.5, **look)
-    below = f"paper {row['paper']:.2f}" if np.isfinite(row["paper"]) else row.get("note", "")
+    below = f"paper {cell.paper:.2f}" if np.isfinite(cell.paper) else ""
     ax.text(j, i + 0.26, below, ha="center", va="center", fontsize=7, color="#666666")
