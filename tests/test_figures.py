@@ -32,8 +32,7 @@ from landscape.results.stability import Stability
 from landscape.train import recipe
 from landscape.train.distributed.pool import Pool
 from landscape.train.planning import plan
-from landscape.train.planning.calibration import Costs
-from landscape.train.planning.run_time import Cluster, Link, Stragglers
+from landscape.train.planning.plan import Cluster, Costs, Link, Stragglers
 from landscape.train.recipe import Recipe
 from landscape.train.recipe_tables import Decompose, Evaluate, Monitor
 from tests.conftest import Command

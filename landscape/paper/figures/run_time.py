@@ -13,7 +13,7 @@ from landscape.paper.figure import Compared, Drawing, figure
 from landscape.paper.verdicts import Effect, Rows, need
 from landscape.results.run_times import RunTimes
 from landscape.train.planning import calibration, plan
-from landscape.train.planning.run_time import Cluster, Link, Stragglers
+from landscape.train.planning.plan import Cluster, Costs, Link, Stragglers
 from landscape.train.recipe import read
 
 
@@ -27,7 +27,7 @@ def _runtime(context: Context) -> Drawing:
     mixings = ("full", "ring(1)", "random-matching", "one-peer-exponential")
 
     @functools.cache  # all numbers of workers compute the same: what else the machine does must not differ
-    def costs(local_batch: int) -> calibration.Costs:
+    def costs(local_batch: int) -> Costs:
         return calibration.calibrate(recipe, 1, local_batch, data_dir=context.data_dir)
 
     (result,) = context.cached(
