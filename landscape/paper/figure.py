@@ -17,6 +17,8 @@ from landscape.paper.verdicts import Judge, Rows
 if TYPE_CHECKING:  # matplotlib is imported where a figure is drawn
     from matplotlib.figure import Figure as Picture
 
+SMOKE_NOTE = "bundled digits and a few steps; the numbers mean nothing"
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -74,10 +76,9 @@ def figure(
     claims: str,
     runs: Callable[[Scale], Runs],
     judge: Judge,
-    *,
-    smoke: str,
     laptop: str,
-    paper: str,
+    paper: str = "",
+    smoke: str = SMOKE_NOTE,
     **more: Any,
 ) -> Callable[[Callable[[Context], Drawing]], Figure]:
     """A decorator: add the :class:`Figure` that the function draws to the registry, under ``name``.
@@ -89,12 +90,12 @@ def figure(
         claims: what the paper claims.
         runs: gives the recipes of the runs at a scale.
         judge: gives the effects behind the verdict on the claim, from the rows of the CSV.
-        smoke, laptop, paper: what each scale changes from the paper.
+        laptop, paper, smoke: what each scale changes from the paper; ``paper`` is by default as ``laptop``.
         more: further fields of :class:`Figure`.
     """
 
     def add(draw: Callable[[Context], Drawing]) -> Figure:
-        notes: dict[Scale, str] = {"smoke": smoke, "laptop": laptop, "paper": paper}
+        notes: dict[Scale, str] = {"smoke": smoke, "laptop": laptop, "paper": paper or laptop}
         entry = Figure(name, where, title, claims, notes, runs, judge, draw, **more)
         return registry.figures.add(name)(entry)
 

@@ -26,6 +26,8 @@ NO_CONCLUSION = "Smoke scale shows that the figure can be made; its numbers say 
 MAX_BYTES = 1 << 24
 TEXTS = ("where", "title", "claims", "scale", "note", "command", "version", "verdict")
 COMPARED = ("what", "ours", "paper")
+# What reading a damaged file raises.
+DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
 
 INTRODUCTION = (
@@ -100,9 +102,7 @@ def write(figure: Figure, context: Context, drawing: Drawing, folder: Path, took
     data = table(drawing.rows)
     write_text(folder / f"{name}.csv", data)
     entry = {
-        "where": figure.where,
-        "title": figure.title,
-        "claims": figure.claims,
+        **{key: getattr(figure, key) for key in ("where", "title", "claims")},
         "scale": scale,
         "note": figure.note(context),
         "command": f"landscape figures {name} --scale {scale}",
@@ -118,7 +118,10 @@ def write(figure: Figure, context: Context, drawing: Drawing, folder: Path, took
 
 
 def _write_entry(path: Path, entry: dict[str, Any]) -> None:
-    write_text(path, json.dumps(entry, ensure_ascii=False, indent=1) + "\n")
+    """Write the JSON file of a figure, if it does not hold this already."""
+    text = json.dumps(entry, ensure_ascii=False, indent=1) + "\n"
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)
 
 
 def verdict(name: str, scale: str, data: str) -> dict[str, Any]:
@@ -185,41 +188,24 @@ def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
                 path = path.with_suffix(".csv")
                 data = read_regular(path, MAX_BYTES).decode()
                 entries[name] = entry | verdict(name, entry["scale"], data)
-            except (
-                ArithmeticError,
-                AttributeError,
-                LookupError,
-                TypeError,
-                ValueError,
-                RecursionError,
-            ) as error:
-                if isinstance(error, FailedError):
-                    raise
+            except FailedError:
+                raise
+            except DAMAGED as error:
                 raise FailedError(f"{path}: damaged ({error}); make the figure again") from error
     return entries
 
 
 def _check(entry: Any) -> None:
     """One of several kinds of error where ``entry`` is not what the JSON file of a figure holds."""
-    for key in TEXTS:
-        if not isinstance(entry[key], str):
-            raise TypeError(f"'{key}' is no text")
     if not isinstance(entry["seconds"], (int, float)) or not 0 <= entry["seconds"] < 1e12:
         raise ValueError("'seconds' is no time")
-    texts = [*entry["pictures"], *(each[key] for each in entry["compared"] for key in COMPARED)]
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError("'pictures' or 'compared' hold what is no text")
+    texts = {key: entry[key] for key in TEXTS} | {f"pictures {k}": v for k, v in enumerate(entry["pictures"])}
+    texts |= {f"{key} {k}": each[key] for k, each in enumerate(entry["compared"]) for key in COMPARED}
+    for key, text in texts.items():
+        if not isinstance(text, str):
+            raise TypeError(f"'{key}' is no text")
     if not all(isinstance(version, int) for version in entry.get("numerics", {}).values()):
         raise TypeError("'numerics' holds what is no version")
-
-
-def rejudge(folder: Path) -> None:
-    """Write the verdicts that follow from the CSV files in ``folder`` to the JSON files beside them."""
-    for name, entry in entries_in(folder).items():
-        entry.pop("held", None)  # the verdict of versions before 0.13.0
-        path = folder / f"{name}.json"
-        if json.loads(path.read_text(encoding="utf-8")) != entry:
-            _write_entry(path, entry)
 
 
 def duration(seconds: float) -> str:
@@ -238,15 +224,15 @@ def page(folder: Path) -> Path:
     Raises:
         FailedError: a damaged file.
     """
-    rejudge(folder)
     entries = entries_in(folder)
+    for name, entry in entries.items():
+        _write_entry(folder / f"{name}.json", entry)
     lines = ["# The figures and tables of the papers", "", INTRODUCTION, "", counted(entries), "", RULES, ""]
     lines += ["| claim | where tested | outcome | effect, with its interval |", "|---|---|---|---|"]
     for name, entry in entries.items():
         claim = f"[{name}](#{name}), {entry['where']}: {entry['claims']}"
-        outcome = entry["outcome"] or "–"
-        cells = (claim, f"{entry['scale']}: {entry['note']}", f"**{outcome}**", sizes(entry))
-        lines.append(f"| {' | '.join(map(_cell, cells))} |")
+        where, said = f"{entry['scale']}: {entry['note']}", f"**{entry['outcome'] or '–'}**"
+        lines.append(_line(claim, where, said, sizes(entry)))
     lines += ["", TIMES]
     for name, entry in entries.items():
         lines += _section(name, entry)
@@ -311,11 +297,10 @@ def _section(name: str, entry: dict[str, Any]) -> list[str]:
     lines.append(f"{said}{entry['verdict']}")
     if entry["effects"]:
         lines += ["", "| where | effect | seeds | |", "|---|---|---|---|"]
-        lines += [f"| {' | '.join(map(_cell, effect_cells(e)))} |" for e in entry["effects"]]
+        lines += [_line(*effect_cells(effect)) for effect in entry["effects"]]
     if entry["compared"]:
         lines += ["", "| | here | paper |", "|---|---|---|"]
-        rows = ((e["what"], e["ours"], e["paper"]) for e in entry["compared"])
-        lines += [f"| {' | '.join(map(_cell, row))} |" for row in rows]
+        lines += [_line(*(each[key] for key in COMPARED)) for each in entry["compared"]]
     return lines
 
 
@@ -329,5 +314,6 @@ def made(entry: dict[str, Any]) -> str:
     )
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _line(*cells: str) -> str:
+    """A line of a table."""
+    return "| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |"

@@ -24,7 +24,6 @@ LEARNERS = 4
 WIDTHS = {"efficientnet-b0": 0.125, "vgg-19": 0.125, "mobilenet": 0.125, "shufflenet-v2": 0.125}
 WIDTH, SMOKE_WIDTH = 0.0625, 0.0625
 SPEECH_NOTE = "spoken digits for Switchboard, batches / 16, LSTM of 2 layers × 64 cells, 16 learners"
-SMOKE_NOTE = "bundled digits and a few steps; the numbers mean nothing"
 PAPER_CIFAR = "16 learners, as the paper gives them"
 PAPER_SPEECH = "spoken digits for Switchboard, batches / 16; else the paper's LSTM and schedule"
 MNIST_NOTE = "the paper's size; steps, ReLU and initialisation are ours"

@@ -13,7 +13,6 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.context import Context, Runs, Scale
 from landscape.paper.figure import Compared, Drawing, compare, figure
 from landscape.paper.figures.smoothing import OURS
-from landscape.paper.scales import SMOKE_NOTE
 from landscape.paper.verdicts import Effect, Rows, by_seed, measured, select, settings
 from landscape.plots.picture import panels
 from landscape.plots.stability import without_bridge
@@ -53,11 +52,9 @@ def _boundary(context: Context) -> Drawing:
         line = [np.pi / (2 * tau + 1) for tau in DELAYS[1:]]
         ax.plot(DELAYS[1:], line, color="#777777", lw=0.9, ls=":", label="π/(2τ + 1)")
         ax.set_xscale("symlog", base=2, linthresh=1)
-        ax.set_yscale("log")
-        ax.set_xticks([0, 1, 2, 4, 8, 16, 32, 64], ["0", "1", "2", "4", "8", "16", "32", "64"])
+        ax.set_xticks(shown := [0, 1, 2, 4, 8, 16, 32, 64], map(str, shown))
         ax.xaxis.set_minor_locator(ticker.NullLocator())
-        ax.set_xlabel("delay τ (steps)")
-        ax.set_ylabel("largest stable ηλ")
+        ax.set(xlabel="delay τ (steps)", ylabel="largest stable ηλ", yscale="log")
         picture.legend(loc="outside lower center", ncols=2)
     compared = [
         Compared(f"largest ηλ, τ = {tau}, {label} (known value)", f"{_limit(tau, *key):.4f}", f"{value:.4f}")
@@ -91,16 +88,10 @@ def _judge_boundary(rows: Rows) -> list[Effect]:
 
 _EXACT = "from the characteristic polynomial; nothing is trained"
 figure(
-    "delay-boundary",
-    "Delay-2019",
-    "the largest stable ηλ against delay, three forms of momentum",
+    "delay-boundary", "Delay-2019", "the largest stable ηλ against delay, three forms of momentum",
     "At high delay the rate must be inversely proportional to it; momentum should be off, or shifted.",
-    lambda scale: {},
-    _judge_boundary,
-    smoke=_EXACT,
-    laptop=_EXACT,
-    paper=_EXACT,
-)(_boundary)
+    lambda scale: {}, _judge_boundary, smoke=_EXACT, laptop=_EXACT,
+)(_boundary)  # fmt: skip
 
 # ---- Which rates leave a minimum
 
@@ -171,14 +162,7 @@ def _judge_minima(rows: Rows) -> list[Effect]:
 
 _SETTING = "MNIST's first 1,000 images, 784-50-50-10, weight decay 0.005, full-batch gradients"
 figure(
-    "delay-minima",
-    "Delay-2019",
-    "which rate leaves a minimum, against delay and momentum",
+    "delay-minima", "Delay-2019", "which rate leaves a minimum, against delay and momentum",
     "The delay decides with the learning rate which minima are accessible; the rule keeps them the same.",
-    _minimum,
-    _judge_minima,
-    smoke=SMOKE_NOTE,
-    laptop=f"{_SETTING}; three seeds; {OURS}",
-    paper=f"{_SETTING}; three seeds; {OURS}",
-    weights=True,
-)(_delay_minima)
+    _minimum, _judge_minima, laptop=f"{_SETTING}; three seeds; {OURS}", weights=True,
+)(_delay_minima)  # fmt: skip

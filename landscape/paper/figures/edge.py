@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 
@@ -12,7 +14,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.context import Context, Runs, Scale, runs_of
 from landscape.paper.figure import Compared, Drawing, compare, figure, last, mean_and_spread, test_error
 from landscape.paper.figures.figure_2 import median_rise
-from landscape.paper.scales import SMOKE_NOTE, mnist, seeds
+from landscape.paper.scales import mnist, seeds
 from landscape.paper.verdicts import (
     Effect,
     Rows,
@@ -28,6 +30,7 @@ from landscape.paper.verdicts import (
 from landscape.plots.picture import panels
 from landscape.plots.style import color_of, decimal_labels, shades, style
 from landscape.train.mixing import Mixing
+from landscape.train.recipe import Recipe
 
 MIXINGS = ("full", "ring(2)", "ring(1)")
 COLORS = {"SSGD": color_of("ssgd"), **dict(zip(MIXINGS, shades(color_of("dpsgd"), 3), strict=True))}
@@ -72,14 +75,12 @@ def limit_of(run: Checkpoint) -> float:
 
 
 def _runs(scale: Scale) -> Runs:
-    return runs_of(
-        FORM,
-        AXES,
-        seeds(scale, 5),
-        lambda lr, setting, seed: mnist(
-            scale, "fig2b-dpsgd", seed, f"lr={lr}", algorithm(setting), *EVERY, steps=STEPS[lr]
-        ),
-    )
+    return runs_of(FORM, AXES, seeds(scale, 5), functools.partial(_recipe, scale))
+
+
+def _recipe(scale: Scale, lr: float, setting: str, seed: int) -> Recipe:
+    changes = [f"lr={lr}", algorithm(setting), *EVERY]
+    return mnist(scale, "fig2b-dpsgd", seed, *changes, steps=STEPS[lr])
 
 
 # ---- Each algorithm at its own edge
@@ -87,15 +88,10 @@ def _runs(scale: Scale) -> Runs:
 
 def _draw(ax: Any, color: Any, runs: list[Checkpoint]) -> None:
     """The seeds' ηλ_max as thin lines, their median as a thick one, their limit dashed."""
-    curves = []
-    for run in runs:
-        values = run.history["lr_lambda_max"]
-        recorded = np.isfinite(values)
-        curves.append(dict(zip(run.history["step"][recorded], values[recorded], strict=True)))
-        ax.plot(*zip(*curves[-1].items(), strict=True), color=color, lw=0.4, alpha=0.4)
-    steps = sorted({step for curve in curves for step in curve})
-    median = [np.median([curve[s] for curve in curves if s in curve]) for s in steps]
-    ax.plot(steps, median, color=color, lw=1.7)
+    curves = [pd.Series(run.history["lr_lambda_max"], run.history["step"]) for run in runs]
+    table = pd.concat([curve[np.isfinite(curve)] for curve in curves], axis=1).sort_index()
+    ax.plot(table, color=color, lw=0.4, alpha=0.4)
+    ax.plot(table.median(axis=1), color=color, lw=1.7)
     ax.axhline(limit_of(runs[0]), color=color, lw=1.2, ls="--")
 
 
@@ -118,8 +114,7 @@ def _edge(context: Context) -> Drawing:
                 for row in (0, 1) if name == "SSGD" else (int(name.endswith("ATC")),):
                     _draw(axes[column + 3 * row], color, runs)
             for row, order in enumerate(("AWC", "ATC")):
-                axes[column + 3 * row].set_title(f"α = {rate:g}, DPSGD in {order} order")
-                axes[column + 3 * row].set_xlabel("step")
+                axes[column + 3 * row].set(title=f"α = {rate:g}, DPSGD in {order} order", xlabel="step")
         for ax in axes[::3]:
             ax.set_ylabel(r"$\eta\lambda_{max}$ of $w_a$")
         axes[0].set_ylim(0, 3)
@@ -159,18 +154,12 @@ def _judge_edge(rows: Rows) -> list[Effect]:
 
 
 figure(
-    "edge",
-    "Further analyses",
-    "each algorithm at its own edge of stability, MNIST",
+    "edge", "Further analyses", "each algorithm at its own edge of stability, MNIST",
     "The sharpness of the mean rises until ηλ_max is near the rule's own limit: 2 for SSGD, 1 + ω_min for "
     "DPSGD in AWC order, 2 again in ATC order. DPSGD's flatter minima follow from that limit (ours, not the "
     "paper's).",
-    _runs,
-    _judge_edge,
-    smoke=SMOKE_NOTE,
-    laptop=NOTE,
-    paper=NOTE,
-)(_edge)
+    _runs, _judge_edge, laptop=NOTE,
+)(_edge)  # fmt: skip
 
 # ---- Flatness and test error
 
@@ -186,12 +175,10 @@ def _flatness_picture(rows: Rows) -> Picture:
                 color, face = COLORS[name.split()[0]], {"mfc": "none"} if name.endswith("ATC") else {}
                 look = {"color": color, "marker": markers[rate], "ls": "none", "ms": 5, **face}
                 ax.plot(group["lambda_max_nat"], group[quantity], **look)
-            ax.set_xscale("log")
-            ax.set_yscale("log")
+            sharpness = r"$\lambda_{max}$ of $w_a$, second half of training (nat)"
+            ax.set(xscale="log", yscale="log", xlabel=sharpness, ylabel=label)
             decimal_labels(ax.xaxis)
             decimal_labels(ax.yaxis)
-            ax.set_xlabel(r"$\lambda_{max}$ of $w_a$, second half of training (nat)")
-            ax.set_ylabel(label)
         handles = [Line2D([], [], color=c, marker="o", ls="none", label=named(n)) for n, c in COLORS.items()]
         grey: dict[str, Any] = {"color": "#555555", "ls": "none"}
         handles += [Line2D([], [], marker=m, label=f"α = {r:g}", **grey) for r, m in markers.items()]
@@ -254,17 +241,10 @@ def _correlation(rows: Rows) -> float:
 
 
 figure(
-    "edge-follows",
-    "Further analyses",
-    "what follows from the edge: test error and flatness",
+    "edge-follows", "Further analyses", "what follows from the edge: test error and flatness",
     "A lower limit on ηλ gives flatter minima, and these a lower test error.",
-    _runs,
-    _judge_follows,
-    smoke=SMOKE_NOTE,
-    laptop=NOTE,
-    paper=NOTE,
-    weights=True,
-)(_edge_follows)
+    _runs, _judge_follows, laptop=NOTE, weights=True,
+)(_edge_follows)  # fmt: skip
 
 # ---- Lazy mixing: the same gap, or the same ω_min
 
@@ -277,41 +257,28 @@ FAMILIES = {
 
 
 def _lazy_runs(scale: Scale) -> Runs:
-    return runs_of(
-        "{setting}",
-        {"setting": sum(FAMILIES.values(), ())},
-        range(1 if scale == "smoke" else 5),
-        lambda setting, seed: mnist(
-            scale, "fig2b-dpsgd", seed, f"lr={RATE}", algorithm(f"{setting} AWC"), *EVERY, steps=STEPS[RATE]
-        ),
-    )
+    every = range(1 if scale == "smoke" else 5)
+    names = [name for family in FAMILIES.values() for name in family]
+    return {f"{name}/{seed}": _recipe(scale, RATE, f"{name} AWC", seed) for name in names for seed in every}
 
 
 def _lazy(context: Context) -> Drawing:
-    properties = {name: Mixing(name, LEARNERS, 0) for names in FAMILIES.values() for name in names}
-    tables = [
-        context.table(
-            "{setting}",
-            {"setting": names},
-            lambda key, run: {
-                LEVEL: plateau(run),
-                "gap": properties[key.rpartition("/")[0]].gap,
-                "omega_min": properties[key.rpartition("/")[0]].omega_min,
-            },
-            panel=family,
-        )
+    rows = stacked(
+        context.table("{setting}", {"setting": names}, lambda key, run: {LEVEL: plateau(run)}, panel=family)
         for family, names in FAMILIES.items()
-    ]
-    rows = stacked(tables)
+    )
+    mixings = [Mixing(name, LEARNERS, 0) for name in rows["setting"]]
+    rows["gap"], rows["omega_min"] = [m.gap for m in mixings], [m.omega_min for m in mixings]
     with style():
         picture, axes = panels(1, 2, 4.8, 3.7, sharey=True)
-        for table, color, marker in zip(tables, (color_of("dpsgd"), color_of("ssgd")), "os", strict=True):
+        looks = (("o", color_of("dpsgd")), ("s", color_of("ssgd")))
+        for family, (marker, color) in zip(FAMILIES, looks, strict=True):
+            table = select(rows, panel=family)
             for ax, at in zip(axes, (1 + table["omega_min"], table["gap"]), strict=True):
-                ax.plot(at, table[LEVEL], marker, color=color, mfc="none", ms=6, label=table["panel"][0])
+                ax.plot(at, table[LEVEL], marker, color=color, mfc="none", ms=6, label=family)
         axes[0].plot([0.5, 1.8], [0.5, 1.8], color="#777777", lw=0.9, ls=":", label="the limit 1 + ω_min")
-        axes[0].set_xlabel("1 + ω_min of the mixing matrix")
+        axes[0].set(xlabel="1 + ω_min of the mixing matrix", ylabel=r"plateau of $\eta\lambda_{max}$")
         axes[1].set_xlabel("its spectral gap")
-        axes[0].set_ylabel(r"plateau of $\eta\lambda_{max}$")
         picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     omega, gap = (f"{np.mean(e.values):.2f}" if e.values else "–" for e in _judge_lazy(rows)[:2])
     return Drawing(
@@ -346,14 +313,8 @@ def _judge_lazy(rows: Rows) -> list[Effect]:
 
 _LAZY_NOTE = "n = 6, nB = 1998, α = 0.5, 1,000 steps, AWC order, five seeds: all settings ours"
 figure(
-    "edge-lazy",
-    "Further analyses",
-    "only ω_min changed: lazy mixing, MNIST",
+    "edge-lazy", "Further analyses", "only ω_min changed: lazy mixing, MNIST",
     "Flatness follows ω_min of the mixing matrix and not its spectral gap: (1 − a)I + aM with the same gap "
     "and another ω_min moves ηλ_max with 1 + ω_min, with the same ω_min and another gap leaves it (ours).",
-    _lazy_runs,
-    _judge_lazy,
-    smoke=SMOKE_NOTE,
-    laptop=_LAZY_NOTE,
-    paper=_LAZY_NOTE,
-)(_lazy)
+    _lazy_runs, _judge_lazy, laptop=_LAZY_NOTE,
+)(_lazy)  # fmt: skip

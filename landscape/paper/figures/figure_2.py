@@ -21,7 +21,7 @@ from landscape.paper.figure import (
     summary,
     test_error,
 )
-from landscape.paper.scales import MNIST_NOTE, SMOKE_NOTE, mnist, seeds
+from landscape.paper.scales import MNIST_NOTE, mnist, seeds
 from landscape.paper.verdicts import (
     Effect,
     Rows,
@@ -47,7 +47,7 @@ PAPER = {
 # Where a loss or an error counts as not having converged (ours): far above what every other run reaches.
 POOR = 5.0
 ERROR, RISE = "test_error_percent", "median_rise_nat"
-_NOTES: dict[str, Any] = {"smoke": SMOKE_NOTE, "laptop": MNIST_NOTE, "paper": MNIST_NOTE, "weights": True}
+_NOTES: dict[str, Any] = {"laptop": MNIST_NOTE, "weights": True}
 
 
 def runs_of_part(part: str, algorithms: tuple[str, ...] = tuple(NAMED), many: int = 5) -> Any:
@@ -162,24 +162,16 @@ def _judge_2b(rows: Rows) -> list[Effect]:
 
 
 figure(
-    "fig2a",
-    "DPSGD-2020, Figure 2(a)",
-    "MNIST, α = 1, n = 5, nB = 2000",
+    "fig2a", "DPSGD-2020, Figure 2(a)", "MNIST, α = 1, n = 5, nB = 2000",
     "At a large rate SSGD fails to converge; DPSGD's effective rate is low at first and lets it converge; "
     "SSGD* converges to something worse.",
-    runs_of_part("fig2a"),
-    _judge_2a,
-    **_NOTES,
-)(_fig2a)
+    runs_of_part("fig2a"), _judge_2a, **_NOTES,
+)(_fig2a)  # fmt: skip
 figure(
-    "fig2b",
-    "DPSGD-2020, Figure 2(b)",
-    "MNIST, α = 0.2, n = 6, ring(2), nB = 1998",
+    "fig2b", "DPSGD-2020, Figure 2(b)", "MNIST, α = 0.2, n = 6, ring(2), nB = 1998",
     "At a smaller rate DPSGD finds a flatter minimum with a lower test error than SSGD; SSGD* is the worst.",
-    runs_of_part("fig2b"),
-    _judge_2b,
-    **_NOTES,
-)(_fig2b)
+    runs_of_part("fig2b"), _judge_2b, **_NOTES,
+)(_fig2b)  # fmt: skip
 
 # ---- Figure 2(b) by other measures of flatness
 
@@ -208,10 +200,9 @@ def _flatness(context: Context) -> Drawing:
             ax.plot(np.median(effect.values), k, "|", color="k", ms=18, mew=2)
         ax.axvline(1, color="#777777", lw=0.9, ls=":")
         ax.set_yticks(range(len(effects)), [effect.where for effect in effects])
-        ax.set_ylim(len(effects) - 0.5, -0.5)
-        ax.set_xscale("log")
+        rise = "rise of the loss around SSGD / around DPSGD, a ring a seed, a bar the median"
+        ax.set(ylim=(len(effects) - 0.5, -0.5), xscale="log", xlabel=rise)
         decimal_labels(ax.xaxis)
-        ax.set_xlabel("rise of the loss around SSGD / around DPSGD, a ring a seed, a bar the median")
     medians = [float(np.median(effect.values)) for effect in effects]
     return Drawing(
         {"": picture},
@@ -241,15 +232,11 @@ def _judge_flatness(rows: Rows) -> list[Effect]:
 
 
 figure(
-    "flatness",
-    "Further analyses",
-    "does DPSGD's flatness survive other measures? (Figure 2(b))",
+    "flatness", "Further analyses", "does DPSGD's flatness survive other measures? (Figure 2(b))",
     "The flatter contours of DPSGD stay flatter with filter-normalised directions and at equal training "
     "loss.",
-    runs_of_part("fig2b", ("ssgd", "dpsgd")),
-    _judge_flatness,
-    **_NOTES,
-)(_flatness)
+    runs_of_part("fig2b", ("ssgd", "dpsgd")), _judge_flatness, **_NOTES,
+)(_flatness)  # fmt: skip
 
 # ---- Where the learners of Figure 2(a) are
 
@@ -308,11 +295,7 @@ def _judge_planes(rows: Rows) -> list[Effect]:
 
 
 figure(
-    "learners-plane",
-    "Further analyses",
-    "the loss in the plane of DPSGD's learners, Figure 2(a)",
+    "learners-plane", "Further analyses", "the loss in the plane of DPSGD's learners, Figure 2(a)",
     "The learners lie around their mean on the walls of the valley that the mean sits in.",
-    runs_of_part("fig2a", ("dpsgd",), 3),
-    _judge_planes,
-    **_NOTES,
-)(_planes)
+    runs_of_part("fig2a", ("dpsgd",), 3), _judge_planes, **_NOTES,
+)(_planes)  # fmt: skip

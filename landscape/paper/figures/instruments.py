@@ -14,7 +14,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.context import Context, Runs, Scale, runs_of
 from landscape.paper.figure import Compared, Drawing, figure
 from landscape.paper.figures.edge import COLORS, SETTINGS, algorithm, named
-from landscape.paper.scales import SMOKE_NOTE, mnist
+from landscape.paper.scales import mnist
 from landscape.paper.verdicts import Effect, Rows, need, select, settings
 from landscape.plots.picture import panels
 from landscape.plots.style import style
@@ -215,15 +215,9 @@ def _curve(rows: Rows, column: str) -> Any:
 
 
 figure(
-    "instruments",
-    "Further analyses",
-    "batch sharpness, noise scale and disagreement along training, MNIST",
+    "instruments", "Further analyses", "batch sharpness, noise scale and disagreement along training, MNIST",
     "With small batches batch sharpness, not λ_max, settles at the limit (Andreyev and Beneventano, for "
     "plain SGD; other rules are ours). Beside it the noise scale (McCandlish et al. 2018), and how much of "
     "the learners' disagreement lies along the sharpest directions.",
-    _runs,
-    _judge,
-    smoke=SMOKE_NOTE,
-    laptop=NOTE,
-    paper=NOTE,
-)(_instruments)
+    _runs, _judge, laptop=NOTE,
+)(_instruments)  # fmt: skip

@@ -11,7 +11,7 @@ from landscape.core.statistics import standard_error
 from landscape.paper.context import Context, Runs, Scale, runs_of
 from landscape.paper.figure import Compared, Drawing, figure, mean_and_spread, test_error
 from landscape.paper.figures.edge import COLORS, algorithm, named
-from landscape.paper.scales import SMOKE_NOTE, mnist, seeds
+from landscape.paper.scales import mnist, seeds
 from landscape.paper.verdicts import Effect, Rows, by_seed, difference, select, settings, stacked
 from landscape.plots.picture import panels
 from landscape.plots.style import decimal_labels, style
@@ -49,12 +49,9 @@ def _picture(rows: Rows) -> Picture:
             look = {"color": color, "marker": marker, "mfc": "none" if kind == "SGD" else color, "capsize": 3}
             label = f"{named(name.replace(' AWC', ''))}, {kind}"
             ax.errorbar(by.index, by["median"], reach, label=label, **look)
-        ax.set_xscale("log")
-        ax.set_yscale("log")
+        ax.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="test error of $w_a$ (%)")
         decimal_labels(ax.xaxis)
         decimal_labels(ax.yaxis)
-        ax.set_xlabel("learning rate")
-        ax.set_ylabel("test error of $w_a$ (%)")
         picture.legend(loc="outside lower center", ncols=2)
     return picture
 
@@ -102,13 +99,8 @@ def _judge(rows: Rows) -> list[Effect]:
 
 
 figure(
-    "lamb",
-    "Further analyses",
-    "does DPSGD's advantage outlive a tuned LAMB? MNIST, n = 6",
+    "lamb", "Further analyses", "does DPSGD's advantage outlive a tuned LAMB? MNIST, n = 6",
     "With a tuned adaptive optimizer the decentralised advantage is reported to vanish.",
-    _runs,
-    _judge,
-    smoke=SMOKE_NOTE,
-    laptop="nB = 1998, 1,000 steps, three seeds; all settings ours",
+    _runs, _judge, laptop="nB = 1998, 1,000 steps, three seeds; all settings ours",
     paper="nB = 1998, 1,000 steps; all settings ours",
-)(_lamb)
+)(_lamb)  # fmt: skip

@@ -11,7 +11,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.context import Context, Runs, Scale
 from landscape.paper.figure import Drawing, compare, figure
 from landscape.paper.figures.training_curves import ALL, BOTH, NAMED, accuracy, cell
-from landscape.paper.scales import PAPER_CIFAR, SMOKE_NOTE, cells, cifar_note
+from landscape.paper.scales import PAPER_CIFAR, cells, cifar_note
 from landscape.paper.verdicts import Effect, Rows, need, ratio_effect, select, settings
 
 # Test accuracy in % up to which a network counts as not trained (ours); of ten classes chance is 10.
@@ -114,17 +114,11 @@ def _judge_3(rows: Rows) -> list[Effect]:
 
 
 figure(
-    "fig3",
-    "DPSGD-2020, Figure 3",
-    "contours of the test loss, CIFAR-10, batch 8192",
+    "fig3", "DPSGD-2020, Figure 3", "contours of the test loss, CIFAR-10, batch 8192",
     "DPSGD's contours are wider apart: its minima are flatter.",
-    _runs,
-    _judge_3,
-    smoke=SMOKE_NOTE,
-    laptop=f"25 × 25 points, 500 test images; {cifar_note(_EPOCHS)}",
-    paper=PAPER_CIFAR,
+    _runs, _judge_3, laptop=f"25 × 25 points, 500 test images; {cifar_note(_EPOCHS)}", paper=PAPER_CIFAR,
     weights=True,
-)(_fig3)
+)(_fig3)  # fmt: skip
 
 
 def _fig4(context: Context) -> Drawing:
@@ -157,15 +151,10 @@ def _judge_4(rows: Rows) -> list[Effect]:
 
 
 figure(
-    "fig4",
-    "DPSGD-2020, Figure 4",
-    "Hessian ratios early in training, CIFAR-10, batch 8192",
+    "fig4", "DPSGD-2020, Figure 4", "Hessian ratios early in training, CIFAR-10, batch 8192",
     "Early in training DPSGD is less likely than SSGD to be at a saddle: |λ_min|/|λ_max| is lower.",
-    _runs,
-    _judge_4,
-    smoke=SMOKE_NOTE,
+    _runs, _judge_4,
     laptop="after a quarter of training, on 128 test images, up to 200 products a point; "
     + cifar_note(_EPOCHS),
-    paper=f"after epoch 16; {PAPER_CIFAR}",
-    weights=True,
-)(_fig4)
+    paper=f"after epoch 16; {PAPER_CIFAR}", weights=True,
+)(_fig4)  # fmt: skip

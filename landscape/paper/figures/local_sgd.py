@@ -6,11 +6,12 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.context import Context, Runs, Scale, runs_of
 from landscape.paper.figure import Drawing, compare, figure, mean_and_spread, test_error
 from landscape.paper.figures.smoothing import OURS
-from landscape.paper.scales import SMOKE_NOTE, mnist, seeds
+from landscape.paper.scales import mnist, seeds
 from landscape.paper.verdicts import Effect, Rows, difference_effect, pair
 from landscape.plots.picture import panels
 from landscape.plots.style import color_of, style
 from landscape.train.loop import recipe_of
+from landscape.train.recipe import Recipe
 
 PERIODS = (1, 4, 16, 64)
 NAMED = {"local-sgd": "local SGD", "slowmo": "with slow momentum"}
@@ -19,15 +20,11 @@ ACCURACY = "test_accuracy_percent"
 
 
 def _runs(scale: Scale) -> Runs:
-    every = "decompose.every=0"
-    return runs_of(
-        FORM,
-        AXES,
-        seeds(scale, 3),
-        lambda algorithm, period, seed: mnist(
-            scale, algorithm, seed, f"algorithm.period={period}", every, steps=960
-        ),
-    )
+    def make(algorithm: str, period: int, seed: int) -> Recipe:
+        changes = [f"algorithm.period={period}", "decompose.every=0"]
+        return mnist(scale, algorithm, seed, *changes, steps=960)
+
+    return runs_of(FORM, AXES, seeds(scale, 3), make)
 
 
 def _rounds(run: Checkpoint) -> int:
@@ -77,13 +74,7 @@ def _judge(rows: Rows) -> list[Effect]:
 
 
 figure(
-    "local-sgd",
-    "LocalSGD-2021",
-    "accuracy against communication, local SGD and SlowMo, MNIST",
+    "local-sgd", "LocalSGD-2021", "accuracy against communication, local SGD and SlowMo, MNIST",
     "Accuracy falls as learners average less often, and slow momentum wins some of it back.",
-    _runs,
-    _judge,
-    smoke=SMOKE_NOTE,
-    laptop=f"n = 8, nB = 2000, lr 0.2, β = 0.5, 960 steps, three seeds; {OURS}",
-    paper=OURS,
-)(_local)
+    _runs, _judge, laptop=f"n = 8, nB = 2000, lr 0.2, β = 0.5, 960 steps, three seeds; {OURS}", paper=OURS,
+)(_local)  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -26,68 +27,58 @@ RATES = {
     "LeNet-5, CIFAR-10": (0.05, 0.1, 0.2, 0.4),
     "LSTM, spoken digits": (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4),
 }
+FORM = "{task} {algorithm} {lr:g}"
 ERROR, SHARPNESS = "test_error_percent", "largest_lr_lambda_max"
 
 
-def _recipe(scale: Scale, task: str, algorithm: str, rate: float, seed: int) -> Recipe:
+def _recipe(scale: Scale, task: str, algorithm: str, lr: float, seed: int) -> Recipe:
     if task.startswith("MLP"):
-        changes = [f"lr={rate}", "decompose.every=0", "evaluate.every=50", "monitor.sharpness=100"]
+        changes = [f"lr={lr}", "decompose.every=0", "evaluate.every=50", "monitor.sharpness=100"]
         return scales.mnist(scale, f"fig2a-{algorithm}", seed, *changes, steps=1000)
     if task.startswith("LSTM"):
-        return scales.cell(scale, cell("lstm", 512, algorithm), seed, f"lr={rate}")
+        return scales.cell(scale, cell("lstm", 512, algorithm), seed, f"lr={lr}")
     changes = ["batch=1024", "steps=200", "evaluate.every=20", "data.subset=10000"]
     if scale == "smoke":
         changes = [*SMOKE, "steps=4", "evaluate.every=2"]
-    return lenet(algorithm, *changes, f"lr={rate}", seed=seed)
+    return lenet(algorithm, *changes, f"lr={lr}", seed=seed)
 
 
 def _axes(scale: Scale, task: str) -> Axes:
-    """Both algorithms, and the rates of a task; at smoke scale the first and the last."""
+    """A task, both algorithms, and the task's rates; at smoke scale the first and the last."""
     rates = RATES[task]
-    return {"algorithm": BOTH, "lr": rates[:: len(rates) - 1] if scale == "smoke" else rates}
+    chosen = rates[:: len(rates) - 1] if scale == "smoke" else rates
+    return {"task": (task,), "algorithm": BOTH, "lr": chosen}
 
 
 def _runs(scale: Scale) -> Runs:
     runs: dict[str, Recipe] = {}
     for task in RATES:
-
-        def make(algorithm: str, lr: float, seed: int, task: str = task) -> Recipe:
-            return _recipe(scale, task, algorithm, lr, seed)
-
-        runs |= runs_of(f"{task} {{algorithm}} {{lr:g}}", _axes(scale, task), scales.seeds(scale, 3), make)
+        make = functools.partial(_recipe, scale)
+        runs |= runs_of(FORM, _axes(scale, task), scales.seeds(scale, 3), make)
     return runs
-
-
-def chance(run: Checkpoint) -> float:
-    """Test error in % of a guess among the classes, were they equally likely."""
-    return 100 * (1 - 1 / classes(run))
 
 
 def largest_sharpness(run: Checkpoint) -> float:
     """The largest ηλ_max that was measured; NaN if none was."""
     values = run.history["lr_lambda_max"]
-    known = values[np.isfinite(values)]
-    return float(known.max()) if len(known) else float("nan")
+    return float(values[np.isfinite(values)].max()) if np.isfinite(values).any() else float("nan")
 
 
 def _table(context: Context) -> Rows:
     """A row for each run; the rate is that after scaling and warm-up."""
 
     def measure(key: str, run: Checkpoint) -> dict[str, Any]:
-        recipe = context.runs[key]
+        recipe, guess = context.runs[key], 100 * (1 - 1 / classes(run))
         return {
             "lr": recipe.schedule.peak_lr(recipe.lr, recipe.batch),
-            ERROR: chance(run) if run.diverged else test_error(run),
-            "chance_percent": chance(run),
+            ERROR: guess if run.diverged else test_error(run),
+            "chance_percent": guess,
             SHARPNESS: largest_sharpness(run),
             "limit": limit_of(run),
             "diverged": run.diverged,
         }
 
-    tables = []
-    for task in RATES:
-        form = f"{task} {{algorithm}} {{lr:g}}"
-        tables.append(context.table(form, _axes(context.scale, task), measure, task=task))
+    tables = (context.table(FORM, _axes(context.scale, task), measure) for task in RATES)
     return stacked(tables).replace({"algorithm": ALL})
 
 
@@ -108,13 +99,12 @@ def _draw_task(above: Any, below: Any, rows: Rows) -> None:
         ax.set_xscale("log")
         ax.set_xticks(shown, [f"{rate:g}" for rate in shown])
         ax.xaxis.set_minor_locator(ticker.NullLocator())
-    above.set_yscale("log")
+    above.set(yscale="log", title=rows["task"].iloc[0])
     if (rows[SHARPNESS] > 0).any():
         below.set_yscale("log")
     else:
         below.text(0.5, 0.5, "not measured", ha="center", va="center", transform=below.transAxes)
     decimal_labels(above.yaxis)
-    above.set_title(rows["task"].iloc[0])
     below.set_xlabel("learning rate α")
 
 
@@ -195,14 +185,7 @@ _OURS = (
     f"steps; {scales.SPEECH_NOTE}, nB = 512; only the abstract is at hand: all settings are ours"
 )
 figure(
-    "lr-divergence",
-    "DPSGD-2021",
-    "learning rate against divergence",
+    "lr-divergence", "DPSGD-2021", "learning rate against divergence",
     "DPSGD converges at rates at which SSGD does not.",
-    _runs,
-    _judge,
-    smoke=scales.SMOKE_NOTE,
-    laptop=_OURS,
-    paper=_OURS,
-    partial=True,
-)(_rates)
+    _runs, _judge, laptop=_OURS, partial=True,
+)(_rates)  # fmt: skip

@@ -14,7 +14,7 @@ from landscape.core.statistics import mean_and_error
 from landscape.paper.context import Context, Runs, Scale, runs_of
 from landscape.paper.figure import Compared, Drawing, figure, summary
 from landscape.paper.figures.figure_2 import runs_of_part
-from landscape.paper.scales import MNIST_NOTE, SMOKE_NOTE, mnist, seeds
+from landscape.paper.scales import MNIST_NOTE, mnist, seeds
 from landscape.paper.verdicts import Effect, Rows, measured, need, ratio, select, settings, stacked
 from landscape.plots.picture import panels
 from landscape.plots.style import style
@@ -66,9 +66,7 @@ def _eq4(context: Context) -> Drawing:
                 one = select(of_seed, estimate=name)
                 look = {"marker": marker, "ms": 4, "capsize": 2, "label": label}
                 ax.errorbar(one["step"], one["value"], one["standard_error"], **look)
-            ax.set_yscale("log")
-            ax.set_title(f"seed {seed}")
-            ax.set_xlabel("step")
+            ax.set(yscale="log", title=f"seed {seed}", xlabel="step")
         axes[0].set_ylabel("Δ(2) (squared weights)")
         picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     by = rows.pivot(index=["seed", "step"], columns="estimate", values="value")
@@ -97,17 +95,11 @@ def _judge_eq4(rows: Rows) -> list[Effect]:
 
 
 figure(
-    "eq4",
-    "DPSGD-2020, Eq. 4 in detail",
-    "Δ(2) over training, four ways",
+    "eq4", "DPSGD-2020, Eq. 4 in detail", "Δ(2) over training, four ways",
     "DPSGD's extra noise is α² tr(HCH), a function of the Hessian and of the learners' spread.",
-    runs_of_part("fig2a", ("dpsgd",), 3),
-    _judge_eq4,
-    smoke=SMOKE_NOTE,
-    laptop=f"Figure 2(a), {MNIST_NOTE}",
-    paper=MNIST_NOTE,
+    runs_of_part("fig2a", ("dpsgd",), 3), _judge_eq4, laptop=f"Figure 2(a), {MNIST_NOTE}", paper=MNIST_NOTE,
     weights=True,
-)(_eq4)
+)(_eq4)  # fmt: skip
 
 # ---- The three terms of DPSGD's noise
 
@@ -145,9 +137,8 @@ def _split(context: Context) -> Drawing:
             means.append(f"{100 * mean:+.1f}" + (f" ± {100 * error:.1f}%" if np.isfinite(error) else "%"))
             what = f"cross term of Δ_DP, Figure 2({part}): median size; mean ± standard error"
             compared.append(Compared(what, f"{sizes[-1]:.1f}%; {means[-1]}", "0"))
-            ax.set_title(f"Figure 2({part}), median of {len(runs)} seeds")
-            ax.set_xlabel("step")
-            ax.set_yscale("log")
+            title = f"Figure 2({part}), median of {len(runs)} seeds"
+            ax.set(yscale="log", title=title, xlabel="step")
         axes[0].set_ylabel(r"share of $\Delta_{DP}$")
         picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return Drawing(
@@ -182,13 +173,7 @@ def _split_runs(scale: Scale) -> Runs:
 
 
 figure(
-    "noise-split",
-    "DPSGD-2020, Eq. 4 in detail",
-    "what DPSGD's noise is made of",
+    "noise-split", "DPSGD-2020, Eq. 4 in detail", "what DPSGD's noise is made of",
     "Δ_DP = Δ_S + Δ(2): the cross term between the two is zero.",
-    _split_runs,
-    _judge_split,
-    smoke=SMOKE_NOTE,
-    laptop=f"Figure 2, {MNIST_NOTE}",
-    paper=MNIST_NOTE,
-)(_split)
+    _split_runs, _judge_split, laptop=f"Figure 2, {MNIST_NOTE}", paper=MNIST_NOTE,
+)(_split)  # fmt: skip

@@ -18,6 +18,7 @@ VARIED: dict[str, list[float]] = {
     "noise": [1e-4, 1e-3, 1e-2, 1e-1],
     "lr": [0.05, 0.1, 0.2, 0.4],
 }
+FEW: dict[str, list[float]] = {"dimension": [2, 8]}
 ALGORITHMS: dict[str, list[str]] = {
     "ssgd": ["algorithm={name='ssgd'}"],
     "ssgd*": ["algorithm={name='ssgd*', sigma=0.001}"],
@@ -26,8 +27,7 @@ ALGORITHMS: dict[str, list[str]] = {
 
 
 def _saddles(context: Context) -> Drawing:
-    few: dict[str, list[float]] = {"dimension": [2, 8]}
-    values, many = context.pick(few, VARIED, VARIED), context.pick(6, 20, 40)
+    values, many = context.pick(FEW, VARIED, VARIED), context.pick(6, 20, 40)
     results = context.cached(
         Escape,
         [],
@@ -63,13 +63,7 @@ def _judge(rows: Rows) -> list[Effect]:
 
 _SADDLE = "the paper's problem is in an appendix that is not available: the family of saddles is ours"
 figure(
-    "saddles",
-    "DPSGD-2020, section 2",
-    "steps to leave a saddle",
+    "saddles", "DPSGD-2020, section 2", "steps to leave a saddle",
     "DPSGD's noise leaves saddles faster than SSGD's.",
-    lambda scale: {},
-    _judge,
-    smoke="two dimensions, six seeds",
-    laptop=_SADDLE,
-    paper=_SADDLE,
-)(_saddles)
+    lambda scale: {}, _judge, smoke="two dimensions, six seeds", laptop=_SADDLE,
+)(_saddles)  # fmt: skip

@@ -7,7 +7,6 @@ import functools
 from landscape.paper.context import Context, Runs, Scale, runs_of
 from landscape.paper.figure import Drawing, compare, figure, mean_and_spread
 from landscape.paper.figures.training_curves import ALL, BOTH, COLOR, cell, curves, points
-from landscape.paper.scales import SMOKE_NOTE
 from landscape.paper.verdicts import Effect, Rows, difference_effect, pair, select
 from landscape.plots.picture import panels
 from landscape.plots.style import style
@@ -45,8 +44,7 @@ def _draw(context: Context) -> Drawing:
         picture, (ax,) = panels(1, 1, 6.8, 3.8)
         for a in BOTH:
             curves(ax, select(rows, algorithm=ALL[a]), ACCURACY, ALL[a], color=COLOR[a], lw=1.4)
-        ax.set_xlabel("epoch")
-        ax.set_ylabel("test accuracy of $w_a$ (%)")
+        ax.set(xlabel="epoch", ylabel="test accuracy of $w_a$ (%)")
         picture.legend(loc="outside lower center", ncols=2)
     last = rows.groupby(["algorithm", "seed"], sort=False).last().reset_index()
     last.loc[last["diverged"].astype(bool), ACCURACY] = 10.0
@@ -66,13 +64,7 @@ def _judge(rows: Rows) -> list[Effect]:
 
 _LENET = "LeNet-5, 16 learners, batch 4096, lr 0.1 throughout, 20 epochs, three seeds: ours"
 figure(
-    "sixteen",
-    "DPSGD-2020, section 4.1",
-    "SSGD and DPSGD with 16 learners on all of CIFAR-10",
+    "sixteen", "DPSGD-2020, section 4.1", "SSGD and DPSGD with 16 learners on all of CIFAR-10",
     "In the large-batch setting DPSGD is better than SSGD at the same rate and batch.",
-    _runs,
-    _judge,
-    smoke=SMOKE_NOTE,
-    laptop=_LENET,
-    paper=_LENET,
-)(_draw)
+    _runs, _judge, laptop=_LENET,
+)(_draw)  # fmt: skip

@@ -11,7 +11,7 @@ from landscape.analysis.smoothing import smoothing
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.context import Context, Point, Runs, Scale, runs_of
 from landscape.paper.figure import Compared, Drawing, figure, summary
-from landscape.paper.scales import SMOKE_NOTE, mnist, seeds
+from landscape.paper.scales import mnist, seeds
 from landscape.paper.verdicts import Effect, Rows, need
 from landscape.results.smoothing import Smoothing
 from landscape.train.experiments import continuation
@@ -102,15 +102,9 @@ def _judge(rows: Rows) -> list[Effect]:
 
 
 figure(
-    "smoothing",
-    "DPSGD-2021",
-    "the loss smoothed by the learners' spread; the rates it allows, α and α_e",
+    "smoothing", "DPSGD-2021", "the loss smoothed by the learners' spread; the rates it allows, α and α_e",
     "The spread smooths the loss, hence allows a larger rate; the effective rate adjusts itself to the "
     "landscape.",
-    _runs,
-    _judge,
-    smoke=SMOKE_NOTE,
-    laptop=f"Figure 2(a), early (a tenth) and at the end, 10,000 training samples; {OURS}",
-    paper=f"Figure 2(a); {OURS}",
-    weights=True,
-)(_smoothing)
+    _runs, _judge, laptop=f"Figure 2(a), early (a tenth) and at the end, 10,000 training samples; {OURS}",
+    paper=f"Figure 2(a); {OURS}", weights=True,
+)(_smoothing)  # fmt: skip

@@ -66,8 +66,7 @@ def table_picture(cells: Rows, what: str, higher: bool) -> Figure:
         picture, (ax,) = panels(1, 1, max(6.6, width), 1.0 + 0.38 * (len(lines) + 1))
         left = -0.6 - 0.052 * max(map(len, shown))
         ax.axis("off")
-        ax.set_xlim(left - 0.1, len(columns) - 0.4)
-        ax.set_ylim(len(lines) - 0.4, -1.3)
+        ax.set(xlim=(left - 0.1, len(columns) - 0.4), ylim=(len(lines) - 0.4, -1.3))
         for j, column in enumerate(heads):
             text = column.replace(", batch", ",\nbatch")
             ax.text(j, -0.9, text, ha="center", va="center", fontsize=9.5, weight="bold")

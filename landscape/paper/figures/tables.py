@@ -48,6 +48,9 @@ MIB = 2.0**20
 # "As good as": up to so many points of accuracy, or nats of loss, less (ours).
 MARGIN = {"test_accuracy": 1.0, "test_loss": 0.05}
 
+_ACCURACY = "test accuracy of $w_a$ (%)"
+_LOST = f"{_ACCURACY}, 10 where training diverged"
+
 # ---- Rows of Tables 2 to 6
 
 
@@ -63,6 +66,13 @@ class Entry:
     network: str
     key: str
     paper: float
+
+
+def _entry(
+    row: dict[str, str], column: str, at: str, network: str, place: tuple[str, int, str, str]
+) -> Entry:
+    """The cell at ``place``, with the paper's number in ``column`` of a ``row`` of its table."""
+    return Entry(row["algorithm"], at, network, cell(*place), float(row[column]))
 
 
 def _tabulate(context: Context, entries: Iterable[Entry], what: str, quantity: str) -> tuple[Drawing, Rows]:
@@ -140,9 +150,7 @@ def _table1(context: Context) -> Drawing:
             text = f"{row.ours:.2f}  (paper {row.paper:.2f})"
             ax.text(row.ours * 1.03, k, text, va="center", fontsize=8.5)
         ax.set_yticks(place, labels)
-        ax.set_ylim(len(rows) - 0.4, -0.6)
-        ax.set_xscale("log")
-        ax.set_xlim(2, 900)
+        ax.set(xscale="log", xlim=(2, 900), ylim=(len(rows) - 0.4, -0.6))
         ax.set_xlabel("size of the float32 parameters (MiB)")
         picture.legend(loc="outside lower center", ncols=2)
     compared = [
@@ -161,16 +169,10 @@ def _judge_1(rows: Rows) -> list[Effect]:
 
 _SIZES = "the networks as they are; the paper's hours on a V100 are not repeated"
 figure(
-    "table1",
-    "DPSGD-2020, Table 1",
-    "size of the networks",
+    "table1", "DPSGD-2020, Table 1", "size of the networks",
     "The networks and their sizes.",
-    lambda scale: {},
-    _judge_1,
-    smoke=_SIZES,
-    laptop=_SIZES,
-    paper=_SIZES,
-)(_table1)
+    lambda scale: {}, _judge_1, smoke=_SIZES, laptop=_SIZES,
+)(_table1)  # fmt: skip
 
 # ---- Table 2
 
@@ -182,23 +184,18 @@ def _table2_entries(scale: Scale) -> list[Entry]:
         keys = {128: "sgd", 8192: "ssgd"}
     elif scale == "laptop":  # a batch of 8 takes as long as all others
         del keys[128]
-    printed = {row["model"]: row for row in numbers.rows("table2_batch_size")}
+    printed = {row["model"]: row | {"algorithm": ""} for row in numbers.rows("table2_batch_size")}
     return [
-        Entry(
-            "",
-            f"batch {batch}",
-            NAMED[m],
-            cell(m, batch, a, "-lr0.1" if batch > 1024 else ""),
-            float(printed[NAMED[m]][f"bs{batch}"]),
-        )
+        _entry(printed[NAMED[m]], f"bs{batch}", f"batch {batch}", NAMED[m], (m, batch, a, rate))
         for m in chosen
         for batch, a in keys.items()
+        for rate in ["-lr0.1" if batch > 1024 else ""]
     ]
 
 
 def _table2(context: Context) -> Drawing:
-    what = "test accuracy of $w_a$ (%) by batch, at rate 0.1"
-    drawing, cells = _tabulate(context, _table2_entries(context.scale), what, "test_accuracy")
+    what, entries = f"{_ACCURACY} by batch, at rate 0.1", _table2_entries(context.scale)
+    drawing, cells = _tabulate(context, entries, what, "test_accuracy")
     lowest = cells.loc[cells.groupby("network")["ours"].idxmin(), "at"]
     worst = lowest == cells["at"].iloc[-1]
     drawing.conclusion = f"The largest batch is the worst for {worst.sum()} of {len(worst)} networks."
@@ -217,14 +214,10 @@ def _judge_2(rows: Rows) -> list[Effect]:
 
 
 figure(
-    "table2",
-    "DPSGD-2020, Table 2",
-    "batch size at a fixed rate, CIFAR-10",
+    "table2", "DPSGD-2020, Table 2", "batch size at a fixed rate, CIFAR-10",
     "Without a larger rate, accuracy falls as the batch grows beyond 1024.",
-    lambda scale: seeded(scale, [e.key for e in _table2_entries(scale)]),
-    _judge_2,
-    **SCALED,
-)(_table2)
+    lambda scale: seeded(scale, [e.key for e in _table2_entries(scale)]), _judge_2, **SCALED,
+)(_table2)  # fmt: skip
 
 # ---- Tables 3 and 5
 
@@ -232,13 +225,7 @@ figure(
 def _table3_entries(scale: Scale) -> list[Entry]:
     rows = [(row, int(row["batch_size"]), row["algorithm"].lower()) for row in numbers.rows("table3_cifar10")]
     return [
-        Entry(
-            row["algorithm"],
-            f"batch {batch}, lr {row['lr']}",
-            NAMED[m],
-            cell(m, batch, a),
-            float(row[NAMED[m]]),
-        )
+        _entry(row, NAMED[m], f"batch {batch}, lr {row['lr']}", NAMED[m], (m, batch, a, ""))
         for row, batch, a in rows
         if a in BOTH and batch in batches(scale)
         for m in networks(scale, 4)
@@ -247,95 +234,68 @@ def _table3_entries(scale: Scale) -> list[Entry]:
 
 def _table5_entries(scale: Scale) -> list[Entry]:
     return [
-        Entry(
-            row["algorithm"],
-            f"lr {row['lr']}",
-            NAMED[m],
-            cell(m, 8192, row["algorithm"].lower(), "" if row["lr"] == "0.8" else f"-lr{row['lr']}"),
-            float(row[NAMED[m]]),
-        )
+        _entry(row, NAMED[m], f"lr {row['lr']}", NAMED[m], (m, 8192, row["algorithm"].lower(), rate))
         for row in numbers.rows("table5_lr_tuning_cifar10")
+        for rate in ["" if row["lr"] == "0.8" else f"-lr{row['lr']}"]
         for m in (NETWORKS[2:4] if scale == "laptop" else networks(scale, 2))
     ]
-
-
-def _table3(context: Context) -> Drawing:
-    what = "test accuracy of $w_a$ (%), 10 where training diverged"
-    return _tabulate(context, _table3_entries(context.scale), what, "test_accuracy")[0]
 
 
 def _table5(context: Context) -> Drawing:
     entries = _table5_entries(context.scale)
     batch = used("batch 8192", context.runs[f"{entries[0].key}/0"].batch)
-    what = f"test accuracy of $w_a$ (%) at {batch}, 10 where training diverged"
+    what = f"{_ACCURACY} at {batch}, 10 where training diverged"
     return _tabulate(context, entries, what, "test_accuracy")[0]
 
 
 figure(
-    "table3",
-    "DPSGD-2020, Table 3",
-    "SSGD and DPSGD by batch, CIFAR-10",
+    "table3", "DPSGD-2020, Table 3", "SSGD and DPSGD by batch, CIFAR-10",
     "DPSGD is as good as SSGD at small batches and better at batch 8192, where SSGD diverges for some "
     "networks.",
     lambda scale: seeded(scale, [e.key for e in _table3_entries(scale)]),
-    lambda rows: _judge_pairs(rows, "test_accuracy", small="batch 1024,"),
-    **SCALED,
-)(_table3)
+    lambda rows: _judge_pairs(rows, "test_accuracy", small="batch 1024,"), **SCALED,
+)(
+    lambda c: _tabulate(c, _table3_entries(c.scale), _LOST, "test_accuracy")[0]
+)  # fmt: skip
 figure(
-    "table5",
-    "DPSGD-2020, Table 5",
-    "learning rates at batch 8192, CIFAR-10",
+    "table5", "DPSGD-2020, Table 5", "learning rates at batch 8192, CIFAR-10",
     "DPSGD is better than SSGD at every rate tried (but for MobileNetV2's best entry).",
     lambda scale: seeded(scale, [e.key for e in _table5_entries(scale)]),
-    lambda rows: _judge_pairs(rows, "test_accuracy"),
-    **SCALED,
-)(_table5)
+    lambda rows: _judge_pairs(rows, "test_accuracy"), **SCALED,
+)(_table5)  # fmt: skip
 
 # ---- Tables 4 and 6
 
 
 def _table4_entries(scale: Scale) -> list[Entry]:
+    rows = itertools.product(numbers.rows("table4_asr"), SPEECH_BATCHES)
     return [
-        Entry(
-            row["algorithm"],
-            f"batch {16 * batch}",
-            "LSTM",
-            cell("lstm", batch, row["algorithm"].lower()),
-            float(row[f"SWB300_bs{16 * batch}"]),
+        _entry(
+            row, f"SWB300_bs{16 * b}", f"batch {16 * b}", "LSTM", ("lstm", b, row["algorithm"].lower(), "")
         )
-        for row, batch in itertools.product(numbers.rows("table4_asr"), SPEECH_BATCHES)
+        for row, b in rows
     ]
 
 
 def _table6_entries(scale: Scale) -> list[Entry]:
     chosen = SPEECH_BATCHES[2:] if scale == "laptop" else SPEECH_BATCHES[1:]
-    return [
-        Entry(
-            row["algorithm"],
-            f"lr {row['lr']}",
-            f"LSTM, batch {16 * batch}",
-            cell("lstm", batch, row["algorithm"].lower(), "" if row["lr"] == "0.1" else f"-lr{row['lr']}"),
-            float(row[f"SWB300_bs{16 * batch}"]),
-        )
-        for row, batch in itertools.product(numbers.rows("table6_lr_tuning_asr"), chosen)
-    ]
+    entries = []
+    for row, batch in itertools.product(numbers.rows("table6_lr_tuning_asr"), chosen):
+        rate, network = "" if row["lr"] == "0.1" else f"-lr{row['lr']}", f"LSTM, batch {16 * batch}"
+        place = ("lstm", batch, row["algorithm"].lower(), rate)
+        entries.append(_entry(row, f"SWB300_bs{16 * batch}", f"lr {row['lr']}", network, place))
+    return entries
 
 
 figure(
-    "table4",
-    "DPSGD-2020, Table 4",
-    "held-out loss by batch, LSTM (paper: SWB300)",
+    "table4", "DPSGD-2020, Table 4", "held-out loss by batch, LSTM (paper: SWB300)",
     "SSGD diverges from batch 4096 on, DPSGD converges up to 8192.",
     lambda scale: by_batch(scale, ("lstm",), SPEECH_BATCHES),
-    lambda rows: _judge_pairs(rows, "test_loss", small="batch 2048"),
-    **SPOKEN,
-)(lambda c: _tabulate(c, _table4_entries(c.scale), "held-out loss (nat)", "test_loss")[0])
+    lambda rows: _judge_pairs(rows, "test_loss", small="batch 2048"), **SPOKEN,
+)(lambda c: _tabulate(c, _table4_entries(c.scale), "held-out loss (nat)", "test_loss")[0])  # fmt: skip
 figure(
-    "table6",
-    "DPSGD-2020, Table 6",
-    "learning rates at the largest batches, LSTM (paper: SWB300)",
+    "table6", "DPSGD-2020, Table 6", "learning rates at the largest batches, LSTM (paper: SWB300)",
     "DPSGD converges at larger rates than SSGD and reaches a lower held-out loss.",
     lambda scale: seeded(scale, [e.key for e in _table6_entries(scale)]),
-    lambda rows: _judge_pairs(rows, "test_loss"),
-    **SPOKEN,
-)(lambda c: _tabulate(c, _table6_entries(c.scale), "held-out loss (nat)", "test_loss")[0])
+    lambda rows: _judge_pairs(rows, "test_loss"), **SPOKEN,
+)(lambda c: _tabulate(c, _table6_entries(c.scale), "held-out loss (nat)", "test_loss")[0])  # fmt: skip

@@ -15,7 +15,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.context import Context, Runs, Scale
 from landscape.paper.figure import Compared, Drawing, figure, mean_and_spread, test_error
 from landscape.paper.figures.table_picture import used
-from landscape.paper.scales import PAPER_CIFAR, PAPER_SPEECH, SMOKE_NOTE, SPEECH_NOTE, cells, cifar_note
+from landscape.paper.scales import PAPER_CIFAR, PAPER_SPEECH, SPEECH_NOTE, cells, cifar_note
 from landscape.paper.verdicts import Effect, Rows, by_seed, difference, select, settings, stacked
 from landscape.plots.picture import panels, wrapped_panels
 from landscape.plots.style import color_of, style
@@ -29,8 +29,8 @@ NAMED = dict(zip(NETWORKS, (
 BOTH = ("ssgd", "dpsgd")
 ALL = {"ssgd": "SSGD", "ssgd-noise": "SSGD*", "dpsgd": "DPSGD"}
 COLOR = {a: color_of(name) for a, name in ALL.items()}
-SCALED: dict[str, Any] = {"smoke": SMOKE_NOTE, "laptop": cifar_note(), "paper": PAPER_CIFAR, "partial": True}
-SPOKEN: dict[str, Any] = {"smoke": SMOKE_NOTE, "laptop": SPEECH_NOTE, "paper": PAPER_SPEECH, "partial": True}
+SCALED: dict[str, Any] = {"laptop": cifar_note(), "paper": PAPER_CIFAR, "partial": True}
+SPOKEN: dict[str, Any] = {"laptop": SPEECH_NOTE, "paper": PAPER_SPEECH, "partial": True}
 _WHAT = {"test_accuracy": "test accuracy of $w_a$ (%)", "test_loss": "held-out loss (nat)"}
 GAIN = {"test_accuracy": "test accuracy (points)", "test_loss": "held-out loss, by how much lower (nat)"}
 # What stands for the end of a run that diverged: the paper's 10% accuracy, and the loss of a guess among the
@@ -161,9 +161,8 @@ def _fig1(context: Context) -> Drawing:
                 compared.append(Compared(what, mean_and_spread(values), printed))
             if all(map(math.isfinite, final.values())):
                 better.append(final["dpsgd"] > max(final["ssgd"], final["ssgd-noise"]))
-            ax.set_title(f"{_name(model)}, {_batch(context, model, batch)}")
-            ax.set_xlabel("epoch")
-            ax.set_ylabel(_WHAT[quantity])
+            title = f"{_name(model)}, {_batch(context, model, batch)}"
+            ax.set(title=title, xlabel="epoch", ylabel=_WHAT[quantity])
         shown = dict(pair[::-1] for ax in axes for pair in zip(*ax.get_legend_handles_labels(), strict=True))
         picture.legend(shown.values(), shown, loc="outside lower center", ncols=3)
     return Drawing(
@@ -186,18 +185,12 @@ def _judge_1(rows: Rows) -> list[Effect]:
 
 
 figure(
-    "fig1",
-    "DPSGD-2020, Figure 1",
-    "SSGD, SSGD* and DPSGD at the largest batch",
+    "fig1", "DPSGD-2020, Figure 1", "SSGD, SSGD* and DPSGD at the largest batch",
     "SSGD does not converge in the large-batch setting; with injected noise (SSGD*) it converges to "
     "something worse than DPSGD.",
-    lambda scale: seeded(scale, [cell(m, b, a) for m, b, _ in _FIRST for a in ALL]),
-    _judge_1,
-    smoke=SMOKE_NOTE,
-    laptop=f"{cifar_note()}; {SPEECH_NOTE}",
-    partial=True,
-    paper=f"{PAPER_CIFAR}; {PAPER_SPEECH}",
-)(_fig1)
+    lambda scale: seeded(scale, [cell(m, b, a) for m, b, _ in _FIRST for a in ALL]), _judge_1,
+    laptop=f"{cifar_note()}; {SPEECH_NOTE}", partial=True, paper=f"{PAPER_CIFAR}; {PAPER_SPEECH}",
+)(_fig1)  # fmt: skip
 
 # ---- Figure 6 and Table 3; Figure 7 and Table 4
 
@@ -220,8 +213,7 @@ def _progress(context: Context, models: tuple[str, ...], batches: tuple[int, ...
                 measure = functools.partial(points, column)
                 tables.append(context.table(cell(model, batch, a), {}, measure, **first))
                 curves(ax, tables[-1], column, color=COLOR[a], **look)
-            ax.set_title(_name(model))
-            ax.set_xlabel("epoch")
+            ax.set(title=_name(model), xlabel="epoch")
             if ax.get_subplotspec().is_first_col():
                 ax.set_ylabel(_WHAT[column])
         handles = [Line2D([], [], color=COLOR[a], label=ALL[a]) for a in BOTH]
@@ -255,20 +247,12 @@ def _judge_progress(rows: Rows) -> list[Effect]:
 
 
 figure(
-    "fig6",
-    "DPSGD-2020, Figure 6",
-    "test accuracy by epoch, CIFAR-10, by batch",
+    "fig6", "DPSGD-2020, Figure 6", "test accuracy by epoch, CIFAR-10, by batch",
     "DPSGD converges where SSGD diverges, and better than it at the largest batch.",
-    lambda scale: by_batch(scale, networks(scale, 4), batches(scale)),
-    _judge_progress,
-    **SCALED,
-)(lambda context: _progress(context, networks(context.scale, 4), batches(context.scale), "test_accuracy"))
+    lambda scale: by_batch(scale, networks(scale, 4), batches(scale)), _judge_progress, **SCALED,
+)(lambda c: _progress(c, networks(c.scale, 4), batches(c.scale), "test_accuracy"))  # fmt: skip
 figure(
-    "fig7",
-    "DPSGD-2020, Figure 7",
-    "held-out loss by epoch, LSTM, by batch",
+    "fig7", "DPSGD-2020, Figure 7", "held-out loss by epoch, LSTM, by batch",
     "SSGD diverges beyond a batch that DPSGD still converges at.",
-    lambda scale: by_batch(scale, ("lstm",), SPEECH_BATCHES),
-    _judge_progress,
-    **SPOKEN,
-)(lambda context: _progress(context, ("lstm",), SPEECH_BATCHES, "test_loss"))
+    lambda scale: by_batch(scale, ("lstm",), SPEECH_BATCHES), _judge_progress, **SPOKEN,
+)(lambda c: _progress(c, ("lstm",), SPEECH_BATCHES, "test_loss"))  # fmt: skip

@@ -130,7 +130,7 @@ class Stragglers:
 
     def fixed(self, workers: int) -> Array:
         """F (W,)."""
-        return np.r_[self.slow, np.ones(workers - 1)]
+        return np.array([self.slow] + [1.0] * (workers - 1))
 
     def mean(self, workers: int) -> float:
         """The mean of f over workers and steps."""
@@ -191,7 +191,7 @@ class Exchange:
     def done(self, begun: Array) -> Array:
         """The times (runs, W) when the workers have their results, if they began at ``begun`` (runs, W)."""
         sent = begun + self.busy
-        if self.sources is None:
+        if self.sources is None or self.offsets is None:
             return np.broadcast_to(sent.max(1, keepdims=True), begun.shape)
         completion: Array = np.maximum.reduceat(sent[:, self.sources], self.offsets, axis=1)
         return completion

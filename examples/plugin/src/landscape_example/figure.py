@@ -44,9 +44,7 @@ def judge(rows: Rows) -> list[Effect]:
     "Clipped directions keep training stable at a large learning rate.",
     runs,
     judge,
-    smoke=NOTE,
     laptop=NOTE,
-    paper=NOTE,
 )
 def clipping(context: Context) -> Drawing:
     """Training curves, and the test error at the end."""
