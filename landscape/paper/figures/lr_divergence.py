@@ -169,7 +169,8 @@ def _rates(context: Context) -> Drawing:
                 larger.append(low["DPSGD"] > low["SSGD"])
         axes[0].set_ylabel("test error of $w_a$ (%)")
         axes[len(tasks)].set_ylabel(r"largest $\eta\lambda_{max}$ (lines: limits)")
-        picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        most = max(axes[: len(tasks)], key=lambda ax: len(ax.get_legend_handles_labels()[1]))
+        picture.legend(*most.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return Drawing(
         {"": picture},
         rows,
