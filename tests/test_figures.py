@@ -417,3 +417,17 @@ def test_a_first_sentence_is_a_title() -> None:
     assert gallery.first_sentence("12 of 12 sizes agree.") == "12 of 12 sizes agree"
     text = "Median test error: DPSGD 3.09%, SSGD* 5.53%, SSGD 13.33%, which swings to the end; more."
     assert gallery.first_sentence(text) == text[:-7]
+
+
+def test_numbers_are_compared_by_setting_in_the_order_of_the_rows() -> None:
+    rows = pd.DataFrame(
+        {
+            "rule": ["SSGD", "SSGD", "DPSGD", "DPSGD"],
+            "limit": [2, 2, np.nan, np.nan],
+            "x": [3.0, 1.0, 5.0, np.inf],
+        }
+    )
+    assert figure.compare(rows, "x of {rule} ({limit:.1f})", "x", paper="1", form=".1f") == [
+        Compared("x of SSGD (2.0)", "2.0 (1.0 to 3.0)", "1"),
+        Compared("x of DPSGD (nan)", "5.0", "1"),
+    ]
