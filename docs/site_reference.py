@@ -27,7 +27,7 @@ from landscape.data.images import image_set
 from landscape.data.speech import Features
 from landscape.models import layers
 from landscape.results.base import Result
-from landscape.train.recipe import Recipe, toml_value
+from landscape.train.recipes.recipe import Recipe, toml_value
 
 #: Tables of a recipe whose other keys depend on their name, and the registry of the names.
 NAMED_TABLES = {
@@ -290,7 +290,7 @@ INTERFACES = (
     "landscape.results.interpolated.Interpolated",
     "landscape.results.measurement.Measurement",
     "landscape.train.algorithms.base.Rule",
-    "landscape.train.mixing.Mixing",
+    "landscape.train.topology.mixing.Mixing",
     "landscape.train.optimizer.base.Optimizer",
 )
 #: Other types and errors that the descriptions name.
@@ -302,7 +302,7 @@ TYPES = (
     "landscape.problem.layout.Slot",
     "landscape.results.base.Provenance",
     "landscape.evaluation.grid.MismatchError",
-    "landscape.train.distributed.process_group.Lost",
+    "landscape.train.processes.process_group.Lost",
 )
 
 

@@ -95,22 +95,20 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.results.surface import Surface as Surface
     from landscape.results.sweep import Sweep as Sweep
     from landscape.results.vtk import save_vts as save_vts
-    from landscape.train.distributed.cluster import Cluster as Cluster
     from landscape.train.experiments.critical_batch import critical_batch as critical_batch
-    from landscape.train.parallel.module import (
-        DecentralizedDataParallel as DecentralizedDataParallel,
-    )
-    from landscape.train.preconditioner import preconditioner as preconditioner
-    from landscape.train.recorder import Recorder as Recorder
+    from landscape.train.own_loop.module import DecentralizedDataParallel as DecentralizedDataParallel
+    from landscape.train.own_loop.recorder import Recorder as Recorder
+    from landscape.train.processes.cluster import Cluster as Cluster
+    from landscape.train.run.preconditioner import preconditioner as preconditioner
 
 #: Public name -> the module that defines it.
 _MODULES = {
     "BatchSharpness": "results.batch_sharpness",
     "Basins": "results.basins",
     "Checkpoint": "checkpoint.checkpoint",
-    "Cluster": "train.distributed.cluster",
+    "Cluster": "train.processes.cluster",
     "Comparison": "results.comparison",
-    "DecentralizedDataParallel": "train.parallel.module",
+    "DecentralizedDataParallel": "train.own_loop.module",
     "Density": "results.spectrum",
     "CriticalBatch": "results.critical_batch",
     "Disagreement": "results.disagreement",
@@ -132,7 +130,7 @@ _MODULES = {
     "Plane": "results.plane",
     "Preconditioner": "curvature.preconditioner",
     "Problem": "problem.problem",
-    "Recorder": "train.recorder",
+    "Recorder": "train.own_loop.recorder",
     "RunTimes": "results.run_times",
     "Sharpness": "results.sharpness",
     "Smoothing": "results.smoothing",
@@ -160,7 +158,7 @@ _MODULES = {
     "noise_scale": "analysis.noise_scale",
     "noise_alignment": "analysis.noise_alignment",
     "pca_plane": "analysis.planes",
-    "preconditioner": "train.preconditioner",
+    "preconditioner": "train.run.preconditioner",
     "random_plane": "analysis.planes",
     "save": "results.base",
     "save_vts": "results.vtk",

@@ -11,13 +11,20 @@ from typing import Any
 
 import torch
 
-from landscape.train.distributed.process_group import Group
+from landscape.train.processes.process_group import Group
 
 # The server imports these once, and every process is a fork of it: starting one takes no time. Test modules
 # import the last ones, and torch.optim imports torch._dynamo in its first step.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["tests.groups", "landscape.train.launch", "torch._dynamo", "hypothesis", "matplotlib.figure", "pytest"]
+    [
+        "tests.groups",
+        "landscape.train.run.launch",
+        "torch._dynamo",
+        "hypothesis",
+        "matplotlib.figure",
+        "pytest",
+    ]
 )
 
 

@@ -20,7 +20,8 @@ from landscape.evaluation.adaptive import base_places, first_points, interpolate
 from landscape.evaluation.interpolation import KERNELS, Interpolant
 from landscape.evaluation.tolerance import Scale, Tolerance
 from landscape.results.shown import logarithmic
-from landscape.train import launch, recipe
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
 from tests import problems
 from tests.conftest import Command, slow_but
 from tests.surfaces import Measured, analytic, everything, measured, network, true_error

@@ -18,14 +18,16 @@ from landscape import Checkpoint, FailedError, InputError
 from landscape.checkpoint.history import UNITS
 from landscape.problem.layout import Layout
 from landscape.stability import max_stable_step
-from landscape.train import algorithms, launch, recipe
+from landscape.train import algorithms
 from landscape.train.algorithms.async_sgd import AsyncSGD
 from landscape.train.algorithms.sgp import SGP
-from landscape.train.distributed.process_group import Group
-from landscape.train.loop import Trainer
-from landscape.train.mixing import Mixing
 from landscape.train.optimizer import SGD
-from landscape.train.randomness import generator
+from landscape.train.processes.process_group import Group
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
+from landscape.train.run.loop import Trainer
+from landscape.train.run.randomness import generator
+from landscape.train.topology.mixing import Mixing
 from tests.conftest import slow_but
 from tests.groups import together
 

@@ -15,7 +15,8 @@ from landscape.cli import animate
 from landscape.cli.source import Source
 from landscape.plots import animation
 from landscape.results import basin
-from landscape.train import launch, recipe
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
 from tests.conftest import Command
 
 SMALL = ("steps=12", "checkpoint.every=4", "model.widths=[64, 8, 10]", "monitor.sharpness=4")

@@ -18,11 +18,12 @@ from landscape import Checkpoint, FailedError, InputError
 from landscape.checkpoint.history import UNITS
 from landscape.evaluation.stack import Training
 from landscape.problem.batchnorm import sample_parts
-from landscape.train import launch, recipe
 from landscape.train.decomposition import estimate_gradient
-from landscape.train.distributed.process_group import Group
-from landscape.train.loop import Trainer
-from landscape.train.randomness import generator
+from landscape.train.processes.process_group import Group
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
+from landscape.train.run.loop import Trainer
+from landscape.train.run.randomness import generator
 from tests.conftest import slow_but
 from tests.groups import together
 from tests.test_training import same_bits

@@ -30,10 +30,10 @@ from landscape.paper.context import (
 from landscape.paper.figure import Drawing, Figure
 from landscape.paper.record import POINTS, Record
 from landscape.results.stability import Stability
-from landscape.train import runs
-from landscape.train.loop import Trainer
-from landscape.train.recipe_tables import Decompose, Evaluate, Save
-from landscape.train.runs import Run, train
+from landscape.train.recipes.recipe import Decompose, Evaluate, Save
+from landscape.train.run import runs
+from landscape.train.run.loop import Trainer
+from landscape.train.run.runs import Run, train
 from tests.conftest import Command
 from tests.test_cli import one_line
 from tests.test_figures import small

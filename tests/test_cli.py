@@ -15,7 +15,8 @@ import torch
 
 import landscape
 from landscape.core import registry
-from landscape.train import launch, recipe
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
 from tests.conftest import Command
 
 

@@ -23,10 +23,11 @@ from landscape import FailedError, InputError
 from landscape.core import lock
 from landscape.evaluation import grid
 from landscape.evaluation.grid import Portions, compute_missing
-from landscape.train import recipe, runs
-from landscape.train.distributed import cluster as module
-from landscape.train.distributed import pool
-from landscape.train.distributed.cluster import Cluster
+from landscape.train.processes import children
+from landscape.train.processes import cluster as module
+from landscape.train.processes.cluster import Cluster
+from landscape.train.recipes import recipe
+from landscape.train.run import runs
 from tests import problems
 from tests.chaos.cases import contents, difference
 from tests.conftest import Command, wait_for
@@ -73,11 +74,11 @@ def test_a_grid_has_the_same_bits_and_a_failure_is_one_line(
 
     with pytest.raises(FailedError, match="--cluster: model, loss and data cannot be sent .* 'generator'"):
         local.run((_ for _ in ()).send, [[None]], print)
-    with pytest.raises(pool.JobError, match="ZeroDivisionError") as caught:
+    with pytest.raises(children.JobError, match="ZeroDivisionError") as caught:
         local.run("operator:truediv", [[1, 1], [1, 0]], lambda number, result: None)
     assert (caught.value.number, caught.value.known) == (1, False)
     monkeypatch.setattr(module, "_versions", lambda: {"Python": "2.7"})
-    with pytest.raises(pool.JobError, match=r"worker tls://127.* has Python 3.*, this command 2.7"):
+    with pytest.raises(children.JobError, match=r"worker tls://127.* has Python 3.*, this command 2.7"):
         local.run("os:getppid", [[]], print)
 
 
@@ -268,7 +269,7 @@ def test_new_workers_get_the_problem_again(local: Cluster) -> None:
     again = landscape.contour(problem, plane, (3, 2), cluster=local)
     np.testing.assert_array_equal(before.loss, again.loss)
     with pytest.raises(
-        pool.JobError, match="4 workers died at it, the last at tls://.*; the same command goes"
+        children.JobError, match="4 workers died at it, the last at tls://.*; the same command goes"
     ):
         local.run("os:abort", [[]], print)
 

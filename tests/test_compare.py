@@ -248,7 +248,8 @@ def test_bounds_that_overlap_and_rounding_do_not_tell_apart() -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     """Three seeds of SSGD and DPSGD on a small mixture, with a checkpoint every 10 of 60 steps."""
-    from landscape.train import launch, recipe
+    from landscape.train.recipes import recipe
+    from landscape.train.run import launch
 
     folder = tmp_path_factory.mktemp("runs")
     made: dict[str, list[Path]] = {"ssgd": [], "dpsgd": []}

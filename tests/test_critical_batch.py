@@ -13,9 +13,9 @@ import landscape
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.results.critical_batch import CriticalBatch
-from landscape.train import recipe
 from landscape.train.experiments.critical_batch import critical_batch
-from landscape.train.loop import Trainer
+from landscape.train.recipes import recipe
+from landscape.train.run.loop import Trainer
 from tests.conftest import Command
 from tests.test_cli import one_line
 

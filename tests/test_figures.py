@@ -29,12 +29,11 @@ from landscape.paper.verdicts import judged, outcome, select
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import style
 from landscape.results.stability import Stability
-from landscape.train import recipe
-from landscape.train.distributed.pool import Pool
 from landscape.train.planning import plan
 from landscape.train.planning.plan import Cluster, Costs, Link, Stragglers
-from landscape.train.recipe import Recipe
-from landscape.train.recipe_tables import Decompose, Evaluate, Monitor
+from landscape.train.processes.children import Pool
+from landscape.train.recipes import recipe
+from landscape.train.recipes.recipe import Decompose, Evaluate, Monitor, Recipe
 from tests.conftest import Command
 from tests.test_cli import one_line
 

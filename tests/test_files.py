@@ -30,8 +30,9 @@ from landscape.core.files import printable, replacing, write_text
 from landscape.data.idx import FILES, read_idx
 from landscape.data.images import decode
 from landscape.data.speech import read_wav
-from landscape.train import launch, recipe
-from landscape.train.mixing import read_matrix
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
+from landscape.train.topology.mixing import read_matrix
 from tests.conftest import Command
 from tests.fuzz import samples
 from tests.fuzz.mutations import sealed, unsealed

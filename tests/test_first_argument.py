@@ -12,8 +12,8 @@ from torch import nn
 
 import landscape
 from landscape import Checkpoint, InputError, Problem
-from landscape.train.loop import Trainer
-from landscape.train.recipe import read
+from landscape.train.recipes.recipe import read
+from landscape.train.run.loop import Trainer
 
 #: Public function -> the arguments after the first that it cannot do without, but for the rate and the like.
 NEEDED: dict[str, dict[str, Any]] = {

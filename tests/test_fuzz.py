@@ -16,7 +16,7 @@ from landscape.data.cifar import read_binary
 from landscape.data.idx import read_idx
 from landscape.data.images import decode
 from landscape.data.speech import read_wav
-from landscape.train.mixing import read_matrix
+from landscape.train.topology.mixing import read_matrix
 from tests.fuzz import harness
 
 INPUTS = 100

@@ -25,7 +25,8 @@ from landscape import InputError, Problem, Surface
 from landscape.analysis.contour import reused_points
 from landscape.evaluation import batched, evaluate, grid
 from landscape.evaluation.grid import MismatchError, Portions, coincide, compute_missing
-from landscape.train import launch, recipe
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
 from tests import problems
 from tests.conftest import Command
 from tests.groups import CONTEXT

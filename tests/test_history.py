@@ -13,7 +13,8 @@ import pytest
 import landscape
 from landscape.checkpoint import history
 from landscape.checkpoint.history import LEAST, HistoryWarning
-from landscape.train import launch, recipe
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
 
 EVERY, STEPS = 20, 300
 

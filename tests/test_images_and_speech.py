@@ -24,10 +24,10 @@ from landscape.core.options import positive
 from landscape.core.progress import progress_bar
 from landscape.data import cache, cifar, images, speech
 from landscape.data.images import augment
-from landscape.train import recipe
-from landscape.train.distributed.process_group import Group
-from landscape.train.loop import Trainer
-from landscape.train.randomness import generator
+from landscape.train.processes.process_group import Group
+from landscape.train.recipes import recipe
+from landscape.train.run.loop import Trainer
+from landscape.train.run.randomness import generator
 from tests.conftest import Command
 from tests.groups import together
 

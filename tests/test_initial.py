@@ -12,10 +12,11 @@ import torch
 import landscape
 from landscape import Checkpoint, FailedError, InputError
 from landscape.core import hdf5
-from landscape.train import launch, recipe
-from landscape.train.distributed.process_group import Group
-from landscape.train.loop import Trainer
-from landscape.train.recipe_tables import Init
+from landscape.train.processes.process_group import Group
+from landscape.train.recipes import recipe
+from landscape.train.recipes.recipe import Init
+from landscape.train.run import launch
+from landscape.train.run.loop import Trainer
 from tests.conftest import Command
 from tests.groups import together
 from tests.test_buffers import BASE as NORMS

@@ -18,12 +18,13 @@ from landscape import Checkpoint, InputError, Problem
 from landscape.checkpoint.history import MONITORED, UNITS
 from landscape.core import registry
 from landscape.core.errors import FailedError
-from landscape.train import launch, recipe
-from landscape.train.distributed.process_group import Group
 from landscape.train.instruments.base import Instrument, Moment
-from landscape.train.loop import Hooks, Trainer
-from landscape.train.randomness import generator
-from landscape.train.recorder import Recorder
+from landscape.train.own_loop.recorder import Recorder
+from landscape.train.processes.process_group import Group
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
+from landscape.train.run.loop import Hooks, Trainer
+from landscape.train.run.randomness import generator
 from tests import problems
 from tests.groups import together
 from tests.test_batch_sharpness import dense

@@ -22,7 +22,7 @@ from landscape import Checkpoint, DecentralizedDataParallel, Preconditioner, Pro
 from landscape.evaluation.langevin import Langevin
 from landscape.evaluation.minibatches import draws, stream
 from landscape.problem.batches import take
-from landscape.train.distributed.process_group import Group
+from landscape.train.processes.process_group import Group
 from tests import problems
 from tests.groups import together
 from tests.nets import norm_net

@@ -27,10 +27,11 @@ from landscape.core import failures, lock, streams
 from landscape.core.lock import Lock
 from landscape.data import cache
 from landscape.evaluation import grid
-from landscape.train import launch, recipe
-from landscape.train.distributed import pool
-from landscape.train.distributed.children import Children
-from landscape.train.distributed.process_group import Group, number
+from landscape.train.processes import children
+from landscape.train.processes.children import Children
+from landscape.train.processes.process_group import Group, number
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
 from tests.conftest import Command, wait_for
 from tests.groups import free_port, together
 
@@ -58,7 +59,7 @@ def running(*words: object, **environment: str) -> Iterator[subprocess.Popen[str
             process.kill()
 
 
-def children(process: int) -> list[int]:
+def children_of(process: int) -> list[int]:
     """The children of a process, in the order in which they were started."""
     return [int(p) for p in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
@@ -90,7 +91,7 @@ def test_processes_listen_on_loopback_only(tiny: Path, tmp_path: Path) -> None:
     with running("train", tiny, *LONG, "--nproc", "2", "-o", run) as process:
         wait_for((run / "step-0000020.h5").exists)
         assert listening([process.pid]) == set()  # no store: they meet in a folder
-        assert listening(children(process.pid)) == {"0100007F"}
+        assert listening(children_of(process.pid)) == {"0100007F"}
 
 
 @linux
@@ -397,7 +398,7 @@ def test_a_frozen_process_ends_all_in_time_and_is_named(
     with running("train", tiny, *LONG, "--nproc", "2", "--timeout", "12", "-o", run, "-q") as process:
         wait_for((run / "step-0000020.h5").exists)
         for rank in stopped:
-            os.kill(children(process.pid)[rank], signal.SIGSTOP)
+            os.kill(children_of(process.pid)[rank], signal.SIGSTOP)
         clock = time.monotonic()
         err = process.communicate(timeout=STARTING)[1]
         assert time.monotonic() - clock < 12 + 15
@@ -438,7 +439,7 @@ def test_a_signal_leaves_no_process_and_no_traceback(
     }  # fmt: skip
     with running(*words[kind]) as process:
         wait_for(lambda: list(tmp_path.rglob("step-*.h5")))
-        started = children(process.pid)
+        started = children_of(process.pid)
         assert len(started) == 2
         process.send_signal(number)
         clock = time.monotonic()
@@ -466,13 +467,13 @@ def booted(pid: int) -> bool:
 @linux
 def test_a_stopped_child_dies_with_its_parent() -> None:
     code = (
-        "import time; from landscape.train.distributed.children import Children\n"
-        "with Children() as c: c.start('landscape.train.distributed.pool', ['os:getpid'], piped=True); time.sleep(600)"
+        "import time; from landscape.train.processes.children import Children\n"
+        "with Children() as c: c.start('landscape.train.processes.children', ['os:getpid'], piped=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as parent:
         try:
-            wait_for(lambda: any(map(booted, children(parent.pid))))
-            (child,) = filter(booted, children(parent.pid))
+            wait_for(lambda: any(map(booted, children_of(parent.pid))))
+            (child,) = filter(booted, children_of(parent.pid))
             time.sleep(0.5)
             os.kill(child, signal.SIGSTOP)
         finally:
@@ -486,15 +487,15 @@ def test_a_stopped_child_dies_with_its_parent() -> None:
 @pytest.mark.slow
 def test_jobs_are_done_and_the_one_that_fails_is_named() -> None:
     found: dict[int, Any] = {}
-    pool.Pool(2).run("operator:truediv", [[k, 2] for k in range(5)], found.__setitem__)
+    children.Pool(2).run("operator:truediv", [[k, 2] for k in range(5)], found.__setitem__)
     assert found == {k: k / 2 for k in range(5)}
-    with pytest.raises(pool.JobError, match="ZeroDivisionError") as caught:
-        pool.Pool(1).run("operator:truediv", [[1, 1], [1, 0]], found.__setitem__)
+    with pytest.raises(children.JobError, match="ZeroDivisionError") as caught:
+        children.Pool(1).run("operator:truediv", [[1, 1], [1, 0]], found.__setitem__)
     assert (caught.value.number, caught.value.known) == (1, False)
-    with pytest.raises(pool.JobError, match="was killed by SIGABRT"):
-        pool.Pool(1).run("os:abort", [[]], found.__setitem__)
-    with pytest.raises(pool.JobError, match="no sign of life"):
-        pool.Pool(1, timeout=3.0).run("signal:raise_signal", [[signal.SIGSTOP]], found.__setitem__)
+    with pytest.raises(children.JobError, match="was killed by SIGABRT"):
+        children.Pool(1).run("os:abort", [[]], found.__setitem__)
+    with pytest.raises(children.JobError, match="no sign of life"):
+        children.Pool(1, timeout=3.0).run("signal:raise_signal", [[signal.SIGSTOP]], found.__setitem__)
 
 
 def test_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ import torch
 import landscape
 from landscape import FailedError, InputError, Minima
 from landscape.stability import limits
-from landscape.train import launch, recipe
 from landscape.train.experiments.minima import FACTOR, Start, length, minima, run, search
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
 from tests import problems
 from tests.conftest import Command
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from landscape import InputError
-from landscape.train.mixing import Mixing
+from landscape.train.topology.mixing import Mixing
 
 SYMMETRIC = ("full", "ring(1)", "ring(3)", "torus", "torus(2x4)", "hypercube", "random-matching", "star")
 ALL = (*SYMMETRIC, "exponential", "one-peer-exponential")

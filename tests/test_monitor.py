@@ -18,9 +18,10 @@ from landscape.checkpoint.history import MONITORED, UNITS
 from landscape.curvature.hessian import dense_hessian
 from landscape.plots.training import draw_training
 from landscape.problem.layout import average
-from landscape.train import launch, recipe
-from landscape.train.distributed.process_group import Group
-from landscape.train.loop import Hooks, Trainer
+from landscape.train.processes.process_group import Group
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
+from landscape.train.run.loop import Hooks, Trainer
 from tests.groups import together
 from tests.test_buffers import BASE, load, module_of
 from tests.test_training import quadratic, same_bits

@@ -17,9 +17,11 @@ from torch import Tensor
 import landscape
 from landscape import FailedError, InputError
 from landscape.evaluation.stack import Stack
-from landscape.train import launch, optimizer, recipe
-from landscape.train.loop import Trainer
-from landscape.train.schedule import Schedule
+from landscape.train import optimizer
+from landscape.train.recipes import recipe
+from landscape.train.recipes.schedule import Schedule
+from landscape.train.run import launch
+from landscape.train.run.loop import Trainer
 from tests import problems
 from tests.conftest import Command, slow_but
 from tests.test_training import same_bits

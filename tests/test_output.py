@@ -23,7 +23,8 @@ from landscape.cli import json_form
 from landscape.cli.commands import GROUPS
 from landscape.core import progress, registry
 from landscape.results.escape import Escape
-from landscape.train import launch, recipe
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
 from tests.conftest import Command
 from tests.test_cli import one_line
 

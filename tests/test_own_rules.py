@@ -16,12 +16,14 @@ import landscape
 from landscape import FailedError, InputError
 from landscape.checkpoint.history import UNITS
 from landscape.core import registry
-from landscape.train import launch, optimizer, recipe
+from landscape.train import optimizer
 from landscape.train.algorithms.base import Rule
 from landscape.train.algorithms.ssgd import SSGD
-from landscape.train.loop import Trainer
 from landscape.train.optimizer import Optimizer
-from landscape.train.randomness import _NUMBERED, RESERVED, _stream, generator
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
+from landscape.train.run.loop import Trainer
+from landscape.train.run.randomness import _NUMBERED, RESERVED, _stream, generator
 
 
 class Jittered(SSGD):

@@ -21,11 +21,12 @@ from torch import Tensor, nn
 import landscape
 from landscape import DecentralizedDataParallel, FailedError, InputError
 from landscape.checkpoint import user_code
-from landscape.train import initial, recipe
-from landscape.train.distributed.children import loopback
-from landscape.train.distributed.process_group import Group, Lost
-from landscape.train.loop import Trainer
-from landscape.train.randomness import generator
+from landscape.train.processes.children import loopback
+from landscape.train.processes.process_group import Group, Lost
+from landscape.train.recipes import recipe
+from landscape.train.run import setup
+from landscape.train.run.loop import Trainer
+from landscape.train.run.randomness import generator
 from tests.conftest import Command
 from tests.groups import free_port, together
 from tests.nets import norm_net
@@ -93,7 +94,7 @@ def own_loop(group: Group, rule: dict[str, Any], given: dict[str, Any]) -> tuple
     """(w_j, w_a) after STEPS steps with the trainer's minibatches and its cosine schedule."""
     run = recipe_of(group.size, rule, given)
     data = user_code.load_data("data", run.spec("data"), None)
-    model = initial.network(run, data, None).double()
+    model = setup.network(run, data, None).double()
     optimizer = torch_optimizer(given, model.parameters())
     options = dict(rule)
     model = DecentralizedDataParallel(model, optimizer, options.pop("name"), **options)

@@ -17,9 +17,6 @@ from landscape.cli.plan import BANDWIDTHS, TIMES, parse_workers
 from landscape.core.hdf5 import Array
 from landscape.core.options import quantity
 from landscape.results.run_times import RunTimes
-from landscape.train import mixing, recipe
-from landscape.train.distributed.exchange import Plan
-from landscape.train.mixing import Mixing
 from landscape.train.planning.calibration import calibrate, calibrate_at_once, measure_link
 from landscape.train.planning.plan import (
     TOPOLOGIES,
@@ -34,6 +31,10 @@ from landscape.train.planning.plan import (
     plan,
     step_time,
 )
+from landscape.train.processes.comm import Plan
+from landscape.train.recipes import recipe
+from landscape.train.topology import mixing
+from landscape.train.topology.mixing import Mixing
 from tests.conftest import Command
 
 ORDERS: tuple[Order, ...] = ("before", "during", "after")

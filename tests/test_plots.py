@@ -26,8 +26,8 @@ from landscape.results.hessian_grid import HessianGrid
 from landscape.results.shown import running_quartiles
 from landscape.results.spectrum import Spectrum
 from landscape.results.stability import Stability
-from landscape.train import recipe
-from landscape.train.loop import Trainer
+from landscape.train.recipes import recipe
+from landscape.train.run.loop import Trainer
 from tests import problems
 
 

@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import Checkpoint, FailedError
-from landscape.train import launch, recipe
 from landscape.train.decomposition import estimate_gradient
-from landscape.train.distributed import process_group
-from landscape.train.distributed.comm import Comm, _bounds
-from landscape.train.distributed.exchange import Plan
-from landscape.train.distributed.process_group import Group, Lost
-from landscape.train.loop import Trainer
-from landscape.train.randomness import generator
+from landscape.train.processes import process_group
+from landscape.train.processes.comm import Comm, Plan, _bounds
+from landscape.train.processes.process_group import Group, Lost
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
+from landscape.train.run.loop import Trainer
+from landscape.train.run.randomness import generator
 from tests.conftest import wait_for
 from tests.groups import free_port, together
 from tests.test_training import same_bits

@@ -21,7 +21,8 @@ from landscape import FailedError, InputError
 from landscape.core.options import positive
 from landscape.data import idx
 from landscape.data.images import decode
-from landscape.train import launch, recipe
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
 from tests.conftest import Command
 
 BUILT_IN = {

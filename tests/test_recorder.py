@@ -23,9 +23,9 @@ import landscape
 import landscape.plots
 from landscape import FailedError, InputError, Recorder
 from landscape.checkpoint.history import UNITS
-from landscape.train.distributed.process_group import Group
-from landscape.train.randomness import generator
-from landscape.train.recorder_step import RecorderWarning
+from landscape.train.own_loop.recorder import RecorderWarning
+from landscape.train.processes.process_group import Group
+from landscape.train.run.randomness import generator
 from tests.conftest import Command
 from tests.groups import together
 from tests.test_cli import one_line

@@ -40,7 +40,8 @@ from landscape.report.parts import (
 from landscape.results.base import save
 from landscape.results.shown import in_words
 from landscape.results.spectrum import Spectrum
-from landscape.train import launch, recipe
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
 from tests.benchmarks import report as benchmark
 from tests.conftest import Command
 from tests.test_cli import one_line

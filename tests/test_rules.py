@@ -15,10 +15,10 @@ from landscape import FailedError, InputError, Problem
 from landscape.data.synthetic import mean_output
 from landscape.evaluation.stack import Stack
 from landscape.problem.layout import average
-from landscape.train import algorithms, pairs
+from landscape.train import algorithms, decomposition
 from landscape.train.decomposition import Decomposer, estimate_gradient
-from landscape.train.distributed.comm import Comm
-from landscape.train.mixing import Mixing, expected_matching
+from landscape.train.processes.comm import Comm
+from landscape.train.topology.mixing import Mixing, expected_matching
 from tests import problems
 
 SPECS = ["full", "ring(1)", "ring(2)", "random-matching"]
@@ -234,12 +234,12 @@ def test_pairs_estimate_products_and_their_covariance_without_bias() -> None:
     torch.manual_seed(0)
     a, b = (0.3 + torch.randn(20000, 6, dtype=torch.float64) for _ in range(2))
     h, q = (v[:, :, None] * v[:, None, :] for v in (a, a + b))
-    found, other = pairs.mean(h), pairs.mean(q)
+    found, other = decomposition.mean(h), decomposition.mean(q)
     assert float(found.mean()) == pytest.approx(0.09, abs=4 * float(found.std()) / 20000**0.5)
     expected = float(torch.cov(torch.stack([found, other]))[0, 1])
-    assert float(pairs.covariance(h, q).mean()) == pytest.approx(expected, rel=0.05)
-    assert float(pairs.covariance(h, h).mean()) == pytest.approx(float(found.var()), rel=0.05)
-    assert bool(pairs.quotient(h, -h)[0][found > 0].isnan().all())
+    assert float(decomposition.covariance(h, q).mean()) == pytest.approx(expected, rel=0.05)
+    assert float(decomposition.covariance(h, h).mean()) == pytest.approx(float(found.var()), rel=0.05)
+    assert bool(decomposition.quotient(h, -h)[0][found > 0].isnan().all())
 
 
 def test_bad_options_name_the_nearest_known_one() -> None:

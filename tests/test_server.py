@@ -16,11 +16,12 @@ import torch
 
 import landscape
 from landscape import Checkpoint, InputError
-from landscape.train import launch, recipe
-from landscape.train.distributed import process_group
-from landscape.train.distributed.process_group import Group, Lost
-from landscape.train.distributed.server import Server, Worker, kind
-from landscape.train.loop import Trainer
+from landscape.train.processes import process_group
+from landscape.train.processes.process_group import Group, Lost
+from landscape.train.processes.server import Server, Worker, kind
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
+from landscape.train.run.loop import Trainer
 from tests.conftest import Command, slow_but
 from tests.groups import together
 

@@ -572,7 +572,8 @@ def test_the_figure_shows_the_density_and_every_eigenvalue() -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from landscape.train import launch, recipe
+    from landscape.train.recipes import recipe
+    from landscape.train.run import launch
 
     folder = tmp_path_factory.mktemp("run")
     launch.launch(recipe.read("digits-ssgd", ["steps=10", "model.widths=[64, 6, 10]"]), folder, device="cpu")

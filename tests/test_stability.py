@@ -24,7 +24,7 @@ from landscape.stability.rules import (
     max_period_step,
     max_random_delay_step,
 )
-from landscape.train.mixing import expected_matching
+from landscape.train.topology.mixing import expected_matching
 from tests import problems
 from tests.conftest import Command
 

@@ -114,7 +114,7 @@ HEAVY = {"matplotlib", "seaborn", "pandas", "sklearn", "xarray"}
         ("import landscape", {*HEAVY, "torch", "numpy", "scipy", "h5py", "click", "rich", "PIL"}),
         ("import landscape.cli", {*HEAVY, "torch", "numpy", "scipy", "h5py", "rich", "PIL"}),
         (
-            "import landscape, landscape.train.launch, landscape.train.loop, landscape.paper\n"
+            "import landscape, landscape.train.run.launch, landscape.train.run.loop, landscape.paper\n"
             "landscape.contour, landscape.load, landscape.data.names()\n"
             "from landscape.results import base, frames, html, shown\n"
             "import landscape.cli.contour, landscape.cli.train, landscape.cli.figures",

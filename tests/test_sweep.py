@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 import landscape
 from landscape import InputError, plots
 from landscape.results.sweep import COLUMNS, Sweep, texts
-from landscape.train import recipe, table_recipes
-from landscape.train.sweep import Setting, canonical, folder_name, grid, search, split
+from landscape.train.experiments.sweep import Setting, canonical, folder_name, grid, search, split
+from landscape.train.recipes import recipe, table_recipes
 from tests.conftest import Command
 from tests.test_cli import one_line
 

@@ -14,10 +14,12 @@ import landscape
 from landscape import Checkpoint, FailedError, InputError
 from landscape.core import registry
 from landscape.problem.layout import average
-from landscape.train import launch, optimizer, recipe
-from landscape.train.distributed.process_group import Group
-from landscape.train.loop import Trainer
+from landscape.train import optimizer
 from landscape.train.optimizer import torch_optim
+from landscape.train.processes.process_group import Group
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
+from landscape.train.run.loop import Trainer
 from tests.conftest import slow_but
 from tests.groups import together
 from tests.test_training import same_bits

@@ -17,10 +17,11 @@ import torch
 
 import landscape
 from landscape import Checkpoint, FailedError, InputError
-from landscape.train import launch, recipe
-from landscape.train.loop import Hooks, Trainer
-from landscape.train.mixing import Mixing
-from landscape.train.randomness import generator
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
+from landscape.train.run.loop import Hooks, Trainer
+from landscape.train.run.randomness import generator
+from landscape.train.topology.mixing import Mixing
 from tests.conftest import Command, slow_but
 
 

@@ -15,9 +15,9 @@ from landscape.evaluation import stack
 from landscape.evaluation.stack import Stack, Training
 from landscape.models import build
 from landscape.problem.problem import Problem
-from landscape.train import trial
-from landscape.train.loop import Hooks, Trainer
-from landscape.train.recipe import Recipe, from_values
+from landscape.train.recipes.recipe import Recipe, from_values
+from landscape.train.run import setup
+from landscape.train.run.loop import Hooks, Trainer
 from tests.conftest import slow_but
 
 
@@ -108,7 +108,7 @@ def test_a_run_keeps_to_its_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Trainer(recipe(), hooks=Hooks(save=lambda state: saved.append(copy.deepcopy(state))))
     end = whole.run()
     assert whole.stack.batched
-    assert end.shared[trial.STATE].tolist() == [1]
+    assert end.shared[setup.STATE].tolist() == [1]
     monkeypatch.setattr(stack, "MAX_TIME_SHARE", 0.0)  # from now on any trial would find the other way
     middle = next(c for c in saved if c.step == 2)
     resumed = Trainer(recipe(), checkpoint=middle)

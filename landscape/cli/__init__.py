@@ -15,7 +15,7 @@ from landscape.cli import output, system
 from landscape.core import registry, streams
 from landscape.core.failures import explain
 from landscape.core.files import printable
-from landscape.train.distributed import launcher
+from landscape.train.processes import launcher
 
 
 class Commands(click.Group):

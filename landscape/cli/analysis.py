@@ -21,7 +21,7 @@ from landscape.core.errors import InputError
 from landscape.core.options import SPLIT
 from landscape.problem.problem import Problem
 from landscape.results import base
-from landscape.train.launch import pick_device
+from landscape.train.run.launch import pick_device
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -16,7 +16,7 @@ from landscape.core.options import SPLIT
 from landscape.results.critical_batch import CriticalBatch
 from landscape.train.experiments.critical_batch import FACTORS, SCALING, SEEDS, TOL
 from landscape.train.experiments.critical_batch import critical_batch as experiment
-from landscape.train.launch import pick_device
+from landscape.train.run.launch import pick_device
 
 
 @click.command(

@@ -28,9 +28,9 @@ from landscape.results.base import save
 from landscape.results.basin import median_rise
 from landscape.results.noise import NoiseEstimate
 from landscape.results.surface import Surface
-from landscape.train import recipe
-from landscape.train.distributed.pool import Pool
-from landscape.train.runs import Run, train_runs
+from landscape.train.processes.children import Pool
+from landscape.train.recipes import recipe
+from landscape.train.run.runs import Run, train_runs
 
 # From our trials: at rate 1 the outcome on the digits hangs on rounding, and so on the machine. At 0.5, the
 # only other rate tried, each of these seeds tells the same, also with another order of summation.

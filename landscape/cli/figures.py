@@ -17,8 +17,8 @@ from landscape.core.options import quantity
 from landscape.paper import figure, forecast, gallery
 from landscape.paper.context import SCALES, Context, OutOfTimeError, Scale
 from landscape.paper.figure import Figure
-from landscape.train.distributed.pool import Pool
-from landscape.train.recipe import Recipe
+from landscape.train.processes.children import Pool
+from landscape.train.recipes.recipe import Recipe
 
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 

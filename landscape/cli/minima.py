@@ -12,8 +12,8 @@ from landscape.cli.stability import HEADS, parse_delays
 from landscape.core.errors import InputError
 from landscape.results.minima import Minima
 from landscape.train.experiments.minima import minima as experiment
-from landscape.train.loop import recipe_of
-from landscape.train.recording import read_settings
+from landscape.train.own_loop.recording import read_settings
+from landscape.train.run.loop import recipe_of
 
 DELAYS = "0,1,2,4,8,16,32"
 

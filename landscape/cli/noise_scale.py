@@ -12,7 +12,7 @@ from landscape.cli import options
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.batch_sharpness import batch_sizes, check_learners
 from landscape.results.noise_scale import NoiseScale
-from landscape.train.loop import recipe_of
+from landscape.train.run.loop import recipe_of
 
 
 @click.command(

@@ -20,7 +20,7 @@ from landscape.core.options import SPLIT
 from landscape.curvature.eigenvalues import SEARCHES
 from landscape.data.base import SPLITS
 from landscape.problem.batchnorm import POLICIES, SAMPLES
-from landscape.train.launch import DEVICES
+from landscape.train.run.launch import DEVICES
 
 F = TypeVar("F", bound=Callable[..., Any])
 Option = Callable[[Any], Any]

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from landscape.cli import common, options
-from landscape.train import recipe, table_recipes
+from landscape.train.recipes import recipe, table_recipes
 
 
 @click.command(epilog="Example: landscape recipes mnist-fig2a-dpsgd > mine.toml")

@@ -15,7 +15,7 @@ from landscape.curvature.hessian import KINDS
 from landscape.curvature.pyhessian_engine import ENGINES
 from landscape.curvature.trace import TRACE_PRODUCTS
 from landscape.results.spectrum import Spectrum
-from landscape.train.preconditioner import preconditioner
+from landscape.train.run.preconditioner import preconditioner
 
 
 @dataclass(frozen=True)

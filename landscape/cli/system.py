@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-from landscape.train.distributed import board
+from landscape.train.processes import board
 
 # Windows has no SIGHUP.
 STOPPING = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))

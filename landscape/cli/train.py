@@ -15,12 +15,13 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common, options, output, processes, run_summary
 from landscape.core.errors import InputError
 from landscape.core.options import positive
-from landscape.train import launch, table_recipes
-from landscape.train.distributed import board, launcher
-from landscape.train.distributed.process_group import Group, started_by_launcher
-from landscape.train.divergence import Diverged, divergence_message
-from landscape.train.loop import Hooks
-from landscape.train.recipe import Recipe
+from landscape.train.processes import board, launcher
+from landscape.train.processes.process_group import Group, started_by_launcher
+from landscape.train.recipes import table_recipes
+from landscape.train.recipes.recipe import Recipe
+from landscape.train.run import launch
+from landscape.train.run.history import Diverged, divergence_message
+from landscape.train.run.loop import Hooks
 
 
 @dataclasses.dataclass(frozen=True)

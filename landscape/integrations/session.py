@@ -23,10 +23,9 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.options import SPLIT, check_keywords, check_type, choose, positive
 from landscape.problem.problem import Loss, Problem
 from landscape.results.base import Provenance, Result
-from landscape.train import recording
-from landscape.train.observer import undisturbed
-from landscape.train.recorder import Recorder
-from landscape.train.recorder_step import RecorderWarning
+from landscape.train.own_loop import recording
+from landscape.train.own_loop.observer import undisturbed
+from landscape.train.own_loop.recorder import Recorder, RecorderWarning
 
 EVERY = inspect.signature(Recorder).parameters["every"].default
 

@@ -35,11 +35,11 @@ from landscape.problem.problem import Problem
 from landscape.results import base
 from landscape.results.hessian_grid import HessianGrid
 from landscape.results.surface import Surface
-from landscape.train import launch
-from landscape.train.distributed import pool
-from landscape.train.loop import Trainer
-from landscape.train.recipe import Recipe
-from landscape.train.runs import Run, train_runs
+from landscape.train.processes import children
+from landscape.train.recipes.recipe import Recipe
+from landscape.train.run import launch
+from landscape.train.run.loop import Trainer
+from landscape.train.run.runs import Run, train_runs
 
 Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
@@ -114,7 +114,7 @@ class Context:
     scale: Scale = "laptop"
     device: str = "auto"
     data_dir: str | None = None
-    executor: pool.Executor = field(default_factory=pool.Pool)
+    executor: children.Executor = field(default_factory=children.Pool)
     message: Callable[[str], None] = lambda line: None
     progress: Callable[[float], None] = lambda share: None
     records: Path | None = None

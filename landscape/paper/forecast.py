@@ -8,9 +8,9 @@ from typing import Any
 
 from landscape.paper.context import Context, digest
 from landscape.problem.batches import Stream
-from landscape.train import launch
 from landscape.train.planning.calibration import calibrate
-from landscape.train.recipe import Recipe
+from landscape.train.recipes.recipe import Recipe
+from landscape.train.run import launch
 
 # Samples of a learner in the steps that are timed, which take time as proportional to samples; a step of the
 # fewer ones that takes longer than so many seconds is enough (ours).

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from landscape.paper.context import Runs, Scale
-from landscape.train import recipe
-from landscape.train import table_recipes as recipes
-from landscape.train.recipe import Recipe
+from landscape.train.recipes import recipe
+from landscape.train.recipes import table_recipes as recipes
+from landscape.train.recipes.recipe import Recipe
 
 # Of CIFAR-10, at laptop scale: images to train on, passes over them, and how many times smaller the batches
 # are, so that the largest (8192) leaves 10 steps a pass. Rates are those of the paper's batch.

@@ -1,7 +1,4 @@
-"""Every step as effective learning rate and noise (DPSGD-2020, Eq. 3 and 4), for any update rule.
-
-With the displacement d = w_a(t+1) − w_a(t) and g = ∇L(w_a(t)): α_e = −⟨d, g⟩/‖g‖², η = d + α_e g, Δ = ‖η‖².
-"""
+"""Every step as effective learning rate and noise (DPSGD-2020, Eq. 3 and 4), for any update rule."""
 
 from __future__ import annotations
 
@@ -16,9 +13,8 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.evaluation.stack import Stack, Training
 from landscape.problem.problem import Problem
-from landscape.train.distributed.comm import Comm
-from landscape.train.pairs import mean, quotient, standard_error
-from landscape.train.randomness import generator
+from landscape.train.processes.comm import Comm
+from landscape.train.run.randomness import generator
 
 # Number of independent estimates of g from a sample (ours; a standard error is then within about 20%).
 GROUPS = 16
@@ -274,3 +270,61 @@ class StepDecomposition:
             scale * v for v in (across[2, 2], errors[2, 2], pairs[2, 2], 2 * across[1, 2], 2 * errors[1, 2])
         ]
         return columns | {name: float(v) for name, v in zip(DELTA_2, values, strict=True)}
+
+
+def mean(h: Tensor) -> Tensor:
+    """(...,): the mean of ``h`` over all pairs of different estimates.
+
+    Example:
+        >>> mean(torch.tensor([[9.0, 1.0], [2.0, 9.0]])).item()
+        1.5
+    """
+    k = h.shape[-1]
+    return _off(h).sum((-1, -2)) / (k * (k - 1))
+
+
+def covariance(a: Tensor, b: Tensor) -> Tensor:
+    """(...,): that of the means of ``a`` and ``b`` over pairs, without bias.
+
+    E of their product, less the product of their expectations, for which pairs with no estimate in common
+    stand. Needs four estimates or more.
+    """
+    return mean(a) * mean(b) - _apart(_off(a), _off(b))
+
+
+def standard_error(h: Tensor) -> Tensor:
+    """(...,): of the mean of ``h`` over pairs, √((4(k − 2) ζ₁ + 2 ζ₂)/(k(k − 1))), ζ's unbiased or 0.
+
+    ζ₁ is the covariance of pairs with one estimate in common, ζ₂ the variance of one pair. Where ζ₁ is 0 the
+    jackknife would state an error √2 times too large.
+    """
+    k, h = h.shape[-1], _off(h)
+    apart, squares = _apart(h, h), h.square().sum((-1, -2))
+    shared = (h.sum(-1).square().sum(-1) - squares) / (k * (k - 1) * (k - 2))
+    one, two = (shared - apart).clamp(min=0), (squares / (k * (k - 1)) - apart).clamp(min=0)
+    return ((4 * (k - 2) * one + 2 * two) / (k * (k - 1))).sqrt()
+
+
+def quotient(above: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
+    """mean(above)/mean(below), its bias of order 1/k taken off, and its standard error, (...,) each.
+
+    Both from the same estimates, so that what they have in common cancels. The error is that of the
+    linearised quotient. NaN where mean(below) is not positive, as the divisor is then unknown.
+    """
+    down = mean(below)
+    down = down.where(down > 0, torch.nan)
+    value = mean(above) / down
+    linear = (above - value[..., None, None] * below) / down[..., None, None]
+    return value + covariance(linear, below) / down, standard_error(linear)
+
+
+def _off(h: Tensor) -> Tensor:
+    return h.masked_fill(torch.eye(h.shape[-1], dtype=torch.bool, device=h.device), 0.0)
+
+
+def _apart(a: Tensor, b: Tensor) -> Tensor:
+    """The mean of a_ij b_kl over i, j, k, l that all differ, by inclusion and exclusion."""
+    k, both = a.shape[-1], (-1, -2)
+    shared = (a.sum(-1) * b.sum(-1)).sum(-1)
+    total = a.sum(both) * b.sum(both) - 4 * shared + 2 * (a * b).sum(both)
+    return total / (k * (k - 1) * (k - 2) * (k - 3))

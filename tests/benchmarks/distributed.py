@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 
 import landscape
-from landscape.train import recipe
-from landscape.train.distributed.process_group import Group
-from landscape.train.loop import Trainer
-from landscape.train.randomness import generator
+from landscape.train.processes.process_group import Group
+from landscape.train.recipes import recipe
+from landscape.train.run.loop import Trainer
+from landscape.train.run.randomness import generator
 from tests.groups import together
 
 WIDTHS, LOCAL, STEPS, ROUNDS = [784, 2800, 2800, 10], 256, 10, 9

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from landscape.train import recipe
-from landscape.train.distributed.process_group import Group
-from landscape.train.loop import Trainer
 from landscape.train.planning import calibration, plan
 from landscape.train.planning.plan import Cluster, Link
+from landscape.train.processes.process_group import Group
+from landscape.train.recipes import recipe
+from landscape.train.run.loop import Trainer
 from tests.groups import together
 
 WIDTHS, LOCAL, STEPS, ROUNDS = [784, 2800, 2800, 10], 64, 10, 5

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import landscape
-from landscape.train import recipe
-from landscape.train.loop import Trainer
-from landscape.train.randomness import generator
+from landscape.train.recipes import recipe
+from landscape.train.run.loop import Trainer
+from landscape.train.run.randomness import generator
 from tests.benchmarks.harness import compare, mnist
 
 LEARNERS, STEPS = 16, 40

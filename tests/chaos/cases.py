@@ -83,7 +83,8 @@ ALL = [
 
 def prepare(base: Path) -> None:
     """Make in ``base`` what the commands work on."""
-    from landscape.train import launch, recipe
+    from landscape.train.recipes import recipe
+    from landscape.train.run import launch
 
     base.mkdir(parents=True)
     (base / "tiny.toml").write_text(RECIPE)

@@ -23,7 +23,8 @@ from landscape.data.idx import FILES, read_idx
 from landscape.data.images import decode
 from landscape.paper import gallery
 from landscape.paper.record import Record
-from landscape.train import mixing, recipe
+from landscape.train.recipes import recipe
+from landscape.train.topology import mixing
 from tests.fuzz import mutations, samples
 
 

@@ -29,7 +29,7 @@ from landscape.results.run_times import RunTimes
 from landscape.results.smoothing import Smoothing
 from landscape.results.stability import Stability
 from landscape.results.sweep import COLUMNS, Sweep, texts
-from landscape.train import recipe
+from landscape.train.recipes import recipe
 
 RNG = np.random.default_rng(0)
 TOML = """

@@ -19,8 +19,8 @@ from landscape.plots.stability import without_bridge
 from landscape.plots.style import style
 from landscape.results.minima import Minima
 from landscape.train.experiments.minima import minima
-from landscape.train.loop import recipe_of
-from landscape.train.recipe import read
+from landscape.train.recipes.recipe import read
+from landscape.train.run.loop import recipe_of
 
 # ---- The boundary
 

@@ -29,8 +29,8 @@ from landscape.paper.verdicts import (
 )
 from landscape.plots.picture import panels
 from landscape.plots.style import color_of, decimal_labels, shades, style
-from landscape.train.mixing import Mixing
-from landscape.train.recipe import Recipe
+from landscape.train.recipes.recipe import Recipe
+from landscape.train.topology.mixing import Mixing
 
 MIXINGS = ("full", "ring(2)", "ring(1)")
 COLORS = {"SSGD": color_of("ssgd"), **dict(zip(MIXINGS, shades(color_of("dpsgd"), 3), strict=True))}

@@ -15,7 +15,7 @@ from landscape.paper.scales import mnist, seeds
 from landscape.paper.verdicts import Effect, Rows, by_seed, difference, select, settings, stacked
 from landscape.plots.picture import panels
 from landscape.plots.style import decimal_labels, style
-from landscape.train.recipe import Recipe
+from landscape.train.recipes.recipe import Recipe
 
 # The learning rates of each optimizer (ours).
 RATES = {"LAMB": (0.003, 0.01, 0.03), "SGD": (0.2, 0.5, 1.0)}

@@ -18,7 +18,7 @@ from landscape.paper.figures.training_curves import ALL, BOTH, COLOR, cell, clas
 from landscape.paper.verdicts import Effect, Rows, difference_effect, need, select, settings, stacked
 from landscape.plots.picture import panels
 from landscape.plots.style import decimal_labels, style
-from landscape.train.recipe import Recipe
+from landscape.train.recipes.recipe import Recipe
 
 # A task's rates, a factor of 2 apart or a little more: from one at which both converge to one at which
 # neither does, if trials reached such a rate. The LSTM's are those of batch 16, scaled linearly to 512.

@@ -14,7 +14,7 @@ from landscape.paper.verdicts import Effect, Rows, need
 from landscape.results.run_times import RunTimes
 from landscape.train.planning import calibration, plan
 from landscape.train.planning.plan import Cluster, Costs, Link, Stragglers
-from landscape.train.recipe import read
+from landscape.train.recipes.recipe import read
 
 
 def _runtime(context: Context) -> Drawing:

@@ -11,7 +11,7 @@ from landscape.paper.figure import Compared, Drawing, figure, summary
 from landscape.paper.verdicts import Effect, Rows, pair, ratio_effect, settings
 from landscape.results.escape import Escape
 from landscape.train.experiments import saddles
-from landscape.train.loop import Trainer
+from landscape.train.run.loop import Trainer
 
 VARIED: dict[str, list[float]] = {
     "dimension": [2, 4, 8, 16],

@@ -10,8 +10,8 @@ from landscape.paper.figures.training_curves import ALL, BOTH, COLOR, cell, curv
 from landscape.paper.verdicts import Effect, Rows, difference_effect, pair, select
 from landscape.plots.picture import panels
 from landscape.plots.style import style
-from landscape.train import table_recipes
-from landscape.train.recipe import Recipe
+from landscape.train.recipes import table_recipes
+from landscape.train.recipes.recipe import Recipe
 
 # What is changed of Table 3's cell of ResNet-18 at batch 4096; the rate, which is not scaled, is ours.
 LENET = ("model={name='lenet-5'}", "schedule={}", "lr=0.1", "checkpoint.every=0")

@@ -14,7 +14,7 @@ from landscape.paper.figure import Compared, Drawing, figure, summary
 from landscape.paper.scales import mnist, seeds
 from landscape.paper.verdicts import Effect, Rows, need
 from landscape.results.smoothing import Smoothing
-from landscape.train.experiments import continuation
+from landscape.train.experiments import minima
 
 OURS = "only the abstract is at hand: all settings are ours"
 
@@ -37,14 +37,14 @@ def _smoothed(context: Context, point: Point) -> Smoothing:
             context.problem(run, "train", samples=samples),
             run.weights,
             pairs=pairs,
-            path=continuation.mean_path(run, continuation.STEPS, data_dir=context.data_dir),
+            path=minima.mean_path(run, minima.STEPS, data_dir=context.data_dir),
             lr=run.lr,
-            alpha_e=continuation.effective_rate(run),
+            alpha_e=minima.effective_rate(run),
             split="train",
             label=point.label,
         )
 
-    by = (smoothing, continuation.mean_path)
+    by = (smoothing, minima.mean_path)
     return context.cached(Smoothing, point, {"pairs": pairs, "samples": samples}, make, by)[0]
 
 

@@ -19,7 +19,7 @@ from landscape.paper.scales import PAPER_CIFAR, PAPER_SPEECH, SPEECH_NOTE, cells
 from landscape.paper.verdicts import Effect, Rows, by_seed, difference, select, settings, stacked
 from landscape.plots.picture import panels, wrapped_panels
 from landscape.plots.style import color_of, style
-from landscape.train.table_recipes import BATCHES, NETWORKS, SPEECH_BATCHES
+from landscape.train.recipes.table_recipes import BATCHES, NETWORKS, SPEECH_BATCHES
 
 # What the paper calls the networks.
 NAMED = dict(zip(NETWORKS, (

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError, InputError
-from landscape.train.distributed.comm import Comm
 from landscape.train.optimizer.base import OptimizerMemory
-from landscape.train.randomness import RESERVED, generator
+from landscape.train.processes.comm import Comm
+from landscape.train.run.randomness import RESERVED, generator
 
 
 class Rule(ABC):
@@ -45,7 +45,7 @@ class Rule(ABC):
     synchronous = False
     #: Whether that point is the mean of the weights.
     at_mean = False
-    #: Whether gradients come from processes at their own pace (:mod:`landscape.train.distributed.server`).
+    #: Whether gradients come from processes at their own pace (:mod:`landscape.train.processes.server`).
     measured = False
     #: Whether :meth:`finish` uses lr as the factor of the directions only, so that a displacement with lr = 1
     #: gives the same weights. A rule that does not say so is given the learning rate of the step.
@@ -213,7 +213,7 @@ class Rule(ABC):
             learner: the learner's index, if each learner draws separately.
 
         Returns:
-            That of :func:`landscape.train.randomness.generator`.
+            That of :func:`landscape.train.run.randomness.generator`.
 
         Raises:
             FailedError: for a ``purpose`` that the class does not declare.

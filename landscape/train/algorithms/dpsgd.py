@@ -11,9 +11,9 @@ from landscape.core import registry
 from landscape.stability import max_stable_step
 from landscape.stability.rules import max_matching_momentum_step, max_mixing_step
 from landscape.train.algorithms.base import Rule
-from landscape.train.distributed.exchange import Exchange
-from landscape.train.mixing import Mixing
 from landscape.train.optimizer.base import OptimizerMemory
+from landscape.train.processes.comm import Exchange
+from landscape.train.topology.mixing import Mixing
 
 
 @registry.algorithms.add("dpsgd")

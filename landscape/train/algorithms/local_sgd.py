@@ -14,8 +14,8 @@ from landscape.core.options import positive
 from landscape.stability.rules import max_period_step
 from landscape.train.algorithms.base import Rule
 from landscape.train.algorithms.dpsgd import DPSGD
-from landscape.train.mixing import Mixing
 from landscape.train.optimizer.base import OptimizerMemory
+from landscape.train.topology.mixing import Mixing
 
 Buffers = Literal["keep", "reset", "average"]
 

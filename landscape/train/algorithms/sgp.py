@@ -15,7 +15,7 @@ from landscape.core.hdf5 import Array
 from landscape.stability import max_stable_step
 from landscape.stability.rules import first_unstable, max_mixing_step
 from landscape.train.algorithms.base import Rule
-from landscape.train.mixing import Mixing, is_file, read_matrix
+from landscape.train.topology.mixing import Mixing, is_file, read_matrix
 
 
 @registry.algorithms.add("sgp")

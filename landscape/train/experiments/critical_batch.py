@@ -19,10 +19,9 @@ from landscape.evaluation.provenance import setting
 from landscape.problem.layout import average
 from landscape.results.base import Provenance
 from landscape.results.critical_batch import CriticalBatch
-from landscape.train.loop import Hooks, Trainer, recipe_of
-from landscape.train.recipe import Recipe
-from landscape.train.recipe_tables import Decompose, Monitor, Save
-from landscape.train.schedule import Schedule
+from landscape.train.recipes.recipe import Decompose, Monitor, Recipe, Save
+from landscape.train.recipes.schedule import Schedule
+from landscape.train.run.loop import Hooks, Trainer, recipe_of
 
 # Batches in units of the run's own, seeds, and the allowed rise of the loss (ours).
 FACTORS, SEEDS, TOL = (1.0, 2.0, 4.0, 8.0, 16.0), 3, 0.01
@@ -81,7 +80,7 @@ def critical_batch(
         FailedError: a run without a recipe, one whose recipe names code, or a run that diverged.
 
     Example:
-        >>> from landscape.train.recipe import read
+        >>> from landscape.train.recipes.recipe import read
         >>> run = Trainer(read("digits-ssgd", ["steps=5", "decompose.every=0"])).run()
         >>> result = critical_batch(run, [0.5, 1], trained_samples=5000, seeds=1)
         >>> result.batch.tolist(), result.steps.tolist()

@@ -1,31 +1,34 @@
-"""Minima stability (Delay-2019): from a trained minimum, the largest rate at which delayed training stays.
-
-The prediction is for the gradient of the whole training set, and so is the experiment: minibatches would add
-noise of their own, and with it other limits (:func:`landscape.stability.max_stable_step`, ``noise``).
-"""
+"""DUMMY"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Unpack
+from pathlib import Path
+from typing import Any, Unpack
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.core.numerics import numerics
 from landscape.core.options import positive
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.evaluation.paths import Progress
+from landscape.problem.layout import average
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.minima import Minima
 from landscape.stability import limits, max_stable_step, polynomials
 from landscape.train import algorithms
 from landscape.train.optimizer import SGD
+from landscape.train.recipes.recipe import Decompose, Evaluate, Monitor, Save
+from landscape.train.run.loop import Hooks, Trainer, recipe_of
 
 # All ours. The start lies so much of ‖w‖ away from the minimum: far above rounding in float32 and what the
 # minimum itself still drifts, and near enough for the loss to be nearly quadratic.
@@ -199,3 +202,44 @@ def search(
         else:
             low, end = middle, further
     return low, high, end
+
+
+# Steps along which the gradient's Lipschitz constant is estimated, and decomposed steps whose median is
+# called the run's α_e (ours).
+STEPS = 5
+LAST = 10
+
+
+@numerics(1)
+def mean_path(
+    run: Checkpoint, steps: int, device: torch.device | str = "cpu", data_dir: str | Path | None = None
+) -> Tensor:
+    """w_a (S + 1, P) along ``steps`` S further steps of the run, in memory; fewer if it diverges.
+
+    Raises FailedError where the run's recipe names code, which a file cannot bring in.
+    """
+    recipe = dataclasses.replace(
+        recipe_of(run),
+        steps=run.step + steps,
+        decompose=Decompose(every=0),
+        evaluate=Evaluate(every=0),
+        monitor=Monitor(),
+        checkpoint=Save(every=1),
+    )
+    if recipe.names_code:
+        raise FailedError(
+            f"{run.path}: its recipe names code, which a file may not bring in; the run cannot be continued"
+        )
+    path = [run.mean]
+    hooks = Hooks(save=lambda state: path.append(average(state.weights).cpu()))
+    # The spread of a diverged run can be smoothed by, but there is nowhere to go on to.
+    if not run.diverged:
+        Trainer(recipe, checkpoint=run, device=device, data_dir=data_dir, hooks=hooks).run()
+    return torch.stack(path)
+
+
+def effective_rate(run: Checkpoint) -> float:
+    """The median of the last α_e of a run; NaN where it has none."""
+    rates: Any = run.history.get("alpha_e", np.zeros(0))
+    rates = rates[np.isfinite(rates)][-LAST:]
+    return float(np.median(rates)) if len(rates) else math.nan

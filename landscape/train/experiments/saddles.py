@@ -11,8 +11,8 @@ from landscape.core.errors import InputError
 from landscape.core.numerics import numerics
 from landscape.models.analytic import Saddle
 from landscape.results.escape import Escape
-from landscape.train.loop import Hooks, Trainer
-from landscape.train.recipe import read
+from landscape.train.recipes.recipe import read
+from landscape.train.run.loop import Hooks, Trainer
 
 # Half of the depth lies far outside of the nearly quadratic region (ours).
 SHARE = 0.5
@@ -31,7 +31,7 @@ class _Escaped(Exception):
 def escape_time(recipe: str, settings: Sequence[str]) -> float:
     """The first step after which L(w_a) ≤ SHARE of the saddle's depth; inf if none is.
 
-    ``recipe`` and ``settings`` as in :func:`landscape.train.recipe.read`; the model must be "saddle".
+    ``recipe`` and ``settings`` as in :func:`landscape.train.recipes.recipe.read`; the model must be "saddle".
     """
     run_recipe = read(recipe, [*settings, "evaluate.every=1", "decompose.every=0"])
     spec = run_recipe.spec("model")

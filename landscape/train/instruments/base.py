@@ -14,10 +14,10 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.curvature.preconditioner import Preconditioner
 from landscape.problem.problem import Problem
-from landscape.train.distributed.comm import Comm
 from landscape.train.instruments.sample import Sample
-from landscape.train.randomness import generator
-from landscape.train.recipe_tables import Monitor
+from landscape.train.processes.comm import Comm
+from landscape.train.recipes.recipe import Monitor
+from landscape.train.run.randomness import generator
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from landscape.curvature.lanczos import Eigenpairs, lanczos
 from landscape.curvature.preconditioner import Preconditioner
 from landscape.curvature.start import start_vector, warm_start
 from landscape.problem.problem import Problem
-from landscape.train.distributed.comm import Comm
-from landscape.train.randomness import generator
-from landscape.train.recipe_tables import Monitor
+from landscape.train.processes.comm import Comm
+from landscape.train.recipes.recipe import Monitor
+from landscape.train.run.randomness import generator
 
 STATE = "monitor_start"  # the name in a checkpoint of the vector near which the next search begins
 

@@ -19,15 +19,13 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from landscape.core.errors import FailedError
 from landscape.train.algorithms.ssgd import SSGD
-from landscape.train.distributed import pool
-from landscape.train.distributed.children import loopback
-from landscape.train.distributed.comm import Comm
-from landscape.train.distributed.exchange import Plan
-from landscape.train.loop import Trainer
 from landscape.train.planning.plan import Costs, Link
-from landscape.train.randomness import generator
-from landscape.train.recipe import Recipe, from_values, parse
-from landscape.train.recipe_tables import Decompose, Evaluate
+from landscape.train.processes import children
+from landscape.train.processes.children import loopback
+from landscape.train.processes.comm import Comm, Plan
+from landscape.train.recipes.recipe import Decompose, Evaluate, Recipe, from_values, parse
+from landscape.train.run.loop import Trainer
+from landscape.train.run.randomness import generator
 
 # A measurement goes on for this long (s), and for this many times at least (ours: medians within percents).
 SECONDS, TIMES = 1.0, 5
@@ -203,8 +201,8 @@ def _at_once(processes: int, work: str, arguments: list[Any], option: str) -> di
     with tempfile.TemporaryDirectory() as folder:
         jobs = [[work, rank, processes, f"{folder}/store", *arguments] for rank in range(processes)]
         try:
-            pool.Pool(processes, threads).run(f"{__name__}:_member", jobs, results.__setitem__)
-        except pool.JobError as error:
+            children.Pool(processes, threads).run(f"{__name__}:_member", jobs, results.__setitem__)
+        except children.JobError as error:
             if error.known:
                 raise
             raise FailedError(f"{option}: {processes} processes cannot be measured here ({error})") from error

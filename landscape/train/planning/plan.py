@@ -1,6 +1,6 @@
 """The predicted time of a run on more workers than this machine has, from its messages and its computing.
 
-A step of landscape.train.loop, as costed here (DPSGD-2020 compares run times in its appendix, which is not
+A step as costed here (DPSGD-2020 compares run times in its appendix, which is not
 available: the cost model, the stragglers and all defaults are ours):
 
 - SSGD: an all-reduce of w_a before the gradient, which waits for it; where the optimizer is not linear, one
@@ -33,11 +33,11 @@ from landscape.core.hdf5 import Array
 from landscape.core.numerics import numerics
 from landscape.core.options import choose, positive
 from landscape.results.run_times import RunTimes
-from landscape.train.distributed.exchange import Plan
-from landscape.train.mixing import Mixing, averages_all
-from landscape.train.recipe import Recipe
+from landscape.train.processes.comm import Plan
+from landscape.train.recipes.recipe import Recipe
+from landscape.train.topology.mixing import Mixing, averages_all
 
-# The forms of landscape.train.mixing, rings with one and two neighbours a side.
+# The forms of landscape.train.topology.mixing, rings with one and two neighbours a side.
 TOPOLOGIES = (
     "full", "ring(1)", "ring(2)", "torus", "exponential", "one-peer-exponential", "hypercube",
     "random-matching", "star",
@@ -146,7 +146,7 @@ class Cluster:
         stragglers: none by default.
         learners_per_worker: by default 1, as the paper's "16 GPUs (learners)".
         all_reduce: a name of :func:`all_reduce`; the default is gloo's.
-        exchange_loss: whether all workers get the loss of each step, as landscape.train.loop does (the
+        exchange_loss: whether all workers get the loss of each step, as landscape.train.run.loop does (the
             default).
 
     Raises:

@@ -1,0 +1,389 @@
+"""What a recorder writes about a loop of the user's own, into its file and to other loggers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from landscape import stability
+from landscape.checkpoint import run_folder
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint
+from landscape.checkpoint.history import UNITS
+from landscape.checkpoint.network import misfit
+from landscape.core.errors import FailedError, InputError
+from landscape.core.extras import optional
+from landscape.core.hdf5 import Array
+from landscape.core.options import choose
+from landscape.curvature.preconditioner import Preconditioner
+from landscape.problem.layout import Layout
+from landscape.train.optimizer.torch_optim import preconditioned
+from landscape.train.optimizer.torch_optim import preconditioner as found_preconditioner
+from landscape.train.recipes.recipe import Monitor, parse, toml_value
+from landscape.train.run.launch import last_sound
+
+# Columns of the history that a user may fill; the recorder, or nobody, fills the others.
+OPEN = ("loss", "consensus", "samples_per_s", "wait_s", "test_loss", "test_accuracy")
+NEVER = 2**63  # a step that no loop reaches
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+
+
+class Rows:
+    """The history of a loop: a row for each step that something is known of.
+
+    ``units`` column -> unit, of all columns.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint | None = None,
+        last: int | None = None,
+        columns: Mapping[str, str] | None = None,
+    ) -> None:
+        """Empty, or the rows of ``checkpoint`` up to step ``last``; ``columns``: the recorder's own."""
+        self._own = UNITS | dict(columns or {})
+        self.units = self._own | (checkpoint.units if checkpoint else {})
+        self._rows: dict[int, dict[str, float]] = {}
+        if checkpoint is None:
+            return
+        steps = checkpoint.history["step"].astype(int).tolist()
+        for i, step in enumerate(steps):
+            if last is None or step <= last:
+                row = {name: float(column[i]) for name, column in checkpoint.history.items()}
+                self._rows[step] = {name: value for name, value in row.items() if not math.isnan(value)}
+
+    def add(self, step: int, values: Mapping[str, float], wall_s: float) -> dict[str, float]:
+        """Add ``values`` to the row of ``step``, the last one or a new one; gives that row."""
+        row = self._rows.setdefault(step, {"step": float(step), "wall_s": wall_s})
+        row |= values
+        return row
+
+    def row(self, step: int) -> Mapping[str, float]:
+        """What is known of ``step``."""
+        return self._rows.get(step, {})
+
+    @property
+    def last(self) -> Mapping[str, float]:
+        """The last row; empty where there is none."""
+        return next(reversed(self._rows.values()), {})
+
+    def declare(self, name: str, unit: str | None) -> None:
+        """Make ``name`` a column of the user's with this unit. InputError where it cannot be one."""
+        if not _NAME.fullmatch(name):
+            raise InputError(
+                f"log: '{name}' is not allowed, a name has letters, digits, _, . and -, a letter first"
+            )
+        if name in self._own and name not in OPEN:
+            raise InputError(f"log: '{name}' is a column of the recorder's own, choose another name")
+        known = self.units[name] = self.units.get(name) or unit or "1"  # "": a file did not say
+        if unit is not None and unit != known:
+            raise InputError(f"log: the unit of '{name}' is '{known}', '{unit}' is not allowed any more")
+
+    def columns(self) -> dict[str, Array]:
+        """Column -> (T,) float64, NaN where nothing is known."""
+        found = {name: np.full(len(self._rows), np.nan) for name in self.units}
+        for i, row in enumerate(self._rows.values()):
+            for name, value in row.items():
+                found[name][i] = value
+        return found
+
+
+def due(every: int, step: int) -> bool:
+    """Whether ``step`` is one of every ``every``-th; 0: none is."""
+    return bool(every) and step % every == 0
+
+
+def due_after(step: int, *turns: int) -> int:
+    """The next step after ``step`` that is one of every so many by any of ``turns``."""
+    return min(((step // every + 1) * every for every in turns if every), default=NEVER)
+
+
+def number(name: str, value: Any) -> float:
+    """``value`` as a float; InputError where it is not one number."""
+    try:
+        return float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]
+        raise InputError(f"log: {name}: {kind} is not allowed, it must be one number") from error
+
+
+def class_path(model: nn.Module) -> str:
+    """MODULE:NAME of the model's class; of a script's its file, from which others can import it."""
+    module = type(model).__module__
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec else Path(file).stem if file else module
+    return f"{module}:{type(model).__qualname__}"
+
+
+def rate(optimizer: Any) -> float:
+    """The learning rate of all parameter groups; NaN where they differ, or there is no optimizer."""
+    if optimizer is None:
+        return math.nan
+    rates = {float(group.get("lr", math.nan)) for group in optimizer.param_groups}
+    return rates.pop() if len(rates) == 1 else math.nan
+
+
+def heavy_ball(optimizer: Any) -> tuple[float, str] | None:
+    """(momentum, form) of torch.optim.SGD, as limits of stability take them; None for what is not known."""
+    if type(optimizer) is not torch.optim.SGD:
+        return None
+    keys = ("lr", "momentum", "dampening", "nesterov", "maximize")
+    forms = {tuple(float(group[key]) for key in keys) for group in optimizer.param_groups}
+    _, momentum, dampening, nesterov, maximize = forms.pop()
+    if forms or maximize or not 0 <= momentum < 1 or (momentum and dampening):
+        return None
+    return momentum, "nesterov" if nesterov else "ordinary"
+
+
+def stability_limit(optimizer: Any) -> float | None:
+    """The largest stable ηλ of torch.optim.SGD in its form; None for what is not known."""
+    form = heavy_ball(optimizer)
+    return stability.max_stable_step(0, *form) if form else None
+
+
+def preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Preconditioner | None:
+    """That of torch's Adam, AdamW or RMSprop for all ``parameters``, with its limit; None before it has one.
+
+    Raises:
+        InputError: for another optimizer, or parameter groups with different options.
+    """
+    kind = type(optimizer)
+    names = ("betas", "eps", "amsgrad", "centered", "momentum", "maximize")
+    groups = optimizer.param_groups if optimizer is not None else [{}]
+    values = {name: groups[0][name] for name in names if name in groups[0]}
+    form = preconditioned(kind, values)
+    if form is None or any(group.get(name) != value for group in groups for name, value in values.items()):
+        words = "parameter groups with different options" if form else f"the optimizer '{kind.__name__}'"
+        raise InputError(
+            f"monitor.instruments: 'preconditioned-lambda-max' is not allowed with {words}, only with Adam, "
+            "AdamW or RMSprop of torch.optim with the same options for all parameters"
+        )
+    states = [optimizer.state.get(p, {}) for p in parameters]
+    if not all("step" in state for state in states):
+        return None
+    flat = {
+        key: torch.cat([state[key].detach().flatten() for state in states])[None]
+        for key, value in states[0].items()
+        if value is not None and key != "step"
+    }
+    pairs = zip(parameters, states, strict=True)
+    updates = torch.cat([torch.full((p.numel(),), float(state["step"])) for p, state in pairs])[None]
+    m, momentum_form, factor = form
+    diagonal = found_preconditioner(kind, values, flat, updates.to(parameters[0].device, torch.float64))[0]
+    limit = stability.max_stable_step(0, m, momentum_form) / factor
+    return Preconditioner(diagonal, name=kind.__name__, lr=rate(optimizer), limit=limit)
+
+
+def settings(
+    name: str, optimizer: Any, every: int, samples: int, save_every: int, monitor: Monitor, seed: int
+) -> str:
+    """What is known of a loop, as TOML with the keys of a recipe: that takes the recipe's place."""
+    limit = stability_limit(optimizer)
+    tables: dict[str, dict[str, Any]] = {
+        "decompose": {"every": every, "samples": samples},
+        "checkpoint": {"every": save_every},
+        "monitor": dataclasses.asdict(monitor) | ({} if limit is None else {"stability_limit": limit}),
+    }
+    if optimizer is not None:
+        tables["optimizer"] = optimizer_table(optimizer)
+    return as_toml(name, seed, tables)
+
+
+def optimizer_table(optimizer: Any) -> dict[str, Any]:
+    """The class of a torch optimizer and its defaults, as far as TOML can hold them."""
+    return {"name": type(optimizer).__name__} | _plain(getattr(optimizer, "defaults", {}))
+
+
+def as_toml(name: str, seed: int, tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """TOML with the keys of a recipe."""
+    lines = [f"name = {toml_value(name)}", f"seed = {seed}"]
+    for table, values in tables.items():
+        lines += ["", f"[{table}]", *(f"{key} = {toml_value(value)}" for key, value in values.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``values`` that TOML can hold: flags, finite numbers, text and lists of them."""
+    found = {}
+    for key, value in values.items():
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = float(value)
+        each = value if isinstance(value, (list, tuple)) else [value]
+        fine = all(
+            isinstance(v, (bool, int, str)) or (isinstance(v, float) and math.isfinite(v)) for v in each
+        )
+        if fine and re.fullmatch(r"[\w-]+", key):
+            found[key] = value
+    return found
+
+
+def read_settings(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
+    """The tables of :func:`settings` that a recorded checkpoint holds."""
+    values = parse(checkpoint.recipe, str(checkpoint.path or "checkpoint"))
+    return {name: table for name, table in values.items() if isinstance(table, dict)}
+
+
+def place(what: str = "Recorder", why: str = "so that one rank alone records") -> tuple[int, int]:
+    """(rank, processes) of this process. InputError where there are several that know no group yet."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size.isdecimal() and int(size) > 1:
+        raise InputError(
+            f"{what}: WORLD_SIZE is {size}, but torch.distributed knows no group yet; call "
+            f"init_process_group first, {why}"
+        )
+    return 0, 1
+
+
+def check_folder(folder: Path, resume: bool | int) -> None:
+    """FailedError where ``folder`` holds a run that is not to be resumed."""
+    taken = run_folder.named_like_a_run(folder) if folder.is_dir() else []
+    if taken and resume is False:
+        raise FailedError(
+            f"{folder}: holds a run already ({taken[0].name}); give resume=True to go on with it, or another "
+            "folder"
+        )
+
+
+def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint | None:
+    """The last state of the recorded run in ``folder``; None where there is none.
+
+    Raises FailedError for a run of another kind or model, and where there is none to go on with at a step.
+    """
+    if not run_folder.named_like_a_run(folder):
+        if resume and not isinstance(resume, bool):
+            raise FailedError(f"resume: {resume} is not allowed, {folder} holds no run to go on with")
+        return None
+    run = last_sound(folder, learners=lambda n: slice(0, n))
+    if run.algorithm != RECORDED:
+        raise FailedError(f"{folder}: its run is of '{run.algorithm}', not a recorder's; give another folder")
+    if run.layout != layout:
+        raise FailedError(f"{folder}: its weights do not fit the model: {misfit(run.layout, layout)}")
+    return run
+
+
+def drop_later(folder: Path, step: int) -> None:
+    """Delete the step files in ``folder`` of steps after ``step``."""
+    for path in run_folder.named_like_a_run(folder):
+        if path.stem[5:].isdecimal() and int(path.stem[5:]) > step:
+            path.unlink()
+
+
+# Under which numbers stand in a run that the user's loop writes to as well.
+PREFIX = "landscape/"
+
+
+class ScalarWriter(Protocol):
+    """Takes numbers by name, step by step."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the numbers of one step; those of the same step may come in parts."""
+
+    def close(self) -> None:
+        """Write what is still in memory."""
+
+
+class TensorBoard:
+    """Event files in the folder "tensorboard" of the run."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        _package("tensorboard")
+        module = _package("torch.utils.tensorboard", "tensorboard")
+        # What an unbroken run has not written yet is taken back where one goes on from an earlier step.
+        self._writer = module.SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class TrackedRun:
+    """A run of Weights & Biases, or of trackio, which has the same functions.
+
+    That of the user's loop where one is active, under names of their own and with the step beside them; else
+    a new one in the project "landscape", called as the folder.
+    """
+
+    def __init__(self, tracker: Any, active: Any, folder: Path) -> None:
+        self._theirs = active is not None
+        self._run = active if self._theirs else tracker.init(project="landscape", name=folder.name)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        if self._theirs:  # whose steps are the user's
+            self._run.log({f"{PREFIX}{k}": v for k, v in values.items()} | {f"{PREFIX}step": step})
+        else:
+            self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        if not self._theirs:
+            self._run.finish()
+
+
+def _wandb(folder: Path, step: int) -> ScalarWriter:
+    wandb = _package("wandb")
+    return TrackedRun(wandb, wandb.run, folder)
+
+
+def _trackio(folder: Path, step: int) -> ScalarWriter:
+    trackio = _package("trackio")
+    current = getattr(getattr(trackio, "context_vars", None), "current_run", None)
+    return TrackedRun(trackio, current.get() if current else None, folder)
+
+
+WRITERS = {"tensorboard": TensorBoard, "wandb": _wandb, "trackio": _trackio}
+
+
+def names(scalars: str | Sequence[str] | None) -> list[str]:
+    """The writers asked for, none where it is None; InputError for a name that is not known."""
+    if scalars is not None and not isinstance(scalars, (str, list, tuple)):
+        raise InputError(f"scalars: {scalars!r} is not allowed, it must be one of {', '.join(WRITERS)}")
+    return [
+        choose("scalars", name, WRITERS)
+        for name in ([scalars] if isinstance(scalars, str) else scalars or [])
+    ]
+
+
+def open_writers(scalars: str | Sequence[str] | None, folder: Path, step: int) -> list[ScalarWriter]:
+    """The writers asked for by name, for a run in ``folder`` that has done ``step`` steps.
+
+    Raises InputError for a name that is not known, FailedError where a package is missing or refuses.
+    """
+    opened: list[ScalarWriter] = []
+    for name in names(scalars):
+        try:
+            opened.append(WRITERS[name](folder, step))
+        except Exception as error:  # whatever the package, or the service behind it, says
+            close(opened)
+            if isinstance(error, InputError):
+                raise
+            words = " ".join(str(error).split())[:200]
+            raise FailedError(
+                f"scalars: '{name}' cannot be used ({type(error).__name__}: {words})"
+            ) from error
+    return opened
+
+
+def close(writers: Sequence[ScalarWriter]) -> None:
+    """Close each of ``writers``."""
+    for writer in writers:
+        writer.close()
+
+
+def _package(module: str, install: str = "") -> Any:
+    return optional(module, "scalars", f"{install or module}, or leave scalars out")

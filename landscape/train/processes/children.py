@@ -1,0 +1,310 @@
+"""Child processes on this machine, and a pool of them for independent jobs: they end with this process."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Protocol, Self
+
+from landscape.core.errors import FailedError, InputError
+from landscape.core.failures import explain
+from landscape.core.lock import HAS_LOCKS, lock_descriptor
+from landscape.train.processes import boot
+
+# Interval of the checks of the children (s), short enough not to delay a short command noticeably.
+CHECK_INTERVAL = 0.05
+FOLDER = "landscape-processes-"
+LOCKED_WITHIN = 60.0  # a new folder is locked within this time (s)
+
+
+class Child:
+    """A process that runs ``MODULE.main()`` of this package; ``number`` is its index among the children."""
+
+    def __init__(
+        self, number: int, process: subprocess.Popen[bytes], link: socket.socket, errors: Path
+    ) -> None:
+        self.number, self.process, self.link, self.errors = number, process, link, errors
+        #: Seconds without a sign of life, not counting the time in which this process itself was stopped.
+        self.silent = 0.0
+
+    @property
+    def ended(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        return self.process.poll()
+
+    def exit_description(self) -> str:
+        """ "was killed by SIGNAL" or "ended with CODE", after it has ended."""
+        code = self.process.returncode
+        return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with {code}"
+
+    def stderr_text(self) -> str:
+        """The text that it wrote to stderr; "" if it shares this process's stderr."""
+        return self.errors.read_text(errors="replace") if self.errors.exists() else ""
+
+    def receive_beats(self, seconds: float) -> None:
+        """Read the signs of life of the last ``seconds``, and count the silence."""
+        self.silent += seconds
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            if self.link.recv(2**16):
+                self.silent = 0.0
+
+
+class Children:
+    """Child processes, and a private folder, which is deleted after them.
+
+    A context manager: at its end all children have ended.
+    """
+
+    def __init__(self) -> None:
+        if not HAS_LOCKS:
+            raise InputError("--nproc, --jobs: this system has no processes that share sockets; use 1")
+        _sweep()
+        self.all: list[Child] = []
+        try:
+            self.folder = Path(tempfile.mkdtemp(prefix=FOLDER))
+            self._lock = os.open(self.folder, os.O_RDONLY)
+        except OSError as error:
+            raise FailedError(f"TMPDIR: no folder for temporary files ({error.strerror})") from error
+        lock_descriptor(self._lock, wait=True)
+        self._checked = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def start(
+        self,
+        module: str,
+        words: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        *,
+        piped: bool = False,
+        shown: bool = False,
+    ) -> Child:
+        """Start ``module``'s main with ``words``.
+
+        With ``shown`` its output goes to this process's stdout and stderr; otherwise stderr goes to a file
+        and stdout is dropped. With ``piped`` its stdin and stdout are pipes to this process.
+        """
+        number = len(self.all)
+        parent_end, child_end = socket.socketpair()
+        parent_end.setblocking(False)
+        errors = self.folder / f"errors-{number}"
+        settings = {boot.LINK: str(child_end.fileno()), **(environment or {})}
+        with child_end, contextlib.nullcontext() if shown else errors.open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-P", boot.__file__, module, *words],
+                env={**os.environ, **settings},
+                stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if piped else None if shown else subprocess.DEVNULL,
+                stderr=stderr,
+                pass_fds=[child_end.fileno()],
+            )
+        child = Child(number, process, parent_end, errors)
+        self.all.append(child)
+        return child
+
+    def check(self, *streams: IO[bytes]) -> list[IO[bytes]]:
+        """Read the children's signs of life; the ``streams`` that can be read now, or within a moment."""
+        ready = select.select(streams, [], [], CHECK_INTERVAL)[0]
+        now = time.monotonic()
+        # At most one beat is counted, as this process itself may have been stopped.
+        passed, self._checked = min(now - self._checked, boot.BEAT), now
+        for child in self.all:
+            child.receive_beats(passed)
+        return ready
+
+    def end(self) -> None:
+        """Kill the children that still run; all files are written atomically, so that none is damaged."""
+        for child in self.all:
+            if child.ended is None:
+                child.process.kill()
+        for child in self.all:
+            child.process.wait()
+            child.link.close()
+            for stream in (child.process.stdin, child.process.stdout):
+                if stream:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+        self.all = []
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._lock)
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL of 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def loopback() -> str:
+    """The name of this machine's loopback interface."""
+    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+
+
+def threads_each(processes: int, threads: int | None) -> dict[str, str]:
+    """The environment in which each of ``processes`` takes its share of ``threads`` threads, if given."""
+    if threads is None:
+        return {}
+    share = str(max(1, threads // processes))
+    return {"OMP_NUM_THREADS": share, "MKL_NUM_THREADS": share}
+
+
+def _sweep() -> None:
+    """Remove the folders of processes that were killed: they are this user's, and their locks are free."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        try:
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            state = os.fstat(handle)
+            old = state.st_uid == os.getuid() and time.time() - state.st_mtime > LOCKED_WITHIN
+            if old and lock_descriptor(handle):
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(handle)
+
+
+# How long a process may show no sign of life (s), as in a group.
+TIMEOUT = 600.0
+GOES_ON = "the same command goes on"
+
+
+class JobError(FailedError):
+    """A job that failed: its ``number`` among the jobs, and the reason; ``known``: an error for the user."""
+
+    def __init__(self, number: int, words: str, known: bool = False) -> None:
+        super().__init__(words)
+        self.number, self.known = number, known
+
+
+class Executor(Protocol):
+    """What does independent jobs: a :class:`Pool`, or a :class:`.cluster.Cluster` of several machines."""
+
+    def run(self, function: str, jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]) -> None:
+        """Call ``function`` with the arguments of each job.
+
+        Args:
+            function: MODULE:NAME, MODULE being of this package.
+            done: takes a job's number and its result, in the order in which the jobs end.
+
+        Raises:
+            FailedError: as soon as a job fails; the others are ended then. A :class:`JobError` where it
+                failed in another process.
+        """
+
+
+@dataclass(frozen=True)
+class Pool:
+    """``nproc`` processes of this machine.
+
+    Attributes:
+        nproc: how many jobs are done at a time.
+        threads: shared by the processes; None: as the environment has it for each.
+        timeout: limit of the time without a sign of life of a process (s).
+        place: gives further environment variables of a process, by its number.
+    """
+
+    nproc: int = 1
+    threads: int | None = None
+    timeout: float = TIMEOUT
+    place: Callable[[int], dict[str, str]] = lambda number: {}
+
+    def run(self, function: str, jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]) -> None:
+        """As of :class:`Executor`; arguments and results are such that JSON can represent them."""
+        waiting = list(enumerate(jobs))[::-1]
+        with Children() as children:
+            shared = threads_each(self.nproc, self.threads)
+            for number in range(min(self.nproc, len(jobs))):
+                children.start(__name__, [function], shared | self.place(number), piped=True)
+            busy = {child: _give(child, waiting) for child in children.all}
+            for _ in jobs:
+                child, answer = self._next_answer(children, busy)
+                number = busy.pop(child)
+                if "failed" in answer:
+                    sys.stderr.write(answer.get("trace", ""))
+                    raise JobError(number, answer["failed"], answer["known"])
+                if waiting:
+                    busy[child] = _give(child, waiting)
+                done(number, answer["result"])
+
+    def _next_answer(self, children: Children, busy: Mapping[Child, int]) -> tuple[Child, dict[str, Any]]:
+        """The next child that answers, with its answer; JobError for one that has ended or is silent."""
+        pipes = {child.process.stdout: child for child in busy}
+        while True:
+            for pipe in children.check(*filter(None, pipes)):
+                child = pipes[pipe]
+                if line := pipe.readline():
+                    return child, json.loads(line)
+                child.process.wait()
+                ending = f"its process {child.exit_description()}; {_last_line(child)}"
+                raise JobError(busy[child], f"{ending}{GOES_ON}")
+            for child, job in busy.items():
+                if child.silent > self.timeout:
+                    raise JobError(job, f"its process was lost, no sign of life for {self.timeout:g} s")
+
+
+def resolve(function: str) -> Callable[..., Any]:
+    """The function MODULE:NAME.
+
+    Example:
+        >>> resolve("operator:truediv")(1, 2)
+        0.5
+    """
+    module, _, name = function.partition(":")
+    call: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return call
+
+
+def _give(child: Child, waiting: list[tuple[int, Sequence[Any]]]) -> int:
+    number, arguments = waiting.pop()
+    assert child.process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it has ended, which is noticed when its answer is read
+        child.process.stdin.write(json.dumps(list(arguments)).encode() + b"\n")
+        child.process.stdin.flush()
+    return number
+
+
+def _last_line(child: Child) -> str:
+    """The last line that a process wrote to stderr, with a semicolon."""
+    lines = child.stderr_text().strip().splitlines()
+    return f"{lines[-1]}; " if lines else ""
+
+
+def main() -> None:
+    """The main of a process: reads jobs from stdin, a line each, and writes results to stdout."""
+    function = resolve(sys.argv[1])
+    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
+        os.dup2(2, 1)
+        for line in sys.stdin:
+            try:
+                answer: dict[str, Any] = {"result": function(*json.loads(line))}
+            except Exception as error:
+                known = explain(error)
+                line = str(known) if known else f"{type(error).__name__}: {error}"
+                answer = {"failed": line, "known": bool(known)}
+                if known is None:
+                    answer["trace"] = traceback.format_exc()
+            answers.write(json.dumps(answer) + "\n")

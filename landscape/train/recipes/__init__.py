@@ -1,0 +1,1 @@
+"""Recipes: all settings of a run, and the built-in ones."""

@@ -1,0 +1,1 @@
+"""The loop of a run, its beginning, and its parts."""

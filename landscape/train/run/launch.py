@@ -1,0 +1,350 @@
+"""Start or resume a run in a folder, without ever touching another run's files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from landscape.checkpoint import run_folder
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core import files
+from landscape.core.errors import FailedError, InputError
+from landscape.core.files import printable
+from landscape.core.hdf5_verify import DamageWarning
+from landscape.core.lock import Lock
+from landscape.core.options import choose
+from landscape.data.base import fingerprint
+from landscape.train.processes.comm import Comm
+from landscape.train.processes.process_group import Group, Lost, log_to, number, where
+from landscape.train.processes.server import kind
+from landscape.train.recipes.recipe import Recipe, read
+from landscape.train.run.history import divergence_message
+from landscape.train.run.loop import Hooks, Trainer, recipe_of
+
+#: Names of devices; "auto" is CUDA where there is a GPU.
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def launch(
+    recipe: Recipe | None,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    device: str = "auto",
+    data_dir: Any = None,
+    hooks: Hooks | None = None,
+    group: Group | None = None,
+    allow_code: bool = False,
+) -> Checkpoint:
+    """Train ``recipe`` in ``folder``: writes recipe.toml, step-NNNNNNN.h5 and last.h5.
+
+    With a ``group`` each of its processes calls this and returns its learners; rank 0 writes the files, and
+    each writes logs/rank-R.log. In asynchronous SGD with measured delays rank 0 is the server, and the other
+    ranks are its workers, which return the last weights without a history.
+
+    Args:
+        recipe: may be None with ``resume``: then that of the folder's run.
+        resume: continue from last.h5 (or start, if there is none yet). The recipe must equal the folder's,
+            except for ``steps``, which may be larger.
+        force: delete the checkpoints of a run that is in the folder first; nothing else is deleted.
+        device: "auto" (CUDA where there is a GPU), "cpu" or "cuda".
+        data_dir: the folder of data sets.
+        hooks: functions to call during the run; ``save`` is replaced.
+        group: the processes that share the run; None: there is only this one.
+        allow_code: run the code that the folder's recipe names as MODULE:NAME if ``recipe`` is None.
+
+    Returns:
+        The end of the run.
+
+    Raises:
+        InputError: for options that exclude each other, or a recipe whose parts do not fit.
+        FailedError: for a folder that holds another run, that another process uses, or that cannot be
+            written or resumed.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     end = launch(read("saddle-dpsgd", ["steps=3"]), folder)
+        ...     end.step, sorted(path.name for path in Path(folder).glob("*.h5"))
+        (3, ['last.h5', 'step-0000000.h5', 'step-0000003.h5'])
+    """
+    with Lock(Path(folder)) as lock:
+        place = group.device if group else pick_device(device)
+        started = _Launch(Path(folder), lock, group, resume, force)
+        started.check()
+        checkpoint, recipe = started.recipe_and_checkpoint(recipe, allow_code)
+        hooks = dataclasses.replace(hooks or Hooks())
+        trainer = kind(recipe, group)(
+            recipe, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks, group=group
+        )
+        every = trainer.recipe.checkpoint.every
+        hooks.save = functools.partial(_save, folder=started.folder, comm=trainer.comm, every=every)
+        started.agree(trainer)
+        started.write_recipe(trainer.recipe)
+        hooks.message(_headline(trainer))
+        return trainer.run() if group is None else _run_in_group(trainer, started.folder, group)
+
+
+@dataclass
+class _Launch:
+    """The checks and the files at the start of a run; the first of several processes takes the ``lock``."""
+
+    folder: Path
+    lock: Lock
+    group: Group | None
+    resume: bool
+    force: bool
+    #: Files in the folder with the name of a run's file, before anything is written.
+    present: list[Path] = field(default_factory=list)
+
+    @property
+    def first(self) -> bool:
+        return self.group is None or self.group.rank == 0
+
+    def check(self) -> None:
+        """Refuse a folder that holds another run."""
+        if self.first and run_folder.named_like_a_run(self.folder):
+            self.lock.acquire()
+        self.present = check_folder(self.folder, resume=self.resume, force=self.force)
+
+    def recipe_and_checkpoint(
+        self, recipe: Recipe | None, allow_code: bool
+    ) -> tuple[Checkpoint | None, Recipe]:
+        """The checkpoint to resume from (None at the start), and the recipe: ``recipe`` or the folder's."""
+        checkpoint, given = None, recipe is not None
+        if self.resume:
+            checkpoint, recipe = _checkpoint_and_recipe(self.folder, recipe, self.group)
+            if recipe and not given and recipe.names_code and not allow_code:
+                raise FailedError(
+                    f"{self.folder}: its recipe names code (MODULE:NAME), which is run only with "
+                    "--allow-code; or give the RECIPE again with --resume"
+                )
+        if recipe is None:
+            raise InputError(
+                "RECIPE: missing; give a name (see 'landscape recipes'), a .toml file, or --resume"
+            )
+        return checkpoint, recipe
+
+    def agree(self, trainer: Trainer) -> None:
+        """Check that all processes have the same recipe, data and first step."""
+        if self.group is None:
+            return
+        start = {"data": str(trainer.data["fingerprint"]), "first step": str(trainer.step + 1)}
+        start["mixing matrix"] = fingerprint(trainer.recipe.matrices.values())
+        self.group.agree(_flat(trainer.recipe.values()) | start)
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        """Write the recipe to the folder, after all checks, so that a mistake leaves no file there."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not self.first:
+                return
+            self.lock.acquire()
+            if not self.present and run_folder.named_like_a_run(self.folder):
+                raise FailedError(f"{self.folder}: another process has started a run there meanwhile")
+            files.remove_stale(self.folder)
+            for path in self.present if self.force else []:
+                path.unlink(missing_ok=True)
+            files.write_text(self.folder / "recipe.toml", recipe.to_toml())
+        except OSError as error:
+            raise FailedError(f"{self.folder}: cannot be written ({error.strerror})") from error
+
+
+def _headline(trainer: Trainer) -> str:
+    """The line that a run begins with."""
+    recipe = trainer.recipe
+    n, lr = recipe.learners, recipe.schedule.peak_lr(recipe.lr, recipe.batch)
+    return (
+        f"{recipe.name}: {trainer.algorithm}, {n} learner{'s' * (n > 1)} × {recipe.local_batch} samples, "
+        f"{recipe.part('optimizer')[0]}, lr {lr:g}, step {trainer.step} to {recipe.steps}, seed {recipe.seed}"
+    )
+
+
+def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
+    """Run ``trainer``, that of one of several processes, with a log."""
+    hooks = trainer.hooks
+    with log_to(folder / "logs" / f"rank-{group.rank}.log") as log:
+        who = f"rank {group.rank} of {group.size}, {trainer.describe_part()}"
+        log(f"{who}, on {group.device}; {where()}; {group.backend}")
+        tell, save = hooks.message, hooks.save
+
+        def message(line: str) -> None:
+            log(line)
+            tell(line)
+
+        def save_and_log(checkpoint: Checkpoint) -> None:
+            save(checkpoint)
+            log(f"step {checkpoint.step} is safe{trainer.history.pace(trainer.recipe.batch)}")
+
+        hooks.message, hooks.save = message, save_and_log
+        if group.attempt:
+            message(f"restart {group.attempt}: from step {trainer.step}")
+        try:
+            end = trainer.run()
+            if end.diverged:
+                log(divergence_message(end))
+            return end
+        except Lost as error:
+            line = f"{error}; --resume goes on from {folder / 'last.h5'}"
+            log(line)
+            raise Lost(line) from error
+        except Exception as error:
+            log(f"{type(error).__name__}: {error}")
+            raise
+
+
+def check_folder(folder: Path, *, resume: bool, force: bool) -> list[Path]:
+    """The files of a run in ``folder``; FailedError if there are any, and neither option is given.
+
+    With ``force`` also if another file has the name of one, as it would be deleted.
+    """
+    if resume and force:
+        raise InputError("--resume and --force: only one of the two is allowed")
+    present = run_folder.named_like_a_run(folder)
+    if present and not (resume or force):
+        raise FailedError(
+            f"{folder}: holds a run already ({present[0].name}); give --resume, --force or another -o"
+        )
+    for path in present if force else []:
+        if not run_folder.of_a_run(path):
+            raise FailedError(
+                f"--force: {path} is no checkpoint of a run, it is not deleted; move it or give another -o"
+            )
+    return present
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called "auto", "cpu" or "cuda". Raises InputError for CUDA where there is none."""
+    choose("--device", name, DEVICES)
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device: 'cuda' is not allowed, PyTorch finds no GPU here; use cpu or auto")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def worker_device(name: str) -> torch.device:
+    """The device of a process that a launcher started: the CPU, or the GPU of its LOCAL_RANK.
+
+    Raises InputError where more processes than GPUs are on this machine: NCCL needs a GPU for each.
+    """
+    device = pick_device(name)
+    if device.type == "cpu":
+        return device
+    processes, gpus = number("LOCAL_WORLD_SIZE", 1, 1), torch.cuda.device_count()
+    local = number("LOCAL_RANK", 0, 0)
+    if max(processes, local + 1) > gpus:
+        raise InputError(
+            f"--device: '{name}' is not allowed, {processes} processes here need a GPU each and there are "
+            f"{gpus}; start fewer, or use cpu"
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
+    """The end of the run of ``recipe`` in ``folder``, its history but no weights; None if it has none yet.
+
+    Raises FailedError where ``folder`` holds a run of another recipe.
+    """
+    if not (folder / "last.h5").exists():
+        _checkpoint_and_recipe(folder, recipe, None)
+        return None
+    checkpoint = last_sound(folder, learners=lambda n: slice(0))
+    _checked_recipe(recipe_of(checkpoint), recipe, folder)
+    return checkpoint if checkpoint.diverged or checkpoint.step == recipe.steps else None
+
+
+def last_sound(folder: Path, learners: Callable[[int], slice]) -> Checkpoint:
+    """The checkpoint last.h5 or, if that is damaged, the newest step file that is sound, with a warning.
+
+    ``learners`` as of :meth:`.Checkpoint.load`.
+
+    Raises FailedError, about last.h5, where no file of the run is sound.
+    """
+    try:
+        return Checkpoint.load(folder / "last.h5", learners)
+    except FailedError as error:
+        steps = [p for p in run_folder.named_like_a_run(folder) if p.name.startswith("step-")]
+        for path in reversed(steps):
+            with contextlib.suppress(FailedError):
+                checkpoint = Checkpoint.load(path, learners)
+                warnings.warn(
+                    f"{printable(error)}; {printable(path.name)} takes its place", DamageWarning, stacklevel=3
+                )
+                return checkpoint
+        raise
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested values by dotted key, as text."""
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": str(value)}
+        flat |= inner
+    return flat
+
+
+def _checkpoint_and_recipe(
+    folder: Path, recipe: Recipe | None, group: Group | None
+) -> tuple[Checkpoint | None, Recipe | None]:
+    last = folder / "last.h5"
+    if not last.exists():  # stopped before its first checkpoint: the same steps from the start
+        if (folder / "recipe.toml").exists():
+            stored = read(
+                str(folder / "recipe.toml"), allow_code=True
+            )  # the caller checks the code that it names
+            return None, _checked_recipe(stored, recipe, folder)
+        if recipe is None:
+            raise FailedError(f"{folder}: holds no run to resume (no last.h5); give a RECIPE to start one")
+        return None, recipe
+
+    def local(learners: int) -> slice:
+        """This process's learners: all of them where they are fewer than processes, as with a server."""
+        return Comm(learners, group if group and learners >= group.size else None).local
+
+    checkpoint = last_sound(folder, local)
+    return checkpoint, _checked_recipe(recipe_of(checkpoint), recipe, folder)
+
+
+def _checked_recipe(stored: Recipe, given: Recipe | None, folder: Path) -> Recipe:
+    """``given``, or ``stored`` if it is None; FailedError with the key if more than ``steps`` differs."""
+    if given is None:
+        return stored
+    if given.init.checkpoint == stored.init.checkpoint and not given.init.sha256:
+        given = dataclasses.replace(given, init=stored.init)
+    if given.steps < stored.steps:
+        raise FailedError(
+            f"{folder}: its run has steps = {stored.steps}, resuming it with {given.steps} is not allowed"
+        )
+    before = dataclasses.replace(stored, steps=given.steps).to_toml().splitlines()
+    after = given.to_toml().splitlines()
+    for a, b in zip(before, after, strict=False):
+        if a != b:
+            raise FailedError(
+                f"{folder}: its run has {a}, resuming it with {b} is not allowed; only steps may grow"
+            )
+    for path, matrix in given.matrices.items():
+        if not np.array_equal(stored.matrices[path], matrix):
+            raise FailedError(
+                f"{folder}: {path} holds another matrix than its run began with; leave RECIPE out to go on "
+                "with the run's own"
+            )
+    return given
+
+
+def _save(checkpoint: Checkpoint, folder: Path, comm: Comm, every: int) -> None:
+    """Write step-NNNNNNN.h5 and last.h5: rank 0 does, and gets the others' learners one at a time."""
+    if comm.rank > 0:
+        for tensor in checkpoint.stacked().values():
+            comm.send_rows(tensor)
+        return
+    run_folder.write(checkpoint, folder, every, comm.learners, comm.rows)

@@ -1,0 +1,148 @@
+"""Before the first step: initial weights, a trial of paths, and whether all parts are compatible."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from landscape.checkpoint import user_code
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.network import set_tensors
+from landscape.checkpoint.user_code import Spec, UserData
+from landscape.core import hdf5
+from landscape.core.errors import FailedError, InputError
+from landscape.data.base import Dataset
+from landscape.data.cache import cached
+from landscape.evaluation.stack import Stack, Training
+from landscape.problem.batches import named_tensors
+from landscape.problem.batchnorm import has_batchnorm
+from landscape.problem.problem import Problem
+from landscape.train.decomposition import GROUPS
+from landscape.train.processes.comm import Comm
+from landscape.train.recipes.recipe import Recipe
+from landscape.train.run.buffers import Buffers
+from landscape.train.run.randomness import generator
+
+
+def read(recipe: Recipe) -> tuple[Recipe, Checkpoint | None]:
+    """``recipe`` with the SHA-256 of its ``init.checkpoint``, and that file; None where it names none.
+
+    Raises FailedError where the file cannot be read, or is not the one whose SHA-256 the recipe has.
+    """
+    path, expected = recipe.init.checkpoint, recipe.init.sha256
+    if not path:
+        return recipe, None
+    start, digest = Checkpoint.load(path), hdf5.sha256(path)
+    if expected and digest != expected:
+        raise FailedError(
+            f"init.checkpoint: {path} has SHA-256 {digest[:12]}…, the recipe's init.sha256 is "
+            f"{expected[:12]}…"
+        )
+    return dataclasses.replace(recipe, init=dataclasses.replace(recipe.init, sha256=digest)), start
+
+
+def network(recipe: Recipe, data: Dataset | user_code.UserData, start: Checkpoint | None) -> nn.Module:
+    """The recipe's model at w_a of ``start``, with the BatchNorm statistics of w_a; new where that is None.
+
+    Raises FailedError where the weights of ``start`` are not finite or do not fit the model.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator(recipe.seed, "init").initial_seed())
+        model = user_code.build_model("model", recipe.spec("model"))
+    if start is None:
+        return model
+    problem = start.problem("train", model=model, data=data, dtype=getattr(torch, recipe.dtype))
+    set_tensors(problem.model, problem.layout.views(problem.theta))
+    return problem.model
+
+
+STATE = "stack.batched"
+
+
+class Trial:
+    """The choice for ``stack``; ``state`` is its form in checkpoints, empty before the first step."""
+
+    def __init__(self, stack: Stack, comm: Comm) -> None:
+        self._stack, self._comm = stack, comm
+        self.state: dict[str, Tensor] = {}
+
+    def restore(self, shared: Mapping[str, Tensor]) -> None:
+        """The choice of a checkpoint; one written before there was any, or by more processes, has none."""
+        if STATE in shared:
+            self.state = {STATE: shared[STATE]}
+            self._stack.batched = bool(shared[STATE])
+
+    def decide(self, weights: Tensor, x: Any, y: Any, training: Training, model: dict[str, Any]) -> None:
+        """Choose, unless that is done, by a trial with these arguments of :meth:`Stack.gradients`.
+
+        Rank 0 decides for all. There is nothing to choose for a chain, or where a process has one learner.
+        """
+        stack, comm = self._stack, self._comm
+        if self.state or stack.steps is not None or comm.learners == comm.size:
+            return
+        pays = 0.0
+        if comm.rank == 0:
+            shapes = [
+                [list(t.shape), str(t.dtype)] for tree in (weights, x, y) for _, t in named_tensors(tree)
+            ]
+            place = (
+                torch.cuda.get_device_name(weights.device) if weights.is_cuda else f"{os.cpu_count()} cores"
+            )
+            what = [model, shapes, stack.accumulate, stack.precision, place, torch.get_num_threads()]
+
+            def trial() -> dict[str, np.ndarray[Any, Any]]:
+                return {"batched": np.array([stack.batching_pays(weights, x, y, training)])}
+
+            result = cached("trial", Path(), [], json.dumps([*what, str(torch.__version__)]), trial)
+            pays = float(result["batched"][0])
+        stack.batched = bool(comm.total(pays)[0])
+        self.state = {STATE: torch.tensor([stack.batched], dtype=torch.uint8)}
+
+
+def check_compatibility(
+    recipe: Recipe,
+    model: Spec,
+    dataset: Dataset | UserData,
+    problems: tuple[Problem, Problem],
+    stack: Stack,
+    buffers: Buffers,
+) -> None:
+    """Raise InputError where model, data (``problems``: train, test) and device are not compatible."""
+    train, samples = problems[0], recipe.decompose.samples
+    if samples % GROUPS:
+        raise InputError(f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}")
+    on_gpu = train.device.type == "cuda"
+    if recipe.precision == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported(False):
+        raise InputError("precision: 'bfloat16' is not allowed, this GPU does not compute in it; use 'full'")
+    micro = recipe.local_batch // recipe.accumulate
+    if has_batchnorm(train.model) and 0 < samples < GROUPS * micro:
+        raise InputError(
+            f"decompose.samples: {samples} is not allowed, BatchNorm needs at least {GROUPS} batches of "
+            f"{micro} samples"
+        )
+    if isinstance(dataset, Dataset):
+        first, y = train.gather(torch.zeros(1, dtype=torch.long))
+        outputs = train.outputs(train.theta, first)
+        needed = (dataset.classes, *y.shape[1:])
+        if dataset.classes and outputs.shape[1:] != needed:
+            raise InputError(
+                f"model: '{model.name}' has outputs of shape {tuple(outputs.shape[1:])}, "
+                f"data '{recipe.part('data')[0]}' needs {needed}"
+            )
+    else:
+        train.gather(torch.zeros(1, dtype=torch.long))  # refuses batches, which cannot be drawn from
+    if stack.steps is None:
+        buffers.check(stack.training_model, micro)
+    if recipe.sampling == "all" and recipe.batch != train.samples:
+        raise InputError(
+            f"sampling: 'all' is not allowed with batch {recipe.batch}, it must be "
+            f"{train.samples}, the samples of the training set"
+        )
