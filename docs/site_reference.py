@@ -25,7 +25,7 @@ from landscape.core import registry
 from landscape.core.options import type_hints
 from landscape.data.images import image_set
 from landscape.data.speech import Features
-from landscape.models import layers
+from landscape.models import convolutional
 from landscape.results.base import Result
 from landscape.train.recipes.recipe import Recipe, toml_value
 
@@ -52,7 +52,7 @@ def sections(documented: Any) -> dict[str, str]:
 
 
 #: Where options that several entries of a table share are described.
-SHARED = {"model": (layers.check,), "data": (image_set, Features)}
+SHARED = {"model": (convolutional.check,), "data": (image_set, Features)}
 
 
 def descriptions(function: Callable[..., Any], table_name: str) -> dict[str, str]:
