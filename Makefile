@@ -16,7 +16,7 @@ OUTDATED := -W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning
 # The tests start many processes, which would compile the package each time where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-integrations test-lowest battery-huggingface ordinary-uses figures figures-workstation figures-smoke bench fuzz chaos lint docs coverage package clean
+.PHONY: demo test test-all test-integrations test-lowest battery-huggingface ordinary-uses figures figures-smoke bench fuzz chaos lint docs coverage package clean
 
 demo: $(READY)  ## train on the bundled digits and draw the landscape around what comes out
 	$(BIN)/landscape demo -o demo
@@ -37,11 +37,8 @@ ordinary-uses: $(INTEGRATIONS)/ready  ## first uses as people write them, held a
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m tests.ordinary > ordinary-uses.tmp
 	mv ordinary-uses.tmp docs/explanation/ordinary-uses.md
 
-figures: $(READY)  ## every figure and table of the papers at laptop scale, into figures/ (hours; LANDSCAPE_DATA)
-	$(BIN)/landscape figures --all --jobs 2
-
-figures-workstation: $(READY)  ## with the papers' data, learners and batches, into figures/ (days; BUDGET=6h stops, and goes on)
-	$(BIN)/landscape figures --all --scale workstation --jobs 2 --prune --budget $(or $(BUDGET),6h)
+figures: $(READY)  ## the papers' figures and tables at laptop scale, into figures/ (hours; LANDSCAPE_DATA, BUDGET=6h, JOBS=1)
+	$(BIN)/landscape figures --all --jobs $(or $(JOBS),2) $(if $(BUDGET),--budget $(BUDGET))
 
 figures-smoke: $(READY)  ## the same with bundled data, to see that each can be made
 	OMP_NUM_THREADS=1 $(BIN)/landscape figures --all --scale smoke --jobs 2 -o build/figures --runs build/runs

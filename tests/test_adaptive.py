@@ -19,9 +19,11 @@ from landscape.evaluation import adaptive, grid
 from landscape.evaluation.adaptive import base_places, first_points, interpolate
 from landscape.evaluation.interpolation import KERNELS, Interpolant
 from landscape.evaluation.tolerance import Scale, Tolerance
+from landscape.results.shown import logarithmic
 from landscape.train import launch, recipe
 from tests import problems
 from tests.conftest import Command, slow_but
+from tests.surfaces import Measured, analytic, everything, measured, network, true_error
 from tests.test_cli import one_line
 
 POINTS = 51
@@ -43,7 +45,7 @@ SURFACES: dict[str, tuple[Callable[[Array, Array], Array], int]] = {
     "Rosenbrock": (lambda x, y: 0.01 + (1 - 2 * x) ** 2 / 100 + (2 * y - 4 * x * x) ** 2, 450),
     "NaN half-plane": (lambda x, y: _with(1 + x * x + y * y, x + 0.3 * y > 0.2, np.nan), 1000),
     "infinite island": (lambda x, y: _with(1 + x * x + y * y, np.hypot(x - 0.3, y) < 0.25, np.inf), 1000),
-    "constant": (lambda x, y: np.ones_like(x), 229),
+    "constant": (lambda x, y: np.ones_like(x), 2601),  # which has no range to be a share of
     "cliff": (lambda x, y: 1 / (1 + np.exp(-40 * (x - 0.3 * y - 0.37))), 550),
     "narrow bump": (lambda x, y: x * x + y * y + 0.5 * np.exp(-((x - 0.33) ** 2 + y * y) / 0.01), 550),
     "wall": (lambda x, y: 1 + x * x + 50 * np.maximum(x - 0.7, 0) ** 2 + np.exp(8 * (y - 0.5)), 450),
@@ -72,13 +74,66 @@ def test_the_stated_error_covers_the_true_one(name: str, seeds: range) -> None:
     tolerance, finite = Tolerance.parse("1%"), np.isfinite(truth)
     for seed in seeds:
         found, done, outcome = _interpolated(truth, tolerance, seed)
-        scale = Scale.of(truth[finite], tolerance)
-        error = float(np.abs(scale(found[finite]) - scale(truth[finite])).max())
         assert np.array_equal(np.isfinite(found), finite)
         assert done.sum() <= most
-        assert outcome.stated["loss"] <= 1.0
-        assert error <= 1.0
-        assert error <= 3 * outcome.stated["loss"]
+        assert true_error(found, truth, tolerance) <= outcome.stated["loss"] <= 1.0
+
+
+# Of the 200: valleys whose errors were small in the loss and large in its logarithm, surfaces that are flat but
+# for rounding, and others that are hard in a way of their own.
+HARD = (
+    "rosenbrock 0.0", "rosenbrock 0.3", "rosenbrock 0.13", "himmelblau 0.0", "trough 0.1", "beale 0.0",
+    "flat 0.0", "flat 0.1", "shallow 0.2", "facets 0.1", "waves 0.7", "island 0.0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_surfaces_are_within_the_stated_error(name: str) -> None:
+    found = measured(next(case for case in analytic() if case.name == name))
+    assert found.true <= found.stated <= 1.0
+
+
+def test_a_network_that_is_flat_but_for_rounding_is_computed_at_all_points() -> None:
+    assert network("untrained", "none", 3e-5).exact == 1.0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_waves_of_a_ten_millionth_are_not_smoothed(dtype: type) -> None:
+    truth = _at(lambda a, b: (1 + 1e-7 * np.sin(40 * a) * np.cos(37 * b)).astype(dtype))
+    found, done, _ = _interpolated(truth, Tolerance.parse("1%"), 0)
+    assert done.all()
+    np.testing.assert_array_equal(found, truth)
+
+
+@pytest.mark.parametrize("area", [0.015, 0.02])
+def test_islands_of_nan_between_the_coarse_points_are_found(area: float) -> None:
+    middle = 0.1  # of the widest cell of the coarsest level
+    truth = _at(
+        lambda x, y: _with(
+            1 + x * x + y * y, np.hypot(x - middle, y - middle) < np.sqrt(4 * area / np.pi), np.nan
+        )
+    )
+    for seed in range(10):
+        found, _, _ = _interpolated(truth, Tolerance.parse("1%"), seed)
+        assert np.array_equal(np.isnan(found), np.isnan(truth))
+
+
+def test_the_error_is_stated_on_the_scale_that_is_shown() -> None:
+    for lowest in np.linspace(0.021, 0.0236, 14):  # between coarse points: with it the ratio passes 100
+        truth = _at(lambda x, y, c=lowest: c + (x - 0.1) ** 2 + (y - 0.1) ** 2)
+        found, done, outcome = _interpolated(truth, Tolerance.parse("1%"), 0)
+        assert done.all() or ("loss" in outcome.log) == logarithmic(found)
+        assert true_error(found, truth, Tolerance.parse("1%")) <= outcome.stated["loss"]
+
+
+@pytest.mark.slow
+def test_200_surfaces() -> None:
+    found: list[Measured] = list(everything())
+    assert len(found) == 200
+    assert np.mean([m.true <= m.stated for m in found]) >= 0.99
+    assert np.mean([m.true <= 1 for m in found]) >= 0.97
+    ordinary = [m for m in found if m.kind == "networks" and m.name.endswith((" 0.001", " 0.03"))]
+    assert max(m.exact for m in ordinary) <= 289 / 2601
 
 
 def test_noise_is_not_interpolated() -> None:
@@ -172,7 +227,7 @@ def test_exact_points_have_the_bits_of_the_full_grid(name: str) -> None:
     scale = Scale.of(whole.loss, tolerance)
     error = 0.01 * float(np.abs(scale(some.loss) - scale(whole.loss)).max())
     stated = dict(zip(some.columns, some.stated_error, strict=True))["loss"]
-    assert error <= 3 * stated <= 0.03
+    assert error <= stated <= 0.01
     assert some.tolerance == "1%"
     assert some.checks in (adaptive.CHECKS[2], 2 * adaptive.CHECKS[2] // 3)
     assert float(some.largest_error[0]) <= stated
@@ -362,7 +417,5 @@ def test_networks_are_within_the_tolerance_everywhere(name: str, norm: str, span
         plane = landscape.random_plane(problem, norm=norm, seed=seed)
         some = landscape.contour(problem, plane, POINTS, span=span, tolerance="1%")
         whole = landscape.contour(problem, plane, POINTS, span=span, previous=some)
-        scale = Scale.of(whole.loss, tolerance)
-        error = 0.01 * float(np.abs(scale(some.loss) - scale(whole.loss)).max())
         stated = float(some.stated_error[0]) if some.columns else 0.0
-        assert error <= min(0.01, 3 * stated)
+        assert true_error(some.loss, whole.loss, tolerance) * tolerance.size <= stated <= 0.01

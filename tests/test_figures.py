@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
@@ -18,11 +20,11 @@ import landscape
 from landscape import data
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError
-from landscape.paper import figure, gallery, gallery_page, numbers, run_cache
-from landscape.paper.figure import SCALES, Compared, Drawing, Scale, Work
-from landscape.paper.figures import landscapes, networks, plateaus, systems
-from landscape.paper.run_cache import SHARPNESS_PASSES, RunCache, identity
-from landscape.paper.table_picture import winners
+from landscape.paper import figure, forecast, gallery, numbers
+from landscape.paper.context import SCALES, Context, Scale, identity
+from landscape.paper.figure import Compared, Drawing
+from landscape.paper.figures import edge, landscapes, run_time, training_curves
+from landscape.paper.figures.table_picture import winners
 from landscape.paper.verdicts import judged, outcome, select
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import style
@@ -30,8 +32,7 @@ from landscape.results.stability import Stability
 from landscape.train import recipe
 from landscape.train.distributed.pool import Pool
 from landscape.train.planning import plan
-from landscape.train.planning.calibration import Costs
-from landscape.train.planning.run_time import Cluster, Link, Stragglers
+from landscape.train.planning.plan import Cluster, Costs, Link, Stragglers
 from landscape.train.recipe import Recipe
 from landscape.train.recipe_tables import Decompose, Evaluate, Monitor
 from tests.conftest import Command
@@ -41,12 +42,11 @@ from tests.test_cli import one_line
 WANTED = {
     "fig1", "fig2a", "fig2b", "fig3", "fig4", "fig6", "fig7", *(f"table{k}" for k in range(1, 7)), "saddles",
     "runtime", "smoothing", "lr-divergence", "local-sgd", "delay-boundary", "delay-minima", "sixteen", "edge", "edge-follows", "eq4",
-    "noise-split", "lamb", "learners-plane", "flatness", "first-steps", "edge-batch", "edge-momentum",
-    "edge-networks", "edge-lazy", "edge-bursts", "instruments",
+    "noise-split", "lamb", "learners-plane", "flatness", "edge-lazy", "instruments",
 }  # fmt: skip
 
 
-SLOW = ("laptop", "workstation", "paper")  # the runs of one scale are like those of another
+SLOW = ("laptop", "paper")  # the runs of one scale are like those of another
 
 
 def test_every_figure_is_listed(command: Command) -> None:
@@ -91,8 +91,8 @@ def test_figure_2_is_the_papers_size_on_a_laptop() -> None:
 
 def test_the_papers_numbers_are_of_our_networks() -> None:
     for row in numbers.rows("table3_cifar10"):
-        assert set(networks.NAMED.values()) <= set(row)
-    assert {row["model"] for row in numbers.rows("table2_batch_size")} == set(networks.NAMED.values())
+        assert set(training_curves.NAMED.values()) <= set(row)
+    assert {row["model"] for row in numbers.rows("table2_batch_size")} == set(training_curves.NAMED.values())
 
 
 def small(**changes: Any) -> Recipe:
@@ -113,61 +113,63 @@ def test_a_run_is_known_by_what_bears_on_it() -> None:
 
 def test_runs_are_trained_once_and_gone_on_with(tmp_path: Path) -> None:
     told: list[str] = []
-    cache = RunCache(tmp_path, message=told.append)
-    cache.run([small(), small(name="other"), small(seed=1)])
+    context = Context(tmp_path, message=told.append)
+    context.train([small(), small(name="other"), small(seed=1)])
     assert len(told) == 2
-    assert cache.missing([small(), small(seed=1)]) == []
+    assert context.missing([small(), small(seed=1)]) == []
     # A run that was stopped half-way goes on from its last checkpoint, and is not begun again.
     half, whole = small(steps=4, seed=2), small(steps=8, seed=2)
-    cache.run([half])
-    cache.run_folder(half).rename(cache.run_folder(whole))
-    assert cache.missing([whole]) == [dataclasses.replace(whole, name="dpsgd")]
-    cache.run([whole])
-    end = landscape.load(cache.run_folder(whole) / "last.h5")
+    context.train([half])
+    context.run_folder(half).rename(context.run_folder(whole))
+    assert context.missing([whole]) == [dataclasses.replace(whole, name="dpsgd")]
+    context.train([whole])
+    end = landscape.load(context.run_folder(whole) / "last.h5")
     assert end.step == 8
-    fresh = RunCache(tmp_path / "fresh")
-    fresh.run([whole])
+    fresh = Context(tmp_path / "fresh")
+    fresh.train([whole])
     np.testing.assert_array_equal(end.weights, landscape.load(fresh.run_folder(whole) / "last.h5").weights)
 
 
 @pytest.mark.slow
 def test_runs_in_processes_are_those_in_one(tmp_path: Path) -> None:
     runs = [small(seed=s) for s in range(3)]
-    one, two = RunCache(tmp_path / "1"), RunCache(tmp_path / "2", executor=Pool(2))
-    one.run(runs)
-    two.run(runs)
+    one, two = Context(tmp_path / "1"), Context(tmp_path / "2", executor=Pool(2))
+    one.train(runs)
+    two.train(runs)
     for run in runs:
-        a, b = (landscape.load(cache.run_folder(run) / "last.h5") for cache in (one, two))
+        a, b = (landscape.load(context.run_folder(run) / "last.h5") for context in (one, two))
         np.testing.assert_array_equal(a.weights, b.weights)
 
 
 def test_an_estimate_counts_the_samples_of_all_that_runs_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RunCache, "_seconds_a_sample", lambda *args: 0.001)
-    cache = RunCache(tmp_path)
+    monkeypatch.setattr(forecast, "seconds_a_sample", lambda *args: 0.001)
+    context = Context(tmp_path)
     plain = small(steps=300, decompose=Decompose(every=0), evaluate=Evaluate(every=0))
-    seconds = cache.estimate([plain])
+    seconds = forecast.seconds_of(context, [plain])
     assert seconds == pytest.approx(300 * plain.batch / 1000)
-    assert cache.estimate([plain, plain]) == pytest.approx(2 * seconds)
+    assert forecast.seconds_of(context, [plain, plain]) == pytest.approx(2 * seconds)
     decomposed = dataclasses.replace(plain, decompose=Decompose(every=3, samples=60))
     measured = dataclasses.replace(plain, monitor=Monitor(sharpness=30, samples=10))
-    assert cache.estimate([decomposed]) - seconds == pytest.approx(300 * 60 / 3 / 1000)
-    assert cache.estimate([measured]) - seconds == pytest.approx(300 / 30 * SHARPNESS_PASSES * 10 / 1000)
+    assert forecast.seconds_of(context, [decomposed]) - seconds == pytest.approx(300 * 60 / 3 / 1000)
+    assert forecast.seconds_of(context, [measured]) - seconds == pytest.approx(
+        300 / 30 * forecast.SHARPNESS_PASSES * 10 / 1000
+    )
 
 
 @pytest.mark.slow
 def test_an_estimate_is_about_what_the_runs_take(tmp_path: Path) -> None:
-    cache = RunCache(tmp_path)
+    context = Context(tmp_path)
     run = small(steps=300, decompose=Decompose(every=0))
-    seconds = cache.estimate([run])
-    cache.run([run])
-    took = landscape.load(cache.run_folder(run) / "last.h5").history["wall_s"][-1]
+    seconds = forecast.seconds_of(context, [run])
+    context.train([run])
+    took = landscape.load(context.run_folder(run) / "last.h5").history["wall_s"][-1]
     assert took / 10 < seconds < 10 * took
 
 
 def test_an_analysis_is_made_once_and_again_where_its_file_is_damaged(tmp_path: Path) -> None:
-    cache, made = RunCache(tmp_path), []
+    context, made = Context(tmp_path), []
     surface = Stability(
         delay=np.array([0]), limit=np.ones((3, 1)), momentum=0.9, lambda_max=1.0, residual=0.0, converged=True,
         lr=0.1, own_limit=2.0, own_delay=0, samples=10,
@@ -178,13 +180,13 @@ def test_an_analysis_is_made_once_and_again_where_its_file_is_damaged(tmp_path: 
         return surface
 
     for _ in range(2):
-        assert cache.cached(Stability, {"a": 1}, make)[0].lambda_max == 1.0
+        assert context.cached(Stability, [], {"a": 1}, make, ())[0].lambda_max == 1.0
     assert len(made) == 1
-    cache.cached(Stability, {"a": 2}, make)
+    context.cached(Stability, [], {"a": 2}, make, ())
     assert len(made) == 2
     for path in (tmp_path / "records" / "results").glob("*.h5"):
         path.write_bytes(b"not HDF5")
-    assert cache.cached(Stability, {"a": 1}, make)[0].lambda_max == 1.0
+    assert context.cached(Stability, [], {"a": 1}, make, ())[0].lambda_max == 1.0
     assert len(made) == 3
 
 
@@ -209,7 +211,7 @@ def test_a_figure_without_runs_is_made_with_data_and_a_page(tmp_path: Path, comm
     assert "landscape figures delay-boundary --scale laptop" in page
     (folder / "delay-boundary.json").write_text("{")
     with pytest.raises(FailedError, match=r"delay-boundary\.json: damaged"):
-        gallery_page.page(folder)
+        gallery.page(folder)
 
 
 @pytest.mark.parametrize("width", [5.6, *(pytest.param(w, marks=pytest.mark.slow) for w in (6.8, 11.7))])
@@ -218,13 +220,14 @@ def test_titles_are_no_wider_than_their_picture(tmp_path: Path, width: float) ->
         picture, (axes,) = panels(1, 1, width, 3.0)
     axes.set_axis_off()  # its ticks take most of the time
     for name in figure.names():
-        work = Work(figure.get(name), "laptop", RunCache(tmp_path), {})
+        entry = figure.get(name)
+        about = f"{entry.where}: {entry.title}. {entry.note(Context(tmp_path))}."
         with style():
-            picture.suptitle(work.figure.claims)
-            caption(picture, work.about)
+            picture.suptitle(entry.claims)
+            caption(picture, about)
         FigureCanvasAgg(picture).draw()
-        assert " ".join(picture.get_suptitle().split()) == " ".join(work.figure.claims.split())
-        assert picture.get_caption() == work.about  # type: ignore[attr-defined]
+        assert " ".join(picture.get_suptitle().split()) == " ".join(entry.claims.split())
+        assert picture.get_caption() == about  # type: ignore[attr-defined]
         title, below = picture._suptitle, picture._caption  # type: ignore[attr-defined]
         for box in (title.get_window_extent(), below.get_window_extent()):
             assert box.x0 >= 0, name
@@ -254,27 +257,28 @@ def test_bad_usage_is_one_line(tmp_path: Path, command: Command) -> None:
 
 
 def test_plateau_is_the_median_of_the_second_half(tmp_path: Path) -> None:
-    cache = RunCache(tmp_path)
-    cache.run([small()])
-    run = landscape.load(cache.run_folder(small()) / "last.h5")
+    context = Context(tmp_path)
+    context.train([small()])
+    run = landscape.load(context.run_folder(small()) / "last.h5")
     run.history = {name: np.full(10, np.nan) for name in UNITS}
     run.step = 10
     run.history["step"] = np.arange(1, 11.0)
-    assert np.isnan(plateaus.plateau(run))
+    assert np.isnan(edge.plateau(run))
     run.history["lr_lambda_max"] = np.array([9, 9, 9, 9, 9, 1, np.nan, 2, 3, np.nan])
-    assert plateaus.plateau(run) == 2
+    assert edge.plateau(run) == 2
     run.history["lambda_max"] = np.ones(10)  # what has not converged does not count
     run.history["lambda_max_residual"] = np.array([0, 0, 0, 0, 0, 0.5, 0, 0.01, 0.01, 0])
-    assert plateaus.plateau(run) == 2.5
+    assert edge.plateau(run) == 2.5
 
 
 def test_a_table_beside_the_papers_shows_differences_and_divergence(tmp_path: Path) -> None:
     found = figure.get("table6")
-    cache = RunCache(tmp_path)
+    context = Context(tmp_path)
     runs = found.runs("smoke")
-    cache.run(runs.values())
-    drawing: Drawing = found.draw(Work(found, "smoke", cache, runs))
-    (row,) = select(drawing.rows, algorithm="DPSGD", at="lr 0.1", network="LSTM, batch 8192")
+    context.train(runs.values())
+    drawing: Drawing = found.draw(dataclasses.replace(context, scale="smoke", runs=runs))
+    rows = select(drawing.rows, algorithm="DPSGD", at="lr 0.1", network="LSTM, batch 8192")
+    (row,) = rows.to_dict("records")
     assert (row["seed"], row["paper"], row["lr"]) == (0, 1.66, 0.05)
     label = f"DPSGD, lr 0.1, LSTM, batch {row['batch']} (paper 8192)"  # the batch that was used
     assert Compared(label, f"{row['ours']:.2f}", "1.66") in drawing.compared
@@ -303,7 +307,7 @@ def test_every_figure_can_be_estimated(
         assert plain.sampling != "all"  # a short batch has not all samples
         return Costs(0.0625 * local, 0.0, 0.0, 0.0, 0.0, 1, 4, True)
 
-    monkeypatch.setattr(run_cache, "calibrate", checks)
+    monkeypatch.setattr(forecast, "calibrate", checks)
     code, out, err = command("figures", "--all", "--dry-run", "--scale", "smoke", "--runs", tmp_path / "r")
     assert code == 0, err
     assert [line.partition(":")[0] for line in out.splitlines()] == figure.names()
@@ -354,20 +358,26 @@ def test_points_that_did_not_converge_do_not_count(
         "SSGD": _grid([0.6, 0.6, 0.6, 0.6], [True] * 4, "SSGD"),
         "DPSGD": _grid([0.9, 0.5, 0.0, 0.0], converged, "DPSGD"),
     }
-    runs = [SimpleNamespace(seed=seed) for seed in range(3)]
-    work = Work(found, "laptop", RunCache(tmp_path), {})
-    monkeypatch.setattr(Work, "points", lambda self, key: [SimpleNamespace(epoch=1.0)])
-    monkeypatch.setattr(Work, "group", lambda self, prefix: runs)
-    monkeypatch.setattr(Work, "hessian_grid", lambda self, early, label, **more: grids[label.split(", ")[1]])
+
+    def group(self: Context, prefix: str) -> list[SimpleNamespace]:
+        model, algorithm = re.fullmatch(r"cifar10/(.*)-b8192-(.*)", prefix).groups()  # type: ignore[union-attr]
+        return [SimpleNamespace(seed=s, model={"name": model}, algorithm=algorithm) for s in range(3)]
+
+    context = Context(tmp_path)
+    monkeypatch.setattr(Context, "points", lambda self, key: [SimpleNamespace(epoch=1.0)])
+    monkeypatch.setattr(Context, "group", group)
+    monkeypatch.setattr(
+        Context, "hessian_grid", lambda self, early, label, **more: grids[label.split(", ")[1]]
+    )
     monkeypatch.setattr(landscapes, "accuracy", lambda run: 50.0)
-    drawing = found.draw(work)
+    drawing = found.draw(context)
     assert outcome(judged(found.judge, drawing.rows)) == grade
     assert f"median {middle:.3g}" in drawing.pictures[""].axes[2].get_title()
     if not all(converged):
         assert f"{3 * (4 - sum(converged))} of VGG-19 with DPSGD" in drawing.conclusion
     # Around a network at chance is a plain, not a minimum.
     monkeypatch.setattr(landscapes, "accuracy", lambda run: 10.0)
-    assert outcome(judged(found.judge, found.draw(work).rows)) == "not tested here"
+    assert outcome(judged(found.judge, found.draw(context).rows)) == "not tested here"
 
 
 def test_predicted_times_that_fall_with_more_workers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,10 +387,10 @@ def test_predicted_times_that_fall_with_more_workers_are_noticed(monkeypatch: py
     recipe_ = recipe.read("digits-dpsgd")
     link = Link(50e-6, 1.25e9)
     times = plan.plan(recipe_, [2, 4, 8], lambda local: costs, Cluster(link, Stragglers(0.2, 1.0)))
-    assert systems.falls(times) == []
+    assert run_time.falls(times) == []
     busy = [costs, dataclasses.replace(costs, gradient=0.15), costs]
     worse = plan.plan(recipe_, [2, 4, 8], lambda local: busy.pop(), Cluster(link))
-    assert "ssgd" in systems.falls(worse)
+    assert "ssgd" in run_time.falls(worse)
     assert "1,000 parameters" in times.label
 
 
@@ -388,20 +398,36 @@ def test_tables_mark_the_best_of_each_setting() -> None:
     def row(setting: str, network: str, ours: float) -> dict[str, object]:
         return {"setting": setting, "at": setting.split(", ")[-1], "network": network, "ours": ours}
 
-    rows = [
-        row("SSGD, batch 8", "a", 2.0),
-        row("DPSGD, batch 8", "a", 3.0),
-        row("SSGD, batch 9", "a", 5.0),
-        row("DPSGD, batch 9", "a", np.inf),
-        row("SSGD, batch 8", "b", 2.001),
-        row("DPSGD, batch 8", "b", 2.0),
-    ]
+    rows = pd.DataFrame(
+        [
+            row("SSGD, batch 8", "a", 2.0),
+            row("DPSGD, batch 8", "a", 3.0),
+            row("SSGD, batch 9", "a", 5.0),
+            row("DPSGD, batch 9", "a", np.inf),
+            row("SSGD, batch 8", "b", 2.001),
+            row("DPSGD, batch 8", "b", 2.0),
+        ]
+    )
     assert winners(rows, higher=True) == {1, 2}  # what diverged never wins, and b is a draw
     assert winners(rows, higher=False) == {0, 2}
-    assert winners([row("batch 1", "a", 2.0), row("batch 2", "a", 3.0)], higher=True) == {1}
+    assert winners(pd.DataFrame([row("batch 1", "a", 2.0), row("batch 2", "a", 3.0)]), higher=True) == {1}
 
 
 def test_a_first_sentence_is_a_title() -> None:
     assert gallery.first_sentence("12 of 12 sizes agree.") == "12 of 12 sizes agree"
     text = "Median test error: DPSGD 3.09%, SSGD* 5.53%, SSGD 13.33%, which swings to the end; more."
     assert gallery.first_sentence(text) == text[:-7]
+
+
+def test_numbers_are_compared_by_setting_in_the_order_of_the_rows() -> None:
+    rows = pd.DataFrame(
+        {
+            "rule": ["SSGD", "SSGD", "DPSGD", "DPSGD"],
+            "limit": [2, 2, np.nan, np.nan],
+            "x": [3.0, 1.0, 5.0, np.inf],
+        }
+    )
+    assert figure.compare(rows, "x of {rule} ({limit:.1f})", "x", paper="1", form=".1f") == [
+        Compared("x of SSGD (2.0)", "2.0 (1.0 to 3.0)", "1"),
+        Compared("x of DPSGD (nan)", "5.0", "1"),
+    ]

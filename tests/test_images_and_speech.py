@@ -23,7 +23,7 @@ from landscape import FailedError, InputError, Problem
 from landscape.core.options import positive
 from landscape.core.progress import progress_bar
 from landscape.data import cache, cifar, images, speech
-from landscape.data.augment import augment
+from landscape.data.images import augment
 from landscape.train import recipe
 from landscape.train.distributed.process_group import Group
 from landscape.train.loop import Trainer
@@ -140,7 +140,7 @@ def test_folders_of_images_are_decoded_once(
 
     decoded = []
     real = images.decode
-    monkeypatch.setattr("landscape.data.folder.decode", lambda *args: decoded.append(args) or real(*args))
+    monkeypatch.setattr("landscape.data.images.decode", lambda *args: decoded.append(args) or real(*args))
     assert load().fingerprint == data.fingerprint
     assert load().train[0].stride() == data.train[0].stride()  # a network's rounding depends on it
     assert not decoded
@@ -164,7 +164,7 @@ def test_two_processes_that_start_at_once_decode_once(tmp_path: Path) -> None:
     """Each writes what it decoded to a log; the file of the cache is whole, and only one did the work."""
     write_images(tmp_path / "mine")
     code = (
-        "import sys, time, landscape.data.folder as f, landscape; real = f.decode\n"
+        "import sys, time, landscape.data.images as f, landscape; real = f.decode\n"
         "def slow(*args): time.sleep(0.05); print('decoded', flush=True); return real(*args)\n"
         "f.decode = slow\n"
         "print(landscape.data.load('image-folder', data_dir=sys.argv[1], folder='mine').fingerprint)"

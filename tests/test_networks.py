@@ -13,8 +13,8 @@ from torch import nn
 import landscape
 from landscape import FailedError, InputError, Problem
 from landscape.evaluation.fold import fold
-from landscape.models.imagenet import NETWORKS
-from landscape.models.layers import scaled
+from landscape.models.convolutional import scaled
+from landscape.models.torchvision import NETWORKS
 from landscape.problem.losses import correct
 from tests.conftest import slow_but
 

@@ -64,7 +64,7 @@ def test_imports_point_downwards_and_files_are_small(module: str) -> None:
     upwards = [name for name in imports()[module] if room(name) not in (*below, room(module))]
     assert not upwards
     assert "landscape" not in imports()[module], "the top: import the module that defines the name"
-    assert len(MODULES[module].read_text().splitlines()) <= 400
+    assert len(MODULES[module].read_text().splitlines()) <= 600
 
 
 def test_no_circle_of_imports() -> None:

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import landscape
-from landscape import InputError, paper, plots
+from landscape import InputError, plots
 from landscape.results.sweep import COLUMNS, Sweep, texts
-from landscape.train import recipe
+from landscape.train import recipe, table_recipes
 from landscape.train.sweep import Setting, canonical, folder_name, grid, search, split
 from tests.conftest import Command
 from tests.test_cli import one_line
@@ -305,12 +305,12 @@ def test_every_cell_of_the_tables_has_a_recipe() -> None:
     table2 = {(b, 0.1, "ssgd") for b in (128, 256, 512, 1024, 2048, 4096, 8192)}
     table3 = {(b, lr, a) for b, lr in rates.items() for a in ("ssgd", "dpsgd")}
     table5 = {(8192, lr, a) for lr in (0.8, 0.4, 0.2) for a in ("ssgd", "dpsgd")}
-    for network in paper.NETWORKS:
+    for network in table_recipes.NETWORKS:
         found = set()
-        for name in paper.names():
+        for name in table_recipes.names():
             if not name.startswith(f"cifar10/{network}-b") or name.endswith("noise"):
                 continue
-            r = paper.read(name)
+            r = table_recipes.read(name)
             found.add((r.batch, round(r.schedule.peak_lr(r.lr, r.batch), 9), r.part("algorithm")[0]))
             assert r.name == name
             assert r.part("model") == (network, {})
@@ -327,33 +327,33 @@ def test_every_cell_of_the_tables_has_a_recipe() -> None:
 
 
 def test_noise_and_speech_recipes() -> None:
-    noise = paper.read("cifar10/efficientnet-b0-b8192-ssgd-noise")
+    noise = table_recipes.read("cifar10/efficientnet-b0-b8192-ssgd-noise")
     assert noise.part("algorithm") == ("ssgd*", {"sigma": 0.04})
-    r = paper.read("speech/lstm-b512-dpsgd")
+    r = table_recipes.read("speech/lstm-b512-dpsgd")
     assert (r.part("model"), r.spec("data").options["imbalance"]) == (("lstm", {"classes": 100}), 4.0)
     rates = [r.rate(int(epoch * 3856 / 512), 3856) for epoch in (5, 10, 15, 20)]
     # ×32 by linear scaling after ten epochs, then 1/√2 an epoch, from the first on.
     assert rates == pytest.approx([1.6, 3.2, 3.2 * 0.5**2.5, 3.2 * 0.5**5], rel=0.05)
-    for name in paper.names():
-        again = recipe.from_values(tomllib.loads(paper.read(name).to_toml()))
-        assert again.to_toml() == paper.read(name).to_toml()
+    for name in table_recipes.names():
+        again = recipe.from_values(tomllib.loads(table_recipes.read(name).to_toml()))
+        assert again.to_toml() == table_recipes.read(name).to_toml()
 
 
 def test_recipes_of_tables_shrink_with_their_schedule() -> None:
     name = "cifar10/resnet-18-b8192-dpsgd"
-    r = paper.read(name, ["epochs=16", "batch=1024", "model.width=0.25", "seed=3"])
+    r = table_recipes.read(name, ["epochs=16", "batch=1024", "model.width=0.25", "seed=3"])
     assert (r.steps, r.batch, r.seed) == (round(16 * 50_000 / 1024), 1024, 3)
     assert r.schedule.milestones == [8, 12]
     assert r.schedule.peak_lr(r.lr, r.batch) == pytest.approx(0.1)
     assert r.part("model")[1] == {"width": 0.25}
-    assert paper.read(name, ["steps=5"]).steps == 5
+    assert table_recipes.read(name, ["steps=5"]).steps == 5
     for bad, words in (
         ("epochs=-1", "epochs: -1"),
         ("epochs=all", "epochs: 'all'"),
         ("batch=1.5", "batch: 1.5"),
     ):
         with pytest.raises(InputError, match=words):
-            paper.read(name, [bad])
+            table_recipes.read(name, [bad])
 
 
 def test_recipes_are_listed_in_groups_and_by_pattern(command: Command) -> None:

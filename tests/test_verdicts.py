@@ -7,16 +7,17 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
 from landscape.core.errors import FailedError
-from landscape.paper import figure, gallery, gallery_page
-from landscape.paper.figures import learning_rates, mechanism, table_rows
-from landscape.paper.figures.networks import ends
-from landscape.paper.verdicts import Effect, by_seed, difference, judged, outcome, ratio, rows_of, table
+from landscape.paper import figure, gallery
+from landscape.paper.figures import edge, lr_divergence, tables
+from landscape.paper.figures.training_curves import ends
+from landscape.paper.verdicts import Effect, by_seed, difference, judged, outcome, pair, ratio, rows_of, table
 
 
 @given(st.lists(st.floats(-10, 10), min_size=3, max_size=9))
@@ -70,7 +71,9 @@ def test_grades() -> None:
 
 def test_pairs_are_those_of_a_seed() -> None:
     rows = [{"seed": s, "a": name, "x": v} for s, name, v in [(0, "p", 1.0), (1, "p", 2.0), (1, "q", 5.0)]]
-    p, q = (by_seed(rows_of(table(rows)), "x", a=name) for name in "pq")
+    rows = rows_of(table(pd.DataFrame(rows)))
+    p, q = pair(rows, "x", a=("p", "q"))
+    assert p == by_seed(rows, "x", a="p")
     assert difference(q, p) == (3.0,)
     assert ratio(q, p) == (2.5,)
     assert judged(lambda rows: [Effect("", "", tuple(by_seed(rows, "y").values()))], rows)[0].reason == (
@@ -96,19 +99,19 @@ def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> 
     for suffix in (".json", ".csv"):
         text = (source / f"flatness{suffix}").read_text(encoding="utf-8")
         (tmp_path / f"flatness{suffix}").write_text(text, encoding="utf-8")
-    lines = gallery_page.page(tmp_path).read_text(encoding="utf-8").splitlines()
+    lines = gallery.page(tmp_path).read_text(encoding="utf-8").splitlines()
     row = next(line for line in lines if line.startswith("| [flatness]"))
     assert "**holds**" in row
     assert lines.index(row) < lines.index("## flatness")
     version = json.loads((source / "flatness.json").read_text(encoding="utf-8"))["version"]
     assert any(f"drawn by version {version}" in line for line in lines)
     halved = rows_of((tmp_path / "flatness.csv").read_text())
-    (tmp_path / "flatness.csv").write_text(table([r for r in halved if r["seed"] < 2]))
-    assert "**not tested here**" in gallery_page.page(tmp_path).read_text(encoding="utf-8")
+    (tmp_path / "flatness.csv").write_text(table(halved[halved["seed"] < 2]))
+    assert "**not tested here**" in gallery.page(tmp_path).read_text(encoding="utf-8")
     assert json.loads((tmp_path / "flatness.json").read_text())["outcome"] == "not tested here"
     (tmp_path / "flatness.csv").unlink()
     with pytest.raises(FailedError, match="flatness.csv"):
-        gallery_page.page(tmp_path)
+        gallery.page(tmp_path)
 
 
 def test_ends_of_runs_that_diverged() -> None:
@@ -116,7 +119,7 @@ def test_ends_of_runs_that_diverged() -> None:
         {"seed": s, "epoch": e, "test_accuracy": v, "diverged": d}
         for s, e, v, d in [(0, 1, 40.0, ""), (0, 2, 60.0, ""), (1, 1, 30.0, "mean")]
     ]
-    assert ends(rows, "test_accuracy", "test_accuracy") == {0.0: 60.0, 1.0: 10.0}
+    assert ends(pd.DataFrame(rows), "test_accuracy", "test_accuracy") == {0.0: 60.0, 1.0: 10.0}
 
 
 def test_the_largest_rate_that_converges_is_the_last_without_a_failure_before() -> None:
@@ -127,42 +130,27 @@ def test_the_largest_rate_that_converges_is_the_last_without_a_failure_before() 
         for k, e in enumerate(values)
         for s in range(3)
     ]
-    (effect,) = learning_rates._judge(rows)
+    (effect,) = lr_divergence._judge(pd.DataFrame(rows))
     assert effect.values == (1.0, 1.0, 1.0)  # from 1 to 2
     assert effect.holds is True
     too_low = {"lr": 0.25, "test_error_percent": 80.0}  # does not converge in the steps given
     slow = [r | too_low for r in rows if r["lr"] == 0.5]
-    assert learning_rates._judge(slow + rows)[0].values == (1.0, 1.0, 1.0)
+    assert lr_divergence._judge(pd.DataFrame(slow + rows))[0].values == (1.0, 1.0, 1.0)
 
 
 def test_table_pairs_are_better_or_as_good() -> None:
-    def rows(gap: float, at: str) -> list[dict[str, object]]:
-        return [
+    def holds(gap: float, at: str, quantity: str = "test_accuracy") -> list[bool | None]:
+        rows = pd.DataFrame(
             {"algorithm": a, "network": "n", "at": at, "seed": s, "ours": 50 + s + d * gap}
             for a, d in (("SSGD", 0), ("DPSGD", 1), ("DPSGD ATC", 2))
             for s in range(3)
-        ]
-
-    def holds(gap: float, at: str, higher: bool = True) -> list[bool | None]:
-        return [e.holds for e in table_rows.judge_pairs(rows(gap, at), higher=higher, small="batch 1")]
+        )
+        return [e.holds for e in tables._judge_pairs(rows, quantity, small="batch 1")]
 
     assert holds(1.0, "lr 1") == [True, True]
     assert holds(-0.4, "lr 1") == [False, False]
-    assert holds(-0.4, "batch 1") == holds(-0.4, f"lr 1, {table_rows.BEST}") == [True, True]
-    assert holds(1.0, "lr 1", higher=False) == [False, False]
-
-
-def test_bursts_are_found_once_and_alarms_counted_by_hand() -> None:
-    steps = np.arange(1.0, 401)
-    spread = 1 + 0.1 * np.sin(steps)
-    spread[199:220] = 50.0  # one burst, however long
-    spread[299:302] = 6.0
-    assert mechanism.bursts(steps, spread) == [200, 300]
-    at = np.arange(10.0, 401, 10)
-    alarm = np.isin(at, [190, 240, 290])
-    counted = mechanism.count(at, alarm, [200, 300])
-    assert (counted.times, counted.alarms, counted.right, counted.bursts, counted.caught) == (40, 3, 2, 2, 2)
-    assert counted.followed == 4  # 180, 190, 280, 290
+    assert holds(-0.4, "batch 1") == [True, True]
+    assert holds(1.0, "lr 1", "test_loss") == [False, False]
 
 
 def test_powers_of_lazy_mixings_are_found() -> None:
@@ -174,12 +162,10 @@ def test_powers_of_lazy_mixings_are_found() -> None:
             "omega_min": 0.1 * k,
             "gap": 0.9 / (1 + (k * 7) % 5),
             "plateau_lr_lambda_max": (1 + 0.1 * k) * (1 + 0.01 * seed),
-            "median_rise_nat": (1 + 0.1 * k) ** 2,
         }
-        for k, (family, name) in enumerate((f, n) for f, names in mechanism._FAMILIES.items() for n in names)
+        for k, (family, name) in enumerate((f, n) for f, names in edge.FAMILIES.items() for n in names)
         for seed in range(3)
     ]
-    sharp, gap, rise, _ = mechanism._judge_lazy(rows)[:4]
+    sharp, gap = edge._judge_lazy(pd.DataFrame(rows))[:2]
     assert sharp.values == pytest.approx((1.0, 1.0, 1.0))
     assert gap.values == pytest.approx((0.0, 0.0, 0.0), abs=1e-9)
-    assert rise.values == pytest.approx((2.0, 2.0, 2.0))

@@ -105,7 +105,8 @@ def contour(
             the others interpolated, until the estimated error of the loss is everywhere below this share of
             the range shown (that of the logarithm, if the losses differ by more than a factor of 100), or
             this number of nats. Smooth surfaces of 51 × 51 points need 229 exact ones for 1%; where half of
-            the points would be needed, all are computed. See :mod:`landscape.evaluation.adaptive`.
+            the points would be needed, or the loss is flat but for rounding, all are computed. An island that
+            covers less than 1.5% of the picture can be missed. See :mod:`landscape.evaluation.adaptive`.
         previous: a surface of the same problem and plane, unfinished or on another grid: the points in common
             are not computed again. If these are all, or within the tolerance, it is returned itself. Over one
             span, K and 2K − 1 points have every other one in common. "auto" keeps the path of an unfinished
@@ -139,7 +140,7 @@ def contour(
     expect("problem", problem, Problem)
     span = plane.span if span is None else span
     x, y = axes(grid, span)
-    allowed = None if tolerance is None else Tolerance.parse(tolerance)
+    allowed = None if tolerance is None else Tolerance.parse(tolerance, problem.dtype)
     problem = problem.with_batchnorm(bn, bn_samples)
     setting = _setting(problem, plane, bn, precision)
     made_of = provenance(problem)

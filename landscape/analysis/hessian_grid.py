@@ -116,7 +116,7 @@ def hessian_grid(
     expect("problem", problem, Problem)
     span = plane.span if span is None else span
     x, y = axes(grid, span)
-    allowed = None if tolerance is None else Tolerance.parse(tolerance)
+    allowed = None if tolerance is None else Tolerance.parse(tolerance, problem.dtype)
     wanted = SearchOptions(1, 1, tol, max_products)
     fields = _fields(problem, plane, wanted, search)
     columns = {name: np.full((len(y), len(x)), np.nan) for name in (*VALUES, *RESIDUALS)}

@@ -90,7 +90,7 @@ def line(
         kind, t = "direction", np.linspace(-span, span, points)
         start, direction = problem.theta, along
     problem = problem.with_batchnorm(bn, bn_samples)
-    allowed = None if tolerance is None else Tolerance.parse(tolerance)
+    allowed = None if tolerance is None else Tolerance.parse(tolerance, problem.dtype)
     directions = torch.stack((direction, torch.zeros_like(direction)))
     run = evaluate.evaluator(
         problem,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,16 @@ from landscape.cli import common, options, processes
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import printable
 from landscape.core.options import quantity
-from landscape.paper import campaign, figure, gallery, gallery_page
-from landscape.paper.figure import SCALES, Figure, Scale
-from landscape.paper.run_cache import OutOfTimeError, RunCache
+from landscape.paper import figure, forecast, gallery
+from landscape.paper.context import SCALES, Context, OutOfTimeError, Scale
+from landscape.paper.figure import Figure
 from landscape.train.distributed.pool import Pool
+from landscape.train.recipe import Recipe
 
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Folders:
     """Where the gallery, the runs and the records are; whether weights are deleted that no figure needs."""
 
@@ -81,8 +82,7 @@ folders = options.grouped(
     type=options.Choice(SCALES),
     default="laptop",
     show_default=True,
-    help="smoke (bundled data, seconds), laptop (real data, two cores), workstation (all data, the papers' "
-    "batches, learners and rates, narrow networks: days) or paper (its own setting).",
+    help="smoke (bundled data, seconds), laptop (real data, two cores) or paper (its own setting).",
 )
 @click.option(
     "--budget",
@@ -124,23 +124,24 @@ def figures(
             figures=[{"name": each.name, "where": each.where, "title": each.title} for each in entries],
         )
         return
-    cache = RunCache(
+    context = Context(
         folders.runs,
+        _scale(scale),
         jobs.device,
         jobs.data_dir,
         Pool() if dry_run else jobs.executor(),
         message=lambda line: common.message(f"  {line}", quiet),
         records=folders.records,
         until=time.time() + seconds,
-        kept=campaign.with_weights(map(figure.get, figure.names()), _scale(scale)) if folders.prune else None,
+        kept=figure.with_weights(map(figure.get, figure.names()), _scale(scale)) if folders.prune else None,
     )
     skipped, waiting, done = [], [], list[dict[str, Any]]()
     for entry in chosen:
         try:
             if dry_run:
-                done.append(_plan(entry, _scale(scale), cache))
+                done.append(_plan(entry, context))
             else:
-                made, ended = _make(entry, _scale(scale), cache, folders.output, quiet)
+                made, ended = _make(entry, context, folders.output, quiet)
                 done += made
                 waiting += [] if ended else [entry.name]
             common.values("", figures=done)
@@ -150,7 +151,7 @@ def figures(
             skipped.append(entry.name)
             click.echo(f"{entry.name}: skipped: {printable(error)}", err=True)
     if not dry_run and any(folders.output.glob("*.json")):
-        common.files(gallery_page.page(folders.output))
+        common.files(gallery.page(folders.output))
         if every:
             _report(folders.output, quiet)
     if waiting:
@@ -173,14 +174,13 @@ def _scale(name: str) -> Scale:
     return next(scale for scale in SCALES if scale == name)
 
 
-def _plan(entry: Figure, scale: Scale, cache: RunCache) -> dict[str, Any]:
+def _plan(entry: Figure, context: Context) -> dict[str, Any]:
     """Print and return the runs, the time and the data that ``entry`` needs."""
-    runs = campaign.known_runs(entry, scale, cache)
-    missing = cache.missing(runs.values())
-    cache.check_data(missing)
+    runs = entry.runs(context.scale)
+    missing = _missing(context.of(runs))
     data = ", ".join(sorted({recipe.data["name"] for recipe in runs.values()})) or "none"
     with common.progress_bar(entry.name):
-        seconds = cache.estimate(missing) if missing else 0.0
+        seconds = forecast.seconds_of(context, missing)
     took = gallery.duration(seconds) if missing else "no time"
     common.values(
         f"{entry.name}: {len(missing)} of {len(runs)} runs to train, about {took} of training one after "
@@ -189,28 +189,33 @@ def _plan(entry: Figure, scale: Scale, cache: RunCache) -> dict[str, Any]:
     return {"name": entry.name, "runs": len(runs), "missing": len(missing), "seconds": seconds, "data": data}
 
 
-def _make(
-    entry: Figure, scale: Scale, cache: RunCache, output: Path, quiet: bool
-) -> tuple[list[dict[str, Any]], bool]:
+def _missing(context: Context) -> list[Recipe]:
+    """The runs that have not ended, whose data sets are there. FailedError says what to download."""
+    missing = context.missing()
+    for spec in (recipe.spec("data") for recipe in missing):
+        context.dataset(spec.name, spec.options)
+    return missing
+
+
+def _make(entry: Figure, context: Context, output: Path, quiet: bool) -> tuple[list[dict[str, Any]], bool]:
     """Train, analyse and draw; the conclusion is printed and returned, and whether all runs have ended.
 
     No conclusion where the budget is used before it can be drawn.
     """
-    runs = campaign.known_runs(entry, scale, cache)
-    missing = cache.missing(runs.values())
-    cache.check_data(missing)
-    for folder in (output, cache.folder):
+    context = context.of(entry.runs(context.scale))
+    runs, missing = context.runs, _missing(context)
+    for folder in (output, context.folder):
         common.make_folder(folder)
     common.message(f"{entry.name}: {entry.title} ({len(missing)} of {len(runs)} runs to train)", quiet)
-    with common.progress_bar(entry.name, quiet) as bar:
-        cache.progress = bar
-        runs = campaign.train(entry, scale, cache)
-    left = len(cache.missing(runs.values()))
+    if missing:
+        with common.progress_bar(entry.name, quiet) as bar:
+            dataclasses.replace(context, progress=bar).train(missing)
+    left = len(context.missing())
     if left:
         common.message(f"  {left} of {len(runs)} runs have not ended", quiet)
     try:
         with common.progress_bar(f"{entry.name}: analyses", quiet):
-            drawing, pictures = campaign.draw(entry, scale, cache, runs, output)
+            drawing, pictures = gallery.draw(entry, context, output)
     except OutOfTimeError:
         return [], False
     common.values(f"{entry.name}: {drawing.conclusion}")

@@ -11,16 +11,16 @@ from typing import Any, Literal
 import click
 import torch
 
-from landscape import paper, plots
+from landscape import plots
 from landscape.cli import common, options
 from landscape.core.errors import InputError
 from landscape.core.options import positive, quantity
 from landscape.results.run_times import RunTimes
+from landscape.train import table_recipes
 from landscape.train.launch import pick_device
 from landscape.train.planning import calibration
-from landscape.train.planning.plan import SCALINGS, local_batch
+from landscape.train.planning.plan import ALL_REDUCE, SCALINGS, Cluster, Costs, Link, Stragglers, local_batch
 from landscape.train.planning.plan import plan as compute_plan
-from landscape.train.planning.run_time import ALL_REDUCE, Cluster, Link, Stragglers
 from landscape.train.recipe import Recipe
 
 _BYTES = {"B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "KiB/s": 2**10, "MiB/s": 2**20, "GiB/s": 2**30}
@@ -57,11 +57,8 @@ class Planning:
     quiet: bool
 
     @classmethod
-    def of_options(
-        cls, workers: str, learners_per_worker: int, former_option: int | None, **values: Any
-    ) -> Planning:
+    def of_options(cls, workers: str, learners_per_worker: int, **values: Any) -> Planning:
         """From the values of the options; InputError for one that is not allowed."""
-        learners_per_worker = learners_per_worker if former_option is None else former_option
         straggler, slow = values.pop("straggler"), values.pop("slow")
         for name, number, least in (
             ("--learners-per-worker", learners_per_worker, 1),
@@ -86,12 +83,12 @@ class Planning:
 
     def recipe(self) -> Recipe:
         """The recipe; changed keys are part of its name, which would otherwise stand for other settings."""
-        chosen = paper.read(self.recipe_name, self.settings, allow_code=self.allow_code)
+        chosen = table_recipes.read(self.recipe_name, self.settings, allow_code=self.allow_code)
         if not self.settings:
             return chosen
         return dataclasses.replace(chosen, name=f"{chosen.name}, {', '.join(self.settings)}")
 
-    def measure(self, recipe: Recipe, place: torch.device, local_batch: int) -> calibration.Costs:
+    def measure(self, recipe: Recipe, place: torch.device, local_batch: int) -> Costs:
         """What a worker computes in a step, measured on this machine; a message has the times."""
         k = self.learners_per_worker
         together = self.per_machine if place.type == "cpu" else 1  # with a GPU each, workers do not compete
@@ -135,7 +132,7 @@ class Planning:
 planning_options = options.grouped(
     "planning",
     Planning.of_options,
-    click.argument("recipe_name", metavar="RECIPE", shell_complete=options.names(paper.names)),
+    click.argument("recipe_name", metavar="RECIPE", shell_complete=options.names(table_recipes.names)),
     click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a key of the recipe."),
     click.option("--workers", default="8,64,512", show_default=True, help="Numbers of processes."),
     click.option(
@@ -145,7 +142,6 @@ planning_options = options.grouped(
         show_default=True,
         help="Learners that each worker computes; the paper's GPUs have one.",
     ),
-    click.option("--held", "former_option", type=int, hidden=True),  # its name until version 0.8
     click.option(
         "--scaling",
         type=options.Choice(SCALINGS),

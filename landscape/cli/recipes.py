@@ -8,13 +8,12 @@ from typing import Any
 
 import click
 
-from landscape import paper
 from landscape.cli import common, options
-from landscape.train import recipe
+from landscape.train import recipe, table_recipes
 
 
 @click.command(epilog="Example: landscape recipes mnist-fig2a-dpsgd > mine.toml")
-@click.argument("name", metavar="[NAME]", required=False, shell_complete=options.names(paper.names))
+@click.argument("name", metavar="[NAME]", required=False, shell_complete=options.names(table_recipes.names))
 def recipes(name: str | None) -> None:
     """List the built-in recipes; with NAME (or a .toml file), print that recipe with all defaults.
 
@@ -22,9 +21,9 @@ def recipes(name: str | None) -> None:
     pattern, the recipes of a paper's table are one line. The properties of a recipe's mixing matrix (gap,
     ω_min, stability limit) go to stderr.
     """
-    known = [n for n in paper.names() if fnmatchcase(n, name)] if name else recipe.built_in()
+    known = [n for n in table_recipes.names() if fnmatchcase(n, name)] if name else recipe.built_in()
     if name and (name in known or not known):
-        chosen = paper.read(name, allow_code=True)  # which is only printed
+        chosen = table_recipes.read(name, allow_code=True)  # which is only printed
         text, description = chosen.to_toml(), chosen.describe()
         common.values(text.rstrip("\n"), recipe=tomllib.loads(text), description=description)
         if description:
@@ -38,14 +37,14 @@ def recipes(name: str | None) -> None:
         for row in listed
     ]
     if not name:
-        lines += [f"{series.pattern}: {series.where}" for series in paper.SERIES]
-        lines.append(f"The tables are DPSGD-2020's. NETWORK: {', '.join(paper.NETWORKS)}")
+        lines += [f"{series.pattern}: {series.where}" for series in table_recipes.SERIES]
+        lines.append(f"The tables are DPSGD-2020's. NETWORK: {', '.join(table_recipes.NETWORKS)}")
     common.values("\n".join(lines), recipes=listed)
 
 
 def _row(name: str) -> dict[str, Any]:
     """What the list says of a recipe; lr is the peak of the schedule."""
-    chosen = paper.read(name)
+    chosen = table_recipes.read(name)
     return {
         "name": name,
         "algorithm": chosen.part("algorithm")[0],

@@ -13,11 +13,11 @@ from pathlib import Path
 import click
 import numpy as np
 
-from landscape import paper
 from landscape.cli import common, options, processes
 from landscape.core.errors import InputError
 from landscape.results.sweep import Sweep
 from landscape.train import sweep as sweeping
+from landscape.train import table_recipes
 from landscape.train.distributed.process_group import started_by_launcher
 from landscape.train.launch import pick_device
 from landscape.train.runs import train_runs
@@ -64,7 +64,7 @@ search_options = options.grouped(
     epilog="Example: landscape sweep mnist-fig2a-ssgd mnist-fig2a-dpsgd --set lr=0.2,0.5,1 --seeds 0-2 -o lr"
 )
 @click.argument(
-    "recipes", metavar="RECIPE…", nargs=-1, required=True, shell_complete=options.names(paper.names)
+    "recipes", metavar="RECIPE…", nargs=-1, required=True, shell_complete=options.names(table_recipes.names)
 )
 @click.option(
     "--set",
@@ -111,7 +111,7 @@ def sweep(
         raise InputError("sweep: not allowed under torchrun; --jobs makes several runs at once")
     if not jobs.cluster:  # whose workers have their own devices
         pick_device(jobs.device)
-    read = functools.partial(paper.read, allow_code=allow_code)
+    read = functools.partial(table_recipes.read, allow_code=allow_code)
     sources = label(recipes)
     seed_list = options.parse_seeds(seeds)
     bases = sweeping.grid(sources, settings)
@@ -167,7 +167,7 @@ def label(recipes: tuple[str, ...]) -> dict[str, str]:
     """Label -> recipe: names and patterns as they are, files by their stem."""
     sources: dict[str, str] = {}
     for pattern in recipes:
-        known = [name for name in paper.names() if fnmatchcase(name, pattern)]
+        known = [name for name in table_recipes.names() if fnmatchcase(name, pattern)]
         for source in known or [pattern]:
             name = Path(source).stem if source.endswith(".toml") else source
             if name in sources:

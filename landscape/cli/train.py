@@ -11,12 +11,11 @@ from pathlib import Path
 
 import click
 
-from landscape import paper
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common, options, output, processes, run_summary
 from landscape.core.errors import InputError
 from landscape.core.options import positive
-from landscape.train import launch
+from landscape.train import launch, table_recipes
 from landscape.train.distributed import board, launcher
 from landscape.train.distributed.process_group import Group, started_by_launcher
 from landscape.train.divergence import Diverged, divergence_message
@@ -47,7 +46,7 @@ class Training:
         positive("--max-restarts", self.max_restarts, least=0)
         positive("--timeout", self.timeout)
         if self.recipe_name:
-            return paper.read(self.recipe_name, self.settings, allow_code=self.allow_code)
+            return table_recipes.read(self.recipe_name, self.settings, allow_code=self.allow_code)
         if self.settings:
             raise InputError("--set: needs a RECIPE to change; give its name or file")
         if self.output is None:
@@ -80,7 +79,7 @@ training_options = options.grouped(
     "training",
     Training,
     click.argument(
-        "recipe_name", metavar="[RECIPE]", required=False, shell_complete=options.names(paper.names)
+        "recipe_name", metavar="[RECIPE]", required=False, shell_complete=options.names(table_recipes.names)
     ),
     click.option(
         "--set",

@@ -12,8 +12,7 @@ from landscape.core.files import read_regular
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
 from landscape.data.base import Dataset, data_root
-from landscape.data.folder import folder_arrays
-from landscape.data.images import image_set
+from landscape.data.images import folder_arrays, image_set
 
 # Name -> folder in the authors' archive, training files, test file, bytes of labels before an image (the last
 # one counts; CIFAR-100: coarse, fine), classes.

@@ -1,16 +1,19 @@
 """Values on a grid from some of its points: exact where they are needed, interpolated elsewhere.
 
 A coarse level is computed first. Then, in rounds, an interpolant (:mod:`.interpolation`) is fitted to all
-exact points and checked at points drawn at random that it has not seen. If the stated error is within the
-tolerance, the interpolant through all points fills the rest; if not, the points where the error is expected
-to be largest are computed as well. Where half of the grid is reached, all of it is computed. Between points
-with finite and with other values, all points are computed.
+exact points and checked at points that it has not seen, drawn in the widest holes between exact points and
+where the error is expected to be large. If the estimated error is within the tolerance, the interpolant
+through all points fills the rest; if not, the points where the error is expected to be largest are computed
+as well. Where half of the grid is reached, or where the tolerance is finer than the rounding of the values,
+all of it is computed. Between points with finite and with other values, all points are computed.
 
 The expected error at a point is that of leaving its exact neighbours out, which shrinks with the distance to
-them; the checks measure by how much. What lies wholly between the points of the coarsest level, a twelfth of
-the width apart, is only found if a check falls into it: of 100 cases in 95 if it covers 5% of the grid, in 45
-if it covers 1% (60 checks). The next points depend on the values alone, not on what was known before: an
-interrupted computation, run again, asks for the same ones.
+them; the checks measure by how much. It is one of what is fitted, the values or their logarithms, and is then
+converted to the scale that is shown: on the floor of a valley, an error of the loss that is small elsewhere
+is a large one of its logarithm. What lies wholly in a hole that is left cannot be seen: of discs anywhere on
+a smooth surface of 51 × 51 points that cover 1% of it, 0.6% held no exact point, of those that cover 0.5%,
+18%, and of those that cover 1.5%, none. The next points depend on the values alone, not on what
+was known before: an interrupted computation, run again, asks for the same ones.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy  # which loads its parts when they are used: a grid of exact points needs none
@@ -27,23 +30,26 @@ from landscape.core.hdf5 import Array
 from landscape.evaluation.interpolation import KERNELS, Interpolant
 from landscape.evaluation.tolerance import Scale, Tolerance
 
-# All numbers here are ours, from the surfaces of tests/test_adaptive.py.
+# All numbers here are ours, from the surfaces of tests/surfaces.py and others of the same families.
 BASE = 13  # points of the coarsest level along an axis: smooth surfaces need no more for 1%
 CHECKS = {1: 12, 2: 60}  # points at which the error is measured in a round, by dimension
+COVERING = 2 / 3  # the share of checks that are drawn in the widest holes
+JITTER = 0.3  # how much nearer to exact points than the middle of the widest hole a check may be
 GROWTH = 0.15  # new points in a round, of those known
 NEIGHBOURS = 6  # exact points whose errors are looked at around a point
 SAFETY = 3.0  # how many times the errors at the checks the largest of all may be
 # How many times the mean ratio of measured and expected errors any ratio may be, in the first two rounds, in
 # which smooth surfaces end, and later: at kinks the ratios differ more.
-MARGIN, LATE_MARGIN = 3.5, 5.0
+MARGIN, LATE_MARGIN = 3.5, 4.5
+EARLY = 2  # rounds
 MOST = 1e6  # no larger error is expected: a negative value on a logarithmic scale is infinitely wrong
-LEAST = 0.01  # no smaller error is stated, in units of the tolerance
+WIDER = 2.0  # how many times the estimated error is stated
+LEAST = 0.1  # no smaller error is stated, in units of the tolerance
 # An error shrinks with this power of the size of the hole, at least.
 ORDERS = {"linear": 1.0, "cubic": 2.0, "quintic": 3.0}
 FULL = 0.5  # the share of exact points from which on all are computed
-ROUGHLY = (
-    0.6  # the stated error that ends a long refinement, in units of the tolerance: at kinks it is less sure
-)
+# The estimated error that ends a long refinement, in units of the tolerance: at kinks it is less sure.
+ROUGHLY = 0.7
 DIAGONALS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
 
 Compute = Callable[[Array], None]
@@ -89,7 +95,9 @@ def base_places(shape: Sequence[int]) -> Array:
 class _Fit:
     """One column through the exact points ``places``: the interpolant that predicts left-out points best.
 
-    Candidates are all kernels, for the values and, where these are positive, for their logarithms.
+    Candidates are all kernels, for the values and, where these are positive, for their logarithms. Errors
+    are those of what is fitted, which change little from point to point, until ``shown`` has them in units of
+    the tolerance: one error of the values is large in the logarithm where the values are small.
     """
 
     def __init__(
@@ -97,40 +105,58 @@ class _Fit:
         at: Array,
         values: Array,
         places: Array,
-        tolerance: Tolerance,
+        scale: Scale,
         through: Mapping[str, Interpolant],
     ) -> None:
         exact = values[places]
-        self._at, self._values, self.scale = at, values, Scale.of(exact, tolerance)
+        self._at, self._values, self.scale = at, values, scale
         best = math.inf
         for kernel, interpolant in through.items():
             for log in (False, True) if exact.min() > 0 else (False,):
                 fitted = np.log(exact) if log else exact
-                coefficients = interpolant.coefficients(fitted)
-                missed = self._errors(fitted - interpolant.left_out(coefficients), exact, log)
-                missed = np.minimum(missed, MOST)
-                if (usual := float(np.sort(missed)[int(0.9 * len(missed))])) < best:
+                middle = float(fitted.mean())
+                coefficients = interpolant.coefficients(fitted - middle)
+                missed = np.abs(interpolant.left_out(coefficients))
+                shown = np.sort(self._shown(fitted, missed, log))
+                if (usual := float(shown[int(0.9 * len(shown))])) < best:
                     best, self.missed = usual, missed  # (N,), where each exact point is left out
-                    self._through, self._coefficients, self._log = interpolant, coefficients, log
-                    self._order = ORDERS[kernel]
+                    self._through, self._coefficients, self._middle = interpolant, coefficients, middle
+                    self._log, self._order = log, ORDERS[kernel]
 
-    def _errors(self, predicted: Array, exact: Array, log: bool) -> Array:
-        with np.errstate(over="ignore"):
-            values = np.exp(predicted) if log else predicted
-        missed: Array = np.nan_to_num(np.abs(self.scale(values) - self.scale(exact)), nan=math.inf)
-        return missed
+    def _shown(self, fitted: Array, errors: Array, log: bool) -> Array:
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            if log == self.scale.log:
+                found = errors
+            elif log:
+                found = np.exp(fitted) * np.expm1(errors)
+            else:  # to first order
+                found = np.where(errors > 0, errors / np.maximum(fitted, 0.0), 0.0)
+        return np.minimum(np.nan_to_num(found / self.scale.limit, nan=MOST), MOST)
+
+    def shown(self, fitted: Array, errors: Array) -> Array:
+        """``errors`` of what is ``fitted``, in units of the tolerance."""
+        return self._shown(fitted, errors, self._log)
+
+    def fitted(self, places: Array) -> Array:
+        """The values at ``places``, or their logarithms."""
+        found: Array = self._through(self._coefficients, self._at[places]) + self._middle
+        return found
 
     def predict(self, places: Array) -> Array:
         """The values at ``places``."""
-        found = self._through(self._coefficients, self._at[places])
+        found = self.fitted(places)
         if self._log:
             with np.errstate(over="ignore"):
                 found = np.exp(found)
         return found
 
-    def errors(self, predicted: Array, places: Array) -> Array:
-        """|difference| of ``predicted`` from the values at ``places``, in units of the tolerance."""
-        return self._errors(predicted, self._values[places], log=False)
+    def errors(self, fitted: Array, places: Array) -> tuple[Array, Array]:
+        """|differences| of ``fitted`` from what is at ``places``, and these in units of the tolerance."""
+        values = self._values[places]
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            truth, found = (np.log(values), np.exp(fitted)) if self._log else (values, fitted)
+            shown = np.abs(self.scale(found) - self.scale(values))
+            return np.nan_to_num(np.abs(fitted - truth), nan=math.inf), np.nan_to_num(shown, nan=math.inf)
 
     def expected(self, distance: Array, nearest: Array, spacing: Array) -> Array:
         """The error to be expected at points at ``distance`` (M,) from the exact ones, up to a common factor.
@@ -152,12 +178,13 @@ class _Grid:
     def __init__(self, shape: Sequence[int], columns: Mapping[str, Array], tolerance: Tolerance) -> None:
         axes = [np.arange(count) for count in shape if count > 1]
         at = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
-        self.at = 2.0 * at / max(1, at.max()) - 1.0  # (K, d)
+        self.step = 2.0 / max(1, at.max())
+        self.at = self.step * at - 1.0  # (K, d)
         self.exact = np.zeros(len(at), bool)
         self._columns, self._tolerance = columns, tolerance
 
     def fit(self, deciding: Sequence[str]) -> bool:
-        """Fit every column to the exact points; False where too few of these are finite for it."""
+        """Fit the columns to the exact points; False where those that decide cannot be interpolated."""
         finite = _finite(self._columns, deciding)
         good, bad = np.flatnonzero(self.exact & finite), np.flatnonzero(self.exact & ~finite)
         if len(good) < BASE:
@@ -167,11 +194,14 @@ class _Grid:
         through = {kernel: Interpolant(self.at[good], kernel) for kernel in KERNELS}
         try:
             self.fits = {
-                name: _Fit(self.at, values, good, self._tolerance, through)
+                name: _Fit(self.at, values, good, scale, through)
                 for name, values in self._columns.items()
                 if np.isfinite(values[good]).all()
+                and (scale := Scale.of(values[good], self._tolerance)).possible
             }
         except np.linalg.LinAlgError:  # all on a line, say
+            return False
+        if not self.fits.keys() >= set(deciding):
             return False
         self.open = np.flatnonzero(~self.exact)
         self.border, self.outside = np.zeros(0, int), np.zeros(len(self.at), bool)
@@ -203,25 +233,27 @@ class _Grid:
         self.border = places[order][first]
 
     def expected(self) -> dict[str, Array]:
-        """Column -> (K,): the error to be expected at each point, up to a common factor."""
-        places = self.open[~self.outside[self.open]]
-        distance, nearest = self._tree.query(self.at[places], k=NEIGHBOURS)
-        found = {}
-        for name, fit in self.fits.items():
-            found[name] = np.zeros(len(self.at))
-            found[name][places] = fit.expected(distance[:, 0], nearest, self._spacing)
-        return found
+        """Column -> (M,): the error of what is fitted to be expected at the open points, up to a factor."""
+        distance, nearest = self._tree.query(self.at[self.open], k=NEIGHBOURS)
+        return {
+            name: np.where(self.outside[self.open], 0.0, fit.expected(distance[:, 0], nearest, self._spacing))
+            for name, fit in self.fits.items()
+        }
 
     def errors(
-        self, guesses: Mapping[str, Array], places: Array, deciding: Sequence[str]
-    ) -> dict[str, Array]:
-        """Column -> the errors at ``places``, now exact: infinite where only one of the two is finite."""
+        self, fitted: Mapping[str, Array], places: Array, deciding: Sequence[str]
+    ) -> dict[str, tuple[Array, Array]]:
+        """Column -> the errors at ``places``, now exact: infinite where only one of the two is finite.
+
+        They are given as fitted, and in units of the tolerance.
+        """
         finite = _finite(self._columns, deciding)[places]
         found = {}
-        for name, guess in guesses.items():
+        for name, guess in fitted.items():
             found[name] = self.fits[name].errors(guess, places)
-            found[name][self.outside[places] & ~finite] = 0.0
-            found[name][self.outside[places] == finite] = math.inf
+            for errors in found[name]:
+                errors[self.outside[places] & ~finite] = 0.0
+                errors[self.outside[places] == finite] = math.inf
         return found
 
     def worst(self, expected: Array, enough: float, count: int) -> Array:
@@ -238,14 +270,16 @@ class _Grid:
             distance[closer] = nearer[closer]
         return np.array(chosen, dtype=int)
 
-    def fill(self, done: Array) -> None:
-        """Write predictions to the places that are not ``done``."""
+    def fill(self, done: Array) -> dict[str, Scale]:
+        """Write predictions to the places that are not ``done``; column -> the scale of what is shown."""
         places = np.flatnonzero(~done)
         outside = places[self.outside[places]]
         for name, column in self._columns.items():
             column[places] = self.fits[name].predict(places) if name in self.fits else np.nan
             if len(outside):
                 column[outside] = column[self._nearest_bad[outside]]
+        shown = {name: self._columns[name] for name in self.fits}
+        return {name: Scale.of(c[np.isfinite(c)], self._tolerance) for name, c in shown.items()}
 
 
 def interpolate(
@@ -280,7 +314,7 @@ def interpolate(
         if grid.exact.sum() + checks > FULL * len(done) or not grid.fit(deciding):
             compute(np.flatnonzero(~grid.exact))
             return all_exact
-        limit, margin = (1.0, MARGIN) if round_ < 2 else (ROUGHLY, LATE_MARGIN)
+        limit, margin = (1.0, MARGIN) if round_ < EARLY else (ROUGHLY, LATE_MARGIN)
         outcome, expected = _checked(grid, checks, compute, deciding, draw, margin)
         if not len(grid.border) and max(outcome.stated[name] for name in deciding) <= limit:
             break
@@ -290,11 +324,34 @@ def interpolate(
             checks = _checks(shape)
             count = max(checks, int(GROWTH * grid.exact.sum()))
         wanted = np.union1d(grid.border, grid.worst(expected, 0.5, count))
-    while grid.fit(deciding) and len(grid.border):  # through the check points, too
+    scales = {name: fit.scale for name, fit in grid.fits.items()}
+    while (fits := grid.fit(deciding)) and len(grid.border):  # through the check points, too
         compute(grid.border)
         grid.exact[grid.border] = True
-    grid.fill(done)
-    return outcome
+    shown = grid.fill(done) if fits else {}
+    # Without a fit, or where the scale that is shown hangs on interpolated values, none of these is kept.
+    if not fits or any(shown[name].log != scales[name].log for name in deciding):
+        compute(np.arange(len(done)))
+        return all_exact
+    return _stated(outcome, scales, shown, LEAST if round_ < EARLY else 1.0)
+
+
+def _stated(
+    outcome: Outcome, scales: Mapping[str, Scale], shown: Mapping[str, Scale], least: float
+) -> Outcome:
+    """``outcome``, of errors on ``scales``, with the errors that are stated on those of what is ``shown``.
+
+    That an estimate is within the tolerance is surer than the estimate itself: WIDER times as much is stated,
+    though no more than the tolerance, nor less than ``least``. Another scale would be another error: the
+    columns that have one, which do not decide, have an infinite error.
+    """
+    stated, largest = {}, {}
+    for name, scale in shown.items():
+        estimate, before = outcome.stated.get(name, math.inf), scales.get(name, scale)
+        share = before.limit / scale.limit if before.log == scale.log else math.inf
+        largest[name] = share * outcome.largest.get(name, math.inf)
+        stated[name] = max(share * estimate, min(max(WIDER * share * estimate, least), 1.0))
+    return replace(outcome, stated=stated, largest=largest)
 
 
 def _checked(
@@ -307,25 +364,30 @@ def _checked(
 ) -> tuple[Outcome, Array]:
     """Compute ``count`` points that are not exact: the errors there, and those expected at all points (K,).
 
-    The largest error of all is stated as SAFETY times the largest at the checks, or as the largest that is
-    expected, if that is more. The expected ones are scaled by ``margin`` times the ratio of the means of
+    The largest error of all is estimated as SAFETY times the largest at the checks, or as the largest that is
+    expected, if that is more. Expected ones are scaled by ``margin`` times the ratio of the means of
     measured and expected errors at the checks.
     """
     expected = grid.expected()
-    checks = _drawn(draw, grid.open, np.max([expected[name] for name in deciding], axis=0), count)
-    guesses = {name: fit.predict(checks) for name, fit in grid.fits.items()}
+    fitted = {name: fit.fitted(grid.open) for name, fit in grid.fits.items()}
+    worst = np.max([grid.fits[name].shown(fitted[name], expected[name]) for name in deciding], axis=0)
+    drawn = _drawn(draw, grid, worst, count)  # among the open ones
+    checks = grid.open[drawn]
     compute(checks)
     grid.exact[checks] = True
-    stated, largest = {}, {}
-    for name, errors in grid.errors(guesses, checks, deciding).items():
-        finite, largest[name] = np.isfinite(errors), float(errors.max())
-        total = float(expected[name][checks][finite].sum())
-        expected[name] *= margin * float(errors[finite].sum()) / total if total else 0.0
-        stated[name] = max(LEAST, SAFETY * largest[name], float(expected[name].max()))
+    stated, largest, shown = {}, {}, {}
+    guesses = {name: guess[drawn] for name, guess in fitted.items()}
+    for name, (errors, seen) in grid.errors(guesses, checks, deciding).items():
+        finite, largest[name] = np.isfinite(errors), float(seen.max())
+        total = float(expected[name][drawn][finite].sum())
+        factor = margin * float(errors[finite].sum()) / total if total else 0.0
+        shown[name] = grid.fits[name].shown(fitted[name], factor * expected[name])
+        shown[name][drawn] = 0.0
+        stated[name] = max(SAFETY * largest[name], float(shown[name].max()))
     log = frozenset(name for name, fit in grid.fits.items() if fit.scale.log)
-    worst = np.max([expected[name] for name in deciding], axis=0)
-    worst[checks] = 0.0
-    return Outcome(stated, largest, count, log), worst
+    most = np.zeros(len(grid.at))
+    most[grid.open] = np.max([shown[name] for name in deciding], axis=0)
+    return Outcome(stated, largest, count, log), most
 
 
 def _finite(columns: Mapping[str, Array], deciding: Sequence[str]) -> Array:
@@ -339,11 +401,19 @@ def _checks(shape: Sequence[int]) -> int:
     return CHECKS[sum(count > 1 for count in shape) or 1]
 
 
-def _drawn(draw: np.random.Generator, places: Array, expected: Array, count: int) -> Array:
-    """``count`` of ``places``, half of them uniformly, half in proportion to the errors expected there."""
-    uniform = draw.choice(places, count // 2, replace=False)
-    others = np.setdiff1d(places, uniform)
+def _drawn(draw: np.random.Generator, grid: _Grid, expected: Array, count: int) -> Array:
+    """``count`` of the open points: most in the widest holes, others in proportion to the expected errors."""
+    at = grid.at[grid.open]
+    # Half a step around each point: the middle of a hole is often between points. (corners, M, d)
+    around = at + 0.5 * grid.step * np.array(list(itertools.product((-1, 1), repeat=at.shape[1])))[:, None]
+    distance = scipy.spatial.cKDTree(grid.at[grid.exact]).query(around)[0]
+    chosen: list[int] = []
+    for _ in range(int(COVERING * count)):
+        wide = distance.max(0) * draw.uniform(1 - JITTER, 1, len(at))
+        chosen.append(int(wide.argmax()))
+        distance = np.minimum(distance, np.linalg.norm(around - at[chosen[-1]], axis=-1))
+        distance[:, chosen] = 0.0
+    others = np.setdiff1d(np.arange(len(at)), chosen)
     share = expected[others] + 1e-3 * expected.max() + 1e-300
-    return np.union1d(
-        uniform, draw.choice(others, count - len(uniform), replace=False, p=share / share.sum())
-    )
+    drawn = draw.choice(others, count - len(chosen), replace=False, p=share / share.sum())
+    return np.union1d(chosen, drawn)

@@ -1,5 +1,1 @@
-"""The papers' recipes by name; their figures are in ``figures/``, one file a paper and theme."""
-
-from landscape.paper.recipes import NETWORKS, SERIES, names, read
-
-__all__ = ["NETWORKS", "SERIES", "names", "read"]
+"""The figures and tables of the papers: runs, drawings, verdicts, and the gallery that shows them."""

@@ -1,4 +1,4 @@
-"""The files of a finished figure: pictures, data, and its verdict."""
+"""The files of a finished figure, its verdict, and the page that shows all figures."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from PIL import Image
 from landscape._version import __version__
 from landscape.core.errors import FailedError
 from landscape.core.files import read_regular, write_text
-from landscape.paper.figure import Drawing, Work, get, names
-from landscape.paper.verdicts import judged, outcome, rows_of, table
+from landscape.paper.context import Context, OutOfTimeError, WeightsNeededError
+from landscape.paper.figure import Drawing, Figure, get, names
+from landscape.paper.verdicts import CONFIDENCE, OUTCOMES, SEEDS, SHOWN, judged, outcome, rows_of, table
 
 # Colours a picture keeps: what a palette of 8 bits holds. A picture is a third of its size so.
 COLORS = 256
@@ -25,28 +26,73 @@ NO_CONCLUSION = "Smoke scale shows that the figure can be made; its numbers say 
 MAX_BYTES = 1 << 24
 TEXTS = ("where", "title", "claims", "scale", "note", "command", "version", "verdict")
 COMPARED = ("what", "ours", "paper")
+# What reading a damaged file raises.
+DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
 
-def make(work: Work, folder: Path) -> tuple[Drawing, list[Path]]:
-    """Draw ``work``, whose runs have ended, and write its files to ``folder``; gives the pictures' paths."""
-    drawing = get(work.figure.name).draw(work)
-    if work.scale == "smoke":
-        drawing.conclusion = NO_CONCLUSION
-    records = [work.cache.record(recipe) for recipe in work.runs.values()]
-    trained = sum(record.seconds for record in records if record)
-    return drawing, write(work, drawing, folder, trained + work.seconds)
+INTRODUCTION = (
+    "Made by `landscape figures` and not edited by hand; `make figures` makes them again. The papers: "
+    "DPSGD-2020 is *Why Does Decentralized Training Outperform Synchronous Training in the Large Batch "
+    "Setting?*, DPSGD-2021 *Loss Landscape Dependent Self-Adjusting Learning Rates in Decentralized SGD*, "
+    "LocalSGD-2021 *Trade-offs of Local SGD at Scale*, Delay-2019 *At Stability's Edge*."
+)
+RULES = (
+    f"A claim is tested by effects, each paired over seeds, with Student's {CONFIDENCE:.0%} interval in "
+    f"brackets; an effect counts from {SEEDS} seeds on and where its interval leaves out zero (or the border "
+    "that is named). A claim *holds* where all effects are as claimed, *holds in part* where some are, *does "
+    "not hold* where none is and at least one is the opposite, and is *not tested here* where none counts. "
+    "Each interval stands for itself: of twenty effects that are none, one leaves out zero by chance. A "
+    "verdict is about the runs made here, and where they are smaller than those of the claim, the table says "
+    "so."
+)
+TIMES = (
+    "The time of a figure is the sum over runs and analyses as each was measured, those that figures share "
+    "counted in each; on two cores, `--jobs 2` takes about half. Runs leave their records in "
+    "[records](records), from which the figures are drawn: settings, last numbers and curves, with the "
+    "version of the code."
+)
 
 
-def write(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]:
+def draw(entry: Figure, context: Context, folder: Path) -> tuple[Drawing, list[Path]]:
+    """Draw a figure from its runs, if all have ended or it can be drawn from some, and write its files.
+
+    A run whose weights an analysis needs, and that is known by its record alone, is made again.
+
+    Returns:
+        The drawing, and the paths of its pictures in ``folder``.
+
+    Raises:
+        OutOfTimeError: the budget is used before all is there that it needs.
+        FailedError: a run or a file could not be made.
+    """
+    ended = [key for key in context.runs if context.ended(key)]
+    if len(ended) < len(context.runs) and not (entry.partial and ended):
+        raise OutOfTimeError
+    while True:
+        context = context.of(context.runs)
+        try:
+            drawing = entry.draw(context)
+        except WeightsNeededError as needed:
+            context.check_time()
+            context.train([needed.recipe])
+            continue
+        if context.scale == "smoke":
+            drawing.conclusion = NO_CONCLUSION
+        records = map(context.record, context.runs.values())
+        trained = sum(record.seconds for record in records if record)
+        return drawing, write(entry, context, drawing, folder, trained + context.seconds)
+
+
+def write(figure: Figure, context: Context, drawing: Drawing, folder: Path, took: float) -> list[Path]:
     """Write NAME.png (and NAME-….png), NAME.csv and NAME.json to ``folder``; returns the pictures.
 
     ``took``: seconds of training and analysis behind the figure, including those that other figures share.
     """
     from landscape import plots  # and matplotlib: only where something is drawn
 
-    name = work.figure.name
+    name, scale = figure.name, context.scale
     folder.mkdir(parents=True, exist_ok=True)
-    head(work, drawing)
+    head(figure, context, drawing)
     pictures = []
     for suffix, picture in drawing.pictures.items():
         path = folder / f"{name}{suffix}.png"
@@ -56,25 +102,26 @@ def write(work: Work, drawing: Drawing, folder: Path, took: float) -> list[Path]
     data = table(drawing.rows)
     write_text(folder / f"{name}.csv", data)
     entry = {
-        "where": work.figure.where,
-        "title": work.figure.title,
-        "claims": work.figure.claims,
-        "scale": work.scale,
-        "note": " ".join(work.figure.notes[work.scale].split()) + work.unfinished,
-        "command": f"landscape figures {name} --scale {work.scale}",
+        **{key: getattr(figure, key) for key in ("where", "title", "claims")},
+        "scale": scale,
+        "note": figure.note(context),
+        "command": f"landscape figures {name} --scale {scale}",
         "seconds": round(took, 1),
         "version": __version__,
-        "numerics": dict(sorted(work.versions.items())),
+        "numerics": dict(sorted(context.versions.items())),
         "pictures": [path.name for path in pictures],
         "compared": [dataclasses.asdict(entry) for entry in drawing.compared],
         "verdict": drawing.conclusion,
     }
-    _write_entry(folder / f"{name}.json", entry | verdict(name, work.scale, data))
+    _write_entry(folder / f"{name}.json", entry | verdict(name, scale, data))
     return pictures
 
 
 def _write_entry(path: Path, entry: dict[str, Any]) -> None:
-    write_text(path, json.dumps(entry, ensure_ascii=False, indent=1) + "\n")
+    """Write the JSON file of a figure, if it does not hold this already."""
+    text = json.dumps(entry, ensure_ascii=False, indent=1) + "\n"
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)
 
 
 def verdict(name: str, scale: str, data: str) -> dict[str, Any]:
@@ -85,7 +132,7 @@ def verdict(name: str, scale: str, data: str) -> dict[str, Any]:
     return {"outcome": outcome(effects), "effects": [effect.entry() for effect in effects]}
 
 
-def head(work: Work, drawing: Drawing) -> None:
+def head(figure: Figure, context: Context, drawing: Drawing) -> None:
     """Give the first picture the conclusion as its title, and each one a caption that begins with the figure.
 
     At smoke scale there is no conclusion, and the picture keeps its title.
@@ -93,14 +140,15 @@ def head(work: Work, drawing: Drawing) -> None:
     from landscape.plots.picture import Picture, caption
     from landscape.plots.style import style
 
+    about = f"{figure.where}: {figure.title}. {context.scale.capitalize()} scale: {figure.note(context)}."
     with style():
         for suffix, picture in drawing.pictures.items():
-            if not suffix and work.scale != "smoke":
+            if not suffix and context.scale != "smoke":
                 picture.suptitle(first_sentence(drawing.conclusion))
             elif not picture.get_suptitle():
-                picture.suptitle(work.figure.title)
+                picture.suptitle(figure.title)
             own = picture.get_caption() if isinstance(picture, Picture) else ""
-            caption(picture, f"{work.about} {own}".strip())
+            caption(picture, f"{about} {own}".strip())
 
 
 def first_sentence(text: str) -> str:
@@ -140,41 +188,24 @@ def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
                 path = path.with_suffix(".csv")
                 data = read_regular(path, MAX_BYTES).decode()
                 entries[name] = entry | verdict(name, entry["scale"], data)
-            except (
-                ArithmeticError,
-                AttributeError,
-                LookupError,
-                TypeError,
-                ValueError,
-                RecursionError,
-            ) as error:
-                if isinstance(error, FailedError):
-                    raise
+            except FailedError:
+                raise
+            except DAMAGED as error:
                 raise FailedError(f"{path}: damaged ({error}); make the figure again") from error
     return entries
 
 
 def _check(entry: Any) -> None:
     """One of several kinds of error where ``entry`` is not what the JSON file of a figure holds."""
-    for key in TEXTS:
-        if not isinstance(entry[key], str):
-            raise TypeError(f"'{key}' is no text")
     if not isinstance(entry["seconds"], (int, float)) or not 0 <= entry["seconds"] < 1e12:
         raise ValueError("'seconds' is no time")
-    texts = [*entry["pictures"], *(each[key] for each in entry["compared"] for key in COMPARED)]
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError("'pictures' or 'compared' hold what is no text")
+    texts = {key: entry[key] for key in TEXTS} | {f"pictures {k}": v for k, v in enumerate(entry["pictures"])}
+    texts |= {f"{key} {k}": each[key] for k, each in enumerate(entry["compared"]) for key in COMPARED}
+    for key, text in texts.items():
+        if not isinstance(text, str):
+            raise TypeError(f"'{key}' is no text")
     if not all(isinstance(version, int) for version in entry.get("numerics", {}).values()):
         raise TypeError("'numerics' holds what is no version")
-
-
-def rejudge(folder: Path) -> None:
-    """Write the verdicts that follow from the CSV files in ``folder`` to the JSON files beside them."""
-    for name, entry in entries_in(folder).items():
-        entry.pop("held", None)  # the verdict of versions before 0.13.0
-        path = folder / f"{name}.json"
-        if json.loads(path.read_text(encoding="utf-8")) != entry:
-            _write_entry(path, entry)
 
 
 def duration(seconds: float) -> str:
@@ -183,3 +214,106 @@ def duration(seconds: float) -> str:
     if round(seconds) < 100:
         return f"{seconds:.0f} s"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def page(folder: Path) -> Path:
+    """Write README.md: every figure that ``folder`` holds, in the order of ``landscape figures``.
+
+    The verdicts in the JSON files are brought up to date with their CSV files.
+
+    Raises:
+        FailedError: a damaged file.
+    """
+    entries = entries_in(folder)
+    for name, entry in entries.items():
+        _write_entry(folder / f"{name}.json", entry)
+    lines = ["# The figures and tables of the papers", "", INTRODUCTION, "", counted(entries), "", RULES, ""]
+    lines += ["| claim | where tested | outcome | effect, with its interval |", "|---|---|---|---|"]
+    for name, entry in entries.items():
+        claim = f"[{name}](#{name}), {entry['where']}: {entry['claims']}"
+        where, said = f"{entry['scale']}: {entry['note']}", f"**{entry['outcome'] or '–'}**"
+        lines.append(_line(claim, where, said, sizes(entry)))
+    lines += ["", TIMES]
+    for name, entry in entries.items():
+        lines += _section(name, entry)
+    path = folder / "README.md"
+    write_text(path, "\n".join(lines) + "\n")
+    return path
+
+
+def counted(entries: dict[str, dict[str, Any]]) -> str:
+    """How many claims have which outcome."""
+    found = [entry["outcome"] for entry in entries.values() if entry["outcome"]]
+    counts = ", ".join(f"{outcome}: {found.count(outcome)}" for outcome in OUTCOMES)
+    return f"The {len(found)} claims with runs of more than smoke scale: {counts}." if found else ""
+
+
+def sizes(entry: dict[str, Any]) -> str:
+    """The effects of a claim in a few words: where it holds, where not, and how many are open.
+
+    The reasons where nothing can be said.
+    """
+    parts = []
+    for holds, words in ((True, "as claimed"), (False, "not")):
+        found = [effect for effect in entry["effects"] if effect["holds"] is holds]
+        if found:
+            texts = [f"{_joined(effect)}: {effect['text']}" for effect in found[:SHOWN]]
+            texts += [f"{len(found) - SHOWN} more below"] if len(found) > SHOWN else []
+            parts.append(f"{words}: {'; '.join(texts)}")
+    left = [effect for effect in entry["effects"] if effect["holds"] is None]
+    if not parts:
+        said = [f"{_joined(effect)}: {effect['text']}" for effect in left[:SHOWN] if effect["seeds"]]
+        return "; ".join([*dict.fromkeys(effect["reason"] for effect in left), *said])
+    if left:
+        parts.append(f"open: {len(left)} of {len(entry['effects'])}")
+    return ". ".join(parts)
+
+
+def _joined(effect: dict[str, Any]) -> str:
+    return ", ".join(part for part in (effect["where"], effect["what"]) if part)
+
+
+def effect_cells(effect: dict[str, Any]) -> tuple[str, str, str, str]:
+    """(where, effect with its interval, seeds, whether it is as claimed) of an entry in the JSON file."""
+    claimed = {True: "as claimed", False: "not as claimed", None: f"open: {effect['reason']}"}
+    least, most = effect["least"], effect["most"]
+    border = "" if (least, most) == (0, None) else f" (claimed: {_between(least, most)})"
+    text = f"{effect['what']}: {effect['text']}{border}" if effect["what"] else effect["text"]
+    return effect["where"], text, str(effect["seeds"] or "–"), claimed[effect["holds"]]
+
+
+def _between(least: float | None, most: float | None) -> str:
+    """An open interval in words; None: no border."""
+    if least is None or most is None:
+        return f"above {least:.3g}" if most is None else f"below {most:.3g}"
+    return f"{least:.3g} to {most:.3g}"
+
+
+def _section(name: str, entry: dict[str, Any]) -> list[str]:
+    lines = ["", f"## {name}", "", f"**{entry['where']}: {entry['title']}.** {entry['claims']}", ""]
+    lines += [f"![{entry['title']}]({picture})" for picture in entry["pictures"]]
+    lines += ["", f"{made(entry)} Data in [{name}.csv]({name}.csv).", ""]
+    said = f"**{entry['outcome'].capitalize()}.** " if entry["outcome"] else ""
+    lines.append(f"{said}{entry['verdict']}")
+    if entry["effects"]:
+        lines += ["", "| where | effect | seeds | |", "|---|---|---|---|"]
+        lines += [_line(*effect_cells(effect)) for effect in entry["effects"]]
+    if entry["compared"]:
+        lines += ["", "| | here | paper |", "|---|---|---|"]
+        lines += [_line(*(each[key] for key in COMPARED)) for each in entry["compared"]]
+    return lines
+
+
+def made(entry: dict[str, Any]) -> str:
+    """With what settings, command and version of the code a figure was made, in one or two sentences."""
+    numerics = ", ".join(f"{key} {value}" for key, value in entry.get("numerics", {}).items())
+    versions = f"version {entry['version']}" + (f", numerics: {numerics}" if numerics else "")
+    return (
+        f"Scale {entry['scale']}: {' '.join(entry['note'].split()).rstrip('.')}. `{entry['command']}`, "
+        f"{duration(entry['seconds'])}; drawn by {versions}."
+    )
+
+
+def _line(*cells: str) -> str:
+    """A line of a table."""
+    return "| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |"

@@ -1,17 +1,17 @@
 """What the figures run at each scale: MNIST's runs, and cells of DPSGD-2020's tables, made smaller.
 
-Scale ``paper`` is the paper's setting; ``workstation`` has its data, learners, batches and rates, with narrow
-networks and few passes; ``laptop`` what two cores do in half an hour a figure, on real data; ``smoke`` some
-steps on the bundled digits, which only show that a figure can be made. All that is changed is ours.
+Scale ``paper`` is the paper's setting; ``laptop`` what two cores do in half an hour a figure, on real data;
+``smoke`` some steps on the bundled digits, which only show that a figure can be made. All that is changed is
+ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from landscape.paper import recipes
-from landscape.paper.figure import Runs, Scale
+from landscape.paper.context import Runs, Scale
 from landscape.train import recipe
+from landscape.train import table_recipes as recipes
 from landscape.train.recipe import Recipe
 
 # Of CIFAR-10, at laptop scale: images to train on, passes over them, and how many times smaller the batches
@@ -23,21 +23,9 @@ LEARNERS = 4
 # Width of the networks at laptop scale: about a minute a run on one core, save DenseNet-121.
 WIDTHS = {"efficientnet-b0": 0.125, "vgg-19": 0.125, "mobilenet": 0.125, "shufflenet-v2": 0.125}
 WIDTH, SMOKE_WIDTH = 0.0625, 0.0625
-# At workstation scale: passes over all images, and widths with which a cell takes 10 to 20 minutes on one
-# core, so that a table of some hundred cells is done in days.
-PASSES, STATION_WIDTHS, STATION_WIDTH = 8, {"efficientnet-b0": 0.25}, 0.125
-# There, of the cells with the largest batch: λ_max is measured so many times, on one minibatch of a learner.
-MEASURED = 8
 SPEECH_NOTE = "spoken digits for Switchboard, batches / 16, LSTM of 2 layers × 64 cells, 16 learners"
-SMOKE_NOTE = "bundled digits and a few steps; the numbers mean nothing"
 PAPER_CIFAR = "16 learners, as the paper gives them"
 PAPER_SPEECH = "spoken digits for Switchboard, batches / 16; else the paper's LSTM and schedule"
-STATION_CIFAR = (
-    "all of CIFAR-10, 16 learners, the paper's batches and rates; reduced: networks of 1/8 the width "
-    f"(EfficientNet-B0 1/4), {PASSES} epochs instead of 320 with the schedule in proportion, three seeds; "
-    "λ_max on one minibatch of a learner"
-)
-
 MNIST_NOTE = "the paper's size; steps, ReLU and initialisation are ours"
 
 
@@ -100,8 +88,6 @@ def cell(scale: Scale, name: str, seed: int = 0, *settings: str, epochs: int = E
         changes.append(f"model={{name='{model}', {small if speech else f'width={SMOKE_WIDTH}'}}}")
     elif speech and scale != "paper":
         changes = ["model.layers=2", "model.cells=64", "model.bottleneck=64"]
-        if scale == "workstation" and base.batch == max(recipes.SPEECH_BATCHES):
-            changes += _measure(base.steps, 500)
     elif scale == "laptop":
         batch = base.batch // SHRINK
         steps = round(epochs * SUBSET / batch)
@@ -112,34 +98,15 @@ def cell(scale: Scale, name: str, seed: int = 0, *settings: str, epochs: int = E
             f"schedule.base_batch={base.schedule.base_batch // SHRINK}",
             "evaluate.bn_samples=1000", f"evaluate.every={-(-steps // epochs)}",
         ]  # fmt: skip
-    elif scale == "workstation":
-        steps = round(PASSES * recipes.SAMPLES["cifar10"] / base.batch)
-        changes = [
-            f"epochs={PASSES}",
-            f"model.width={STATION_WIDTHS.get(base.model['name'], STATION_WIDTH)}",
-            f"evaluate.every={-(-steps // PASSES)}", "evaluate.bn_samples=2000",
-        ]  # fmt: skip
-        if base.batch == max(recipes.BATCHES):
-            changes += _measure(steps, base.local_batch)
     elif not speech:  # a checkpoint after the paper's 16th epoch, for Figure 4
         changes = [f"checkpoint.every={-(-base.steps // 20)}"]
     return recipes.read(name, [*changes, *settings, f"seed={seed}"])
 
 
-def _measure(steps: int, samples: int) -> list[str]:
-    """λ_max on ``samples`` samples, MEASURED times in a run of ``steps``."""
-    return [f"monitor.sharpness={max(1, steps // MEASURED)}", f"monitor.samples={samples}"]
-
-
 def cells(scale: Scale, names: Sequence[str], many: int = 1, epochs: int = EPOCHS) -> Runs:
-    """Cells of the tables by "NAME/SEED", with ``many`` seeds."""
+    """Cells of the tables by "NAME/SEED", with ``many`` seeds; one at smoke scale."""
     return {
         f"{name}/{seed}": cell(scale, name, seed, epochs=epochs)
         for name in names
-        for seed in seeds_of(scale, many)
+        for seed in range(1 if scale == "smoke" else many)
     }
-
-
-def seeds_of(scale: Scale, many: int) -> range:
-    """Seeds of a cell: one at smoke scale."""
-    return range(1 if scale == "smoke" else many)

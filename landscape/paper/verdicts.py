@@ -7,16 +7,20 @@ import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from scipy.special import stdtrit
 
 from landscape.core.statistics import mean_and_error
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Outcome = Literal["holds", "holds in part", "does not hold", "not tested here"]
 OUTCOMES: tuple[Outcome, ...] = ("holds", "holds in part", "does not hold", "not tested here")
-Rows = list[dict[str, Any]]
+#: A table of pandas, which is imported where a figure is drawn or judged.
+Rows: TypeAlias = "pd.DataFrame"
 #: A number by seed.
 BySeed = Mapping[float, float]
 # The fewest seeds that a verdict may rest on, and the confidence of its intervals (ours).
@@ -143,8 +147,10 @@ def judged(judge: Judge, rows: Rows) -> list[Effect]:
     """The effects of ``rows`` as a CSV has them; one without values where a column is missing.
 
     Example:
-        >>> judged(lambda rows: [Effect("", "", tuple(column(rows, "gain")))], [{"loss": 1.0}])[0].reason
-        'its CSV has no numbers by seed (gain)'
+        >>> import pandas as pd
+        >>> rows = pd.DataFrame({"loss": [1.0]})
+        >>> judged(lambda rows: [Effect("", "", tuple(by_seed(rows, "gain")))], rows)[0].reason
+        'its CSV has no numbers by seed (seed)'
     """
     try:
         return judge(rows)
@@ -162,7 +168,8 @@ def measured(
     """The effect with these values, or one that is not tested where the CSV of an older version lacks them.
 
     Example:
-        >>> measured("a", "gain", lambda: by_seed([{"seed": 0}], "gain").values()).reason
+        >>> import pandas as pd
+        >>> measured("a", "gain", lambda: by_seed(pd.DataFrame({"seed": [0]}), "gain").values()).reason
         'its CSV has no numbers by seed (gain)'
     """
     try:
@@ -189,35 +196,77 @@ def outcome(effects: Sequence[Effect]) -> Outcome:
     return "holds" if all(decided) and len(decided) == len(effects) else "holds in part"
 
 
-def column(rows: Rows, name: str) -> list[Any]:
-    """The values of a column; NotKeptError where the rows have none of that name."""
-    if not rows or name not in rows[0]:
-        raise NotKeptError(name)
-    return [row[name] for row in rows]
+def need(rows: Rows, *names: str) -> None:
+    """NotKeptError where the rows lack a column of these names."""
+    for name in names:
+        if name not in rows:
+            raise NotKeptError(name)
+
+
+def stacked(tables: Iterable[Rows]) -> Rows:
+    """The rows of all ``tables``, one after another.
+
+    Example:
+        >>> import pandas as pd
+        >>> stacked([pd.DataFrame({"a": [1]}), pd.DataFrame(), pd.DataFrame({"a": [2]})])["a"].tolist()
+        [1, 2]
+    """
+    import pandas as pd
+
+    known = [table for table in tables if len(table)]
+    return pd.concat(known, ignore_index=True) if known else pd.DataFrame()
 
 
 def select(rows: Rows, /, **where: Any) -> Rows:
     """The rows with these values.
 
     Example:
-        >>> select([{"a": 1, "b": 2}, {"a": 2, "b": 3}], a=2)
-        [{'a': 2, 'b': 3}]
+        >>> import pandas as pd
+        >>> select(pd.DataFrame({"a": [1, 2], "b": [2, 3]}), a=2)["b"].tolist()
+        [3]
     """
-    for name in where:
-        column(rows, name)
-    return [row for row in rows if all(row[name] == value for name, value in where.items())]
+    need(rows, *where)
+    for name, value in where.items():
+        rows = rows[rows[name] == value]
+    return rows
+
+
+def settings(rows: Rows, *names: str) -> list[Any]:
+    """The values of a column, or of several the tuples, each once in the order of the rows.
+
+    Example:
+        >>> import pandas as pd
+        >>> settings(pd.DataFrame({"a": [2, 1, 2], "b": ["x", "y", "x"]}), "a", "b")
+        [(2, 'x'), (1, 'y')]
+    """
+    need(rows, *names)
+    columns = [rows[name].tolist() for name in names]
+    return list(dict.fromkeys(columns[0] if len(names) == 1 else zip(*columns, strict=True)))
 
 
 def by_seed(rows: Rows, value: str, /, **where: Any) -> dict[float, float]:
     """``value`` by seed; of several rows with one seed the last, such as that of the last epoch.
 
     Example:
-        >>> by_seed([{"seed": 0, "x": 1.0, "a": "s"}, {"seed": 0, "x": 2.0, "a": "s"}], "x", a="s")
+        >>> import pandas as pd
+        >>> by_seed(pd.DataFrame({"seed": 0, "x": [1.0, 2.0], "a": "s"}), "x", a="s")
         {0.0: 2.0}
     """
-    column(rows, "seed")
-    column(rows, value)
-    return {float(row["seed"]): float(row[value]) for row in select(rows, **where)}
+    need(rows, "seed", value)
+    chosen = select(rows, **where)
+    return dict(zip(map(float, chosen["seed"]), map(float, chosen[value]), strict=True))
+
+
+def pair(rows: Rows, value: str, /, **where: Any) -> list[dict[float, float]]:
+    """:func:`by_seed` for each of the values of the one column for which a tuple is given.
+
+    Example:
+        >>> import pandas as pd
+        >>> pair(pd.DataFrame({"seed": [0, 0], "x": [1.0, 2.0], "a": ["s", "d"]}), "x", a=("d", "s"))
+        [{0.0: 2.0}, {0.0: 1.0}]
+    """
+    ((name, values),) = ((n, v) for n, v in where.items() if isinstance(v, tuple))
+    return [by_seed(rows, value, **(where | {name: each})) for each in values]
 
 
 def difference(a: BySeed, b: BySeed) -> tuple[float, ...]:
@@ -235,19 +284,43 @@ def ratio(a: BySeed, b: BySeed) -> tuple[float, ...]:
     return tuple(a[s] / b[s] if b[s] else math.nan for s in sorted(a.keys() & b.keys()))
 
 
-def table(rows: Iterable[Mapping[str, Any]]) -> str:
+def difference_effect(
+    where: str, what: str, two: Sequence[BySeed], claimed: tuple[float, float] = (0.0, math.inf)
+) -> Effect:
+    """The first of ``two`` less the second, by seed, claimed to be above zero.
+
+    Example:
+        >>> difference_effect("here", "points", [{0: 3.0, 1: 5.0}, {0: 1.0, 1: 2.0}]).values
+        (2.0, 3.0)
+    """
+    return Effect(where, what, difference(*two), claimed)
+
+
+def ratio_effect(
+    where: str, what: str, two: Sequence[BySeed], claimed: tuple[float, float] = (1.0, math.inf)
+) -> Effect:
+    """The first of ``two`` over the second, by seed, claimed to be above one.
+
+    Example:
+        >>> ratio_effect("here", "steps", [{0: 3.0, 1: 5.0}, {0: 1.0, 1: 2.0}]).values
+        (3.0, 2.5)
+    """
+    return Effect(where, what, ratio(*two), claimed, ratio=True)
+
+
+def table(rows: Rows) -> str:
     """``rows`` as CSV; numbers to 6 digits.
 
     Example:
-        >>> table([{"a": 1.0, "b": "x"}])
+        >>> import pandas as pd
+        >>> table(pd.DataFrame({"a": [1.0], "b": "x"}))
         'a,b\\n1,x\\n'
     """
-    listed = list(rows)
     buffer = io.StringIO()
-    if listed:
-        writer = csv.DictWriter(buffer, list(listed[0]), lineterminator="\n")
+    if len(rows):
+        writer = csv.DictWriter(buffer, list(rows), lineterminator="\n")
         writer.writeheader()
-        for row in listed:
+        for row in rows.to_dict("records"):
             writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
     return buffer.getvalue()
 
@@ -259,14 +332,16 @@ def rows_of(text: str) -> Rows:
         ValueError: it is no CSV.
 
     Example:
-        >>> rows_of("a,b\\n1,x\\n")
+        >>> rows_of("a,b\\n1,x\\n").to_dict("records")
         [{'a': 1.0, 'b': 'x'}]
     """
+    import pandas as pd
+
     try:
         rows = list(csv.DictReader(io.StringIO(text)))
     except csv.Error as error:
         raise ValueError(str(error)) from error
-    return [{key: _value(value) for key, value in row.items()} for row in rows]
+    return pd.DataFrame([{key: _value(value) for key, value in row.items()} for row in rows])
 
 
 def _value(text: Any) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from landscape.core.files import read_regular
-from landscape.paper import gallery, gallery_page
+from landscape.paper import gallery
 from landscape.report.parts import Cell, Page, Picture, Section, Table, text_cells
 
 MAX_BYTES = 1 << 26  # of a picture that is read (ours)
@@ -20,7 +20,7 @@ def figures_page(folder: Path) -> Page:
     """
     entries = gallery.entries_in(folder)
     number = f"{len(entries)} figures and tables of the papers."
-    said = [number, gallery_page.counted(entries), gallery_page.RULES]
+    said = [number, gallery.counted(entries), gallery.RULES]
     if any(not entry["outcome"] for entry in entries.values()):
         said.append(gallery.NO_CONCLUSION)
     rows = tuple(_verdict(name, entry) for name, entry in entries.items())
@@ -32,7 +32,7 @@ def figures_page(folder: Path) -> Page:
 
 def _verdict(name: str, entry: dict[str, Any]) -> tuple[Cell, ...]:
     where = f"{entry['scale']}: {entry['note']}"
-    return text_cells(f"{name}: {entry['claims']}", where, entry["outcome"] or "–", gallery_page.sizes(entry))
+    return text_cells(f"{name}: {entry['claims']}", where, entry["outcome"] or "–", gallery.sizes(entry))
 
 
 def _section(name: str, entry: dict[str, Any], folder: Path) -> Section:
@@ -45,7 +45,7 @@ def _section(name: str, entry: dict[str, Any], folder: Path) -> Section:
         )
         for picture in entry["pictures"]
     )
-    effects = tuple(text_cells(*gallery_page.effect_cells(effect)) for effect in entry["effects"])
+    effects = tuple(text_cells(*gallery.effect_cells(effect)) for effect in entry["effects"])
     rows = tuple(text_cells(e["what"], e["ours"], e["paper"]) for e in entry["compared"])
     tables = (
         Table("What the verdict rests on", ("where", "effect", "seeds", "the claim"), effects),
@@ -54,7 +54,7 @@ def _section(name: str, entry: dict[str, Any], folder: Path) -> Section:
     return Section(
         name,
         f"{entry['where']}: {entry['title']}",
-        (entry["claims"], verdict, gallery_page.made(entry).replace("`", "")),
+        (entry["claims"], verdict, gallery.made(entry).replace("`", "")),
         tables=tuple(table for table in tables if table.rows),
         pictures=pictures,
     )

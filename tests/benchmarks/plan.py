@@ -21,7 +21,7 @@ from landscape.train import recipe
 from landscape.train.distributed.process_group import Group
 from landscape.train.loop import Trainer
 from landscape.train.planning import calibration, plan
-from landscape.train.planning.run_time import Cluster, Link
+from landscape.train.planning.plan import Cluster, Link
 from tests.groups import together
 
 WIDTHS, LOCAL, STEPS, ROUNDS = [784, 2800, 2800, 10], 64, 10, 5
@@ -71,7 +71,7 @@ def measure(group: Group) -> list[dict[str, Any]]:
     return found
 
 
-def report(where: str, processes: int, bandwidth: float | None = None) -> calibration.Costs:
+def report(where: str, processes: int, bandwidth: float | None = None) -> plan.Costs:
     """Print predicted over measured for each algorithm; ``bandwidth``: bytes/s a process, else as measured."""
     ranks = together(processes, measure, timeout=120.0, deadline=900.0)
     if not isinstance(ranks[0], list):
@@ -82,7 +82,7 @@ def report(where: str, processes: int, bandwidth: float | None = None) -> calibr
     for every in zip(*ranks, strict=True):
         of_all = [dataclasses.asdict(each["costs"]) for each in every]
         mean = {name: statistics.mean(c[name] for c in of_all) for name in of_all[0]}
-        costs = calibration.Costs(**mean)
+        costs = plan.Costs(**mean)
         latency, rate = (statistics.mean(e["link"][name] for e in every) for name in ("latency", "bandwidth"))
         link = Link(latency, bandwidth or rate)
         found = plan.plan(

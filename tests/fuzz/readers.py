@@ -21,7 +21,7 @@ from landscape.data import speech
 from landscape.data.cifar import read_binary
 from landscape.data.idx import FILES, read_idx
 from landscape.data.images import decode
-from landscape.paper import gallery_page
+from landscape.paper import gallery
 from landscape.paper.record import Record
 from landscape.train import mixing, recipe
 from tests.fuzz import mutations, samples
@@ -130,7 +130,7 @@ def _page(path: Path) -> None:
     for suffix, kind in ((".json", "page"), (".csv", "rows")):
         if path.suffix != suffix:
             path.with_suffix(suffix).write_bytes(samples.PAGE[kind])
-    gallery_page.page(path.parent)
+    gallery.page(path.parent)
 
 
 def _environment(raw: bytes, folder: Path, rng: random.Random) -> None:

@@ -19,7 +19,7 @@ import landscape
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import UNITS
 from landscape.data.idx import FILES
-from landscape.paper.run_cache import RunCache, identity
+from landscape.paper.context import Context, identity
 from landscape.problem.layout import Layout, Slot
 from landscape.results import base
 from landscape.results.comparison import example as comparison
@@ -236,10 +236,10 @@ PAGE = {
 def record() -> bytes:
     """The record of a short run."""
     with tempfile.TemporaryDirectory() as folder:
-        cache = RunCache(Path(folder))
+        context = Context(Path(folder))
         run = recipe.read("digits-dpsgd", ["steps=3", "batch=50", "decompose.every=1"])
-        cache.run([run])
-        return (cache.folder / "records" / f"{identity(run)}.json").read_bytes()
+        context.train([run])
+        return (context.folder / "records" / f"{identity(run)}.json").read_bytes()
 
 
 def all_samples(folder: Path) -> dict[str, list[bytes]]:

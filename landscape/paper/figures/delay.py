@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib import ticker
 
 from landscape import plots, stability
-from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure, summary
-from landscape.paper.figures.abstracts import OURS
-from landscape.paper.scales import SMOKE_NOTE
-from landscape.paper.verdicts import Effect, Rows, by_seed, column, measured, select
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.paper.context import Context, Runs, Scale
+from landscape.paper.figure import Compared, Drawing, compare, figure
+from landscape.paper.figures.smoothing import OURS
+from landscape.paper.verdicts import Effect, Rows, by_seed, measured, select, settings
 from landscape.plots.picture import panels
 from landscape.plots.stability import without_bridge
 from landscape.plots.style import style
@@ -21,96 +22,80 @@ from landscape.train.experiments.minima import minima
 from landscape.train.loop import recipe_of
 from landscape.train.recipe import read
 
-# ---- Delay-2019: the boundary
+# ---- The boundary
 
 DELAYS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-PRINTED = {
+# Known limits for delays 1, 3, 7 and 31, by momentum and its form.
+KNOWN = {
     (0.0, "ordinary"): (1, 0.4450, 0.2091, 0.0499),
     (0.9, "ordinary"): (0.1, 0.0348, 0.0158, 0.0042),
     (0.9, "shifted"): (0.19, 0.0648, 0.0279, 0.0063),
 }
+NAMED = ("no momentum", "momentum 0.9", "shifted momentum 0.9")
 
 
-def _boundary(work: Work) -> Drawing:
-    named = {
-        (0.0, "ordinary"): "no momentum",
-        (0.9, "ordinary"): "momentum 0.9",
-        (0.9, "shifted"): "shifted momentum 0.9",
-    }
-    rows, compared, slopes = list[dict[str, Any]](), list[Compared](), list[float]()
+def _limit(tau: int, m: float, form: Any) -> float:
+    return stability.max_stable_step(delay=tau, momentum=m, form=form)
+
+
+def _boundary(context: Context) -> Drawing:
+    rows = pd.DataFrame(
+        {"momentum": m, "form": form, "delay": tau, "limit": _limit(tau, m, form)}
+        for m, form in KNOWN
+        for tau in DELAYS
+    )
     with style():
         picture, (ax,) = panels(1, 1, 6.8, 3.9)
-        for k, ((m, form), label) in enumerate(named.items()):
-            limits = [stability.max_stable_step(delay=tau, momentum=m, form=form) for tau in DELAYS]
-            ax.plot(*without_bridge(np.array(DELAYS), np.array(limits)), marker="osD"[k], ms=4, label=label)
-            rows += [
-                {"momentum": m, "form": form, "delay": t, "limit": v}
-                for t, v in zip(DELAYS, limits, strict=True)
-            ]
-            slopes.append(float(np.polyfit(np.log(DELAYS[-5:]), np.log(limits[-5:]), 1)[0]))
-            for tau, value in zip((1, 3, 7, 31), PRINTED[m, form], strict=True):
-                here = stability.max_stable_step(delay=tau, momentum=m, form=form)
-                compared.append(
-                    Compared(f"largest ηλ, τ = {tau}, {label} (known value)", f"{here:.4f}", f"{value:.4f}")
-                )
-        ax.plot(
-            DELAYS[1:],
-            [np.pi / (2 * tau + 1) for tau in DELAYS[1:]],
-            color="#777777",
-            lw=0.9,
-            ls=":",
-            label="π/(2τ + 1)",
-        )
+        for marker, label, (m, form) in zip("osD", NAMED, KNOWN, strict=True):
+            limits = select(rows, momentum=m, form=form)["limit"].to_numpy()
+            ax.plot(*without_bridge(np.array(DELAYS), limits), marker=marker, ms=4, label=label)
+        line = [np.pi / (2 * tau + 1) for tau in DELAYS[1:]]
+        ax.plot(DELAYS[1:], line, color="#777777", lw=0.9, ls=":", label="π/(2τ + 1)")
         ax.set_xscale("symlog", base=2, linthresh=1)
-        ax.set_yscale("log")
-        ax.set_xticks([0, 1, 2, 4, 8, 16, 32, 64], ["0", "1", "2", "4", "8", "16", "32", "64"])
+        ax.set_xticks(shown := [0, 1, 2, 4, 8, 16, 32, 64], map(str, shown))
         ax.xaxis.set_minor_locator(ticker.NullLocator())
-        ax.set_xlabel("delay τ (steps)")
-        ax.set_ylabel("largest stable ηλ")
+        ax.set(xlabel="delay τ (steps)", ylabel="largest stable ηλ", yscale="log")
         picture.legend(loc="outside lower center", ncols=2)
+    compared = [
+        Compared(f"largest ηλ, τ = {tau}, {label} (known value)", f"{_limit(tau, *key):.4f}", f"{value:.4f}")
+        for label, (key, known) in zip(NAMED, KNOWN.items(), strict=True)
+        for tau, value in zip((1, 3, 7, 31), known, strict=True)
+    ]
+    slopes = ", ".join(f"{effect.values[0]:.2f}" for effect in _judge_boundary(rows)[:3])
     return Drawing(
         {"": picture},
         rows,
         compared,
-        f"For large delays the limit falls as τ to the power {', '.join(f'{s:.2f}' for s in slopes)} (no, "
-        "ordinary, shifted momentum): the rate must be inversely proportional to the delay. Shifted "
-        "momentum allows more than ordinary.",
+        f"For large delays the limit falls as τ to the power {slopes} (no, ordinary, shifted momentum): the "
+        "rate must be inversely proportional to the delay. Shifted momentum allows more than ordinary.",
     )
 
 
 def _judge_boundary(rows: Rows) -> list[Effect]:
     """Exact: no seed enters."""
-    effects, limits = [], dict[tuple[float, str], dict[float, float]]()
-    for m, form in ((0.0, "ordinary"), (0.9, "ordinary"), (0.9, "shifted")):
+    effects, limits = [], {}
+    for m, form in KNOWN:
         chosen = select(rows, momentum=m, form=form)
-        limits[m, form] = {float(row["delay"]): float(row["limit"]) for row in chosen}
-        tau, limit = np.log([list(part)[-5:] for part in (limits[m, form], limits[m, form].values())])
+        limits[m, form] = chosen.set_index("delay")["limit"]
+        tau, limit = np.log(chosen[["delay", "limit"]].to_numpy(float)[-5:].T)
         slope = float(np.polyfit(tau, limit, 1)[0])
         name = f"{form} momentum {m:g}" if m else "no momentum"
         effects.append(Effect(name, "power of τ, long delays", (slope,), (-1.15, -0.85), exact=True))
-    shifted, ordinary = limits[0.9, "shifted"], limits[0.9, "ordinary"]
-    delayed = tuple(shifted[tau] / ordinary[tau] for tau in shifted if tau)
-    effects.append(
-        Effect("all delays", "limit of shifted / ordinary momentum", delayed, (1.0, np.inf), exact=True)
-    )
-    return effects
+    more = (limits[0.9, "shifted"] / limits[0.9, "ordinary"]).drop(0)
+    what = "limit of shifted / ordinary momentum"
+    return [*effects, Effect("all delays", what, tuple(more.tolist()), (1.0, np.inf), exact=True)]
 
 
 _EXACT = "from the characteristic polynomial; nothing is trained"
 figure(
-    "delay-boundary",
-    "Delay-2019",
-    "the largest stable ηλ against delay, three forms of momentum",
+    "delay-boundary", "Delay-2019", "the largest stable ηλ against delay, three forms of momentum",
     "At high delay the rate must be inversely proportional to it; momentum should be off, or shifted.",
-    lambda scale: {},
-    _judge_boundary,
-    smoke=_EXACT,
-    laptop=_EXACT,
-    paper=_EXACT,
-)(_boundary)
+    lambda scale: {}, _judge_boundary, smoke=_EXACT, laptop=_EXACT,
+)(_boundary)  # fmt: skip
 
+# ---- Which rates leave a minimum
 
-# ---- Delay-2019: minima stability
+DELAYS_TRIED = [0, 1, 2, 4, 8, 16, 32]
 
 
 def _minimum(scale: Scale) -> Runs:
@@ -121,81 +106,63 @@ def _minimum(scale: Scale) -> Runs:
     }
 
 
-def _minima_of(work: Work, key: str) -> Minima:
-    delays, tol = work.pick([0, 4], DELAYS_TRIED, DELAYS_TRIED), work.pick(0.3, 0.07, 0.07)
-    point = work.last(key)
-    decay = float(recipe_of(work.end(key)).optimizer["weight_decay"])
+def _minima_of(context: Context, key: str, run: Checkpoint) -> Minima:
+    delays, tol = context.pick([0, 4], DELAYS_TRIED, DELAYS_TRIED), context.pick(0.3, 0.07, 0.07)
+    point, decay = context.last(key), float(recipe_of(run).optimizer["weight_decay"])
 
     def make() -> Minima:
-        problem = work.problem(point, "train")
+        problem = context.problem(point, "train")
         return minima(problem, delays, weight_decay=decay, tol=tol, split="train", label=point.label)
 
-    return work.cached(Minima, point, {"delays": delays, "tol": tol}, make, (minima,))[0]
+    return context.cached(Minima, point, {"delays": delays, "tol": tol}, make, (minima,))[0]
 
 
-def _delay_minima(work: Work) -> Drawing:
+def _delay_minima(context: Context) -> Drawing:
     """Full-batch training with delay, close to a trained minimum: the largest rate that stays there."""
-    results = {work.end(key).seed: _minima_of(work, key) for key in work.runs}
-    first = results[0]
-    forms = ("no momentum", f"momentum {first.momentum:g}", f"shifted momentum {first.momentum:g}")
-    rows: list[dict[str, Any]] = [
-        {
-            "seed": seed,
-            "delay": int(tau),
-            "form": form,
-            "largest_lr_that_stays": float(result.boundary[f, k]),
-            "predicted_lr": float(result.predicted[f, k]),
-            "ratio": float(result.boundary[f, k] / result.predicted[f, k]),
-        }
-        for seed, result in results.items()
-        for f, form in enumerate(forms)
-        for k, tau in enumerate(result.delay)
-    ]
-    ratio = {form: [r["ratio"] for r in rows if r["form"] == form] for form in forms}
-    worst = max(abs(r["ratio"] - 1) for r in rows)
+    results: list[Minima] = []
+
+    def measure(key: str, run: Checkpoint) -> list[dict[str, Any]]:
+        results.append(found := _minima_of(context, key, run))
+        forms = ("no momentum", f"momentum {found.momentum:g}", f"shifted momentum {found.momentum:g}")
+        return [
+            {
+                "delay": int(tau),
+                "form": form,
+                "largest_lr_that_stays": float(found.boundary[f, k]),
+                "predicted_lr": float(found.predicted[f, k]),
+                "ratio": float(found.boundary[f, k] / found.predicted[f, k]),
+            }
+            for f, form in enumerate(forms)
+            for k, tau in enumerate(found.delay)
+        ]
+
+    rows, many = context.table("gd", {}, measure), len(results)
     return Drawing(
-        {"": plots.draw([first])},
+        {"": plots.draw(results[:1])},
         rows,
-        [
-            Compared(f"largest rate that stays / predicted, {form}", summary(v, ".3f"), "1")
-            for form, v in ratio.items()
-        ],
-        f"With delay, the largest stable rate is within {100 * worst:.0f}% of the prediction; all three "
-        f"forms, delays {int(first.delay.min())} to {int(first.delay.max())}, {len(results)} "
-        f"seed{'s' * (len(results) > 1)}. The picture is of the first.",
+        compare(rows, "largest rate that stays / predicted, {form}", "ratio", paper="1", form=".3f"),
+        f"With delay, the largest stable rate is within {100 * (rows['ratio'] - 1).abs().max():.0f}% of the "
+        f"prediction; all three forms, delays {rows['delay'].min()} to {rows['delay'].max()}, {many} "
+        f"seed{'s' * (many > 1)}. The picture is of the first.",
     )
 
 
 def _judge_minima(rows: Rows) -> list[Effect]:
-    effects = []
-    for form, tau in dict.fromkeys(zip(column(rows, "form"), column(rows, "delay"), strict=True)):
-        effects.append(
-            measured(
-                f"{form}, delay {tau:g}",
-                "largest rate that stays / predicted",
-                functools.partial(_ratios, rows, form, tau),
-                (0.8, 1.25),
-                ratio=True,
-            )
+    return [
+        measured(
+            f"{form}, delay {tau:g}",
+            "largest rate that stays / predicted",
+            lambda form=form, tau=tau: by_seed(rows, "ratio", form=form, delay=tau).values(),  # type: ignore[misc]
+            (0.8, 1.25),
+            ratio=True,
         )
-    return effects
+        for form, tau in settings(rows, "form", "delay")
+    ]
 
 
-def _ratios(rows: Rows, form: str, tau: float) -> list[float]:
-    return list(by_seed(rows, "ratio", form=form, delay=tau).values())
-
-
-DELAYS_TRIED = [0, 1, 2, 4, 8, 16, 32]
 _SETTING = "MNIST's first 1,000 images, 784-50-50-10, weight decay 0.005, full-batch gradients"
 figure(
-    "delay-minima",
-    "Delay-2019",
-    "which rate leaves a minimum, against delay and momentum",
+    "delay-minima", "Delay-2019", "which rate leaves a minimum, against delay and momentum",
     "The delay decides with the learning rate which minima are accessible; the rule keeps them the same.",
-    _minimum,
-    _judge_minima,
-    smoke=SMOKE_NOTE,
-    laptop=f"{_SETTING}; three seeds; {OURS}",
-    paper=f"{_SETTING}; three seeds; {OURS}",
-    weights=True,
-)(_delay_minima)
+    _minimum, _judge_minima, laptop=f"{_SETTING}; three seeds; {OURS}", weights=True,
+)(_delay_minima)  # fmt: skip

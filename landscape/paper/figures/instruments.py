@@ -11,13 +11,11 @@ from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.core.hdf5 import Array
-from landscape.paper import verdicts
-from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure
-from landscape.paper.figures.edge_of_stability import SETTINGS
-from landscape.paper.figures.plateaus import COLORS, algorithm, named
-from landscape.paper.scales import SMOKE_NOTE, mnist, seeds_of
-from landscape.paper.verdicts import Effect, Rows, select
+from landscape.paper.context import Context, Runs, Scale, runs_of
+from landscape.paper.figure import Compared, Drawing, figure
+from landscape.paper.figures.edge import COLORS, SETTINGS, algorithm, named
+from landscape.paper.scales import mnist
+from landscape.paper.verdicts import Effect, Rows, need, select, settings
 from landscape.plots.picture import panels
 from landscape.plots.style import style
 
@@ -26,6 +24,8 @@ from landscape.plots.style import style
 # within half of the steps.
 LEARNERS, STEPS = 6, {198: 2000, 1998: 2000, 6000: 1000}
 MEASURED = (
+    "decompose.every=0",
+    "evaluate.every=500",
     "monitor.instruments=['lambda-max', 'batch-sharpness', 'noise-scale', 'disagreement']",
     "monitor.every=100",
     "monitor.draws=8",
@@ -48,69 +48,13 @@ SPREAD = (
     ("gradient_share", "share of the gradient in\n10 sharpest directions", "linear"),
     ("disagreement_cost", "½ tr(HC), what the\nspread costs (nat)", "log"),
 )
-
-
-def _runs(scale: Scale) -> Runs:
-    return {
-        f"{batch} {name}/{seed}": mnist(
-            scale, "fig2b-dpsgd", seed, f"batch={batch}", *algorithm(name), "decompose.every=0",
-            "evaluate.every=500", *MEASURED, steps=steps,
-        )
-        for (batch, steps), name in itertools.product(STEPS.items(), SETTINGS)
-        for seed in seeds_of(scale, 3)
-    }  # fmt: skip
-
-
-def measured(run: Checkpoint, column: str) -> Array:
-    """The values of a column at the steps at which instruments measured."""
-    at = np.isfinite(run.history["lambda_max"])
-    values: Array = run.history.get(column, np.full(len(at), np.nan))[at]  # a record has no empty columns
-    return values
-
-
-def plateau(runs: Sequence[Checkpoint], column: str) -> float:
-    """The median of a column over the second half of the runs; NaN where it was never computed."""
-    late = np.concatenate([measured(r, column)[measured(r, "step") > r.step / 2] for r in runs])
-    return float(np.median(late[np.isfinite(late)])) if np.isfinite(late).any() else float("nan")
-
-
-def noise_scale(runs: Sequence[Checkpoint], first: float, last: float) -> float:
-    """tr Σ/‖g‖², each averaged over the runs and their windows that end in (first, last]; NaN if ‖g‖² ≤ 0."""
-    parts = []
-    for column in ("noise_trace", "noise_norm2"):
-        values = [measured(r, column)[_within(measured(r, "step"), first, last)] for r in runs]
-        parts.append(float(np.nanmean(np.concatenate(values))))
-    return parts[0] / parts[1] if parts[1] > 0 else float("nan")
-
-
-def _within(steps: Array, first: float, last: float) -> Array:
-    inside: Array = (steps > first) & (steps <= last)
-    return inside
-
-
-def _instruments(work: Work) -> Drawing:
-    groups = {
-        (batch, name): work.group(f"{batch} {name}") for batch, name in itertools.product(STEPS, SETTINGS)
-    }
-    ends = {key: _end(runs) for key, runs in groups.items()}
-    with style():
-        pictures = {"": _picture(groups, SHARPNESS), "-disagreement": _picture(groups, SPREAD)}
-        if work.scale != "smoke":
-            pictures["-disagreement"].suptitle(_spread(ends))
-    return Drawing(
-        pictures,
-        [row for key, runs in groups.items() for run in runs for row in _rows(*key, run)],
-        [
-            Compared(
-                f"nB = {batch}, {named(name)} (limit {end['limit']:.2f}): {'; '.join(FORMS)}", _numbers(end)
-            )
-            for (batch, name), end in ends.items()
-        ],
-        _conclusion(ends),
-    )
-
-
-# What the table of the gallery has of each setting: the name and the format of each column.
+# The columns of the CSV after the step.
+COLUMNS = (
+    "lr_lambda_max", "lr_lambda_limit", "lr_batch_sharpness", "batch_sharpness_se",
+    "lr_learner_batch_sharpness", "learner_batch_sharpness_se", "noise_trace", "noise_norm2",
+    "spread_share", "spread_share_se", "gradient_share", "disagreement_cost", "disagreement_cost_se",
+)  # fmt: skip
+# What the gallery's table has of each setting: the name and the format of each column.
 FORMS = {
     "ηλ_max": ("lr_lambda_max", ".2f"),
     "η × batch sharpness at w_a": ("lr_batch_sharpness", ".2f"),
@@ -120,64 +64,100 @@ FORMS = {
     "of the gradient": ("gradient_share", ".2f"),
     "½ tr(HC)": ("disagreement_cost", ".2g"),
 }
+FORM, AXES = "{batch} {setting}", {"batch": STEPS, "setting": SETTINGS}
 
 
-def _numbers(end: dict[str, float]) -> str:
-    return "; ".join(f"{end[c]:{form}}" if np.isfinite(end[c]) else "–" for c, form in FORMS.values())
+def _runs(scale: Scale) -> Runs:
+    return runs_of(
+        FORM,
+        AXES,
+        range(1 if scale == "smoke" else 3),
+        lambda batch, setting, seed: mnist(
+            scale, "fig2b-dpsgd", seed, f"batch={batch}", algorithm(setting), *MEASURED, steps=STEPS[batch]
+        ),
+    )
 
 
-def _end(runs: Sequence[Checkpoint]) -> dict[str, float]:
-    """The plateau of a setting, over its seeds."""
-    columns = ("lr_lambda_max", *(column for column, _, _ in (*SHARPNESS[:2], *SPREAD)))
-    values = {column: plateau(runs, column) for column in columns}
-    step = runs[0].step
-    return values | {"noise_scale": noise_scale(runs, step / 2, step), "limit": _limit(runs)}
+def _measured(key: str, run: Checkpoint) -> list[dict[str, Any]]:
+    """A row for each step at which instruments measured; a record has no empty columns."""
+    at, none = np.isfinite(run.history["lambda_max"]), np.full(len(run.history["step"]), np.nan)
+    table = np.array([run.history.get(column, none)[at] for column in COLUMNS]).T.tolist()
+    steps = run.history["step"][at].astype(int).tolist()
+    return [{"step": t, **dict(zip(COLUMNS, row, strict=True))} for t, row in zip(steps, table, strict=True)]
+
+
+def _late(rows: Rows) -> Rows:
+    """The second half of each run."""
+    need(rows, "batch", "setting", "seed", "step")
+    last = rows.groupby(["batch", "setting", "seed"])["step"].transform("max")
+    return rows[rows["step"] > last / 2]
+
+
+def _ends(rows: Rows) -> Rows:
+    """By batch and setting the medians over the second half of all seeds; of the noise scale, of means."""
+    groups = _late(rows).groupby(["batch", "setting"], sort=False)
+    ends = groups[list(COLUMNS)].median()
+    ends["noise_scale"] = _ratio(groups[["noise_trace", "noise_norm2"]].mean())
+    return ends.assign(limit=groups["lr_lambda_limit"].max())
+
+
+def _ratio(means: Rows) -> Any:
+    """tr Σ/‖g‖² of the means of both; NaN if ‖g‖² ≤ 0."""
+    return means["noise_trace"] / means["noise_norm2"].where(means["noise_norm2"] > 0)
+
+
+def _instruments(context: Context) -> Drawing:
+    rows = context.table(FORM, AXES, _measured)
+    ends = _ends(rows)
+    with style():
+        pictures = {"": _picture(rows, ends, SHARPNESS), "-disagreement": _picture(rows, ends, SPREAD)}
+        if context.scale != "smoke":
+            pictures["-disagreement"].suptitle(_spread(ends))
+    compared = []
+    for (batch, name), end in ends.iterrows():
+        values = [f"{end[c]:{form}}" if np.isfinite(end[c]) else "–" for c, form in FORMS.values()]
+        what = f"nB = {batch}, {named(name)} (limit {end['limit']:.2f}): {'; '.join(FORMS)}"
+        compared.append(Compared(what, "; ".join(values)))
+    return Drawing(pictures, rows, compared, _conclusion(ends))
 
 
 def _judge(rows: Rows) -> list[Effect]:
     """At the smallest batch, by how much batch sharpness is nearer to the limit than λ_max, by setting."""
-    low, effects = min(STEPS), []
-    columns = ("lr_lambda_max", "lr_batch_sharpness", "lr_lambda_limit")
+    low, late, effects = min(STEPS), _late(rows), []
+    what = "how much nearer batch sharpness is to the limit than λ_max (logarithm of the ratio)"
+    columns = ["lr_lambda_max", "lr_batch_sharpness", "lr_lambda_limit"]
+    need(rows, *columns)
     for name in SETTINGS:
-        chosen, gains = select(rows, batch=float(low), setting=name), []
-        for seed in sorted(set(verdicts.column(chosen, "seed"))) if chosen else []:
-            of_seed = select(chosen, seed=seed)
-            late = [row for row in of_seed if row["step"] > max(verdicts.column(of_seed, "step")) / 2]
-            middle = {c: np.nanmedian(verdicts.column(late, c)) for c in columns}
-            with np.errstate(invalid="ignore"):  # a negative one has no ratio to the limit: not tested
-                off = [abs(np.log(middle[c] / middle["lr_lambda_limit"])) for c in columns[:2]]
-            gains.append(float(off[0] - off[1]))
-        what = "how much nearer batch sharpness is to the limit than λ_max (logarithm of the ratio)"
-        effects.append(Effect(f"nB = {low}, {named(name)}", what, tuple(gains)))
+        middle = select(late, batch=low, setting=name).groupby("seed")[columns].median()
+        with np.errstate(invalid="ignore"):  # a negative one has no ratio to the limit: not tested
+            off = np.abs(np.log(middle[columns[:2]].div(middle[columns[2]], axis=0)))
+        gains = tuple((off[columns[0]] - off[columns[1]]).tolist())
+        effects.append(Effect(f"nB = {low}, {named(name)}", what, gains))
     return effects
 
 
-def _conclusion(ends: dict[tuple[int, str], dict[str, float]]) -> str:
+def _conclusion(ends: Rows) -> str:
     """What came out."""
-    low = min(STEPS)
+    low, columns = min(STEPS), ["lr_lambda_max", "lr_batch_sharpness", "lr_learner_batch_sharpness"]
+    of_limit = ends[columns].div(ends["limit"], axis=0)
+    with np.errstate(invalid="ignore"):  # a negative one is not near
+        off = np.abs(np.log(of_limit))
 
-    def off(end: dict[str, float], column: str) -> float:
-        """The distance from the limit, as the logarithm of a ratio."""
-        return float(abs(np.log(end[column] / end["limit"])))
-
-    def nearer(column: str, found: Sequence[dict[str, float]]) -> str:
+    def nearer(column: str, found: Rows) -> str:
         """In how many settings the column is nearer to the limit than ηλ_max."""
-        return (
-            f"{sum(off(end, column) < off(end, 'lr_lambda_max') for end in found)} of {len(found)} settings"
-        )
+        return f"{(found[column] < found['lr_lambda_max']).sum()} of {len(found)} settings"
 
     def ratios(order: str, column: str) -> str:
         """The range of a column's plateau in units of SSGD's, over batches and mixings."""
-        found = [end[column] / ends[batch, "SSGD"][column] for (batch, n), end in ends.items() if order in n]
-        return f"{np.nanmin(found):.2g} to {np.nanmax(found):.2g}"
+        found = ends[column] / ends[column].xs("SSGD", level="setting")
+        found = found[[order in setting for _, setting in found.index]]
+        return f"{found.min():.2g} to {found.max():.2g}"
 
-    small = [end for (batch, _), end in ends.items() if batch == low]
-    ssgd, columns = ends[low, "SSGD"], ("lr_lambda_max", "lr_batch_sharpness", "lr_learner_batch_sharpness")
-    plain, total, own = (ssgd[column] / ssgd["limit"] for column in columns)
+    plain, total, own = of_limit.loc[low, "SSGD"]
     return (
         f"With the learners' own batches of {low // LEARNERS} samples, batch sharpness is nearer to the "
-        f"limit than λ_max in {nearer(columns[2], small)}; at w_a with the total batch it is in "
-        f"{nearer(columns[1], list(ends.values()))}. At nB = {low}, the second half of SSGD's training is at "
+        f"limit than λ_max in {nearer(columns[2], off.loc[[low]])}; at w_a with the total batch it is in "
+        f"{nearer(columns[1], off)}. At nB = {low}, the second half of SSGD's training is at "
         f"{plain:.2f} of the limit by λ_max, {total:.2f} by batch sharpness at w_a, {own:.2f} by that of "
         f"the learners' batches. DPSGD's noise scale is {ratios('AWC', 'noise_scale')} times SSGD's in AWC "
         f"order, {ratios('ATC', 'noise_scale')} times in ATC order. {_spread(ends)}, which costs "
@@ -185,44 +165,25 @@ def _conclusion(ends: dict[tuple[int, str], dict[str, float]]) -> str:
     )
 
 
-def _spread(ends: dict[tuple[int, str], dict[str, float]]) -> str:
+def _spread(ends: Rows) -> str:
     """The finding of the second picture."""
-    shares = [end["spread_share"] for end in ends.values() if np.isfinite(end["spread_share"])]
-    return (
-        f"The 10 sharpest directions have {min(shares):.2f} to {max(shares):.2f} of the learners' spread"
-        if shares
-        else "The learners have no spread"
-    )
+    low, high = ends["spread_share"].min(), ends["spread_share"].max()
+    if np.isnan(low):
+        return "The learners have no spread"
+    return f"The 10 sharpest directions have {low:.2f} to {high:.2f} of the learners' spread"
 
 
-def _rows(batch: int, name: str, run: Checkpoint) -> list[dict[str, Any]]:
-    """A row for each step at which instruments measured."""
-    columns = (
-        "lr_lambda_max", "lr_lambda_limit", "lr_batch_sharpness", "batch_sharpness_se",
-        "lr_learner_batch_sharpness", "learner_batch_sharpness_se", "noise_trace", "noise_norm2",
-        "spread_share", "spread_share_se", "gradient_share", "disagreement_cost", "disagreement_cost_se",
-    )  # fmt: skip
-    table = {column: measured(run, column) for column in ("step", *columns)}
-    known = {"batch": batch, "setting": name, "seed": run.seed}
-    return [
-        known | {"step": int(table["step"][k])} | {c: float(table[c][k]) for c in columns}
-        for k in range(len(table["step"]))
-    ]
-
-
-def _picture(
-    groups: dict[tuple[int, str], list[Checkpoint]], shown: Sequence[tuple[str, str, str]]
-) -> Picture:
+def _picture(rows: Rows, ends: Rows, shown: Sequence[tuple[str, str, str]]) -> Picture:
     """A row of panels for each quantity, a column for each batch, a line for each setting."""
     picture, axes = panels(len(shown), len(STEPS), 3.9, 2.6, sharey="row")
     for k, ((column, label, scale), batch) in enumerate(itertools.product(shown, STEPS)):
         ax = axes[k]
-        for name in SETTINGS:
+        for name in settings(rows, "setting"):
             color, ls = COLORS[name.split()[0]], "--" if name.endswith("ATC") else "-"
-            steps, values = _curve(groups[batch, name], column)
-            ax.plot(steps, values, color=color, ls=ls, lw=1.4)
+            curve = _curve(select(rows, batch=batch, setting=name), column)
+            ax.plot(curve.index, curve, color=color, ls=ls, lw=1.4)
             if column.startswith("lr_"):
-                ax.axhline(_limit(groups[batch, name]), color=color, lw=1.0, ls=":")
+                ax.axhline(ends["limit"][batch, name], color=color, lw=1.0, ls=":")
         if column == "noise_scale":
             ax.axhline(batch, color="#555555", lw=1.0, ls=":")
         ax.set_yscale(scale)
@@ -240,35 +201,23 @@ def _picture(
     return picture
 
 
-def _limit(runs: Sequence[Checkpoint]) -> float:
-    return float(np.nanmax(measured(runs[0], "lr_lambda_limit")))
-
-
-def _curve(runs: Sequence[Checkpoint], column: str) -> tuple[Array, Array]:
-    """Steps, and the median over seeds; of the noise scale the ratio of means over seeds and WINDOWS."""
-    steps = np.unique(np.concatenate([measured(run, "step") for run in runs]))
+def _curve(rows: Rows, column: str) -> Any:
+    """The median over seeds by step; of the noise scale the ratio of means over seeds and WINDOWS."""
+    by_step = rows.groupby("step")
     if column == "noise_scale":
-        width = WINDOWS * (steps[1] - steps[0])
-        return steps, np.array([noise_scale(runs, step - width, step) for step in steps])
-    found = [dict(zip(measured(r, "step"), measured(r, column), strict=True)) for r in runs]
-    table = np.array([[curve.get(step, np.nan) for step in steps] for curve in found])
+        parts = by_step[["noise_trace", "noise_norm2"]]
+        sums, counts = (each.rolling(WINDOWS, min_periods=1).sum() for each in (parts.sum(), parts.count()))
+        return _ratio(sums / counts)
     if column == "disagreement_cost":  # of learners that agree it is rounding
-        agree = [np.isnan(measured(r, "spread_share")).all() for r in runs]
-        table[agree] = np.nan
-    known = np.isfinite(table).any(0)
-    return steps[known], np.nanmedian(table[:, known], 0)
+        agree = rows.groupby("seed")["spread_share"].transform("count") == 0
+        return rows[column].mask(agree).groupby(rows["step"]).median().dropna()
+    return by_step[column].median().dropna()
 
 
 figure(
-    "instruments",
-    "Further analyses",
-    "batch sharpness, noise scale and disagreement along training, MNIST",
+    "instruments", "Further analyses", "batch sharpness, noise scale and disagreement along training, MNIST",
     "With small batches batch sharpness, not λ_max, settles at the limit (Andreyev and Beneventano, for "
     "plain SGD; other rules are ours). Beside it the noise scale (McCandlish et al. 2018), and how much of "
     "the learners' disagreement lies along the sharpest directions.",
-    _runs,
-    _judge,
-    smoke=SMOKE_NOTE,
-    laptop=NOTE,
-    paper=NOTE,
-)(_instruments)
+    _runs, _judge, laptop=NOTE,
+)(_instruments)  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 
 from landscape.core.errors import InputError
 from landscape.core.numerics import numerics
-from landscape.models.saddle import Saddle
+from landscape.models.analytic import Saddle
 from landscape.results.escape import Escape
 from landscape.train.loop import Hooks, Trainer
 from landscape.train.recipe import read

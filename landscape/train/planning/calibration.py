@@ -8,8 +8,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from landscape.train.distributed.children import loopback
 from landscape.train.distributed.comm import Comm
 from landscape.train.distributed.exchange import Plan
 from landscape.train.loop import Trainer
-from landscape.train.planning.run_time import Link
+from landscape.train.planning.plan import Costs, Link
 from landscape.train.randomness import generator
 from landscape.train.recipe import Recipe, from_values, parse
 from landscape.train.recipe_tables import Decompose, Evaluate
@@ -34,25 +33,6 @@ from landscape.train.recipe_tables import Decompose, Evaluate
 SECONDS, TIMES = 1.0, 5
 # How long processes wait for each other (ours: programs start, and data is read, on a busy machine).
 TIMEOUT = datetime.timedelta(seconds=300)
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds that a worker computes for its learners' local batches, as measured by :func:`calibrate`.
-
-    ``gradient``: minibatch, gradient and the optimizer's direction. ``update``: the rest of a step with
-    nothing to exchange. ``mix``: to mix in one received learner. ``noise``: SSGD*'s draw. ``draw``: one index
-    of a minibatch; every process draws those of all learners. ``size``: bytes of one learner.
-    """
-
-    gradient: float
-    update: float
-    mix: float
-    noise: float
-    draw: float
-    parameters: int
-    size: int
-    linear: bool
 
 
 def calibrate(
@@ -80,9 +60,11 @@ def calibrate(
     Raises:
         InputError, FailedError: as reading the data and building the model do.
     """
-    trainer = Trainer(
-        _without_moving(recipe, learners_per_worker, local_batch), device=device, data_dir=data_dir
-    )
+    still = dataclasses.replace(  # its rate is so small that the weights stay where they are
+        recipe, learners=learners_per_worker, batch=learners_per_worker * local_batch, lr=1e-12, steps=10**9,
+        algorithm={"name": "ssgd"}, decompose=Decompose(every=0), evaluate=Evaluate(every=0),
+    )  # fmt: skip
+    trainer = Trainer(still, device=device, data_dir=data_dir)
     trainer.rule = rule = _Clocked(learners_per_worker, recipe.seed, trainer.train.device)
     trainer.comm = rule.comm = _Alone(learners_per_worker)
     weights = trainer.weights
@@ -90,23 +72,30 @@ def calibrate(
     four = Plan([0, 1, 2, 3], [], torch.eye(learners_per_worker), torch.full((learners_per_worker, 4), 0.25))
     received, out = weights[:1].repeat(4, 1), torch.empty_like(weights)
 
-    def step() -> float:
+    def step() -> None:
         trainer._step(trainer.step + 1)
         trainer.history.rows.clear()
-        return rule.gradient
 
     def mix() -> None:
         four.apply(weights, received, out)
 
     def noise() -> None:
-        draw = torch.randn(width, generator=generator(0, "noise", 1))
-        torch.add(weights, draw.to(weights), alpha=0.1)
+        drawn = torch.randn(width, generator=generator(0, "noise", 1))
+        torch.add(weights, drawn.to(weights), alpha=0.1)
 
     def draw() -> None:
         torch.randint(trainer.train.samples, (1000, 100), generator=generator(0, "batch", 1))
 
     ready()
-    gradient, update, mixing, noisy, drawing = _medians(rule.now, step, (mix, noise, draw))
+    rows, begun = list[list[float]](), time.perf_counter()
+    while len(rows) <= TIMES or time.perf_counter() - begun < SECONDS:
+        clocks = [rule.now()]
+        for call in (step, mix, noise, draw):
+            call()
+            clocks.append(rule.now())
+        whole, *parts = np.diff(clocks).tolist()
+        rows.append([rule.gradient, whole - rule.gradient, *parts])
+    gradient, update, mixing, noisy, drawing = np.median(rows[1:], axis=0).tolist()  # the first warms up
     return Costs(
         gradient=gradient,
         update=update,
@@ -117,39 +106,6 @@ def calibrate(
         size=width * weights.element_size(),
         linear=trainer.optimizer.linear,
     )
-
-
-def _without_moving(recipe: Recipe, learners: int, local_batch: int) -> Recipe:
-    """``recipe`` for the learners of one worker, its rate so small that the weights stay where they are."""
-    return dataclasses.replace(
-        recipe,
-        learners=learners,
-        batch=learners * local_batch,
-        lr=1e-12,
-        steps=10**9,
-        algorithm={"name": "ssgd"},
-        decompose=Decompose(every=0),
-        evaluate=Evaluate(every=0),
-    )
-
-
-def _medians(
-    now: Callable[[], float], step: Callable[[], float], work: Sequence[Callable[[], None]]
-) -> list[float]:
-    """Median seconds of a step's gradient, which ``step`` returns, of its rest, and of each of ``work``."""
-    rows: list[list[float]] = []
-    begun = time.perf_counter()
-    while len(rows) <= TIMES or time.perf_counter() - begun < SECONDS:
-        clocks = [now()]
-        gradient = step()
-        clocks.append(now())
-        for call in work:
-            call()
-            clocks.append(now())
-        whole, *parts = np.diff(clocks).tolist()
-        rows.append([gradient, whole - gradient, *parts])
-    medians: list[float] = np.median(rows[1:], axis=0).tolist()  # the first warms up
-    return medians
 
 
 class _Alone(Comm):
@@ -200,22 +156,17 @@ def calibrate_at_once(
     They share its cores and its memory as the workers of one machine do, with as many threads each as
     ``landscape train --nproc`` gives them. Raises FailedError where they cannot meet.
     """
-    means = _at_once(
-        processes,
-        "calibrate",
-        [recipe.to_toml(), learners_per_worker, local_batch, data_dir and os.fspath(data_dir)],
-        "--per-machine",
-    )
-    linear, size, parameters = (means.pop(name) for name in ("linear", "size", "parameters"))
-    return Costs(**means, linear=bool(linear), size=int(size), parameters=int(parameters))
+    arguments = [recipe.to_toml(), learners_per_worker, local_batch, data_dir and os.fspath(data_dir)]
+    means: dict[str, Any] = _at_once(processes, "calibrate", arguments, "--per-machine")
+    whole = {"linear": bool(means["linear"]), **{n: int(means[n]) for n in ("size", "parameters")}}
+    return Costs(**(means | whole))
 
 
 def _calibrate(
     rank: int, processes: int, toml: str, learners_per_worker: int, local_batch: int, data_dir: Any
 ) -> dict[str, float]:
-    recipe = from_values(parse(toml, "recipe"))
-    costs = calibrate(recipe, learners_per_worker, local_batch, data_dir=data_dir, ready=dist.barrier)
-    return dataclasses.asdict(costs)
+    recipe, ready = from_values(parse(toml, "recipe")), dist.barrier
+    return vars(calibrate(recipe, learners_per_worker, local_batch, data_dir=data_dir, ready=ready))
 
 
 def measure_link(size: int, processes: int = 2) -> Link:
@@ -234,13 +185,9 @@ def _exchange(rank: int, processes: int, size: int) -> dict[str, float]:
         seconds = []
         for _ in range(times):
             clock = time.perf_counter()
-            works = dist.batch_isend_irecv(
-                [
-                    dist.P2POp(dist.isend, sent, (rank + 1) % processes),
-                    dist.P2POp(dist.irecv, received, (rank - 1) % processes),
-                ]
-            )
-            for work in works:
+            to_next = dist.P2POp(dist.isend, sent, (rank + 1) % processes)
+            from_last = dist.P2POp(dist.irecv, received, (rank - 1) % processes)
+            for work in dist.batch_isend_irecv([to_next, from_last]):
                 work.wait()
             seconds.append(time.perf_counter() - clock)
         medians.append(statistics.median(seconds[1:]))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from landscape import plots
-from landscape.paper.figure import Compared, Drawing, Runs, Scale, Work, figure, summary, test_error
-from landscape.paper.verdicts import Effect, Rows, by_seed, difference
+from landscape.paper.context import Context, Runs, Scale, runs_of
+from landscape.paper.figure import Drawing, compare, figure, summary, test_error
+from landscape.paper.verdicts import Effect, Rows, difference_effect, pair
 from landscape.train import recipe
 
 NOTE = "all of it is ours"
@@ -23,17 +24,17 @@ def runs(scale: Scale) -> Runs:
         "data": {"name": "two-moons"},
         "evaluate": {"every": steps // 10},
     }
-    return {
-        f"{name}/{seed}": recipe.from_values({**values, "name": name, "seed": seed, "algorithm": algorithm})
-        for name, algorithm in ALGORITHMS.items()
-        for seed in range(2)
-    }
+
+    def make(name: str, seed: int) -> recipe.Recipe:
+        return recipe.from_values({**values, "name": name, "seed": seed, "algorithm": ALGORITHMS[name]})
+
+    return runs_of("{name}", {"name": ALGORITHMS}, range(2), make)
 
 
 def judge(rows: Rows) -> list[Effect]:
     """The verdict on the claim: by how much clipping lowers the test error, paired over the seeds."""
-    plain, clipped = (by_seed(rows, "test_error_percent", algorithm=name) for name in ALGORITHMS)
-    return [Effect("two moons", "test error, plain less clipped (points)", difference(plain, clipped))]
+    errors = pair(rows, "test_error_percent", algorithm=tuple(ALGORITHMS))
+    return [difference_effect("two moons", "test error, plain less clipped (points)", errors)]
 
 
 @figure(
@@ -43,20 +44,16 @@ def judge(rows: Rows) -> list[Effect]:
     "Clipped directions keep training stable at a large learning rate.",
     runs,
     judge,
-    smoke=NOTE,
     laptop=NOTE,
-    paper=NOTE,
 )
-def clipping(work: Work) -> Drawing:
+def clipping(context: Context) -> Drawing:
     """Training curves, and the test error at the end."""
-    ends = {name: work.group(name) for name in ALGORITHMS}
-    picture = plots.draw([end for group in ends.values() for end in group], title=work.figure.title)
-    errors = {name: [test_error(end) for end in group] for name, group in ends.items()}
-    rows = [
-        {"algorithm": name, "seed": seed, "test_error_percent": error}
-        for name, group in errors.items()
-        for seed, error in enumerate(group)
-    ]
-    compared = [Compared(f"test error of {name} (%)", summary(group)) for name, group in errors.items()]
-    text = ", ".join(f"{name} {summary(group)}%" for name, group in errors.items())
+    rows = context.table(
+        "{algorithm}", {"algorithm": ALGORITHMS}, lambda key, end: {"test_error_percent": test_error(end)}
+    )
+    ends = [end for name in ALGORITHMS for end in context.group(name)]
+    picture = plots.draw(ends, title="SSGD with and without clipping, two moons")
+    errors = rows.groupby("algorithm", sort=False)["test_error_percent"]
+    text = ", ".join(f"{name} {summary(values)}%" for name, values in errors)
+    compared = compare(rows, "test error of {algorithm} (%)", "test_error_percent")
     return Drawing({"": picture}, rows, compared, f"Test error: {text}.")

@@ -1,0 +1,420 @@
+"""The papers' convolutional networks in their CIFAR forms, and the layers that they share."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from landscape.core import registry
+from landscape.core.options import positive
+
+
+def scaled(channels: int, width: float) -> int:
+    """``channels`` times the multiplier ``width``, to the nearest even number, at least 2.
+
+    Even, because ShuffleNet halves it; all counts of the papers are even, so that width 1 changes none.
+    """
+    return max(2, 2 * round(channels * width / 2))
+
+
+def check(classes: int, width: float) -> None:
+    """Check the options that networks share.
+
+    Args:
+        classes: Number of classes. Source: that of the data set the network is for.
+        width: Multiplier of the numbers of channels or cells, for reduced networks. Source: ours; 1 is the
+            network as published.
+
+    Raises:
+        InputError: a number of classes or a width that is not allowed.
+
+    Example:
+        >>> check(classes=10, width=0.25)
+    """
+    positive("model.classes", classes, least=2)
+    positive("model.width", width)
+
+
+def conv_bn(
+    fan_in: int,
+    fan_out: int,
+    kernel: int = 1,
+    stride: int = 1,
+    *,
+    groups: int = 1,
+    bias: bool = False,
+    relu: bool = True,
+) -> nn.Sequential:
+    """Convolution with padding (kernel − 1)/2, BatchNorm, and ReLU unless ``relu`` is false."""
+    conv = nn.Conv2d(fan_in, fan_out, kernel, stride, kernel // 2, groups=groups, bias=bias)
+    return nn.Sequential(conv, nn.BatchNorm2d(fan_out), *([nn.ReLU()] if relu else []))
+
+
+def bn_conv(fan_in: int, fan_out: int, kernel: int = 1, stride: int = 1) -> nn.Sequential:
+    """The other order: BatchNorm, ReLU, convolution without a bias."""
+    conv = nn.Conv2d(fan_in, fan_out, kernel, stride, kernel // 2, bias=False)
+    return nn.Sequential(nn.BatchNorm2d(fan_in), nn.ReLU(), conv)
+
+
+class Residual(nn.Module):
+    """after(body(x) + shortcut(x))."""
+
+    def __init__(self, body: nn.Module, shortcut: nn.Module, after: nn.Module | None = None) -> None:
+        super().__init__()
+        self.body, self.shortcut, self.after = body, shortcut, after or nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.after(self.body(x) + self.shortcut(x))
+        return out
+
+
+class Branches(nn.Module):
+    """The outputs of several modules on one input, side by side as channels."""
+
+    def __init__(self, *branches: nn.Module) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([branch(x) for branch in self.branches], 1)
+
+
+class SqueezeExcite(nn.Module):
+    """Each channel times a gate in (0, 1) computed from all channels' means (Hu et al. 2018)."""
+
+    def __init__(self, channels: int, reduced: int) -> None:
+        super().__init__()
+        self.gate = nn.Sequential(
+            nn.Conv2d(channels, reduced, 1), nn.ReLU(), nn.Conv2d(reduced, channels, 1), nn.Sigmoid()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        gated: Tensor = x * self.gate(x.mean((2, 3), keepdim=True))
+        return gated
+
+
+class Head(nn.Sequential):
+    """Mean over the image, then a linear layer: (B, C, H, W) -> logits (B, classes)."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+
+
+@registry.models.add("lenet-5")
+def lenet5(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+    """LeNet-5 (LeCun et al. 1998) for (B, 3, 32, 32), with ReLU and max-pooling in place of the originals."""
+    check(classes, width)
+    a, b, c, d = (scaled(n, width) for n in (6, 16, 120, 84))
+    return nn.Sequential(
+        nn.Conv2d(3, a, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(a, b, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(b * 25, c), nn.ReLU(), nn.Linear(c, d), nn.ReLU(), nn.Linear(d, classes),
+    )  # fmt: skip
+
+
+@registry.models.add("vgg-19")
+def vgg19(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+    """VGG-19 (Simonyan & Zisserman 2015) with BatchNorm and one linear layer: (B, 3, H, W) -> (B, classes).
+
+    H and W at least 32, for the five poolings. That is the form whose size Table 1 of DPSGD-2020 gives.
+    """
+    check(classes, width)
+    channels, layers = 3, list[nn.Module]()
+    for base, count in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
+        for _ in range(count):
+            layers.append(conv_bn(channels, scaled(base, width), 3, bias=True))
+            channels = scaled(base, width)
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, Head(channels, classes))
+
+
+def _projection(fan_in: int, fan_out: int, stride: int) -> nn.Module:
+    """1×1 convolution and BatchNorm where the shape changes, else the identity."""
+    if stride == 1 and fan_in == fan_out:
+        return nn.Identity()
+    return conv_bn(fan_in, fan_out, 1, stride, relu=False)
+
+
+class _Pad(nn.Module):
+    """A shortcut without parameters: every second pixel, and channels of zeros (He et al. 2016, option A)."""
+
+    def __init__(self, extra: int) -> None:
+        super().__init__()
+        self.extra = extra
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.extra))
+
+
+def _basic(fan_in: int, fan_out: int, stride: int, shortcut: nn.Module) -> Residual:
+    body = nn.Sequential(conv_bn(fan_in, fan_out, 3, stride), conv_bn(fan_out, fan_out, 3, relu=False))
+    return Residual(body, shortcut, nn.ReLU())
+
+
+@registry.models.add("resnet-18")
+def resnet18(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+    """ResNet-18 (He et al. 2016) with a 3×3 stem and no max-pooling: images (B, 3, H, W) -> (B, classes)."""
+    check(classes, width)
+    channels = scaled(64, width)
+    layers: list[nn.Module] = [conv_bn(3, channels, 3)]
+    for base, first in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        for stride in (first, 1):
+            fan_out = scaled(base, width)
+            layers.append(_basic(channels, fan_out, stride, _projection(channels, fan_out, stride)))
+            channels = fan_out
+    return nn.Sequential(*layers, Head(channels, classes))
+
+
+@registry.models.add("resnet-20")
+def resnet20(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+    """ResNet-20 for CIFAR (He et al. 2016, section 4.2): shortcuts without parameters, 0.27 million."""
+    check(classes, width)
+    channels = scaled(16, width)
+    layers: list[nn.Module] = [conv_bn(3, channels, 3)]
+    for base, first in ((16, 1), (32, 2), (64, 2)):
+        for stride in (first, 1, 1):
+            fan_out = scaled(base, width)
+            shortcut = nn.Identity() if stride == 1 else _Pad(fan_out - channels)
+            layers.append(_basic(channels, fan_out, stride, shortcut))
+            channels = fan_out
+    return nn.Sequential(*layers, Head(channels, classes))
+
+
+class _PreActivation(nn.Module):
+    """BatchNorm and ReLU before each convolution; where the shape changes the shortcut comes after the first
+    of them. Squeeze-excitation gates the sum's second half."""
+
+    def __init__(self, fan_in: int, fan_out: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.BatchNorm2d(fan_in), nn.ReLU())
+        changes = stride != 1 or fan_in != fan_out
+        self.shortcut = nn.Conv2d(fan_in, fan_out, 1, stride, bias=False) if changes else None
+        self.body = nn.Sequential(
+            nn.Conv2d(fan_in, fan_out, 3, stride, 1, bias=False),
+            bn_conv(fan_out, fan_out, 3),
+            SqueezeExcite(fan_out, max(1, fan_out // 16)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        out: Tensor = self.body(h) + (x if self.shortcut is None else self.shortcut(h))
+        return out
+
+
+@registry.models.add("senet-18")
+def senet18(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+    """Pre-activation ResNet-18 (He et al. 2016b) with squeeze-excitation (Hu et al. 2018), reduction 16.
+
+    No BatchNorm before the head: that is the form whose size Table 1 of DPSGD-2020 gives.
+    """
+    check(classes, width)
+    channels = scaled(64, width)
+    layers: list[nn.Module] = [conv_bn(3, channels, 3)]
+    for base, first in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        for stride in (first, 1):
+            layers.append(_PreActivation(channels, scaled(base, width), stride))
+            channels = scaled(base, width)
+    return nn.Sequential(*layers, Head(channels, classes))
+
+
+@registry.models.add("resnext-29")
+def resnext29(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+    """ResNeXt-29, 2×64d (Xie et al. 2017): 2 groups, each of 64, 128 and 256 channels in the three stages.
+
+    The stem is 1×1 and blocks expand by 2: that is the form whose size Table 1 of DPSGD-2020 gives.
+    """
+    check(classes, width)
+    groups, channels = 2, scaled(64, width)
+    layers: list[nn.Module] = [conv_bn(3, channels, 1)]
+    for base, first in ((64, 1), (128, 2), (256, 2)):
+        inner = groups * scaled(base, width)
+        for stride in (first, 1, 1):
+            body = nn.Sequential(
+                conv_bn(channels, inner),
+                conv_bn(inner, inner, 3, stride, groups=groups),
+                conv_bn(inner, 2 * inner, relu=False),
+            )
+            layers.append(Residual(body, _projection(channels, 2 * inner, stride), nn.ReLU()))
+            channels = 2 * inner
+    return nn.Sequential(*layers, Head(channels, classes))
+
+
+@registry.models.add("densenet-121")
+def densenet121(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+    """DenseNet-121 (Huang et al. 2017), growth 32, compression ½, 3×3 stem: (B, 3, H, W) -> (B, classes).
+
+    The width scales the growth rate, and with it all that follows from it.
+    """
+    check(classes, width)
+    growth = scaled(32, width)
+    channels = 2 * growth
+    layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, padding=1, bias=False)]
+    for i, count in enumerate((6, 12, 24, 16)):
+        if i > 0:
+            layers += [bn_conv(channels, channels // 2), nn.AvgPool2d(2)]
+            channels //= 2
+        for _ in range(count):
+            new = nn.Sequential(bn_conv(channels, 4 * growth), bn_conv(4 * growth, growth, 3))
+            layers.append(Branches(new, nn.Identity()))
+            channels += growth
+    return nn.Sequential(*layers, nn.BatchNorm2d(channels), nn.ReLU(), Head(channels, classes))
+
+
+# Output channels: 1×1; 3×3 and the reduction before it; 5×5 and the reduction before it; after the pooling
+# (Szegedy et al. 2015, Table 1). None: max-pooling of stride 2.
+_PLAN = (
+    (64, 96, 128, 16, 32, 32),
+    (128, 128, 192, 32, 96, 64),
+    None,
+    (192, 96, 208, 16, 48, 64),
+    (160, 112, 224, 24, 64, 64),
+    (128, 128, 256, 24, 64, 64),
+    (112, 144, 288, 32, 64, 64),
+    (256, 160, 320, 32, 128, 128),
+    None,
+    (256, 160, 320, 32, 128, 128),
+    (384, 192, 384, 48, 128, 128),
+)
+
+
+@registry.models.add("googlenet")
+def googlenet(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+    """GoogLeNet (Szegedy et al. 2015) with BatchNorm, a 3×3 stem, each 5×5 as two 3×3, no auxiliary heads.
+
+    (B, 3, H, W) -> (B, classes). 6,166,250 parameters, 23.52 MiB; Table 1 of DPSGD-2020 has 23.53.
+    """
+    check(classes, width)
+    channels = scaled(192, width)
+    layers: list[nn.Module] = [conv_bn(3, channels, 3, bias=True)]
+    for plan in _PLAN:
+        if plan is None:
+            layers.append(nn.MaxPool2d(3, 2, 1))
+            continue
+        one, reduce3, three, reduce5, five, pooled = (scaled(n, width) for n in plan)
+        layers.append(
+            Branches(
+                conv_bn(channels, one, bias=True),
+                nn.Sequential(conv_bn(channels, reduce3, bias=True), conv_bn(reduce3, three, 3, bias=True)),
+                nn.Sequential(
+                    conv_bn(channels, reduce5, bias=True),
+                    conv_bn(reduce5, five, 3, bias=True),
+                    conv_bn(five, five, 3, bias=True),
+                ),
+                nn.Sequential(nn.MaxPool2d(3, 1, 1), conv_bn(channels, pooled, bias=True)),
+            )
+        )
+        channels = one + three + five + pooled
+    return nn.Sequential(*layers, Head(channels, classes))
+
+
+@registry.models.add("mobilenet")
+def mobilenet(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+    """MobileNet (Howard et al. 2017) with stride 1 in the stem: (B, 3, H, W) -> (B, classes)."""
+    check(classes, width)
+    channels = scaled(32, width)
+    layers: list[nn.Module] = [conv_bn(3, channels, 3)]
+    plan = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1))
+    for base, stride in plan:
+        layers += [
+            conv_bn(channels, channels, 3, stride, groups=channels),
+            conv_bn(channels, scaled(base, width)),
+        ]
+        channels = scaled(base, width)
+    return nn.Sequential(*layers, Head(channels, classes))
+
+
+def _inverted(fan_in: int, fan_out: int, stride: int, expansion: int, gate: bool) -> nn.Module:
+    """Expand, convolve depthwise, project; with a shortcut where the stride is 1."""
+    inner = expansion * fan_in
+    body = nn.Sequential(
+        conv_bn(fan_in, inner),
+        conv_bn(inner, inner, 3, stride, groups=inner),
+        conv_bn(inner, fan_out, relu=False),
+        *([SqueezeExcite(fan_out, max(1, fan_out // 16))] if gate else []),
+    )
+    if stride != 1:
+        return body
+    return Residual(body, nn.Identity() if fan_in == fan_out else conv_bn(fan_in, fan_out, relu=False))
+
+
+@registry.models.add("mobilenet-v2")
+def mobilenet_v2(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+    """MobileNetV2 (Sandler et al. 2018), ReLU for ReLU6, strides for 32×32: (B, 3, H, W) -> (B, classes).
+
+    Every block of stride 1 has a shortcut, a 1×1 convolution where the number of channels changes: that is
+    the form whose size Table 1 of DPSGD-2020 gives.
+    """
+    check(classes, width)
+    channels = scaled(32, width)
+    layers: list[nn.Module] = [conv_bn(3, channels, 3)]
+    for expansion, base, count, first in (
+        (1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2),
+        (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
+    ):  # fmt: skip
+        for i in range(count):
+            layers.append(_inverted(channels, scaled(base, width), first if i == 0 else 1, expansion, False))
+            channels = scaled(base, width)
+    last = scaled(1280, width)
+    return nn.Sequential(*layers, conv_bn(channels, last), Head(last, classes))
+
+
+@registry.models.add("efficientnet-b0")
+def efficientnet_b0(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+    """EfficientNet-B0 (Tan & Le 2019) in the early form of DPSGD-2020: (B, 3, H, W) -> (B, classes).
+
+    All depthwise kernels 3×3, ReLU, squeeze-excitation after the projection with out//16 channels, strides
+    2, 1, 2, 2, 1, 2, 2 after a stem of stride 1, no convolution before the head: 2,912,089 parameters.
+    """
+    check(classes, width)
+    channels = scaled(32, width)
+    layers: list[nn.Module] = [conv_bn(3, channels, 3)]
+    for expansion, base, count, first in (
+        (1, 16, 1, 2), (6, 24, 2, 1), (6, 40, 2, 2), (6, 80, 3, 2),
+        (6, 112, 3, 1), (6, 192, 4, 2), (6, 320, 1, 2),
+    ):  # fmt: skip
+        for i in range(count):
+            layers.append(_inverted(channels, scaled(base, width), first if i == 0 else 1, expansion, True))
+            channels = scaled(base, width)
+    return nn.Sequential(*layers, Head(channels, classes))
+
+
+class _Half(nn.Module):
+    """The first (0) or second (1) half of the channels."""
+
+    def __init__(self, which: int) -> None:
+        super().__init__()
+        self.which = which
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.chunk(2, 1)[self.which]
+
+
+def _body(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
+    return [
+        conv_bn(fan_in, fan_out),
+        conv_bn(fan_out, fan_out, 3, stride, groups=fan_out, relu=False),
+        conv_bn(fan_out, fan_out),
+    ]
+
+
+@registry.models.add("shufflenet-v2")
+def shufflenet_v2(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+    """ShuffleNetV2 1× (Ma et al. 2018), stem of stride 1, no max-pooling: (B, 3, H, W) -> (B, classes)."""
+    check(classes, width)
+    channels = scaled(24, width)
+    layers: list[nn.Module] = [conv_bn(3, channels, 3)]
+    for base, count in ((116, 4), (232, 8), (464, 4)):
+        half = scaled(base // 2, width)
+        first_half = nn.Sequential(
+            conv_bn(channels, channels, 3, 2, groups=channels, relu=False), conv_bn(channels, half)
+        )
+        layers += [Branches(first_half, nn.Sequential(*_body(channels, half, 2))), nn.ChannelShuffle(2)]
+        for _ in range(count - 1):
+            layers += [
+                Branches(_Half(0), nn.Sequential(_Half(1), *_body(half, half, 1))),
+                nn.ChannelShuffle(2),
+            ]
+        channels = 2 * half
+    last = scaled(1024, width)
+    return nn.Sequential(*layers, conv_bn(channels, last), Head(last, classes))

@@ -1,0 +1,423 @@
+"""What figures are made in: runs and analyses, each made once, and stored by the hash of what they depend on.
+
+A run is in FOLDER/runs/HASH, with the hash of its recipe, and its record in RECORDS/HASH.json; an analysis is
+in RECORDS/results/HASH.h5, with the hash of its runs, its settings and the version of its numerics. So
+figures share them, an interrupted computation resumes, and the records alone are enough to draw.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from landscape import data
+from landscape.analysis.contour import contour
+from landscape.analysis.hessian_grid import hessian_grid
+from landscape.analysis.planes import random_plane
+from landscape.checkpoint import run_folder
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.errors import FailedError
+from landscape.core.files import write_text
+from landscape.core.hdf5 import Array
+from landscape.core.numerics import version_of
+from landscape.core.progress import progress_bar
+from landscape.paper.record import Record
+from landscape.paper.verdicts import Rows
+from landscape.problem.problem import Problem
+from landscape.results import base
+from landscape.results.hessian_grid import HessianGrid
+from landscape.results.surface import Surface
+from landscape.train import launch
+from landscape.train.distributed import pool
+from landscape.train.loop import Trainer
+from landscape.train.recipe import Recipe
+from landscape.train.runs import Run, train_runs
+
+Scale = Literal["smoke", "laptop", "paper"]
+SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
+#: Runs by a key such as "dpsgd/0": what, then the seed.
+Runs = Mapping[str, Recipe]
+#: Columns of a table with their values.
+Axes = Mapping[str, Iterable[Any]]
+R = TypeVar("R", bound=base.Result)
+R2 = TypeVar("R2")
+
+
+class OutOfTimeError(Exception):
+    """The budget is used: what is done is stored, and the same command goes on."""
+
+
+class WeightsNeededError(Exception):
+    """The weights of a run are needed, which is known by its record alone."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.recipe = recipe
+
+
+@dataclass(frozen=True)
+class Point:
+    """A run at a step at which its weights were saved; they are read only where they are needed.
+
+    ``history`` is that of the run's record, up to this step.
+    """
+
+    folder: Path
+    recipe: Recipe
+    step: int
+    epoch: float
+    label: str
+    history: Mapping[str, Array]
+
+    @property
+    def key(self) -> list[Any]:
+        """What identifies the weights."""
+        return [identity(self.recipe), self.step]
+
+    def load(self) -> Checkpoint:
+        """The checkpoint with its weights. Raises WeightsNeededError where it is not in the run's folder."""
+        path = self.folder / f"step-{self.step:07d}.h5"
+        if not path.exists():
+            raise WeightsNeededError(self.recipe)
+        return Checkpoint.load(path, whole_history=False)
+
+
+@dataclass
+class Context:
+    """The runs of one figure at a scale, its analyses, and how and where both are made and stored.
+
+    Attributes:
+        folder: of the runs with their weights.
+        scale: of the figure.
+        device, data_dir, executor: for the training of runs, and for analyses, which are computed here.
+        message: takes a line when a run ends.
+        progress: takes the share of the runs that is done.
+        records: the folder that figures are drawn from; by default FOLDER/records.
+        until: nothing is begun after this time, as time.time() has it, and a run that goes on then stops; it
+            resumes from its last checkpoint.
+        kept: the runs, by their :func:`identity`, whose weights are not deleted once the record is written;
+            None keeps all.
+        runs: those of the figure.
+        seconds: of the analyses of the figure.
+        versions: of the numerics of all that was trained and computed for it.
+    """
+
+    folder: Path
+    scale: Scale = "laptop"
+    device: str = "auto"
+    data_dir: str | None = None
+    executor: pool.Executor = field(default_factory=pool.Pool)
+    message: Callable[[str], None] = lambda line: None
+    progress: Callable[[float], None] = lambda share: None
+    records: Path | None = None
+    until: float = math.inf
+    kept: set[str] | None = None
+    runs: Runs = field(default_factory=dict)
+    seconds: float = 0.0
+    versions: dict[str, int] = field(default_factory=dict)
+    # Read once, for all figures.
+    _data: dict[str, Any] = field(default_factory=dict)
+    _records: dict[Path, Record] = field(default_factory=dict)
+    _ends: dict[str, Checkpoint] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.records = self.records or self.folder / "records"
+
+    def of(self, runs: Runs) -> Context:
+        """The same for a figure with these ``runs``, of which nothing is computed yet."""
+        return dataclasses.replace(self, runs=runs, seconds=0.0, versions={})
+
+    def pick(self, smoke: R2, laptop: R2, paper: R2) -> R2:
+        """The value for this scale."""
+        return {"smoke": smoke, "laptop": laptop, "paper": paper}[self.scale]
+
+    # ---- Runs
+
+    def run_folder(self, recipe: Recipe) -> Path:
+        """The folder of the run of ``recipe``, whatever its name."""
+        return self.folder / "runs" / identity(recipe)
+
+    def record(self, recipe: Recipe) -> Record | None:
+        """The record of the run of ``recipe``; None if it has not ended.
+
+        Of a run that has ended without a record, that is written now.
+
+        Raises:
+            FailedError: a damaged record, or a folder that holds a run of another recipe.
+        """
+        assert self.records is not None
+        path = self.records / f"{identity(recipe)}.json"
+        if path not in self._records and path.exists():
+            self._records[path] = Record.read(path)
+        if path not in self._records:
+            folder = self.run_folder(recipe)
+            end = launch.ended(_unnamed(recipe), folder)
+            if end is None:
+                return None
+            steps = [Checkpoint.load(p, lambda n: slice(0), whole_history=False).step
+                     for p in run_folder.steps(folder)]  # fmt: skip
+            self._records[path] = Record.of(end, steps)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._records[path].write(path)
+        return self._records[path]
+
+    def missing(self, recipes: Iterable[Recipe] | None = None) -> list[Recipe]:
+        """Those of ``recipes``, by default of all runs, that have not ended yet, each once."""
+        chosen = self.runs.values() if recipes is None else recipes
+        folders = {self.run_folder(recipe): _unnamed(recipe) for recipe in chosen}
+        return [recipe for recipe in folders.values() if self.record(recipe) is None]
+
+    def train(self, recipes: Iterable[Recipe]) -> None:
+        """Train ``recipes`` whose weights are not in FOLDER; an interrupted run resumes.
+
+        Raises:
+            FailedError: a run could not be made.
+        """
+        folders = {self.run_folder(recipe): _unnamed(recipe) for recipe in recipes}
+        todo = [recipe for folder, recipe in folders.items() if launch.ended(recipe, folder) is None]
+        (self.folder / "runs").mkdir(parents=True, exist_ok=True)
+        done = 0
+
+        def ended(run: Run, seconds: float | None) -> None:
+            nonlocal done
+            if seconds is None:  # the time was over
+                return
+            done, recipe = done + 1, run.recipe
+            self.record(recipe)
+            if self.kept is not None and identity(recipe) not in self.kept:
+                shutil.rmtree(run.folder)
+            self.message(
+                f"{done} of {len(todo)}: {recipe.algorithm['name']}, {recipe.model['name']}, lr "
+                f"{recipe.lr:g}, batch {recipe.batch}, seed {recipe.seed}: {seconds:.0f} s"
+            )
+            self.progress(done / len(todo))
+
+        train_runs(
+            [Run(recipe, self.run_folder(recipe)) for recipe in todo],
+            ended,
+            lambda share: self.progress((done + share) / len(todo)),
+            executor=self.executor,
+            device=self.device,
+            data_dir=self.data_dir,
+            until=None if math.isinf(self.until) else self.until,
+        )
+
+    def check_time(self) -> None:
+        """Raise :class:`OutOfTimeError` once the budget is used."""
+        if time.time() > self.until:
+            raise OutOfTimeError
+
+    def ended(self, key: str) -> bool:
+        """Whether the run ``key`` has ended."""
+        return self.record(self.runs[key]) is not None
+
+    def end(self, key: str) -> Checkpoint:
+        """The end of the run ``key`` as its record has it: a history and no weights."""
+        record = self.record(self.runs[key])
+        assert record is not None, key
+        self.versions["training"] = record.numerics
+        known = identity(self.runs[key])
+        if known not in self._ends:
+            self._ends[known] = record.checkpoint()
+        return self._ends[known]
+
+    def group(self, prefix: str) -> list[Checkpoint]:
+        """The ends of the runs ``prefix``/SEED that have ended, by seed."""
+        keys = [key for key in self.runs if key.rpartition("/")[0] == prefix]
+        assert keys, prefix
+        seeds = sorted(keys, key=lambda key: int(key.rpartition("/")[2]))
+        return [self.end(key) for key in seeds if self.ended(key)]
+
+    def table(self, form: str, axes: Axes, measure: Callable[[str, Checkpoint], Any], **first: Any) -> Rows:
+        """A table of the runs that have ended: ``first``, their settings, seed, and what ``measure`` gives.
+
+        Args:
+            form, axes: as of :func:`combinations`; each names the seeds of a setting.
+            measure: takes the key and the end of a run; gives columns, or a list of such for several rows.
+            first: further columns, the same in all rows.
+        """
+        import pandas as pd
+
+        rows = []
+        for prefix, values in combinations(form, axes):
+            for run in self.group(prefix):
+                found = measure(f"{prefix}/{run.seed}", run)
+                known = {**first, **values, "seed": run.seed}
+                rows += [known | each for each in (found if isinstance(found, list) else [found])]
+        return pd.DataFrame(rows)
+
+    # ---- Weights
+
+    def points(self, key: str) -> list[Point]:
+        """The run ``key`` where its weights were saved, in order, without its start."""
+        record, end = self.record(self.runs[key]), self.end(key)
+        assert record is not None
+        return [self._point(key, end, step) for step in record.checkpoints if step]
+
+    def last(self, key: str) -> Point:
+        """The run ``key`` at its end."""
+        end = self.end(key)
+        return self._point(key, end, end.step)
+
+    def _point(self, key: str, end: Checkpoint, step: int) -> Point:
+        rows = end.history["step"] <= step
+        return Point(
+            self.run_folder(self.runs[key]),
+            self.runs[key],
+            step,
+            step * end.epoch / max(1, end.step),
+            f"{end.algorithm}, seed {end.seed}, step {step:,}",
+            {name: column[rows] for name, column in end.history.items()},
+        )
+
+    def dataset(self, name: str, options: Mapping[str, Any]) -> data.Dataset:
+        """A data set, which is read once. FailedError for a missing one says what to download."""
+        key = digest(name, dict(options))
+        if key not in self._data:
+            self._data[key] = data.load(name, data_dir=self.data_dir, **options)
+        dataset: data.Dataset = self._data[key]
+        return dataset
+
+    def problem(
+        self, point: Point | Checkpoint, split: str = "test", learner: str | int = "mean", samples: int = 0
+    ) -> Problem:
+        """The problem of a run with the data of its recipe, on its first ``samples`` (0: all)."""
+        end = point.load() if isinstance(point, Point) else point
+        dataset = self.dataset(end.data["name"], end.data["options"])
+        end.check_data(dataset)
+        problem = end.problem(split, learner, data=dataset, device=launch.pick_device(self.device))
+        return problem.subset(slice(min(samples, problem.samples))) if samples else problem
+
+    # ---- Analyses
+
+    def cached(
+        self,
+        kind: type[R],
+        points: Point | Sequence[Point],
+        settings: Mapping[str, Any],
+        make: Callable[[], R | Sequence[R]],
+        by: Sequence[Any],
+    ) -> list[R]:
+        """``make()``, computed once for these points, ``settings`` and versions of what computes it, ``by``.
+
+        These must be all that it depends on; ``by`` are functions and classes under
+        :func:`landscape.core.numerics.numerics`. Of the plane of a surface only lengths and angles are stored
+        (:meth:`.Surface.compact`).
+
+        Raises:
+            OutOfTimeError: it is not stored, and the budget is used.
+        """
+        assert self.records is not None
+        several = [points] if isinstance(points, Point) else list(points)
+        versions = {function.__name__: version_of(function) for function in by}
+        self.versions |= versions
+        what = {"of": [point.key for point in several], "numerics": versions, **settings}
+        path = self.records / "results" / f"{digest(kind.__name__, what)}.h5"
+        took = path.with_suffix(".seconds")
+        stored = self._stored(path)
+        if stored is None:
+            self.check_time()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            clock = time.perf_counter()
+            with progress_bar(kind.__name__):
+                computed = make()
+            results = [computed] if isinstance(computed, base.Result) else list(computed)
+            stored = [result.compact() if isinstance(result, Surface) else result for result in results]
+            base.save(stored, path)
+            write_text(took, f"{time.perf_counter() - clock:.1f}\n")
+        self.seconds += float(took.read_text()) if took.exists() else 0.0
+        return [result for result in stored if isinstance(result, kind)]
+
+    def _stored(self, path: Path) -> Sequence[base.Result] | None:
+        """The results in ``path``; None, with a message where it is damaged, if they must be computed."""
+        try:
+            return base.load_results(path) if path.exists() else None
+        except FailedError as error:
+            self.message(f"{error}; it is computed again")
+            return None
+
+    def contour(self, point: Point, label: str = "", **settings: Any) -> Surface:
+        """The contour of the test loss around w_a: ``grid``, ``span``, ``norm`` and ``samples`` (0: all)."""
+
+        def make() -> Surface:
+            problem = self.problem(point, samples=settings.get("samples", 0))
+            plane = random_plane(problem, norm=settings.get("norm", "none"))
+            grid, span = settings["grid"], settings.get("span", 0.1)
+            name = label or point.label
+            return contour(problem, plane, grid=(grid, grid), span=span, split="test", label=name)
+
+        return self.cached(Surface, point, settings | {"label": label}, make, (contour, random_plane))[0]
+
+    def hessian_grid(self, point: Point, label: str = "", **settings: Any) -> HessianGrid:
+        """Hessian ratios of the test loss around w_a: ``grid``, ``samples`` (0: all) and ``products``."""
+
+        def make() -> HessianGrid:
+            problem, name = self.problem(point, samples=settings["samples"]), label or point.label
+            plane, grid, most = random_plane(problem), settings["grid"], settings["products"]
+            return hessian_grid(
+                problem, plane, grid=(grid, grid), max_products=most, split="test", label=name
+            )
+
+        by = (hessian_grid, random_plane)
+        return self.cached(HessianGrid, point, settings | {"label": label}, make, by)[0]
+
+
+def combinations(form: str, axes: Axes) -> list[tuple[str, dict[str, Any]]]:
+    """All combinations of the values of ``axes``, each with the text that ``form`` makes of it.
+
+    Example:
+        >>> combinations("{lr:g} {rule}", {"lr": (0.5,), "rule": ("ssgd", "dpsgd")})[1]
+        ('0.5 dpsgd', {'lr': 0.5, 'rule': 'dpsgd'})
+    """
+    every: list[dict[str, Any]] = [{}]
+    for name, values in axes.items():
+        listed = list(values)
+        every = [known | {name: value} for known in every for value in listed]
+    return [(form.format(**values), values) for values in every]
+
+
+def runs_of(form: str, axes: Axes, seeds: Iterable[int], make: Callable[..., Recipe]) -> dict[str, Recipe]:
+    """``make(seed=…, **values)`` for all :func:`combinations` and seeds, by "PREFIX/SEED"."""
+    listed = list(seeds)
+    return {
+        f"{prefix}/{seed}": make(seed=seed, **values)
+        for prefix, values in combinations(form, axes)
+        for seed in listed
+    }
+
+
+def digest(*parts: Any) -> str:
+    """24 hex digits that identify the result of ``parts`` (strings, numbers, lists and dicts)."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def identity(recipe: Recipe) -> str:
+    """Hash of the settings of ``recipe`` that are no defaults, without its name: a new key keeps old runs.
+
+    Runs of another version of the training's numerics have another one.
+    """
+    return digest(_non_default(_unnamed(recipe)), version_of(Trainer))
+
+
+def _non_default(part: Any) -> dict[str, Any]:
+    """The fields of a recipe, or of a table in it, that differ from their defaults."""
+    settings = {}
+    for entry in dataclasses.fields(part):
+        value = getattr(part, entry.name)
+        usual = entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
+        if value != usual:
+            settings[entry.name] = _non_default(value) if dataclasses.is_dataclass(value) else value
+    return settings
+
+
+def _unnamed(recipe: Recipe) -> Recipe:
+    """``recipe`` without its own name, in which equal recipes may differ."""
+    return dataclasses.replace(recipe, name=recipe.algorithm["name"])
