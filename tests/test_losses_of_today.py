@@ -5,6 +5,7 @@ Each number is compared with the plain one: the user's own module and loss on al
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import landscape
 from landscape import InputError, Problem, ProblemWarning
+from landscape.evaluation import evaluate
+from tests.dense import agrees, remedied
 
 
 def net(inputs: int = 8, outputs: int = 4, dtype: torch.dtype = torch.float64) -> nn.Sequential:
@@ -27,41 +30,6 @@ def net(inputs: int = 8, outputs: int = 4, dtype: torch.dtype = torch.float64) -
 
 def inputs(samples: int = 20, features: int = 8) -> Tensor:
     return torch.randn(samples, features, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-
-def dense(model: nn.Module, loss: Callable[[], Tensor]) -> tuple[float, Tensor, Tensor]:
-    """Loss, gradient and Hessian in the parameters, by double backward."""
-    parameters = list(model.parameters())
-    value = loss()
-    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(value, parameters, create_graph=True)])
-    rows = [torch.autograd.grad(g, parameters, retain_graph=True, materialize_grads=True) for g in gradient]
-    return (
-        float(value.detach()),
-        gradient.detach(),
-        torch.stack([torch.cat([p.flatten() for p in r]) for r in rows]),
-    )
-
-
-def agrees(problem: Problem, model: nn.Module, loss: Callable[[], Tensor]) -> None:
-    """Loss, first points of contour and line, gradient, eigenvalues and trace of ``problem`` are the dense ones."""
-    value, gradient, hessian = dense(model, loss)
-    assert problem.loss() == pytest.approx(value, rel=1e-9)
-    torch.testing.assert_close(problem.gradient(), gradient, rtol=1e-7, atol=1e-9)
-    plane, to = landscape.random_plane(problem), torch.stack((problem.theta, problem.theta + 1))
-    assert landscape.contour(problem, plane, grid=(1, 1)).loss[0, 0] == pytest.approx(value, rel=1e-9)
-    assert landscape.line(problem, to, points=2).loss[0] == pytest.approx(value, rel=1e-9)
-    ends = landscape.extreme_eigenvalues(problem, 1e-6)
-    values = torch.linalg.eigvalsh(hessian)
-    assert ends.max == pytest.approx(float(values[-1]), rel=1e-5, abs=1e-9)
-    assert ends.min == pytest.approx(float(values[0]), rel=1e-5, abs=1e-5 * float(values[-1]))
-
-
-def remedied(error: InputError, model: nn.Module, loss: Any, data: Any) -> Problem:
-    """What the code of the remedy makes."""
-    names = {"landscape": landscape, "torch": torch, "model": model, "loss": loss, "data": data}
-    problem = eval(error.remedy, names)
-    assert isinstance(problem, Problem)
-    return problem
 
 
 # Losses that mix samples.
@@ -177,13 +145,62 @@ def test_minibatches_of_such_a_loss_are_refused() -> None:
 
 def test_what_does_not_fit_in_memory_at_once_names_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("landscape.problem.mean_check.available_memory", lambda device: 1 << 20)
-    model, loss, data = net(), nt_xent, (inputs(4000), torch.zeros(4000))
-    with pytest.raises(InputError, match="list of batches") as caught:
+    x, model = inputs(4020), net()
+
+    def of_triples(o: Any, t: Any) -> Tensor:
+        return F.triplet_margin_loss(*(o["z"] if isinstance(o, dict) else o).chunk(3)).sqrt()
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model
+
+        def forward(self, x: Tensor, scale: Tensor) -> dict[str, Tensor]:
+            return {"z": self.net(x * scale)}
+
+    scale = torch.full((4020, 1), 2.0, dtype=torch.float64)
+    forms: list[tuple[nn.Module, Any, Tensor]] = [
+        (model, (x, torch.zeros(4020)), x),
+        (model, [x.numpy(), torch.zeros(4020)], x),
+        (Named(), {"x": x, "scale": scale, "labels": torch.zeros(4020)}, 2 * x),
+        (Named(), ((x, scale), torch.zeros(4020)), 2 * x),
+    ]
+    for whole, data, seen in forms:
+        with pytest.raises(InputError, match="list of batches") as caught:
+            Problem(whole, of_triples, data)
+        with pytest.warns(ProblemWarning, match="mean over the batches"):
+            problem = remedied(caught.value, whole, of_triples, data)
+        assert problem.samples == 4020
+        batches = [of_triples(model(part), None) for part in seen.split(1080)]
+        assert len(batches[-1:]) == 1
+        assert problem.loss() == pytest.approx(float(torch.stack(batches).mean().detach()))
+
+
+def test_a_loss_of_which_only_the_whole_can_be_taken_names_one_batch() -> None:
+    def loss(o: Tensor, t: Tensor) -> Tensor:
+        groups = o.reshape(-1, 16, o.shape[1]).mean(1)
+        return (groups - t.reshape(-1, 16).mean(1)[:, None]).square().mean().sqrt()
+
+    model, data = net(), (inputs(4000), inputs(4000)[:, 0])
+    with pytest.raises(InputError, match="not known") as caught:
         Problem(model, loss, data)
-    with pytest.warns(ProblemWarning, match="mean over the batches"):
-        problem = remedied(caught.value, model, loss, data)
-    x = data[0].split(500)
-    assert problem.loss() == pytest.approx(float(sum(loss(model(part), None) for part in x).detach()) / 8)  # type: ignore[union-attr]
+    problem = remedied(caught.value, model, loss, data)
+    agrees(problem, model, lambda: loss(model(data[0]), data[1]))
+
+
+def of_many(o: Tensor, t: Tensor) -> Tensor:
+    if len(o) < 20:
+        raise ValueError("the batch is too small")
+    return F.mse_loss(o[:, 0], t).sqrt()
+
+
+@pytest.mark.parametrize("samples", [60, 2400])
+def test_a_loss_may_take_no_few_samples(samples: int) -> None:
+    x = inputs(samples)
+    model, y = net(), x[:, 0]
+    with pytest.warns(ProblemWarning, match="evaluated at once"):
+        problem = Problem(model, of_many, (x, y))
+    agrees(problem, model, lambda: of_many(model(x), y))
 
 
 # Random numbers in eval mode.
@@ -240,12 +257,55 @@ def test_random_numbers_need_the_same_batches_in_each_pass() -> None:
         Problem(net(), with_noise, data, randomness="seed")
 
 
-def test_random_numbers_of_numpy_are_refused() -> None:
+class Layers(nn.Module):
+    """A layer is left out one time in ten, also in eval mode, as ``draw`` decides."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.draw = nn.Linear(8, 6), nn.Linear(6, 6), nn.Linear(6, 4), draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).tanh()
+        out: Tensor = self.c(h if self.draw() < 0.1 else h + self.b(h).tanh())
+        return out
+
+
+SOURCES: dict[str, Callable[[], float]] = {
+    "torch": lambda: torch.rand(1).item(),
+    "numpy": lambda: np.random.rand(),  # noqa: NPY002
+    "python": lambda: random.random(),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_is_seldom_random_is_seen_whoever_draws(source: str) -> None:
+    torch.manual_seed(0)
+    model, loss, data = Layers(SOURCES[source]).double(), F.mse_loss, (inputs(30), inputs(30, 4))
+    with pytest.raises(InputError, match="random even in eval mode") as caught:
+        Problem(model, loss, data)
+
+    def draw(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        random.seed(seed)
+        return loss(model(data[0]), data[1])
+
+    agrees(remedied(caught.value, model, loss, data), model, lambda: draw(0))
+    agrees(Problem(model, loss, data, randomness=2), model, lambda: (draw(0) + draw(1)) / 2)
+    states = lambda: (np.random.get_state()[1].tolist(), random.getstate())  # type: ignore[index] # noqa: E731, NPY002
+    before = states()
+    Problem(model, loss, data, randomness="seed").gradient()
+    assert states() == before
+
+
+def test_random_numbers_of_a_generator_of_its_own_are_refused() -> None:
     def loss(o: Tensor, t: Tensor) -> Tensor:
         return F.mse_loss(o + float(np.random.default_rng().normal()), t)
 
-    with pytest.raises(InputError, match="NumPy"):
-        Problem(net(), loss, (inputs(), inputs(20, 4)))
+    seldom = Layers(np.random.default_rng(0).random)  # drops a layer in the third pass
+    for model, of in ((net(), loss), (seldom.double(), F.mse_loss)):
+        with pytest.raises(InputError, match="generator of its own"):
+            Problem(model, of, (inputs(), inputs(20, 4)))
 
 
 def test_a_random_loss_that_mixes_samples_is_seen() -> None:
@@ -293,7 +353,12 @@ def test_a_loss_that_differentiates_in_inputs_that_are_its_targets() -> None:
         (du,) = torch.autograd.grad(u.sum(), x, create_graph=True)
         return (du + u - x.sin()).square().mean()
 
-    for data in ((x, x), [(x[:10].detach().requires_grad_(),) * 2, (x[10:].detach().requires_grad_(),) * 2]):
+    plain = x.detach()
+    for data in (
+        (x, x),
+        (plain, plain),
+        [(x[:10].detach().requires_grad_(),) * 2, (x[10:].detach().requires_grad_(),) * 2],
+    ):
         agrees(Problem(model, loss, data), model, lambda: loss(model(x), x))
     problem = Problem(model, loss, (x, x))
     with pytest.raises(InputError, match="gauss-newton"):
@@ -344,6 +409,11 @@ COUNTED: dict[str, tuple[Callable[[Any, Any], Tensor], Callable[[], Any], str]] 
         lambda: (tokens(), tokens(pad=0) > 1),
         "(y[1]).flatten(1).sum(1)",
     ),
+    "a mask of truth values": (
+        lambda o, y: F.mse_loss(o[..., 0][y[1]], y[0][y[1]]),
+        lambda: (tokens().double(), tokens() > 1),
+        "(y[1]).flatten(1).sum(1)",
+    ),
     "weights of samples": (
         lambda o, y: (F.cross_entropy(o.transpose(1, 2), y[0], reduction="none").mean(1) * y[1]).sum() / y[1].sum(),
         lambda: (tokens(), torch.rand(20, dtype=torch.float64, generator=torch.Generator().manual_seed(3))),
@@ -388,9 +458,6 @@ def test_counts_that_agree_on_the_first_samples_are_told_apart_by_others() -> No
     assert problem.loss() == pytest.approx(float(loss(model(x), (y, mask)).detach()), rel=1e-9)
 
 
-# Two ways to the same number.
-
-
 class Counting(nn.Module):
     """Changes its outputs with the number of samples that it is given, beyond those of the quick check."""
 
@@ -403,12 +470,105 @@ class Counting(nn.Module):
         return out * (1.0 if len(x) < 50 else 1.0 + torch.rand(()))
 
 
+class Forces(nn.Module):
+    """An energy and its forces, as interatomic potentials are trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = net(8, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().requires_grad_()
+        energy = self.energy(x)
+        return energy, -torch.autograd.grad(energy.sum(), x, create_graph=True)[0]
+
+
+def test_energies_and_forces() -> None:
+    model, x = Forces(), inputs(25)
+    y = inputs(25, 1), inputs(25, 8)
+
+    def loss(o: Any, t: Any) -> Tensor:
+        return F.mse_loss(o[0], t[0]) + F.mse_loss(o[1], t[1])
+
+    agrees(Problem(model, loss, (x, y)), model, lambda: loss(model(x), y))
+
+
+def test_inputs_in_which_a_loss_differentiates_must_be_its_targets() -> None:
+    x = inputs(25, 1).requires_grad_()
+
+    def loss(u: Tensor, t: Tensor) -> Tensor:
+        return torch.autograd.grad(u.sum(), x, create_graph=True)[0].square().mean()
+
+    with pytest.raises(InputError, match=r"give data as \(x, x\)"):
+        Problem(net(1, 1), loss, (x, torch.zeros(25)))
+
+
+# Losses without a gradient.
+
+
+def accuracy(o: Tensor, t: Tensor) -> Tensor:
+    return (o.argmax(1) == t).double().mean()
+
+
+DERIVATIVES: dict[str, Callable[[Problem], Any]] = {
+    "gradient": Problem.gradient,
+    "eigenvalues": landscape.extreme_eigenvalues,
+    "gauss-newton": lambda p: landscape.trace(p, kind="gauss-newton"),
+    "trace": landscape.trace,
+    "density": landscape.density,
+    "spectrum": landscape.spectrum,
+    "eigen_plane": landscape.eigen_plane,
+    "hessian_grid": lambda p: landscape.hessian_grid(p, landscape.random_plane(p), grid=(2, 2)),
+    "products": landscape.HessianOperator,
+    "sharpness": lambda p: landscape.sharpness(p, rho=0.1),
+    "noise_scale": lambda p: landscape.noise_scale(p, 10),
+    "noise_alignment": lambda p: landscape.noise_alignment(p, 10),
+    "batch_sharpness": lambda p: landscape.batch_sharpness(p, 10),
+    "learning_coefficient": lambda p: landscape.learning_coefficient(p, batch=10),
+    "noise": lambda p: landscape.estimate_noise(p, torch.randn(3, p.layout.size).to(p.theta), lr=0.1, local_batch=4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+@pytest.mark.parametrize("chain", [True, False])
+def test_a_loss_without_a_gradient_is_refused_where_one_is_needed(name: str, chain: bool) -> None:
+    """A contour of the accuracy needs none."""
+    model, x, y = net() if chain else nn.Sequential(net(), nn.Flatten()), inputs(60), torch.arange(60) % 4
+    problem = Problem(model, accuracy, (x, y))
+    surface = landscape.contour(problem, landscape.random_plane(problem), grid=(3, 2))
+    assert surface.loss[0, 1] <= 1
+    assert problem.loss() == pytest.approx(float(accuracy(model(x), y)))
+    with pytest.raises(InputError, match="it has no gradient"):
+        DERIVATIVES[name](problem)
+
+
+# Two ways to the same number.
+
+
 def test_a_surface_and_a_line_agree_with_the_loss_of_the_problem() -> None:
     problem = Problem(Counting().double(), F.mse_loss, (inputs(100), inputs(100, 4)))
-    with pytest.raises(InputError, match="asked again"):
-        landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2))
-    with pytest.raises(InputError, match=r"Problem\.loss\(\)"):
+    for path in ("auto", "pointwise"):
+        with pytest.raises(InputError, match=r"by Problem\.loss\(\) .*asked again") as caught:
+            landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2), path=path)
+        assert "use path" not in str(caught.value)
+    with pytest.raises(InputError, match=r"by Problem\.loss\(\)"):
         landscape.line(problem, problem.theta, points=3)
+
+
+def test_a_path_that_is_wrong_beyond_the_samples_of_its_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(net(), F.mse_loss, (inputs(100), inputs(100, 4)))
+    right = evaluate.batched
+
+    def wrong(loss: Any, steps: Any, size: Any) -> Any:
+        totals = right(loss, steps, size)
+        few = loss.problem.data.samples < 100
+        return totals if few else lambda points, progress: 1.01 * totals(points, progress)
+
+    monkeypatch.setattr(evaluate, "batched", wrong)
+    with pytest.raises(InputError, match="the path 'batched' is wrong .* use path='pointwise'"):
+        landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2))
+    surface = landscape.contour(problem, landscape.random_plane(problem), grid=(1, 1), path="pointwise")
+    assert surface.loss[0, 0] == pytest.approx(problem.loss(), rel=1e-12)
 
 
 # Padding rows.
@@ -441,3 +601,34 @@ def test_the_padding_row_of_an_embedding_is_no_direction(pool: str, share: float
         assert not plane.directions[:, :4].any()
         assert plane.directions[:, 4:].all()
     agrees(problem, model, lambda: F.cross_entropy(model(x), y))
+
+
+@pytest.mark.parametrize("pool", ["mean", "sum", "bag"])
+def test_the_padding_row_of_a_tied_embedding_has_the_whole_gradient(pool: str) -> None:
+    """PyTorch leaves out the part of it that comes by the inputs."""
+
+    class Tied(nn.Module):
+        def __init__(self, padding: int | None) -> None:
+            super().__init__()
+            self.embed = nn.EmbeddingBag(9, 4) if pool == "bag" else nn.Embedding(9, 4, padding_idx=padding)
+            self.out = nn.Linear(4, 9, bias=False)
+            self.out.weight = self.embed.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            e = self.embed(x)
+            out: Tensor = self.out((e if pool == "bag" else e.mean(1) if pool == "mean" else e.sum(1)).tanh())
+            return out
+
+    torch.manual_seed(0)
+    model, plain, x, y = (
+        Tied(0).double(),
+        Tied(None).double(),
+        torch.randint(9, (20, 6)),
+        torch.randint(9, (20,)),
+    )
+    plain.load_state_dict(model.state_dict())
+    ours, dense_one = Problem(model, F.cross_entropy, (x, y)), Problem(plain, F.cross_entropy, (x, y))
+    torch.testing.assert_close(ours.gradient(), dense_one.gradient(), rtol=1e-10, atol=1e-12)
+    ends, truth = (landscape.extreme_eigenvalues(p, 1e-6) for p in (ours, dense_one))
+    assert (ends.min, ends.max) == pytest.approx((truth.min, truth.max), rel=1e-6)
+    assert model.embed.padding_idx == (None if pool == "bag" else 0)

@@ -65,6 +65,63 @@ def test_pairs_of_unequal_length_are_no_graph() -> None:
     assert not refused("inputs: 9 samples, but targets: 8", nn.Linear(5, 3), F.cross_entropy, data).remedy
 
 
+class Dense(nn.Module):
+    """The same by a matrix of adjacency: an input, or a buffer."""
+
+    def __init__(self, adjacency: Tensor | None = None) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(5, 4), nn.Linear(4, 3)
+        self.register_buffer("adjacency", adjacency)
+
+    def forward(self, x: Tensor, adjacency: Tensor | None = None) -> Tensor:
+        adjacency = self.adjacency if adjacency is None else adjacency
+        out: Tensor = self.head((adjacency @ self.inner(x)).tanh())
+        return out
+
+
+FORMS = ["buffer", "sparse buffer", "input", "list of buffer", "list", "sparse list", "csr list"]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("nodes", [30, 2100])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_graph_by_its_adjacency(form: str, nodes: int) -> None:
+    """As many rows of the adjacency as nodes: it could be samples, but no part of them has a loss."""
+    torch.manual_seed(0)
+    a, x, y = (
+        (torch.rand(nodes, nodes) < 6 / nodes).double(),
+        torch.randn(nodes, 5).double(),
+        torch.arange(nodes) % 3,
+    )
+    given = a.to_sparse() if "sparse" in form else a.to_sparse_csr() if "csr" in form else a
+    model = Dense(given if "buffer" in form else None).double()
+    data: Any = (x, y) if "buffer" in form else ((x, given), y)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", landscape.ProblemWarning)
+        problem = Problem(model, F.cross_entropy, [data] if "list" in form else data)
+    assert [f"all {nodes:,} are evaluated at once" in str(w.message) for w in said] == [True] * (
+        "list" not in form
+    )
+    plain = Problem(Dense(a).double(), F.cross_entropy, [(x, y)], theta=problem.theta)
+    expected = F.cross_entropy(model(x) if "buffer" in form else model(x, given), y).item()
+    assert problem.loss() == pytest.approx(expected, rel=1e-12)
+    torch.testing.assert_close(problem.gradient(), plain.gradient(), rtol=1e-9, atol=1e-12)
+    surface = landscape.contour(problem, landscape.random_plane(problem), grid=(1, 1))
+    assert surface.loss[0, 0] == pytest.approx(expected, rel=1e-12)
+    v = torch.ones_like(problem.theta)
+    torch.testing.assert_close(
+        landscape.HessianOperator(problem)(v), landscape.HessianOperator(plain)(v), rtol=1e-9, atol=1e-12
+    )
+
+
+def test_a_sparse_adjacency_is_no_samples() -> None:
+    a, x, y = (torch.rand(30, 30) < 0.2).float().to_sparse(), torch.randn(30, 5), torch.arange(30) % 3
+    model, data = Dense(), ((x, a), y)
+    error = refused("a list of one batch", model, F.cross_entropy, data)
+    problem = problem_of(error.remedy, model, F.cross_entropy, data)
+    assert problem.loss() == pytest.approx(F.cross_entropy(model(x, a), y).item(), rel=1e-6)
+
+
 # (N, 1) outputs for (N,) targets.
 
 
@@ -111,6 +168,35 @@ def test_broadcasting_is_named_with_its_remedy(make: Callable[..., Any], loss: A
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert refused(shapes, model, loss, data).remedy == remedy
+
+
+def relative(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ((outputs - targets).square().mean() / targets.var()).sqrt()
+
+
+@pytest.mark.parametrize("make", [lambda x, y: (x, y), in_batches, in_loader])
+def test_broadcasting_is_seen_in_a_loss_that_is_no_mean(make: Callable[..., Any]) -> None:
+    model, x, y = regression()
+    data = make(x, y)
+    error = refused("broadcasts", model, relative, data)
+    with pytest.warns(landscape.ProblemWarning):
+        problem = problem_of(error.remedy, model, relative, data)
+    parts = [(x, y)] if isinstance(data, tuple) else list(data)
+    expected = torch.stack([relative(model(a).squeeze(1), b) for a, b in parts]).mean().item()
+    assert problem.loss() == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_loss_that_orders_samples_by_their_targets_does_not_broadcast() -> None:
+    """Cox's partial likelihood of outputs (N, 1) and times (N,)."""
+    model, x, y = regression()
+
+    def cox(risk: Tensor, time: Tensor) -> Tensor:
+        risk = risk[time.argsort(descending=True)]
+        return (risk.logcumsumexp(0) - risk).mean()
+
+    with pytest.warns(landscape.ProblemWarning, match="all 40 are evaluated at once"):
+        problem = Problem(model, cox, (x, y))
+    assert problem.loss() == pytest.approx(cox(model(x), y).item(), rel=1e-6)
 
 
 def test_a_loss_that_mixes_samples_otherwise_is_not_called_broadcasting() -> None:
@@ -215,8 +301,8 @@ CASES: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("own", [False, True])
-def test_the_samples_that_count_decide(name: str, own: bool) -> None:
+@pytest.mark.parametrize("own", [False, True, None])
+def test_the_samples_that_count_decide(name: str, own: bool | None) -> None:
     """The numbers are those of the samples with a target alone; nothing is NaN."""
     model, x, y = ignoring()
     reference = Problem(model, nn.CrossEntropyLoss(), (x[20:], y[20:]))
@@ -230,6 +316,9 @@ def test_the_samples_that_count_decide(name: str, own: bool) -> None:
             )
             data = [(x[part], (data[1][0][part], data[1][1][part])) for part in rows]
         problem = Problem(model, masked, data, terms=lambda targets: targets[1])
+    elif own is None:  # a function of which nothing is known
+        with pytest.warns(landscape.ProblemWarning, match="y != -100"):
+            problem = Problem(model, lambda o, t: F.cross_entropy(o, t), CASES[name](x, y))
     else:
         problem = Problem(model, nn.CrossEntropyLoss(), CASES[name](x, y))
     plane = landscape.random_plane(reference, seed=0)
@@ -275,6 +364,14 @@ def test_no_target_at_all_is_refused_and_a_minibatch_without_one() -> None:
     model, x, y = ignoring()
     for data in ((x[:20], y[:20]), [(x[:9], y[:9]), (x[9:20], y[9:20])]):
         refused("data: all its targets are left out of the loss", model, nn.CrossEntropyLoss(), data)
+    refused(
+        "data: all its targets are left out of the loss",
+        model, lambda o, t: F.cross_entropy(o, t), (x[:20], y[:20]),
+    )  # fmt: skip
+    diverged = Problem(
+        model, F.mse_loss, (x, torch.zeros(40, 3)), theta=torch.full((39,), 1e200, dtype=torch.float64)
+    )
+    assert diverged.loss() == float("inf")
     problem = Problem(model, nn.CrossEntropyLoss(), (x, y))
     weights = problem.theta + 0.1 * torch.randn(4, problem.layout.size).double()
     with pytest.raises(InputError, match="a minibatch of 2 samples has only targets that are left out"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -39,36 +40,90 @@ def data(samples: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randn(samples, 4, generator=generator), torch.randint(3, (samples,), generator=generator)
 
 
-def normed() -> nn.Module:
+def normed(old: bool, dim: int | None) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(weight_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3))
+    with warnings.catch_warnings(action="ignore"):  # PyTorch's own, on the old one
+        layer = (nn.utils.weight_norm if old else weight_norm)(nn.Linear(4, 5), dim=dim)
+    return nn.Sequential(layer, nn.Tanh(), nn.Linear(5, 3)).double()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("call", CALLS)
-def test_weight_norm_whose_second_derivative_is_wrong_is_refused(call: str, dtype: torch.dtype) -> None:
-    problem = Problem(normed(), F.cross_entropy, data(), dtype=dtype)
-    with pytest.raises(InputError, match=r"weight_norm \(in 0\).*remove_parametrizations"):
-        CALLS[call](problem)
-
-
-def test_what_weight_norm_leaves_right_is_given() -> None:
-    problem = Problem(normed(), F.cross_entropy, data(), dtype=torch.float64)
-    landscape.extreme_eigenvalues(problem, part="2")  # the block of the plain layer
-    x, y = problem.tensors or ()
-
-    def outputs(theta: Tensor) -> Tensor:
-        views = problem.layout.views(theta)
-        g, v = (views[f"0.parametrizations.weight.original{i}"] for i in (0, 1))
-        h = F.linear(x, g * v / v.norm(dim=1, keepdim=True), views["0.bias"]).tanh()
-        return F.linear(h, views["2.weight"], views["2.bias"])
-
-    jacobian = torch.autograd.functional.jacobian(outputs, problem.theta).flatten(0, 1)
-    bend = torch.autograd.functional.hessian(
-        lambda z: F.cross_entropy(z.view(-1, 3), y), outputs(problem.theta).flatten()
+@pytest.mark.parametrize("dim", [0, 1, None])
+@pytest.mark.parametrize("old", [False, True])
+def test_weight_norm_is_right_although_pytorchs_second_derivative_is_not(old: bool, dim: int | None) -> None:
+    x, y = data()
+    problem = Problem(normed(old, dim), F.cross_entropy, (x.double(), y))
+    names = (
+        ("0.weight_g", "0.weight_v") if old else [f"0.parametrizations.weight.original{i}" for i in (0, 1)]
     )
-    expected = jacobian.T @ bend @ jacobian
-    torch.testing.assert_close(dense_hessian(problem, kind="gauss-newton"), expected, rtol=1e-9, atol=1e-12)
+
+    def loss(theta: Tensor) -> Tensor:
+        views = problem.layout.views(theta)
+        g, v = (views[name] for name in names)
+        norm = v.norm() if dim is None else v.norm(dim=1 - dim, keepdim=True)
+        h = F.linear(x.double(), g * v / norm, views["0.bias"]).tanh()
+        return F.cross_entropy(F.linear(h, views["2.weight"], views["2.bias"]), y)
+
+    expected = torch.autograd.functional.hessian(loss, problem.theta)
+    torch.testing.assert_close(dense_hessian(problem), expected, rtol=1e-9, atol=1e-12)
+    values = torch.linalg.eigvalsh(expected)
+    ends = landscape.extreme_eigenvalues(problem, 1e-6)
+    assert (ends.min, ends.max) == pytest.approx((float(values[0]), float(values[-1])), rel=1e-5)
+
+
+class Bags(nn.Module):
+    def __init__(self, plain: bool, mode: str, padding: int | None) -> None:
+        super().__init__()
+        self.words = nn.EmbeddingBag(9, 4, mode=mode, padding_idx=padding)
+        nn.init.normal_(self.words.weight)
+        self.head, self.plain = nn.Linear(4, 3), plain
+
+    def forward(self, words: Tensor, offsets: Tensor | None = None, shares: Tensor | None = None) -> Tensor:
+        if not self.plain:
+            out: Tensor = self.head(self.words(words, offsets, shares).tanh())
+            return out
+        ends = range(0, words.numel() + 1, 6) if offsets is None else [*offsets.tolist(), len(words)]
+        shares = torch.ones(words.numel()) if shares is None else shares.flatten()
+        rows = []
+        for a, b in itertools.pairwise(ends):
+            bag = words.flatten()[a:b]
+            counted = (
+                torch.ones_like(bag) if self.words.padding_idx is None else bag != self.words.padding_idx
+            )
+            row = (self.words.weight[bag] * (counted * shares[a:b])[:, None]).sum(0)
+            rows.append(row / max(1, int(counted.sum())) if self.words.mode == "mean" else row)
+        plain: Tensor = self.head(torch.stack(rows).tanh())
+        return plain
+
+
+@pytest.mark.parametrize("form", ["samples", "offsets", "shares"])
+@pytest.mark.parametrize("padding", [None, 0, -9])
+@pytest.mark.parametrize("mode", ["mean", "sum"])
+def test_embedding_bags_have_second_derivatives(mode: str, padding: int | None, form: str) -> None:
+    if form == "shares" and mode == "mean":
+        return  # PyTorch allows shares of the words of a sum alone
+    torch.manual_seed(0)
+    words, y = torch.randint(9, (20, 6)), torch.randint(3, (20,))
+    words[3] = 0  # nothing but padding
+    x: dict[str, Tensor] = {"words": words}
+    if form == "offsets":
+        x = {"words": words.flatten(), "offsets": torch.arange(0, 120, 6) - (torch.arange(20) == 4).long()}
+    elif form == "shares":
+        x["shares"] = torch.rand(20, 6)
+    problems_of = []
+    for plain in (False, True):
+        torch.manual_seed(1)
+        problems_of.append(Problem(Bags(plain, mode, padding).double(), F.cross_entropy, [(x, y)]))
+    ours, plainly = (dense_hessian(p) for p in problems_of)
+    assert problems_of[0].loss() == pytest.approx(problems_of[1].loss(), rel=1e-12)
+    torch.testing.assert_close(ours, plainly, rtol=1e-9, atol=1e-12)
+
+
+def test_the_largest_word_of_a_bag_has_no_second_derivative() -> None:
+    problem = Problem(
+        Bags(False, "max", None), F.cross_entropy, (torch.randint(9, (20, 6)), torch.randint(3, (20,)))
+    )
+    with pytest.raises(InputError, match="no second derivative of embedding_bag"):
+        landscape.trace(problem)
 
 
 class Askew(torch.autograd.Function):
@@ -90,16 +145,23 @@ class Wrong(nn.Module):
         return Askew.apply(z)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def test_any_other_wrong_second_derivative_is_refused_too_but_not_with_check_off() -> None:
-    problem = Problem(nn.Sequential(nn.Linear(4, 3), Wrong()), F.cross_entropy, data())
+def askew() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), Wrong())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_wrong_second_derivative_is_refused_but_not_with_check_off(call: str, dtype: torch.dtype) -> None:
+    problem = Problem(askew(), F.cross_entropy, data(), dtype=dtype)
     with pytest.raises(InputError, match=r"not symmetric.*backward pass"):
-        landscape.trace(problem)
+        CALLS[call](problem)
     problem.check = "off"
     assert landscape.trace(problem).hvps > 0
 
 
 def test_products_are_tried_once_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem(normed()[1:], F.cross_entropy, (data()[0] @ torch.ones(4, 5), data()[1]))
+    problem = Problem(nn.Linear(4, 3), F.cross_entropy, data())
     HessianOperator(problem)
     monkeypatch.setattr(Data, "few", lambda data: 1 / 0)
     HessianOperator(problem)
@@ -165,8 +227,8 @@ def test_a_model_that_knows_one_precision_is_judged_by_that(monkeypatch: pytest.
             assert x.dtype == torch.float32
             return self.inner(x)  # type: ignore[no-any-return]
 
-    with pytest.raises(InputError, match="weight_norm"):
-        HessianOperator(Problem(Single(normed()), F.cross_entropy, data()))
+    with pytest.raises(InputError, match="not symmetric"):
+        HessianOperator(Problem(Single(askew()), F.cross_entropy, data()))
 
 
 def test_a_chain_whose_fast_products_differ_goes_by_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,7 @@ class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
         seen = {tensor.data_ptr() for tensor in excluding}
 
         def pack(tensor: Tensor) -> Tensor:
-            if tensor.data_ptr() not in seen:
+            if tensor.layout is torch.strided and tensor.data_ptr() not in seen:
                 seen.add(tensor.data_ptr())
                 self.bytes_ += tensor.nbytes  # of the tensor alone: its storage may be that of the whole data
             return tensor.detach()  # a node that kept its own output would never be freed

@@ -21,7 +21,7 @@ from landscape.curvature.hessian import (
     penalty_hessians,
 )
 from landscape.evaluation.chain import LinearStep, chain, is_default_cross_entropy, stacked_losses
-from landscape.problem.layout import gradients
+from landscape.problem.layout import differentiable, gradients
 from landscape.problem.problem import Problem
 
 # Bytes of the widest layer's outputs for a chunk of samples and all sets of weights: on 2 cores with
@@ -144,7 +144,7 @@ class ChainHessian:
             z = z if z.requires_grad else z.requires_grad_()
             losses = stacked_losses(self.problem.criterion, z, y.expand(len(z), *y.shape))
             share = y.shape[0] / self.problem.data.samples
-            return torch.autograd.grad(losses.sum() * share, z, create_graph=True)[0]
+            return torch.autograd.grad(differentiable(losses).sum() * share, z, create_graph=True)[0]
 
     def _bent(self, c: _Chunk, rz: Tensor) -> Tensor:
         """∂²L/∂z² · rz, (K, classes, samples)."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from landscape.core.errors import InputError
 from landscape.problem.layout import gradients
@@ -24,6 +28,43 @@ WHAT_TO_DO = (
     "; write it in differentiable operations, or take another in its place (losses, contours and gradients "
     "do not need it)"
 )
+
+
+class Decomposed(TorchFunctionMode):
+    """PyTorch's operations whose second derivative it has not, or has wrong, by others.
+
+    Those of weight_norm are wrong (up to 2.13), and EmbeddingBag has none.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch._weight_norm:
+            v, g, dim = (*args, 0)[:3]
+            return v * (g / torch.norm_except_dim(v, 2, dim))
+        if func is F.embedding_bag:
+            bags = inspect.signature(F.embedding_bag).bind(*args, **(kwargs or {}))
+            bags.apply_defaults()
+            return _bags(**bags.arguments)
+        return func(*args, **(kwargs or {}))
+
+
+def _bags(input: Tensor, weight: Tensor, offsets: Tensor | None, mode: str, **options: Any) -> Tensor:
+    """What F.embedding_bag gives with these arguments: sums, or means, of the words of each bag."""
+    if mode == "max" or options["scale_grad_by_freq"] or options["max_norm"] is not None:
+        return F.embedding_bag(input, weight, offsets, mode=mode, **options)
+    per_word, padding = options["per_sample_weights"], options["padding_idx"]
+    words = input.flatten()
+    if offsets is None:
+        bags = torch.arange(len(input), device=input.device).repeat_interleave(input.shape[1])
+        count = len(input)
+    else:
+        count = len(offsets) - options["include_last_offset"]
+        bags = torch.searchsorted(offsets[:count], torch.arange(len(words)).to(offsets), right=True) - 1
+    counted = torch.ones_like(words) if padding is None else words != padding % len(weight)
+    share = counted.to(weight) if per_word is None else counted * per_word.flatten()
+    rows = F.embedding(words, weight) * share[:, None]
+    sums = weight.new_zeros(count, weight.shape[1]).index_add(0, bags, rows)
+    numbers = weight.new_zeros(count).index_add(0, bags, counted.to(weight))
+    return sums / numbers.clamp(min=1)[:, None] if mode == "mean" else sums
 
 
 @contextlib.contextmanager

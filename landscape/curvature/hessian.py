@@ -14,9 +14,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from landscape.core.errors import InputError
 from landscape.core.memory import with_saved_bytes
 from landscape.core.options import choose, expect
-from landscape.curvature.double_backward import check_differences, check_graph, flat, missing_named
+from landscape.curvature.double_backward import (
+    Decomposed,
+    check_differences,
+    check_graph,
+    flat,
+    missing_named,
+)
 from landscape.problem.batches import aligned
-from landscape.problem.layout import gradients
+from landscape.problem.layout import differentiable, gradients
 from landscape.problem.problem import Problem
 
 # Memory for gradient graphs (ours: small compared to the 24 GB of a usual machine, and enough for all of
@@ -37,7 +43,7 @@ def twice_differentiable(model: nn.Module) -> Iterator[None]:
     """
     recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.modules())
     cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
-    with sdpa_kernel(SDPBackend.MATH), cudnn, missing_named():
+    with sdpa_kernel(SDPBackend.MATH), cudnn, Decomposed(), missing_named():
         yield
 
 
@@ -48,9 +54,9 @@ class HessianChunk:
         loss = problem.criterion(problem.call(leaves, x), y)
         self.model, self.active = problem.model, active
         self.live: list[int] = []
-        if not loss.requires_grad:  # no parameter in question reaches it
+        if not loss.requires_grad and len(active) < len(leaves):  # no parameter in question reaches it
             return
-        parts = torch.autograd.grad(loss, active, create_graph=True, materialize_grads=True)
+        parts = torch.autograd.grad(differentiable(loss), active, create_graph=True, materialize_grads=True)
         self.live = [i for i, part in enumerate(parts) if part.grad_fn]
         self.gradients = [parts[i] for i in self.live]
 
@@ -90,7 +96,9 @@ class GaussNewtonChunk:
                 "kind: 'gauss-newton' needs a loss of the outputs alone, this one differentiates them in the "
                 "inputs; use 'hessian', or let the model give the residual"
             ) from error
-        self.slope = torch.autograd.grad(loss, self.z, create_graph=True, materialize_grads=True)[0]
+        self.slope = torch.autograd.grad(
+            differentiable(loss), self.z, create_graph=True, materialize_grads=True
+        )[0]
         self.u = torch.zeros_like(self.z, requires_grad=True)
         self.pulled = torch.autograd.grad(
             self.outputs, active, self.u, create_graph=True, materialize_grads=True
@@ -308,30 +316,13 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
         return True
 
     if not holds_but_for_rounding(made.problem.on(problem.data.few()), symmetric):
-        raise InputError(asymmetry(problem.model, made.kind))
-    problem.checked[key] = True
-
-
-def asymmetry(model: nn.Module, kind: str) -> str:
-    """The message on a model whose products are not symmetric: which layer, and what to do."""
-    normed = []
-    for name, layer in model.named_modules():
-        parts = [part for each in getattr(layer, "parametrizations", {}).values() for part in each]
-        if any(type(each).__name__ == "_WeightNorm" for each in parts):
-            normed.append(name or "the model itself")
-    other = "" if kind == "gauss-newton" else ", or use kind 'gauss-newton'"
-    if normed:
-        some = f"{normed[0]} and {len(normed) - 1} more" if len(normed) > 1 else normed[0]
-        return (
-            f"model: PyTorch's second derivative of weight_norm (in {some}) is wrong, so that products with "
-            "the Hessian are not symmetric; take it off with "
-            f"torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight'){other}"
+        other = "" if made.kind == "gauss-newton" else ", or use kind 'gauss-newton'"
+        raise InputError(
+            f"model: its products (kind '{made.kind}') are not symmetric, as a Hessian's are: the second "
+            "derivative of one of its operations, or of the loss's, is wrong; write what has a backward pass "
+            f"of its own in differentiable operations{other}"
         )
-    return (
-        f"model: its products (kind '{kind}') are not symmetric, as a Hessian's are: the second derivative "
-        "of one of its operations, or of the loss's, is wrong; write what has a backward pass of its own in "
-        f"differentiable operations{other}"
-    )
+    problem.checked[key] = True
 
 
 @dataclass(frozen=True)

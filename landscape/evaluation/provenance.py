@@ -10,6 +10,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from landscape.problem.batches import strided
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import as_array
 from landscape.problem.losses import describe_loss
@@ -50,7 +51,7 @@ def provenance(problem: Problem) -> tuple[str, ...]:
     digest = 0
     for name, tensor in sorted(fixed.items()):
         digest = zlib.crc32(name.encode(), digest)
-        digest = zlib.crc32(as_array(tensor).tobytes(), digest)
+        digest = zlib.crc32(as_array(strided(tensor)).tobytes(), digest)
     penalty = "" if problem.penalty is None else describe_loss(problem.penalty)
     return (
         f"model={type(model).__module__}.{type(model).__qualname__}, {problem.layout.size} parameters",

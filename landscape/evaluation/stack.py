@@ -23,7 +23,7 @@ from landscape.core.memory import with_saved_bytes
 from landscape.evaluation.chain import LinearStep, chain, stacked_losses
 from landscape.evaluation.stacked_linear import StackedLinear
 from landscape.problem.batches import call, named_tensors, take, tree_map
-from landscape.problem.layout import gradients
+from landscape.problem.layout import differentiable, gradients
 from landscape.problem.problem import Problem
 
 # Learners are batched if their activations take at most so many bytes, and the time falls to at most this
@@ -273,7 +273,7 @@ class Stack:
 
     def _chained(self, weights: Tensor, x: Any, y: Any, out: Tensor) -> Tensor:
         losses = self._chain_losses(weights, x, y, out)
-        losses.sum().backward()  # type: ignore[no-untyped-call]
+        differentiable(losses).sum().backward()  # type: ignore[no-untyped-call]
         return losses.detach()
 
     def _chain_losses(self, weights: Tensor, x: Any, y: Any, out: Tensor | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,15 @@ def named_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(tree, (Mapping, tuple, list)):
         for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
             yield from named_tensors(value, f"{name}[{key!r}]")
+
+
+def strided(tensor: Tensor) -> Tensor:
+    """``tensor``, or the indices and values of a sparse one, such as the adjacency of a graph."""
+    if tensor.layout is torch.strided:
+        return tensor
+    tensor = tensor.to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
+    values = tensor.values()
+    return torch.cat((tensor.indices().to(values), values[None]))
 
 
 def clone(tree: Any) -> Any:
@@ -191,7 +201,7 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
         )
     first, length = tensors[0][0], len(tensors[0][1])
     for name, tensor in tensors if alike else ():
-        if tensor.dim() == 0 or len(tensor) != length:
+        if tensor.dim() == 0 or len(tensor) != length or tensor.layout is not torch.strided:
             size = len(tensor) if tensor.dim() else "no"
             besides = ", or, where they belong together as a graph's do, be in a list of one batch" * bool(
                 remedy
@@ -242,28 +252,39 @@ class HostStream(Stream):
 
 class _Placed(Protocol):
     device: torch.device
+    draws_elsewhere: bool
 
 
-def random_state(problem: _Placed) -> Tensor:
-    """The states of the generators from which a model on the problem's device may draw."""
+def random_state(problem: _Placed) -> tuple[bytes, Any]:
+    """The states of PyTorch's generators on the problem's device, and of NumPy's and Python's."""
     states = [torch.get_rng_state()]
     if problem.device.type == "cuda":
         states.append(torch.cuda.get_rng_state(problem.device))
-    return torch.cat(states)
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    return torch.cat(states).numpy().tobytes(), (numpy[1].tobytes(), numpy[2:], random.getstate())
 
 
 @contextlib.contextmanager
 def fixed_randomness(problem: _Placed, seed: int | None) -> Iterator[None]:
     """Random numbers drawn inside come from ``seed``, and PyTorch's own state is as before afterwards.
 
-    None leaves everything as it is.
+    So do those of NumPy and of Python, where the problem draws from them. None leaves everything as it is.
     """
     if seed is None:
         yield
         return
+    if problem.draws_elsewhere:
+        numpy, python = np.random.get_state(), random.getstate()  # noqa: NPY002
+        np.random.seed(seed)  # noqa: NPY002
+        random.seed(seed)
     devices = [problem.device] if problem.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed takes as long as a small network's pass
         if devices:
             torch.cuda.manual_seed(seed)
-        yield
+        try:
+            yield
+        finally:
+            if problem.draws_elsewhere:
+                np.random.set_state(numpy)  # noqa: NPY002
+                random.setstate(python)

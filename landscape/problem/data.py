@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,10 +19,12 @@ from landscape.problem.batches import (
     HostStream,
     Stream,
     as_tensors,
+    concatenate,
     count_samples,
     is_resident,
     named_tensors,
     split,
+    strided,
     take,
     tree_map,
 )
@@ -53,6 +55,7 @@ class Data:
         resident: (x, y) on the device; None where the data comes in batches.
         own_batches: the user gave none, but a data set that is read in batches.
         mixes: the loss is no mean over samples: it is taken of all at once, or is the mean over the batches.
+        leaf_inputs: inputs require gradients, in which model or loss differentiate.
         chunk_size: samples a chunk of resident data; None until the problem knows what its model can take.
 
     :meth:`weigh` is called once, before :meth:`chunks`.
@@ -62,8 +65,7 @@ class Data:
         self.device, self.dtype, self._model_has_loss = device, dtype, model_has_loss
         self.resident: tuple[Any, Any] | None = None
         self.batches: Iterable[Any] = ()
-        self.mixes = False
-        self._leaf_inputs = False  # the user's inputs require gradients
+        self.mixes = self.leaf_inputs = False
         self.each: Tensor | None = None
         self.chunk_size: int | None = None
         self.samples, self.terms = 0, 0.0
@@ -75,11 +77,13 @@ class Data:
         self._single = isinstance(data, Dataset)  # samples, of which the batches are made here
         self.own_batches = isinstance(data, Dataset)  # those of STREAM_BATCH samples
         data = batched(as_tensors(data))
+        self._part = ""  # code for some samples of the user's tensors
         if is_resident(data):
+            self._part = _sliced(data, "data")
             x, y = self.split(data)
             whole = "" if isinstance(x, Tensor) else "landscape.Problem(model, loss, [data])"
             self.samples = count_samples(x, y, alike=True, remedy=whole)
-            self._leaf_inputs = _require_gradients(x)
+            self.leaf_inputs = _require_gradients(x)
             if fits(self._size(x) + self._size(y), device):
                 self.resident = self.place((x, y))
             else:
@@ -87,7 +91,8 @@ class Data:
         elif isinstance(data, Iterator) or not isinstance(data, Iterable):
             raise InputError(
                 f"data: a {type(data).__name__} is no iterable, or an iterator, which can be read only once; "
-                "give (x, y), a dict, a list of batches, a Dataset or a DataLoader"
+                "give (x, y), a dict, a list of batches, a Dataset or a DataLoader",
+                "landscape.Problem(model, loss, list(data))" if isinstance(data, Iterator) else "",
             )
         else:
             self.batches = data
@@ -169,6 +174,12 @@ class Data:
         """(inputs, targets) of a batch, as ``landscape.problem.batches.split`` divides it."""
         return split(batch, self._model_has_loss)
 
+    def in_batches(self) -> str:
+        """Code for the user's tensors in batches, which hold pairs, triples, fours, fives and sixes."""
+        # The last one is as large as possible.
+        size = max(range(480, 1200, 120), key=lambda size: self.samples % size or size)
+        return f"[{self._part.format(f'i : i + {size}')} for i in range(0, {self.samples}, {size})]"
+
     def place(self, tree: Any) -> Any:
         """``tree`` on the device, its floating-point tensors in the problem's precision."""
 
@@ -179,11 +190,11 @@ class Data:
         return tree_map(place, tree)
 
     def leaves(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """(x, y) for one pass; where the user's inputs require gradients, as leaves that do so.
+        """(x, y) for one pass; with ``leaf_inputs``, as leaves that require gradients.
 
         Physics-informed losses differentiate outputs in inputs.
         """
-        if not self._leaf_inputs:
+        if not self.leaf_inputs:
             return x, y
         fresh = {id(t): t.detach().requires_grad_() for _, t in named_tensors(x) if t.is_floating_point()}
         x, y = tree_map(lambda tensor: fresh.get(id(tensor), tensor), (x, y))
@@ -217,7 +228,7 @@ class Data:
             raise InputError("data: it holds no samples, at least one is needed")
         counted = (b for b in itertools.chain([first], batches) if float(self._terms_in(*b).sum()) > 0)
         x, y = next(counted, first)
-        self._leaf_inputs = _require_gradients(x)
+        self.leaf_inputs |= _require_gradients(x)
         x, y = self.place((x, y))
         return x, y
 
@@ -247,6 +258,23 @@ class Data:
         except InputError:
             return None
         return self._that_count(_different(y, length, count), x, y)
+
+    def beside(self, first: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Samples of two batches in one, or the ``other`` alone where theirs differ in shape.
+
+        All targets of a batch may be of those that the loss leaves out, which others beside them show.
+        """
+        batches = []
+        for batch in (first, other):
+            rows = self.rows(*batch)
+            if rows is None:
+                return other
+            batches.append(take(batch, rows.to(self.device)))
+        try:
+            x, y = concatenate(batches)
+        except InputError:
+            return other
+        return x, y
 
     def samples_at(self, rows: Tensor, x: Any, y: Any) -> tuple[Any, Any]:
         """The samples numbered ``rows`` of all, or of the batch (x, y) where samples have no numbers."""
@@ -415,6 +443,15 @@ class Data:
         return self._fingerprint
 
 
+def _sliced(tree: Any, name: str) -> str:
+    """Code for the samples "{0}" of the tensors of ``tree``, which has this name."""
+    if isinstance(tree, Mapping):
+        return "{{" + ", ".join(f"{k!r}: {_sliced(v, f'{name}[{k!r}]')}" for k, v in tree.items()) + "}}"
+    if isinstance(tree, (tuple, list)):
+        return "(" + "".join(f"{_sliced(v, f'{name}[{k}]')}, " for k, v in enumerate(tree)) + ")"
+    return f"{name}[{{0}}]" if isinstance(tree, Tensor) else name
+
+
 def _require_gradients(x: Any) -> bool:
     """Whether any of the inputs requires gradients."""
     return any(tensor.requires_grad for _, tensor in named_tensors(x))
@@ -441,7 +478,7 @@ def _checksum(tree: Any) -> Tensor:
     """
     sums = []
     for _, tensor in named_tensors(tree):
-        rows = tensor.detach().to("cpu", torch.float64)
+        rows = strided(tensor.detach()).to("cpu", torch.float64)
         rows = rows.reshape(len(rows), -1) if rows.dim() else rows.reshape(1, 1)
         weights = torch.arange(1, rows.shape[1] + 1, dtype=torch.float64).sqrt().frac() + 0.5
         each = rows @ weights

@@ -28,6 +28,7 @@ class Function(Protocol):
     device: torch.device
     draws: int
     differentiates: bool
+    draws_elsewhere: bool
 
     def call(self, weights: dict[str, Tensor], x: Any) -> Any:
         """The outputs with the parameters ``weights``."""

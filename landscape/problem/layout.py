@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,8 +32,20 @@ def gradients(
 
     ``keep``: the graph of the outputs. PyTorch up to 2.6 makes those zeros require a gradient.
     """
+    if isinstance(outputs, Tensor):
+        differentiable(outputs)
     parts = torch.autograd.grad(outputs, inputs, grad_outputs, retain_graph=keep, materialize_grads=True)
     return [part.detach() for part in parts]
+
+
+def differentiable(loss: Tensor) -> Tensor:
+    """``loss``; InputError where no gradient was recorded for it."""
+    if not loss.requires_grad:
+        raise InputError(
+            "loss: it has no gradient (accuracy, argmax, detach and torch.no_grad have none), which only "
+            "losses and contours do without; give one that has, such as cross-entropy"
+        )
+    return loss
 
 
 def as_array(tensor: Tensor) -> Array:
@@ -67,12 +80,15 @@ def independent_copy(model: nn.Module) -> nn.Module:
     except Exception as error:  # whatever the user's module holds
         words = " ".join(str(error).split())[:200]
         raise InputError(f"model: it cannot be copied ({type(error).__name__}: {words})") from error
+    uses = Counter(id(p) for _, p in own.named_parameters(remove_duplicate=False))
     for parent in list(own.modules()):
         for name, child in list(parent.named_children()):
             if unwrapped(child) is not child:
                 setattr(parent, name, unwrapped(child))
         if isinstance(parent, (nn.Embedding, nn.EmbeddingBag)):
             parent.sparse = False
+        if type(parent) is nn.Embedding and uses[id(parent.weight)] > 1:
+            parent.padding_idx = None  # of a tied matrix, whose row it would leave a part of the gradient out
         if getattr(parent, "_compiled_call_impl", None) is not None:
             parent._compiled_call_impl = None
     return own

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core.errors import InputError
 from landscape.problem.batches import named_tensors, random_state
@@ -75,61 +77,94 @@ def check_fit(problem: Function, x: Any, y: Any, labels: Any = None) -> tuple[Te
     Returns the loss, and whether random numbers were drawn for it.
 
     Where they do with gradients recorded alone, as those that call ``torch.autograd.grad`` (physics-informed
-    losses), ``problem.differentiates`` is set, and all passes record gradients from then on.
+    losses), ``problem.differentiates`` is set, and all passes record gradients from then on; with
+    ``data.leaf_inputs``, those of the inputs, too. Random numbers of NumPy or Python set
+    ``problem.draws_elsewhere``.
 
     ``labels``: where the loss takes classes, each of these must be a class of the model's outputs.
     """
-    outputs = None
+    outputs, data, needed = None, problem.data, problem.data.leaf_inputs
 
     def value() -> tuple[object, bool]:
         nonlocal outputs
-        inputs, targets = problem.data.leaves(x, y)
+        inputs, targets = data.leaves(x, y)
         with problem.evaluating(0):
             before = random_state(problem)
             outputs = problem.call(problem.layout.views(problem.theta), inputs)
             check_labels(problem.criterion, outputs, labels)
             found = problem.criterion(outputs, targets)  # whatever the user's function gives
-            return found, not torch.equal(before, random_state(problem))
+            after = random_state(problem)
+        problem.draws_elsewhere = before[1] != after[1]
+        return found, before != after
 
-    try:
-        found, drawn = value()
-    except InputError:
-        raise
-    except Exception as first:  # the user's model and loss raise any kind of error
-        problem.differentiates = True
+    causes: list[Exception] = []
+    for recorded in ((False, needed), (True, needed), (True, True)):
+        problem.differentiates, data.leaf_inputs = recorded
+        problem.draws_elsewhere = True  # seed all generators, until it is known which are used
         try:
             found, drawn = value()
-        except Exception:
-            problem.differentiates = False
-            refuse_broadcasting(problem.criterion, outputs, y)
-            tensors = [*named_tensors(x, "inputs"), *named_tensors(y, "targets")]
-            shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors)
-            words = " ".join(str(first).split())[:200]
-            raise InputError(
-                f"model and data do not fit: {type(first).__name__}: {words} ({shapes})"
-            ) from first
+            break
+        except InputError:
+            raise
+        except Exception as error:  # the user's model and loss raise any kind of error
+            causes.append(error)
+    else:
+        problem.differentiates = problem.draws_elsewhere = False
+        data.leaf_inputs = needed
+        refuse_broadcasting(problem.criterion, outputs, y)
+        raise _no_fit(causes, x, y) from causes[0]
     if not isinstance(found, Tensor) or found.dim() > 0:
-        what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else repr(type(found))
-        one = ".mean()" if isinstance(found, Tensor) else ""
-        if (
-            isinstance(found, (tuple, list))
-            and found
-            and isinstance(found[0], Tensor)
-            and found[0].dim() == 0
-        ):
-            one = "[0]"
-        raise InputError(
-            f"loss: it gives {what}, it must give one number, the mean over the samples",
-            f"landscape.Problem(model, lambda o, t: loss(o, t){one}, data)" if one else "",
-        )
+        raise _several_numbers(found)
     return found.detach(), drawn
+
+
+def _no_fit(causes: Sequence[Exception], x: Any, y: Any) -> InputError:
+    """The refusal where errors are raised without gradients, with them, and with those in the inputs."""
+    tensors = [*named_tensors(x, "inputs"), *named_tensors(y, "targets")]
+    shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors)
+    words, last = " ".join(str(causes[0]).split())[:200], str(causes[-1])
+    hint = ""
+    if "does not require grad" in last or "not have been used in the graph" in last:
+        hint = "; a loss that differentiates in the inputs finds them in its targets: give data as (x, x)"
+    return InputError(f"model and data do not fit: {type(causes[0]).__name__}: {words} ({shapes}){hint}")
+
+
+def _several_numbers(found: Any) -> InputError:
+    """The refusal of a loss that does not give one number."""
+    what, one = repr(type(found)), ""
+    if isinstance(found, Tensor):
+        what, one = f"shape {tuple(found.shape)}", ".mean()"
+    elif isinstance(found, (tuple, list, Mapping)) and found:
+        key = next(iter(found)) if isinstance(found, Mapping) else 0
+        if isinstance(found[key], Tensor) and found[key].dim() == 0:
+            one = f"[{key!r}]"
+    return InputError(
+        f"loss: it gives {what}, it must give one number, the mean over the samples",
+        f"landscape.Problem(model, lambda o, t: loss(o, t){one}, data)" if one else "",
+    )
+
+
+class _Pairs(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees whether two tensors of these shapes are broadcast to one."""
+
+    def __init__(self, a: Tensor, b: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.shapes, self.seen = {a.shape, b.shape}, False
+        self.both = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.shape == self.both:
+            given = {t.shape for _, t in named_tensors(args)} & self.shapes
+            self.seen |= len(given) == 2 or (len(given) == 1 and func is torch.ops.aten.expand.default)
+        return result
 
 
 def broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> str:
     """Code for targets in the shape of the outputs, where these are (N, 1) and (N,) or the reverse.
 
     A loss that takes them element by element pairs each output with each target: its mean is over (N, N), and
-    PyTorch gives a warning at most. "" for other shapes, and unless the loss is a mean with these targets.
+    PyTorch gives a warning at most. "" for other shapes, and for a loss that does not pair these.
     """
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return ""
@@ -139,14 +174,13 @@ def broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) ->
     same = targets.reshape(outputs.shape)
     same = same if same.is_floating_point() else same.to(outputs)
     try:
-        whole = loss(outputs, same)
-        mean = torch.stack(
-            [loss(*row) for row in zip(torch.split(outputs, 1), torch.split(same, 1), strict=True)]
-        ).mean()
+        loss(outputs, same)
     except Exception:  # whatever the user's loss raises: this is no remedy
         return ""
-    if not torch.allclose(whole, mean, rtol=tolerance(outputs.dtype), atol=0):
-        return ""
+    with contextlib.suppress(Exception), _Pairs(outputs, targets) as pairs:
+        loss(outputs, targets)  # some of PyTorch's raise an error for such shapes
+        if not pairs.seen:
+            return ""
     change = "unsqueeze(-1)" if outputs.dim() > targets.dim() else "squeeze(-1)"
     kind = "" if targets.is_floating_point() else ".to(outputs)"
     return f"landscape.Problem(model, lambda outputs, targets: loss(outputs, targets.{change}{kind}), data)"

@@ -32,6 +32,8 @@ RANDOM_PASSES, RANDOM_ERRORS = 64, 6.0
 # Activations of all samples at once may take this share of the available memory: a Hessian's product needs
 # the graph of a gradient, and scratch space (ours).
 MEMORY_SHARE = 1 / 4
+# Samples by which the memory of all is extrapolated: they make pairs, triples, fours and fives (ours).
+SOME = 120
 
 
 class Parts:
@@ -121,6 +123,16 @@ class Parts:
         return abs(difference) <= share * self.rounding(whole, *values)  # False for NaN
 
 
+def takes(problem: Function, x: Any) -> bool:
+    """Whether the model takes the inputs ``x``: a model of a whole graph takes no part of it."""
+    try:
+        with torch.no_grad(), problem.evaluating(0), warnings.catch_warnings(action="ignore"):
+            problem.call(problem.layout.views(problem.theta), problem.data.leaves(x, None)[0])
+    except Exception:  # the user's model raises any kind of error
+        return False
+    return True
+
+
 def divided(rows: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
     """``rows`` in parts that end at ``ends``."""
     return [list(rows[a:b]) for a, b in itertools.pairwise([0, *ends, len(rows)])]
@@ -154,6 +166,7 @@ def check_mean(problem: Function, terms: Terms, batch: tuple[Any, Any], theta: T
             if not math.isfinite(parts.loss(rows)):
                 parts = Parts(problem, batch, problem.theta, problem.data)
             if not math.isfinite(parts.loss(rows)):
+                _refuse_without_targets(parts, rows)
                 return
             weights = weights_of(parts, terms, rows)
             if parts.eps <= FLOAT32 and parts.combine(divisions, weights, SURE):
@@ -182,7 +195,11 @@ def _by_targets(rows: list[int], parts: Parts) -> list[int]:
     """
     targets = parts.samples(rows)[1]
     for _, each in named_tensors(targets):
-        if each.is_complex() or each.dim() == 0 or bool((each != each.round()).any()):
+        if (
+            each.is_complex()
+            or each.dim() == 0
+            or (each.is_floating_point() and bool((each != each.round()).any()))
+        ):
             continue  # of these no sum tells how many count
         order = by_sample(each.double()).argsort().tolist()
         return [rows[i] for i in (*order[-2:], *order[:-2])]
@@ -225,12 +242,25 @@ def _random_parts_combine(parts: Parts, divisions: list[list[int]], terms: Terms
     return not abs(float(drawn.mean())) > RANDOM_ERRORS * error + parts.rounding(whole)
 
 
+def _refuse_without_targets(parts: Parts, rows: list[int]) -> None:
+    """Raise InputError for a loss that is NaN as it leaves out all targets, while the outputs are finite."""
+    inputs, targets = parts.samples(rows)
+    if not math.isnan(parts.loss(rows)) or not parts.data.indexed:
+        return
+    if any(not bool(count(targets).any()) for count in candidates(targets)):
+        with torch.no_grad(), parts.problem.evaluating(0):
+            outputs = parts.problem.call(parts.problem.layout.views(parts.theta), inputs)
+        if all(bool(each.isfinite().all()) for _, each in named_tensors(outputs)):
+            raise InputError("data: all its targets are left out of the loss, at least one must count")
+
+
 def _refuse_terms(problem: Function) -> None:
     """Raise InputError for terms of the user's by which parts do not combine, unless batches stay whole."""
     if problem.data.indexed:
         raise InputError(
             "terms: by them the losses of parts of the data do not combine to that of all of it; leave terms "
-            "out, or give data whose loss mixes samples as a list of batches"
+            "out, or give data whose loss mixes samples as a list of batches",
+            remedy="landscape.Problem(model, loss, data)",
         )
 
 
@@ -309,10 +339,12 @@ def _take_together(
     """Take the loss, which is no mean over the samples, of all of them at once, or by batches."""
     _refuse_sum(problem, parts, rows)
     data = problem.data
-    inputs, targets = data.leaves(*data.samples_at(torch.tensor(rows), *batch))
-    with torch.no_grad(), problem.evaluating(0):
-        outputs = problem.call(problem.layout.views(problem.theta), inputs)
-        refuse_broadcasting(problem.criterion, outputs, targets)
+    inputs, targets = data.samples_at(torch.tensor(rows), *batch)
+    if takes(problem, inputs):
+        inputs, targets = data.leaves(inputs, targets)
+        with torch.no_grad(), problem.evaluating(0):
+            outputs = problem.call(problem.layout.views(problem.theta), inputs)
+            refuse_broadcasting(problem.criterion, outputs, targets)
     if data.own_batches and not data.indexed:
         raise InputError(
             "loss: it mixes the samples of a batch, and a Dataset has no batches; give a DataLoader with the "
@@ -322,18 +354,26 @@ def _take_together(
     if not data.indexed:
         data.mix()
         terms.by_batch = True
-        _say(
-            "loss: it mixes the samples of a batch, or weighs them; it is taken as the mean over the batches "
-            "that were given, each of which counts the same"
-        )
+        if not isinstance(data.batches, (list, tuple)) or len(data.batches) > 1:
+            _say(
+                "loss: it mixes the samples of a batch, or weighs them; it is taken as the mean over the "
+                "batches that were given, each of which counts the same"
+            )
         return
     need, available = _bytes_at_once(problem), available_memory(problem.device)
+    if need is None:
+        raise InputError(
+            f"loss: it mixes samples, and takes neither {SOME} nor {2 * SOME} of them, so that the memory "
+            f"for all {data.samples:,} at once is not known; give them as a list of one batch, or of "
+            "several, over which the loss is then the mean",
+            remedy="landscape.Problem(model, loss, [data])",
+        )
     if need > MEMORY_SHARE * available:
         raise InputError(
             f"loss: it mixes samples, and all {data.samples:,} of them at once need about "
             f"{need / 2**30:.1f} GiB for each pass ({available / 2**30:.1f} GiB are available); give a list "
             "of batches, over which the loss is then the mean",
-            remedy="landscape.Problem(model, loss, list(zip(data[0].split(500), data[1].split(500))))",
+            remedy=f"landscape.Problem(model, loss, {data.in_batches()})",
         )
     data.mix()
     _say(
@@ -359,22 +399,24 @@ def _refuse_sum(problem: Function, parts: Parts, rows: list[int]) -> None:
         )
 
 
-def _bytes_at_once(problem: Function) -> float:
-    """The bytes that a pass of all samples saves, from those of a few, as a·n + b·n²."""
-    samples = problem.data.samples
-    if problem.data.resident is None:
+def _bytes_at_once(problem: Function) -> float | None:
+    """The bytes that a pass of all samples saves, from those of a few, as a·n + b·n²; None if unknown."""
+    samples, resident = problem.data.samples, problem.data.resident
+    if resident is None:
         return math.inf
-    sizes = [n for n in (64, 128) if n < samples]
-    if samples <= AT_ONCE and len(sizes) < 2:
+    if samples <= 2 * SOME:
         return 0.0
+    some, more = (take(resident, slice(n)) for n in (SOME, 2 * SOME))
+    if not takes(problem, some[0]):  # a graph, of which all nodes were computed already
+        return problem.saved_bytes(*resident)
     try:
-        small, large = (problem.saved_bytes(*take(problem.data.resident, slice(n))) for n in sizes)
+        small, large = problem.saved_bytes(*some) / SOME, problem.saved_bytes(*more) / (2 * SOME)
     except InputError:
         raise
     except Exception:  # the loss takes no such part
-        return 0.0 if samples <= AT_ONCE else math.inf
-    square = max(0.0, (large / 128 - small / 64) / 64)
-    return samples * (small / 64 - 64 * square) + square * samples**2
+        return 0.0 if samples <= AT_ONCE else None
+    square = max(0.0, (large - small) / SOME)
+    return samples * (small - SOME * square) + square * samples**2
 
 
 def _say(text: str) -> None:

@@ -127,7 +127,7 @@ class Problem(MeanLoss):
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, self.dtype)
         self.penalty, self.weight_decay = penalty, float(weight_decay)
         self.randomness, self.draws = str(randomness), number_of_draws(randomness)
-        self.differentiates = False  # until check_fit sees it
+        self.differentiates = self.draws_elsewhere = False  # until check_fit sees it
         self.batchnorm = batchnorm.BatchNormPolicy()
         # Verdicts of checks that were made once, such as of the symmetry of products; copies share them.
         self.checked: dict[tuple[Any, ...], bool] = {}
@@ -150,10 +150,10 @@ class Problem(MeanLoss):
         self.data.weigh(terms, equal=checked, ordered=self.draws > 0 or self.data.mixes)
         if not checked or self.data.mixes or not self.data.novel:
             return
-        before, theta = terms.given, moved(self)
+        before, theta, first = terms.given, moved(self), self.data.first()
         for batch in self.data.novel:
             if not self.data.mixes:
-                check_mean(self, terms, self.data.place(batch), theta)
+                check_mean(self, terms, self.data.beside(first, self.data.place(batch)), theta)
         if terms.given is not before or self.data.mixes:
             self.data.weigh(terms, equal=checked, ordered=self.draws > 0 or self.data.mixes)
 

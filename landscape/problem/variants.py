@@ -30,6 +30,7 @@ class Variants:
         draws: how many draws of random numbers the loss is a mean over; 0 where it draws none.
         differentiates: model or loss differentiate themselves (``torch.autograd.grad``), which needs
             gradients to be recorded.
+        draws_elsewhere: some of the random numbers are those of NumPy or Python.
         padding: where in θ the padding rows of embeddings lie, which are no directions.
     """
 
@@ -45,6 +46,7 @@ class Variants:
     weight_decay: float
     draws: int
     differentiates: bool
+    draws_elsewhere: bool
     padding: tuple[slice, ...]
 
     # Names of ``data`` that users ask the problem for.

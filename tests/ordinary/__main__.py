@@ -57,11 +57,15 @@ def row(use: Use, outcome: Outcome) -> str:
 def page(outcomes: list[tuple[Use, Outcome]]) -> str:
     count, total = Counter(outcome.kind for _, outcome in outcomes), len(outcomes)
     remedied = sum(outcome.kind == "refused" and bool(outcome.remedy) for _, outcome in outcomes)
+    defined = sum(not use.undefined for use, _ in outcomes)
     totals = (
-        f"Of {total} uses, **{count['right']} are right the first time ({100 * count['right'] / total:.0f}%)**, "
-        f"{count['refused']} are refused, {remedied} of them with a remedy that runs as written, and "
-        f"{count['refused_hessian']} are refused for second derivatives only. Silently wrong are {count['wrong']}, "
-        f"and {count['crash']} end in an error of another kind.\n\n"
+        f"Of {total} uses, {defined} have one answer. **{count['right']} of these are right the first time "
+        f"({100 * count['right'] / defined:.0f}%)**, the others are refused. {total - defined} uses leave open "
+        "which loss is meant (random numbers in eval mode, a sum, batches that are others in each pass), or have no "
+        "second derivative (a straight-through estimator): they must be refused, and are.\n\n"
+        f"In all, {count['right']} are right, {count['refused']} are refused, {remedied} of them with a remedy that "
+        f"runs as written, and {count['refused_hessian']} are refused for second derivatives only. Silently wrong "
+        f"are {count['wrong']}, and {count['crash']} end in an error of another kind.\n\n"
     )
     rows = "".join(row(use, outcome) + "\n" for use, outcome in outcomes)
     return f"{HEAD}{totals}| theme | first use | outcome | what it says, or why it is refused |\n| --- | --- | --- | --- |\n{rows}"

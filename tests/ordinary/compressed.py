@@ -115,6 +115,7 @@ def lottery_ticket() -> Parts:
 @compressed(
     "quantisation-aware training: fake quantisation, straight-through",
     expected="refused_hessian",
+    undefined=True,
     words="derivative",
     why="rounding has no derivative; the straight-through gradient is not that of the loss",
 )
@@ -130,6 +131,7 @@ def fake_quantised() -> Parts:
 @compressed(
     "binarised weights: sign with a straight-through trick",
     expected="refused_hessian",
+    undefined=True,
     words="derivative",
     why="the sign has no derivative; the straight-through gradient is not that of the loss",
 )
@@ -146,6 +148,7 @@ def binarised() -> Parts:
 @compressed(
     "dynamically quantised to int8",
     expected="refused",
+    undefined=True,
     words="parameter",
     why="its weights are integers in buffers; nothing is left to differentiate by or to move along",
 )

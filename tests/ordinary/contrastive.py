@@ -170,6 +170,7 @@ def byol() -> Parts:
 @contrastive(
     "SimSiam: negative cosine similarity with a stop-gradient",
     expected="refused_hessian",
+    undefined=True,
     why="with a stop-gradient, gradients are not those of the loss's value, and their Jacobian is no Hessian",
     words="derivative",
 )
@@ -253,6 +254,7 @@ def infonce_loader() -> Parts:
 @contrastive(
     "InfoNCE, a DataLoader that shuffles",
     expected="refused",
+    undefined=True,
     words=r"shuffle|others in each pass|pass",
     remedied=True,
     total=per_batch,

@@ -15,6 +15,7 @@ generative = Theme("generative")
 N = 8
 RANDOM: dict[str, Any] = {
     "expected": "refused",
+    "undefined": True,
     "random": True,
     "remedied": True,
     "total": seeded,
@@ -86,6 +87,7 @@ def mean_elbo(model: nn.Module, loss: Any, data: Any) -> Tensor:
 @generative(
     "VAE example's loss: BCE and KL divergence as sums",
     expected="refused",
+    undefined=True,
     words="sum",
     after=mean_elbo,
     why="it is a sum over the samples, which depends on how many there are",
@@ -136,6 +138,7 @@ def conditional_vae() -> Parts:
 @generative(
     "VQ-VAE: nearest code, straight-through estimator, commitment loss",
     expected="refused_hessian",
+    undefined=True,
     words="derivative",
     why="straight-through and stop-gradient: gradients are not those of the loss's value",
 )

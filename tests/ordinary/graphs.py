@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.ordinary.use import BATCHES, COUNTED, Parts, Theme, by_size, per_batch
+from tests.ordinary.use import BATCHES, COUNTED, TOGETHER, Parts, Theme, by_size, per_batch
 
 graphs = Theme("graphs")
 NODES = 9
@@ -34,6 +34,45 @@ class GCNConv(nn.Module):
         x = self.lin(x)
         out = torch.zeros_like(x).index_add(0, col, norm[:, None] * x[row])
         return out + self.bias
+
+
+class PyGCN(nn.Module):
+    """Kipf and Welling's code: the adjacency, normalised, is a matrix."""
+
+    def __init__(self, adj: Tensor | None = None) -> None:
+        super().__init__()
+        self.gc1, self.gc2 = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.register_buffer("adj", adj)
+
+    def forward(self, x: Tensor, adj: Tensor | None = None) -> Tensor:
+        adj = self.adj if adj is None else adj.to(x.dtype)
+        return F.log_softmax(torch.spmm(adj, self.gc2(F.relu(torch.spmm(adj, self.gc1(x))))), dim=1)
+
+
+def adjacency() -> Tensor:
+    matrix = torch.zeros(NODES, NODES)
+    matrix[tuple(edges())] = 1.0
+    return matrix / matrix.sum(1, keepdim=True)
+
+
+@graphs("pygcn: model(features, adj) with a sparse matrix, idx_train in the loss, a list of one batch")
+def pygcn_sparse() -> Parts:
+    idx_train, y = torch.arange(5), torch.randint(3, (NODES,))
+
+    def loss(output: Tensor, labels: Tensor) -> Tensor:
+        return F.nll_loss(output[idx_train], labels[idx_train])
+
+    return PyGCN(), loss, [((torch.randn(NODES, 4), adjacency().to_sparse()), y)]
+
+
+@graphs("pygcn with a dense matrix, data = ((features, adj), labels)", says=TOGETHER)
+def pygcn_dense() -> Parts:
+    return PyGCN(), F.nll_loss, ((torch.randn(NODES, 4), adjacency()), torch.randint(3, (NODES,)))
+
+
+@graphs("a graph that the model holds as a buffer, data = (features, labels)", says=TOGETHER)
+def adjacency_in_the_model() -> Parts:
+    return PyGCN(adjacency()), F.nll_loss, (torch.randn(NODES, 4), torch.randint(3, (NODES,)))
 
 
 class GCN(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,7 @@ def semi_supervised() -> Parts:
 @habits(
     "random augmentation in the Dataset's __getitem__",
     expected="refused",
+    undefined=True,
     words="augment|pass",
     why="each pass over the data has other images: there is no one loss",
 )
@@ -167,6 +169,7 @@ def mean_of_sum(model: nn.Module, loss: Any, data: Any) -> Tensor:
 @habits(
     "CrossEntropyLoss(reduction='sum')",
     expected="refused",
+    undefined=True,
     words="sum",
     after=mean_of_sum,
     why="a sum grows with the data; the message says to give the mean",
@@ -176,7 +179,12 @@ def reduction_sum() -> Parts:
 
 
 @habits(
-    "reduction='none'", expected="refused", words="one number", after=mean_of_sum, why="a loss is one number"
+    "reduction='none'",
+    expected="refused",
+    undefined=True,
+    words="one number",
+    after=mean_of_sum,
+    why="a loss is one number",
 )
 def reduction_none() -> Parts:
     return network(), nn.CrossEntropyLoss(reduction="none"), samples()
@@ -210,6 +218,7 @@ def broadcast(model: nn.Module, loss: Any, data: Any) -> Tensor:
 @habits(
     "outputs (N, 1) against targets (N,): an error that broadcasts",
     expected="refused",
+    undefined=True,
     words=r"broadcast|\(N, 1\)|shape",
     after=broadcast,
     why="each output is compared with each target; nearly always a mistake",
@@ -219,7 +228,11 @@ def broadcasting() -> Parts:
 
 
 @habits(
-    "accuracy as the loss", expected="refused_hessian", words="gradient|derivative", why="it has no gradient"
+    "accuracy as the loss",
+    expected="refused_hessian",
+    undefined=True,
+    words="gradient|derivative",
+    why="it has no gradient",
 )
 def accuracy() -> Parts:
     return network(), lambda o, y: 1 - (o.argmax(1) == y).float().mean(), samples()
@@ -238,6 +251,7 @@ def item() -> Parts:
 @habits(
     "F.dropout(x, 0.5) without training=self.training",
     expected="refused",
+    undefined=True,
     random=True,
     remedied=True,
     total=seeded,
@@ -259,6 +273,7 @@ def functional_dropout() -> Parts:
 @habits(
     "noise added to the inputs in the loss",
     expected="refused",
+    undefined=True,
     random=True,
     remedied=True,
     total=seeded,
@@ -383,6 +398,7 @@ def confidence_penalty() -> Parts:
 @habits(
     "two losses with detach as a weight: loss / loss.detach()",
     expected="refused_hessian",
+    undefined=True,
     words="derivative",
     why="the gradient treats the detached factor as a constant; the loss does not",
 )
@@ -397,6 +413,7 @@ def detached_weight() -> Parts:
 @habits(
     "EMA of the loss kept in the loss object",
     expected="refused",
+    undefined=True,
     words="pass|state|keeps",
     why="two passes over the same data give two losses",
 )
@@ -412,6 +429,38 @@ def stateful_loss() -> Parts:
             return value - self.average
 
     return network(), Smoothed(), samples()
+
+
+@habits("a first batch without any label, ignored by default, in a lambda", says=COUNTED)
+def batch_without_labels() -> Parts:
+    x, y = samples()
+    y[:5] = -100
+    return network(), lambda o, t: F.cross_entropy(o, t), [(x[:5], y[:5]), (x[5:], y[5:])]
+
+
+@habits(
+    "LayerDrop: a block is left out at random, by Python's random, in eval mode, too",
+    expected="refused",
+    undefined=True,
+    why="the block is drawn in each pass",
+    words="random",
+    total=seeded,
+    random=True,
+    remedied=True,
+)
+def layer_drop() -> Parts:
+    class LayerDrop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.block, self.head = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.inner(x).tanh()
+            if random.random() > 0.2:
+                x = x + self.block(x).tanh()
+            return self.head(x)
+
+    return LayerDrop(), nn.CrossEntropyLoss(), samples()
 
 
 @habits("nn.DataParallel around the model")

@@ -350,6 +350,7 @@ def lora_fresh() -> Parts:
     "DoRA on BERT",
     total=of_logits(F.cross_entropy),
     expected="refused_hessian",
+    undefined=True,
     words="derivative",
     why="peft detaches the norm of the weights, as the paper on DoRA proposes: the gradient is not that of the loss",
 )

@@ -217,9 +217,7 @@ def translation() -> Parts:
 @language(
     "text classification tutorial: EmbeddingBag with offsets, a list of batches",
     total=by_size,
-    expected="refused_hessian",
-    why="PyTorch has no second derivative of EmbeddingBag",
-    words="second derivative",
+    differences=True,
 )
 def embedding_bag() -> Parts:
     class TextClassificationModel(nn.Module):

@@ -369,6 +369,7 @@ def kan() -> Parts:
 @physics(
     "divergence by Hutchinson's estimator, probes drawn in forward",
     expected="refused",
+    undefined=True,
     random=True,
     remedied=True,
     total=seeded,

@@ -151,9 +151,7 @@ def attention_seq2seq() -> Parts:
 
 @recurrent(
     "temporal convolutions: dilated, causal, weight normalisation",
-    expected="refused_hessian",
-    words="second derivative",
-    why="PyTorch's second derivative of weight_norm is wrong",
+    differences=True,
 )
 def tcn() -> Parts:
     weight_norm = nn.utils.parametrizations.weight_norm

@@ -313,6 +313,7 @@ def factorisation_machine() -> Parts:
 @tabular(
     "Bayes by backprop: weights are drawn in forward, KL in the loss",
     expected="refused",
+    undefined=True,
     random=True,
     remedied=True,
     total=seeded,
@@ -345,6 +346,7 @@ def bayes_by_backprop() -> Parts:
 @tabular(
     "domain adversary with a gradient reversal layer",
     expected="refused_hessian",
+    undefined=True,
     words="derivative",
     why="the reversed gradient is not that of the loss",
 )

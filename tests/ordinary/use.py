@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ def seeded(model: nn.Module, loss: Any, data: Any) -> Tensor:
     """The loss of all data in one call, with the random numbers of seed 0."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
+        random.seed(0)
         return once(model, loss, data)
 
 
@@ -70,7 +72,8 @@ class Use:
 
     ``build()`` gives (model, loss, data), the same at each call. ``expected``: "right", "refused", or
     "refused_hessian" (contours are right, second derivatives are refused); ``why`` then says why that is
-    legitimate, and ``words`` is a regular expression that the refusal contains. ``says``: one that a
+    legitimate, and ``words`` is a regular expression that the refusal contains. ``undefined``: it leaves open
+    which loss is meant, or has no second derivative, so that no number would be right. ``says``: one that a
     ProblemWarning contains; with "" there must be none. ``total`` is the loss in float64 of the user's own
     model, of all data, and ``after`` that of what the remedy makes, where it is another. ``names``: what a
     remedy may use beside model, loss and data; ``remedied``: the refusal must name one. ``random``: the loss draws random numbers; float64 is then the
@@ -84,6 +87,7 @@ class Use:
     theme: str
     build: Callable[[], Parts]
     expected: str = "right"
+    undefined: bool = False
     why: str = ""
     words: str = ""
     says: str = ""

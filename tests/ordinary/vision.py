@@ -443,6 +443,7 @@ def age_regression() -> Parts:
 @vision(
     "masked autoencoder: forward draws which patches it hides",
     expected="refused",
+    undefined=True,
     random=True,
     remedied=True,
     total=seeded,
