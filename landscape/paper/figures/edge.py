@@ -296,7 +296,7 @@ def _judge_lazy(rows: Rows) -> list[Effect]:
     powers = []
     for seed in settings(rows, "seed"):
         here = select(rows, seed=seed)
-        x = np.log([np.full(len(here), np.e), 1 + here["omega_min"], here["gap"]])
+        x = np.stack([np.ones(len(here)), np.log(1 + here["omega_min"]), np.log(here["gap"])])
         if len(here) > 3 and (here[LEVEL] > 0).all():
             powers.append(np.linalg.lstsq(x.T, np.log(here[LEVEL].to_numpy()), rcond=None)[0][1:].tolist())
     effects = [
