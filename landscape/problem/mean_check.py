@@ -247,6 +247,8 @@ def _refuse_without_targets(parts: Parts, rows: list[int]) -> None:
     inputs, targets = parts.samples(rows)
     if not math.isnan(parts.loss(rows)) or not parts.data.indexed:
         return
+    if not all(bool(each.isfinite().all()) for _, each in named_tensors(targets)):
+        return  # the targets are the reason
     if any(not bool(count(targets).any()) for count in candidates(targets)):
         with torch.no_grad(), parts.problem.evaluating(0):
             outputs = parts.problem.call(parts.problem.layout.views(parts.theta), inputs)

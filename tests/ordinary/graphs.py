@@ -131,7 +131,7 @@ class Data:
         self.__dict__.update(parts)
 
 
-@graphs("model(data) with a graph as one object, a list of one batch", says=BATCHES)
+@graphs("model(data) with a graph as one object, a list of one batch")
 def graph_object() -> Parts:
     class Net(nn.Module):
         def __init__(self) -> None:

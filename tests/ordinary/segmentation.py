@@ -238,7 +238,7 @@ def masked_mse() -> Parts:
     return UNet(), loss, (x, {"image": torch.rand(hit.shape), "mask": hit.bool()})
 
 
-@segmentation("V-Net: volumes and soft Dice, one batch", says=f"{BATCHES}|{TOGETHER}", total=per_batch)
+@segmentation("V-Net: volumes and soft Dice, one batch", total=per_batch)
 def volumes() -> Parts:
     model = nn.Sequential(
         nn.Conv3d(1, 2, 3, padding=1),
