@@ -162,7 +162,7 @@ CASES = [
     _case("ViT", vit, pictures),
     _case("ViT, a loss of the logits", vit, pictures, of_logits, whole=without_labels),
     _case("T5", t5, lambda: text(next_words), **HALFWAY),
-    _case("CLIP", clip, pairs, refused="mix samples"),
+    _case("CLIP", clip, pairs, said="mixes samples"),
     _case("CLIP, one batch", clip, lambda: [pairs()], options={"terms": each_once}),
 ]  # fmt: skip
 
