@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.ordinary.use import BATCHES, COUNTED, TOGETHER, Parts, Theme, by_size, per_batch
+from tests.ordinary.use import COUNTED, TOGETHER, Parts, Theme, by_size, per_batch
 
 graphs = Theme("graphs")
 NODES = 9
