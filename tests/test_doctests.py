@@ -13,6 +13,7 @@ import pytest
 # Packages whose examples run; every public function and class in those of EXAMPLES_NEEDED has one.
 ROOMS = (
     "landscape.core",
+    "landscape.geometry",
     "landscape.results",
     "landscape.plots",
     "landscape.report",

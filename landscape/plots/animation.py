@@ -20,14 +20,13 @@ from matplotlib.figure import Figure
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import read_regular, replacing
 from landscape.core.hdf5 import Array
-from landscape.plots.levels import Look, scale
+from landscape.plots.drawing import drawable
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import color_of, decimal_labels, paper_name
 from landscape.plots.style import style as figure_style
 from landscape.plots.surface import CMAP
-from landscape.plots.surface_parts import LEARNER, MEAN, label_axes, settings
-from landscape.plots.values import drawable
-from landscape.results.surface import Surface
+from landscape.plots.surface_parts import LEARNER, MEAN, Look, label_axes, scale, settings
+from landscape.results.grids import Surface
 
 FORMATS = (".gif", ".mp4")
 LINES = 10  # of a frame (ours)
@@ -45,7 +44,7 @@ class Frame:
         loss: the training loss of the run there; NaN if unknown.
 
     Example:
-        >>> from landscape.results.basin import parabola
+        >>> from landscape.geometry.profiles import parabola
         >>> Frame(parabola(), step=50, lr_lambda_max=0.8, limit=1.0).step
         50
     """

@@ -15,9 +15,8 @@ from landscape.core.errors import InputError
 from landscape.plots.drawing import draws
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import OTHER, colors_of, decimal_labels, paper_name, style
-from landscape.results.comparison import Comparison
+from landscape.results.comparison import Comparison, summary, verdict
 from landscape.results.shown import logarithmic
-from landscape.results.verdicts import summary, verdict
 
 COLUMNS = 4
 # Characters of a verdict in a line below its panel, at its size.

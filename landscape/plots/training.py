@@ -13,11 +13,10 @@ from matplotlib.figure import Figure
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.plots.drawing import draws
+from landscape.plots.drawing import draws, literal
 from landscape.plots.picture import caption
 from landscape.plots.picture import panels as make_panels
 from landscape.plots.style import OTHER, colors_of, decimal_labels, paper_name, style
-from landscape.plots.values import literal
 from landscape.results.shown import running_quartiles
 
 

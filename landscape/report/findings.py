@@ -14,9 +14,9 @@ from landscape.report import comparisons, surfaces
 from landscape.report.contents import Contents, Run
 from landscape.report.curves import values_of
 from landscape.report.settings import Setting, settings_of
+from landscape.results.curvature import Spectrum
 from landscape.results.noise import NoiseEstimate
 from landscape.results.shown import in_words
-from landscape.results.spectrum import Spectrum
 
 # Two settings are told apart where the 95% interval of their difference leaves zero out (the usual level).
 LEVEL = 0.95

@@ -1,4 +1,4 @@
-"""The base class of results: arrays and attributes of a finished analysis, saved and loaded as HDF5."""
+"""The base classes of results: arrays and attributes of a finished analysis, saved and loaded as HDF5."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 import re
 import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -17,7 +18,7 @@ from landscape.core import registry
 from landscape.core.errors import FailedError
 from landscape.core.hdf5 import LARGEST, attribute, dataset, group, location, reading, writing
 from landscape.core.options import type_hints
-from landscape.results import frames, html
+from landscape.results import frames, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,7 +151,7 @@ class Result:
     def _repr_html_(self) -> str:
         """A small picture and a table of the fields, for notebooks."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return html.summary(type(self).__name__, values, self.units, self.plot)
+        return shown.html_of(type(self).__name__, values, self.units, self.plot)
 
     def plot(
         self,
@@ -176,7 +177,7 @@ class Result:
             FailedError: ``path`` cannot be written.
 
         Example:
-            >>> from landscape.results.escape import Escape
+            >>> from landscape.results.stability import Escape
             >>> times, rates = np.ones((1, 2, 6)), np.array([0.1, 0.2])
             >>> result = Escape(times, rates, "lr", ("ssgd",), share=0.5, steps=9)
             >>> result.plot(title="Escape from a saddle").get_suptitle()
@@ -201,7 +202,7 @@ class Result:
             FailedError: xarray is not installed.
 
         Example:
-            >>> from landscape.results.escape import Escape
+            >>> from landscape.results.stability import Escape
             >>> times = np.arange(12.0).reshape(1, 2, 6)
             >>> result = Escape(times, np.array([0.1, 0.2]), "lr", ("ssgd",), share=0.5, steps=20)
             >>> float(result.to_xarray().times.sel(algorithms="ssgd", values=0.2).mean())
@@ -225,7 +226,7 @@ class Result:
             InputError: a dimension that the result does not have.
 
         Example:
-            >>> from landscape.results.escape import Escape
+            >>> from landscape.results.stability import Escape
             >>> times = np.arange(12.0).reshape(1, 2, 6)
             >>> result = Escape(times, np.array([0.1, 0.2]), "lr", ("ssgd",), share=0.5, steps=20)
             >>> result.to_dataframe().groupby("values").times.mean().tolist()
@@ -244,7 +245,7 @@ class Result:
 
         Example:
             >>> import tempfile
-            >>> from landscape.results.escape import Escape
+            >>> from landscape.results.stability import Escape
             >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     result.save(f"{folder}/escape.h5")
@@ -267,7 +268,7 @@ class Result:
             FailedError: the file holds something else or several results, is damaged or cannot be read.
 
         Example:
-            >>> from landscape.results.escape import Escape
+            >>> from landscape.results.stability import Escape
             >>> Escape.load("missing.h5")
             Traceback (most recent call last):
             landscape.core.errors.FailedError: missing.h5: no such file; ...
@@ -325,7 +326,7 @@ def save(results: Sequence[Result], path: str | Path) -> None:
 
     Example:
         >>> import tempfile
-        >>> from landscape.results.escape import Escape
+        >>> from landscape.results.stability import Escape
         >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save([result, result], f"{folder}/two.h5")
@@ -360,3 +361,36 @@ def load_results(path: str | Path) -> list[Result]:
             raise ValueError(f"its groups are {', '.join(sorted(numbers))}, they must be 0, 1, …")
         numbered = [group(file, str(i)) for i in range(len(numbers))]
         return [kind._read(part) for part in numbered or [file]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Result):
+    """A number measured at the weights of a problem, with the data and the precision that it was measured on.
+
+    Subclasses have ``value`` and ``standard_error``.
+
+    Attributes:
+        samples: the number of samples of the problem.
+        seed: of the random draws.
+        dtype: of the weights, such as "float32".
+        split, label, source, source_sha256: the part of the data, a name for pictures, the checkpoint's file
+            and its SHA-256; "" where unknown.
+        batchnorm: whether the model has BatchNorm.
+        bn, bn_samples: whose statistics it used, and from how many samples, as in
+            :class:`landscape.Surface`; "train" means those of each minibatch.
+
+    Example:
+        >>> Measurement(samples=100, seed=0, dtype="float64").bn
+        'center'
+    """
+
+    samples: int
+    seed: int
+    dtype: str
+    split: str = ""
+    label: str = ""
+    source: str = ""
+    source_sha256: str = ""
+    batchnorm: bool = False
+    bn: str = "center"
+    bn_samples: int = 0

@@ -24,7 +24,7 @@ def arrays(result: Any) -> dict[str, tuple[tuple[str, ...], Array]]:
     Texts are arrays of str.
 
     Example:
-        >>> from landscape.results.escape import Escape
+        >>> from landscape.results.stability import Escape
         >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
         >>> arrays(result)["times"][0], arrays(result)["algorithms"][1].tolist()
         (('algorithms', 'values', 'run'), ['ssgd'])
@@ -43,7 +43,7 @@ def attributes(result: Any) -> dict[str, Any]:
     """The other fields of a result, scalars and texts, and its schema; lists in place of tuples and arrays.
 
     Example:
-        >>> from landscape.results.escape import Escape
+        >>> from landscape.results.stability import Escape
         >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
         >>> attributes(result)["vary"]
         'lr'
@@ -62,7 +62,7 @@ def to_dataset(result: Any) -> xr.Dataset:
     """A result as a data set of xarray; see :meth:`landscape.results.base.Result.to_xarray`.
 
     Example:
-        >>> from landscape.results.escape import Escape
+        >>> from landscape.results.stability import Escape
         >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
         >>> dict(to_dataset(result).sizes)
         {'algorithms': 1, 'values': 2, 'run': 6}
@@ -85,7 +85,7 @@ def to_frame(result: Any, dims: str = "") -> pd.DataFrame:
     """A result as a table of pandas; see :meth:`landscape.results.base.Result.to_dataframe`.
 
     Example:
-        >>> from landscape.results.escape import Escape
+        >>> from landscape.results.stability import Escape
         >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
         >>> list(to_frame(result).columns), len(to_frame(result))
         (['run', 'times', 'values', 'algorithms'], 12)

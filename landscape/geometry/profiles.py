@@ -1,4 +1,4 @@
-"""How far the loss rises around the centre of a surface: what its pictures and titles say."""
+"""The rise of the loss above the centre of a surface, by distance in weight space."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.results.plane import CENTERED
-from landscape.results.surface import Surface
+from landscape.results.grids import CENTERED, Surface
 
 # Directions that a profile is a median over, and its points (ours: more change nothing that can be seen).
 DIRECTIONS, POINTS = 128, 60
