@@ -33,13 +33,6 @@ class MergeTree:
             infinite for one that never does.
         basin: (ny, nx), the basin to which a descent from each point leads, from neighbour to lowest
             neighbour; −1 where the loss is not finite.
-
-    Example:
-        >>> tree = merge_tree(np.array([[0.0, 3.0, 1.0, 5.0, 2.0]]))
-        >>> tree.minimum.tolist(), tree.persistence.tolist(), tree.first.tolist()
-        ([0, 4, 2], [inf, 3.0, 2.0], [3.0, 3.0, 2.0])
-        >>> tree.basin.tolist(), tree.without(2.5).basin.tolist()
-        ([[0, 0, 2, 2, 1]], [[0, 0, 0, 0, 1]])
     """
 
     minimum: Array
@@ -50,12 +43,7 @@ class MergeTree:
     basin: Array
 
     def without(self, least: float) -> MergeTree:
-        """The tree without basins of a persistence below ``least``: parts of those that they merge with.
-
-        Example:
-            >>> len(merge_tree(np.array([[0.0, 3.0, 1.0]])).without(2.5).minimum)
-            1
-        """
+        """The tree without basins of a persistence below ``least``: parts of those that they merge with."""
         kept = int(np.searchsorted(-self.persistence, -least, "right"))
         target = np.arange(len(self.minimum) + 1)  # the last one stands for −1
         for k in range(kept, len(self.minimum)):
@@ -70,10 +58,6 @@ def merge_tree(loss: Array) -> MergeTree:
     """The merge tree of ``loss`` (ny, nx), where a point has eight neighbours.
 
     Losses that are not finite are above all others and belong to no basin. A plateau is one minimum at most.
-
-    Example:
-        >>> merge_tree(np.array([[1.0, 1.0, 1.0]])).minimum.tolist()
-        [0]
     """
     ny, nx = loss.shape
     value = loss.ravel()
@@ -142,12 +126,7 @@ NEIGHBOURS = np.ones((3, 3), int)
 
 @dataclass(frozen=True)
 class Region:
-    """Area, volume, widths (2,) and whether the edge of the grid cuts it; see :class:`.Basins`.
-
-    Example:
-        >>> Region(1.0, 0.5, np.ones(2), cut=False).area
-        1.0
-    """
+    """Area, volume, widths (2,) and whether the edge of the grid cuts it; see :class:`.Basins`."""
 
     area: float
     volume: float
@@ -164,13 +143,6 @@ class FineGrid:
         loss: (ky, kx); infinite where one of the four losses around is not finite.
         gram: (2, 2), the inner products of the directions.
         start: (row, column), the point that all regions contain.
-
-    Example:
-        >>> grid = np.linspace(-1, 1, 41)
-        >>> fine = FineGrid.of(grid, grid, grid**2 + grid[:, None] ** 2, np.eye(2), (0.0, 0.0))
-        >>> region = fine.region(0.25)
-        >>> round(region.area / np.pi, 3), region.width.round(3).tolist(), round(fine.edge_rise(), 3)
-        (0.249, [0.998, 0.998], 1.0)
     """
 
     x: Array
@@ -182,13 +154,7 @@ class FineGrid:
 
     @classmethod
     def of(cls, x: Array, y: Array, loss: Array, gram: Array, start: tuple[float, float]) -> FineGrid:
-        """From a grid; ``start`` are coordinates (x, y), of which the nearest fine point is taken.
-
-        Example:
-            >>> grid = np.linspace(-1, 1, 5)
-            >>> FineGrid.of(grid, grid, np.ones((5, 5)), np.eye(2), (0.0, 0.5)).loss.shape
-            (401, 401)
-        """
+        """From a grid; ``start`` are coordinates (x, y), of which the nearest fine point is taken."""
         fine_x, fine_y = _refined(x), _refined(y)
         known = np.isfinite(loss)
         between = _bilinear(x, y, np.where(known, loss, 0.0), fine_x, fine_y)
@@ -203,13 +169,7 @@ class FineGrid:
         return float(self.loss[self.start])
 
     def inside(self, rise: float) -> Array:
-        """(ky, kx), the connected region around ``start`` where the loss is at most ``rise`` above it.
-
-        Example:
-            >>> grid = np.linspace(-1, 1, 5)
-            >>> bool(FineGrid.of(grid, grid, np.ones((5, 5)), np.eye(2), (0.0, 0.5)).inside(0.1).all())
-            True
-        """
+        """(ky, kx), the connected region around ``start`` where the loss is at most ``rise`` above it."""
         from scipy import ndimage  # only here: it would slow down every import
 
         parts, _ = ndimage.label(self.loss <= self.reference + rise, NEIGHBOURS)
@@ -217,13 +177,7 @@ class FineGrid:
         return own
 
     def region(self, rise: float) -> Region:
-        """The region around ``start`` with losses of at most ``rise`` above it.
-
-        Example:
-            >>> grid = np.linspace(-1, 1, 5)
-            >>> FineGrid.of(grid, grid, np.ones((5, 5)), np.eye(2), (0.0, 0.5)).region(0.1).cut
-            True
-        """
+        """The region around ``start`` with losses of at most ``rise`` above it."""
         inside = self.inside(rise)
         share = self.weight[inside] / self.weight[inside].sum()
         scale = float(np.sqrt(np.linalg.det(self.gram)))
@@ -239,13 +193,7 @@ class FineGrid:
         return Region(area, area * depth, width, _touches_edge(inside))
 
     def edge_rise(self) -> float:
-        """The rise at which the region reaches the edge of the grid, from below; infinite if it never does.
-
-        Example:
-            >>> grid = np.linspace(-1, 1, 5)
-            >>> FineGrid.of(grid, grid, np.ones((5, 5)), np.eye(2), (0.0, 0.5)).edge_rise()
-            0.0
-        """
+        """The rise at which the region reaches the edge of the grid, from below; inf if it never does."""
         low, high = 0.0, float(self.loss[np.isfinite(self.loss)].max()) - self.reference
         if _touches_edge(self.inside(0.0)):
             return 0.0
@@ -294,11 +242,6 @@ class Sheet:
     """What basins are found on: coordinates (nx,), (ny,), losses (ny, nx), and products of directions (2, 2).
 
     ``error``: the largest error of a loss in nats, such as that of interpolation.
-
-    Example:
-        >>> grid = np.arange(3.0)
-        >>> Sheet(grid, grid, np.ones((3, 3)), np.eye(2)).error
-        0.0
     """
 
     x: Array
@@ -315,14 +258,7 @@ def find_basins(
     least: float | None = None,
     **about: Unpack[Provenance],
 ) -> Basins:
-    """The basins of a sheet; see :meth:`landscape.Surface.basins`.
-
-    Example:
-        >>> grid = np.linspace(-1, 2, 31)
-        >>> sheet = Sheet(grid, grid, grid**4 - grid**2 + grid[:, None] ** 2, np.eye(2))
-        >>> find_basins(sheet, "lowest").persistence.round(2).tolist()
-        [inf, 0.25]
-    """
+    """The basins of a sheet; see :meth:`landscape.Surface.basins`."""
     choose("around", around, AROUND)
     _check(sheet)
     finite = sheet.loss[np.isfinite(sheet.loss)]

@@ -33,11 +33,6 @@ def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
 
     Raises:
         InputError: several comparisons: each has sides of its own.
-
-    Example:
-        >>> from landscape.results.comparison import example
-        >>> draw_comparisons([example()]).get_suptitle()
-        'DPSGD is flatter than SSGD by 2 of 2 measures'
     """
     if len(results) > 1:
         raise InputError("FILE: several comparisons cannot be drawn in one picture, give one")

@@ -26,15 +26,6 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
 
     Raises:
         InputError: no result has eigenvalues, a density or a trace.
-
-    Example:
-        >>> none = np.zeros((0, 0))
-        >>> result = Spectrum(
-        ...     values=np.array([2.0, -1.0]), residuals=np.zeros(2), lowest=1, converged=True, trace=np.nan,
-        ...     trace_error=np.nan, nodes=none, weights=none, parameters=9, hvps=12, kind="hessian", part="",
-        ...     engine="lanczos", tol=0.01, seed=0, samples=10, dtype="float64", split="train")
-        >>> draw_spectra([result]).axes[0].get_xlabel()
-        "eigenvalue λ of the train loss's Hessian; ticks: computed eigenvalues"
     """
     if not any(r.values.size or r.nodes.size for r in results):
         return _draw_traces(results, title)
@@ -123,14 +114,6 @@ def draw_batch_sharpness(results: Sequence[BatchSharpness], title: str = "") -> 
 
     Filled points are w_a, open ones the mean over the learners at their own weights and minibatches; the
     dashed line is λ_max, the solid one the limit of the update rule. Error bars are one standard error.
-
-    Example:
-        >>> result = BatchSharpness(
-        ...     curvature=np.array([3.0, 5.0]), norm2=np.array([1.0, 3.0]), batch=8, lambda_max=6.0,
-        ...     residual=0.0, lr=0.5, limit=2.0, tol=0.05, converged=False, samples=100, seed=0,
-        ...     dtype="float64", label="ssgd, seed 0")
-        >>> draw_batch_sharpness([result]).get_suptitle()
-        'Batch sharpness times η: 2.0 ± 0.5 SSGD\\n(limit 2)'
     """
     groups: dict[str, list[BatchSharpness]] = {}
     for r in sorted(results, key=lambda r: r.batch):
@@ -206,17 +189,6 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
     """Cumulative shares over the eigenvectors; beside them ½ tr(HC) against the loss that the spread costs.
 
     Error bars are one standard error over the learners.
-
-    Example:
-        >>> half = np.array([0.5, 0.25])
-        >>> result = Disagreement(
-        ...     values=np.array([4.0, 1.0]), residuals=half, spread_share=half, spread_error=half / 10,
-        ...     gradient_share=half, consensus=0.1, cost=0.15, cost_error=0.01, cost_top=0.1, loss=0.5,
-        ...     learners_loss=0.64, gradient_in_span=0.2, dominant_in_span=0.3, rank=3, grad_norm2=0.01,
-        ...     parameters=100, learners=4, hvps=20, converged=True, tol=0.01, seed=0, samples=9,
-        ...     dtype="float64")
-        >>> print(draw_disagreement([result]).get_suptitle())
-        75 ± 2.5% of the learners' spread is in the 2 sharpest directions of 100
     """
     with style():
         figure, (shares, costs) = panels(1, 2, 4.6, 3.8)

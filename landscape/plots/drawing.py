@@ -37,10 +37,6 @@ def literal(text: str) -> str:
 
     A dollar sign then begins no formula, and characters that cannot be printed are written as escapes. Texts
     longer than 300 characters are cut.
-
-    Example:
-        >>> print(literal("costs $5"))
-        costs \\$5
     """
     short = text if len(text) <= LENGTH else text[:LENGTH] + "…"
     return "\n".join(printable(line) for line in short.split("\n")).replace("$", r"\$")
@@ -50,13 +46,6 @@ def drawable(result: Any) -> Any:
     """A copy of ``result`` with :func:`literal` texts, and with infinity for numbers too large for an axis.
 
     Drawings leave out infinite numbers. Other objects than results are returned unchanged.
-
-    Example:
-        >>> from landscape.results.stability import Escape
-        >>> times, values = np.full((1, 1, 6), 1e200), np.ones(1)
-        >>> result = Escape(times, values, "lr", ("ssgd",), share=0.5, steps=10, label="$x$")
-        >>> drawable(result).label, float(drawable(result).times.max())
-        ('\\\\$x\\\\$', inf)
     """
     if not isinstance(result, Result):
         return result
@@ -84,12 +73,6 @@ def check_title(where: str, text: str) -> None:
 
     Raises:
         InputError: a formula that matplotlib cannot read.
-
-    Example:
-        >>> check_title("--title", r"rate $\\alpha$")
-        >>> check_title("--title", r"$\\frac$")
-        Traceback (most recent call last):
-        landscape.core.errors.InputError: --title: '$\\frac$' holds a formula that cannot be read; ...
     """
     if len(re.findall(r"(?<!\\)\$", text)) % 2:
         return  # matplotlib then shows every dollar sign as it is
@@ -146,13 +129,6 @@ def drawing_of(kind: type) -> Callable[..., Figure]:
 
     Raises:
         InputError: neither the class nor any base class has a drawing.
-
-    Example:
-        >>> from landscape.results.grids import Line
-        >>> class MyLine(Line):
-        ...     pass
-        >>> drawing_of(MyLine) is drawing_of(Line)
-        True
     """
     for base in kind.__mro__:
         if base.__name__ in drawings:

@@ -32,16 +32,6 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
     """The sharpness of each checkpoint against ρ where there are several, else one beside the other.
 
     Error bars are one standard error over the draws.
-
-    Example:
-        >>> import numpy as np
-        >>> result = Sharpness(
-        ...     values=np.array([0.1, 0.3]), standard_error=0.1, loss=0.5, kind="average", rho=0.05,
-        ...     adaptive=True, m=0, reached=False, residual=0.0, gradients=5, steps=0, starts=0, fixed=0,
-        ...     parameters=9, seed=0, samples=9, dtype="float64", label="dpsgd, seed 0")
-        >>> print(draw_sharpness([result]).get_suptitle())
-        Average-case adaptive sharpness at ρ = 0.05:
-        DPSGD 0.2 ± 0.1 nat
     """
     labels = list(dict.fromkeys(r.label for r in results))
     many = len({r.rho for r in results}) > 1
@@ -133,17 +123,6 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     Learning rates are 2/λ_max, against the rates α and α_e of the run. Dashes beside the sharpness are the
     steepest change of the gradient along the steps. The fourth panel shows the share of the spread along the
     eigenvectors of the Hessian.
-
-    Example:
-        >>> two = np.array([0.5, 0.6])
-        >>> result = Smoothing(
-        ...     loss=0.5, loss_smooth=two, loss_smooth_se=two / 9, lambda_max=2.0, residual=0.1,
-        ...     lambda_smooth=two, lambda_smooth_residual=two, lambda_smooth_se=two, lambda_smooth_bias=two,
-        ...     eigenvalues=two, share=two, trace_hs=0.1, consensus=0.1, lipschitz=two,
-        ...     lipschitz_smooth=np.stack([two, two]), lipschitz_smooth_se=np.stack([two, two]), lr=0.1,
-        ...     alpha_e=0.1, parameters=9, learners=3, pairs=4, samples=9, seed=0, converged=True)
-        >>> [ax.get_title() for ax in draw_smoothing([result]).axes][2:]
-        ['loss', 'the spread']
     """
     with style():
         figure, axes = panels(2, 2, max(4.6, 1.3 * len(results)), 3.4)
@@ -224,17 +203,6 @@ def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str
     """The chains' nβ (L(w) − L(w*)) without heating against the step, one panel for each result.
 
     The line is λ̂ with a band of one standard error; the grey part is the burn-in.
-
-    Example:
-        >>> rise = np.array([[0.0, 3.0, 5.0], [0.0, 4.0, 4.0]])
-        >>> result = LearningCoefficient(
-        ...     rise=rise, heating=rise / 4, distance2=rise, standard_error=0.3, r_hat=1.0,
-        ...     r_hat_distance=1.0, ess=4.0, nbeta=10.0, localization=1.0, step_size=0.1, batch=8, steps=3,
-        ...     burn_in=1, loss=0.5, weights_norm2=1.0, lambda_max=2.0, parameters=6, max_rhat=1.01,
-        ...     tol=0.05, converged=False, samples=36, seed=0, dtype="float64", label="dpsgd, seed 0")
-        >>> print(draw_learning_coefficient([result]).get_suptitle())
-        Local learning coefficient: 3.0 ± 0.3
-        DPSGD (P/2 = 3)
     """
     with style():
         figure, axes = wrapped_panels(len(results), 4.8, 3.4, sharey=True)

@@ -50,15 +50,6 @@ def draw_hessian_grids(
 
     Raises:
         InputError: a vmax or colour map that is not allowed.
-
-    Example:
-        >>> one = np.ones((1, 1))
-        >>> grid = HessianGrid(
-        ...     x=one[0], y=one[0], lambda_min=-one, lambda_max=2 * one, ratio=one / 2, residual_min=one,
-        ...     residual_max=one, hvps=one, converged=one > 0, kind="random", norm="none", seed=0, span=0.1,
-        ...     tol=0.01, samples=1, dtype="float64")
-        >>> [text.get_text() for text in draw_hessian_grids([grid]).axes[0].texts]
-        ['0.5']
     """
     if cmap is not None:
         choose("--cmap", cmap, colormaps)
@@ -127,14 +118,6 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
 
     Raises:
         InputError: lines between two sets of weights together with lines along a direction.
-
-    Example:
-        >>> t = np.linspace(0, 1, 3)
-        >>> line = Line(t=t, loss=t**2, accuracy=1 - t, start=np.zeros(2), direction=np.ones(2),
-        ...             kind="interpolation", barrier=0.0, samples=1, dtype="float64", bn="center",
-        ...             batchnorm=False, bn_samples=0, path="batched", ends=("a", "b"))
-        >>> [ax.get_ylabel() for ax in draw_lines([line]).axes]
-        ['mean loss (nat)', 'mean accuracy (%)']
     """
     kinds = {r.kind for r in results}
     if len(kinds) != 1:
@@ -181,14 +164,7 @@ _NAMES = {"center": "centre", "lowest": "lowest point"}
 
 @draws(Basins)
 def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
-    """Contours in distances, the borders of basins, and below the widths of the region around one point.
-
-    Example:
-        >>> from landscape.geometry.profiles import parabola
-        >>> print(draw_basins([parabola().basins()]).get_suptitle())
-        One basin; 1 nat above the centre the region
-        is 2 × 2, 1 times as long as wide
-    """
+    """Contours in distances, the borders of basins, and below the widths of the region around one point."""
     with style():
         chosen = scale([r.loss for r in results])
         figure, axes, below = stacked_panels(len(results), 5.0 if len(results) == 1 else 3.9, (4.4, 1.9))

@@ -21,14 +21,6 @@ def draw_noise(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
     """The four estimates of Δ(2) as bars on a log scale, one panel for each checkpoint.
 
     Error bars are one standard error.
-
-    Example:
-        >>> draws_of = np.array([1.0, 2.0])
-        >>> result = NoiseEstimate(direct=draws_of, first_order=draws_of, delta_s=draws_of, delta_2=draws_of,
-        ...                        delta_cross=draws_of, full_batch=1.5, eq4=1.0, consensus=0.1, lr=0.1,
-        ...                        learners=2, local_batch=4, samples=10, seed=0)
-        >>> [text.get_text() for text in draw_noise([result]).axes[0].texts]
-        ['1.5', '1.5', '1', '1.5']
     """
     names = {
         "direct": "direct\n(definition)",
@@ -88,14 +80,6 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
     """The noise scale of each checkpoint on a log axis, a row each, with one standard error.
 
     Filled points are w_a, open ones are the learners' mean gradient; the bar is the batch.
-
-    Example:
-        >>> result = NoiseScale(
-        ...     estimates=np.array([90.0, 110.0]), trace=200.0, trace_error=20.0, norm2=2.0, norm2_error=0.0,
-        ...     batch=8, draws=2, gradient="whole", tol=0.05, converged=False, samples=100, seed=0,
-        ...     dtype="float64", label="ssgd, seed 0")
-        >>> draw_noise_scale([result]).get_suptitle()
-        'Noise scale: 100 ± 10 samples'
     """
     with style():
         figure, (ax,) = panels(1, 1, 6.4, 1.6 + 0.5 * len(results))
@@ -155,17 +139,6 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
     """C_ii against λ_i on logarithmic axes with its power law; beside it tr(HS)/tr S next to λ_max.
 
     Error bars are one standard error over the draws.
-
-    Example:
-        >>> two = np.array([2.0, 1.0])
-        >>> result = NoiseAlignment(
-        ...     values=two, residuals=two / 99, covariance=two, covariance_error=two / 9, ias=1.5,
-        ...     ias_error=0.1, noise_curvature=1.4, noise_curvature_error=0.1, trace_s=5.0, trace_c=4.0,
-        ...     grad_norm2=1.0, gamma=1.0, gamma_error=0.1, gamma_scatter=np.nan, batch=4, draws=32,
-        ...     reached=True, parameters=9, hvps=50, converged=True, tol=0.05, seed=0, samples=9,
-        ...     dtype="float64")
-        >>> draw_noise_alignment([result]).get_suptitle()
-        'tr(HS)/tr S is 1.5 ± 0.1 nat, λ_max 2; noise along eigenvectors as λ^(1 ± 0.1)'
     """
     with style():
         figure, (power, curvature) = panels(1, 2, 4.6, 3.8)
@@ -251,14 +224,6 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
     """The rise of the loss against the batch, a line for each checkpoint; bars: one standard error.
 
     Branches that diverged are not drawn.
-
-    Example:
-        >>> result = CriticalBatch(
-        ...     batch=np.array([10, 40]), lr=np.array([0.1, 0.4]), steps=np.array([40, 10]),
-        ...     loss=np.array([[1.0, 1.0], [1.2, 1.2]]), own_batch=10, step=100, trained_samples=400, tol=0.1,
-        ...     scaling="linear", samples=50, seed=0, dtype="float32", label="ssgd, seed 0")
-        >>> draw_critical_batch([result]).get_suptitle()
-        'Critical batch: 20 samples (SSGD, seed 0, step 100)'
     """
     with style():
         figure, (ax,) = panels(1, 1, 6.4, 4.0)

@@ -22,13 +22,6 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
     """Learning rate against delay, one panel for each minimum: above a line training leaves the minimum.
 
     The star is the run; the dash above or below it is the limit of its update rule, where that is known.
-
-    Example:
-        >>> limits = np.array([[2.0, 1.0], [3.8, 0.1], [3.8, 0.19]])
-        >>> result = Stability(np.array([0, 1]), limits, momentum=0.9, lambda_max=4.0, residual=0.0,
-        ...                    converged=True, lr=0.1, own_limit=np.nan, own_delay=0, samples=100)
-        >>> len(draw_stability([result]).legends[0].get_texts())
-        4
     """
     with style():
         figure, axes = wrapped_panels(len(results), 4.6, 3.6, sharex=True, sharey=True)
@@ -58,28 +51,13 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
 
 
 def without_bridge(delay: Array, values: Array) -> tuple[Array, Array]:
-    """The points of a line with a gap after delay 0, which on the axis is no neighbour of delay 1.
-
-    Example:
-        >>> without_bridge(np.array([0, 1, 2]), np.array([2.0, 1.0, 0.6]))[1].tolist()
-        [2.0, nan, 1.0, 0.6]
-    """
+    """The points of a line with a gap after delay 0, which on the axis is no neighbour of delay 1."""
     after = np.flatnonzero(np.diff(delay == 0)) + 1
     return np.insert(delay.astype(float), after, np.nan), np.insert(values.astype(float), after, np.nan)
 
 
 def delay_axes(ax: Axes, r: Stability | Minima, largest: int) -> None:
-    """Label ``ax`` as learning rate against delay, from 0 to ``largest`` steps.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> from landscape.plots.picture import panels
-        >>> figure, (ax,) = panels(1, 1, 4.0, 3.0)
-        >>> minimum = SimpleNamespace(delay=np.array([0, 1]), label="", lambda_max=2.0, split="")
-        >>> delay_axes(ax, minimum, 1)
-        >>> ax.get_xlabel()
-        'delay τ (steps)'
-    """
+    """Label ``ax`` as learning rate against delay, from 0 to ``largest`` steps."""
     ax.set_xscale("symlog", base=2, linthresh=1)
     ax.set_xlim(-0.3, largest * 1.2)
     ax.set_yscale("log")
@@ -98,14 +76,6 @@ def draw_minima(results: Sequence[Minima], title: str = "") -> Figure:
 
     The bar of a marker reaches from the largest rate at which training stayed at the minimum to the smallest
     at which it left.
-
-    Example:
-        >>> ones, delay = np.ones((3, 2)), np.array([0, 1])
-        >>> result = Minima(delay, predicted=ones, stays=ones, leaves=1.1 * ones, steps=ones,
-        ...                 lambda_after=ones, momentum=0.9, weight_decay=0.0, lambda_max=2.0, residual=0.0,
-        ...                 loss=0.0, gradient_norm=0.0, displacement=0.1, factor=4.0, samples=10)
-        >>> draw_minima([result]).axes[0].get_ylabel()
-        'learning rate η'
     """
     with style():
         figure, axes = wrapped_panels(len(results), 5.6, 4.2, sharex=True, sharey=True)
@@ -137,12 +107,6 @@ def draw_escapes(results: Sequence[Escape], title: str = "") -> Figure:
 
     One panel for each result. The upper edge is the last step: lines and bands there stand for runs that had
     not escaped by then.
-
-    Example:
-        >>> times = np.arange(1.0, 13.0).reshape(1, 2, 6)
-        >>> result = Escape(times, np.array([2.0, 4.0]), "dimension", ("ssgd",), share=0.5, steps=20)
-        >>> draw_escapes([result]).axes[0].get_xlabel()
-        'dimension'
     """
     names = {"dimension": "dimension", "noise": "std of a sample's gradient", "lr": "learning rate"}
     with style():

@@ -54,11 +54,6 @@ def draw_3d(results: Sequence[Surface], title: str, look: Look, cmap: Any) -> Fi
 
     Returns:
         The figure.
-
-    Example:
-        >>> from landscape.geometry.profiles import parabola
-        >>> draw_3d([parabola()], "", Look(), "viridis").axes[0].name
-        '3d'
     """
     figure, axes = wrapped_panels(len(results), 4.8, 4.5, subplot_kw={"projection": "3d"})
     chosen = scale([r.loss for r in results], look)
@@ -100,11 +95,6 @@ def draw_difference(results: Sequence[Surface], title: str, look: Look) -> Figur
     Raises:
         InputError: not two surfaces, different grids, directions that were drawn in different ways, or an
             option of contours.
-
-    Example:
-        >>> from landscape.geometry.profiles import parabola
-        >>> draw_difference([parabola(), parabola()], "None", Look()).get_suptitle()
-        'None'
     """
     if len(results) != 2:
         raise InputError(f"difference: {len(results)} surfaces are not allowed, it takes two")
@@ -180,10 +170,6 @@ def draw_surfaces(
     Raises:
         InputError: an unknown style or colour map, nothing finite to draw, a grid below 2 × 2, or levels that
             the losses do not allow.
-
-    Example:
-        >>> draw_surfaces([profiles.parabola()], title="A parabola").get_suptitle()
-        'A parabola'
     """
     choose("style", style, STYLES)
     if cmap is not None:

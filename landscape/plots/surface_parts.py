@@ -37,10 +37,6 @@ class Look:
         vmax: the highest level; higher losses have the last colour.
         cmap: a colour map of matplotlib.
         labels: whether contour lines are labelled with their losses.
-
-    Example:
-        >>> levels([np.array([[1.0, 3.0]])], Look(levels=4))
-        array([1. , 1.5, 2. , 2.5, 3. ])
     """
 
     log: bool | None = None
@@ -52,12 +48,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Scale:
-    """Increasing ``levels``, the colour scale ``norm``, the ``step`` between lines and ``why`` it is so.
-
-    Example:
-        >>> scale([np.array([[0.0, 0.02]])]).step
-        'lines 0.005 apart'
-    """
+    """Increasing ``levels``, the colour scale ``norm``, the ``step`` between lines and ``why`` it is so."""
 
     levels: Array
     norm: colors.Normalize
@@ -82,21 +73,12 @@ def levels(losses: Sequence[Array], look: Look | None = None) -> Array:
 
     Raises:
         InputError: no loss is finite, or a choice that these losses do not allow.
-
-    Example:
-        >>> levels([np.array([[0.0, 0.01], [0.02, np.nan]])])
-        array([0.   , 0.005, 0.01 , 0.015, 0.02 ])
     """
     return scale(losses, look).levels
 
 
 def scale(losses: Sequence[Array], look: Look | None = None) -> Scale:
-    """Levels, colour scale and texts for surfaces that are drawn together; see :func:`levels`.
-
-    Example:
-        >>> scale([np.array([[0.1, 50.0]])]).why
-        'logarithmic, as losses differ by a factor of 500, more than 100'
-    """
+    """Levels, colour scale and texts for surfaces that are drawn together; see :func:`levels`."""
     look = look or Look()
     low, high = _range(losses, look)
     log, why = _is_logarithmic(low, high, look)
@@ -185,9 +167,6 @@ def check_grids(results: Sequence[Surface]) -> None:
 
     Raises:
         InputError: for a smaller one.
-
-    Example:
-        >>> check_grids([profiles.parabola()])
     """
     for r in results:
         if min(r.loss.shape) < 2:
@@ -211,12 +190,7 @@ def _number(value: float) -> str:
 
 
 def axis_labels(r: Surface) -> tuple[str, str]:
-    """The labels of the two axes of a surface.
-
-    Example:
-        >>> axis_labels(profiles.parabola())[0]
-        "distance along u (weights' norm = 0)"
-    """
+    """The labels of the two axes of a surface."""
     weights = profiles.lengths(r)[2]
     if r.kind == "between":
         return r.axes[0], r.axes[1]
@@ -227,15 +201,7 @@ def axis_labels(r: Surface) -> tuple[str, str]:
 
 
 def label_axes(ax: Axes, r: Surface) -> None:
-    """Label the axes with distances in weight space; coordinates stay those of the plane.
-
-    Example:
-        >>> from landscape.plots.picture import panels
-        >>> figure, (ax,) = panels(1, 1, 4.0, 3.0)
-        >>> label_axes(ax, profiles.parabola())
-        >>> ax.get_ylabel()
-        'distance along v'
-    """
+    """Label the axes with distances in weight space; coordinates stay those of the plane."""
     lengths = (1.0, 1.0) if r.kind == "between" else profiles.lengths(r)[:2]
     for axis, length, label in zip((ax.xaxis, ax.yaxis), lengths, axis_labels(r), strict=True):
         if 0 < length < LARGEST:
@@ -248,10 +214,6 @@ def marks(r: Surface) -> list[tuple[np.ndarray[Any, Any], str, dict[str, Any]]]:
     """(coordinates (n, 2), name, look) of what is marked on a surface.
 
     That is the lowest grid point, and the centre or the markers of the plane.
-
-    Example:
-        >>> [name for _, name, _ in marks(profiles.parabola())]
-        ['lowest grid point', 'centre']
     """
     finite = np.where(np.isfinite(r.loss), r.loss, np.inf)
     i, j = np.unravel_index(finite.argmin(), finite.shape)
@@ -270,15 +232,7 @@ def marks(r: Surface) -> list[tuple[np.ndarray[Any, Any], str, dict[str, Any]]]:
 
 
 def mark(ax: Axes, r: Surface) -> None:
-    """Draw :func:`marks` on a contour, which keeps the limits of the grid.
-
-    Example:
-        >>> from landscape.plots.picture import panels
-        >>> figure, (ax,) = panels(1, 1, 4.0, 3.0)
-        >>> mark(ax, profiles.parabola())
-        >>> len(ax.lines)
-        2
-    """
+    """Draw :func:`marks` on a contour, which keeps the limits of the grid."""
     for places, label, look in marks(r):
         ax.plot(*places.T, label=label, **look)
     ax.set_xlim(r.x[0], r.x[-1])
@@ -295,13 +249,6 @@ def add_scale_and_legend(
     Args:
         figure, axes: the figure and its panels.
         norm, cmap, label, extend: of the colour bar, as matplotlib has them.
-
-    Example:
-        >>> from landscape.plots.picture import panels
-        >>> figure, axes = panels(1, 2, 4.0, 3.0)
-        >>> add_scale_and_legend(figure, axes, LogNorm(0.1, 10), "viridis", "loss")
-        >>> figure.axes[-1].get_ylabel()
-        'loss'
     """
     bar = figure.colorbar(cm.ScalarMappable(norm, cmap), ax=axes, shrink=0.85, pad=0.02, extend=extend)
     bar.set_label(label)
@@ -312,12 +259,7 @@ def add_scale_and_legend(
 
 
 def plane_note(r: Surface) -> str:
-    """How the plane was chosen, and how far it reaches.
-
-    Example:
-        >>> plane_note(profiles.parabola())
-        'random directions u, v, normalisation: none, ‖u‖ = 1, ‖v‖ = 1, span 1'
-    """
+    """How the plane was chosen, and how far it reaches."""
     note = _KINDS.get(r.kind, r.kind)
     if r.kind == "random":
         fixed = ", bias and norm parameters fixed" if r.ignore == "bias+norm" else ""
@@ -328,12 +270,7 @@ def plane_note(r: Surface) -> str:
 
 
 def panel_title(r: Surface) -> str:
-    """The name of a surface, the loss at its centre and the lowest one.
-
-    Example:
-        >>> panel_title(profiles.parabola())
-        'surface\\nnear centre 0, lowest 0'
-    """
+    """The name of a surface, the loss at its centre and the lowest one."""
     center = r.loss[np.abs(r.y).argmin(), np.abs(r.x).argmin()]
     lowest = np.nanmin(np.where(np.isfinite(r.loss), r.loss, np.nan)) if np.isfinite(r.loss).any() else np.nan
     where = "near middle" if r.kind == "between" else "near centre"
@@ -341,12 +278,7 @@ def panel_title(r: Surface) -> str:
 
 
 def settings(results: Sequence[Surface]) -> str:
-    """What the surfaces are of, for the caption; what differs is named in the order of the panels.
-
-    Example:
-        >>> settings([profiles.parabola()])[:54]
-        'Mean loss over 1 samples; 41 × 41 points; random direc'
-    """
+    """What the surfaces are of, for the caption; what differs is named in the order of the panels."""
     data = [
         f"{split_names(results).capitalize()} loss over {_joined(f'{r.samples:,}' for r in results)} samples"
     ]
@@ -362,12 +294,7 @@ def _joined(texts: Any) -> str:
 
 
 def finding(results: Sequence[Surface]) -> str:
-    """One line that says what the surfaces show, with numbers from them.
-
-    Example:
-        >>> finding([profiles.parabola()])
-        'Around the centre the loss rises by 0.663 nat (median over the plane)'
-    """
+    """One line that says what the surfaces show, with numbers from them."""
     if profiles.comparable(results):
         return _flatness(results)
     if len(results) == 1 and len(results[0].marker_loss):

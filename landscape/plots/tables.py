@@ -31,14 +31,6 @@ def draw_sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
 
     Raises:
         InputError: no key varies.
-
-    Example:
-        >>> from landscape.results.tables import COLUMNS, texts
-        >>> column = np.array([30.0, 20.0])
-        >>> sweep = Sweep(keys=("lr",), settings=texts([["0.1"], ["1.0"]]), seeds=texts(["0 1", "0 1"]),
-        ...               **dict.fromkeys(COLUMNS, column))
-        >>> draw_sweeps([sweep]).axes[0].get_xlabel()
-        'lr'
     """
     with style():
         figure, axes = wrapped_panels(len(results), 5.2, 4.0)
@@ -119,16 +111,6 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
 
     The panels show the two orders of DPSGD (AWC, ATC); SSGD is in both. Error bars are one standard error of
     the simulation.
-
-    Example:
-        >>> one = np.ones(1)
-        >>> result = RunTimes(
-        ...     workers=np.array([2]), algorithm=("ssgd",), mixing=("",), gradient_s=one, update_s=one,
-        ...     exchange_s=one, step_s=3 * one, step_error=0 * one, steps=one, run_s=3 * one, waiting=0 * one,
-        ...     samples_per_s=one, speedup=one, efficiency=one, recipe="r", parameters=9, held=1,
-        ...     bandwidth=1e9, latency=1e-5, straggler=0.0, slow=1.0, all_reduce="ring", news=True, seed=0)
-        >>> len(draw_run_times([result]).axes)
-        2
     """
     # All topologies are DPSGD's: shades of its colour, told apart by their markers.
     names = list(dict.fromkeys(m for r in results for m in r.mixing if m))

@@ -32,12 +32,7 @@ def comparisons(contents: Contents) -> list[Comparison]:
 
 
 def sentences(contents: Contents) -> list[str]:
-    """By how many measures one side is flatter, for each pair of each comparison.
-
-    Example:
-        >>> sentences(Contents((), ()))
-        []
-    """
+    """By how many measures one side is flatter, for each pair of each comparison."""
     found = comparisons(contents)
     return [f"{line}{_setting(c)}." for c in found for line in summary(c)]
 

@@ -40,12 +40,7 @@ class TestError:
 
 
 def sentences(contents: Contents) -> tuple[str, ...]:
-    """What the files say, a sentence each; the most important first.
-
-    Example:
-        >>> sentences(Contents((), ()))
-        ('The files hold no run and no result that a sentence can be made of.',)
-    """
+    """What the files say, a sentence each; the most important first."""
     settings = settings_of(contents.runs)
     errors = {s.name: e for s in settings if (e := test_error(contents.runs, s))}
     said = [f"{name}: test error {error.words}." for name, error in errors.items()]

@@ -52,16 +52,17 @@ class Result:
     attributes. A field with a default may be missing from a file that is older than the field; an empty array
     is then not written.
 
-    A subclass describes its fields in class variables. Values that do not fit raise a ValueError.
+    A subclass describes its fields in their annotations, ``Annotated[Array, "y x", "nat"]`` or
+    ``Annotated[float, "nat"]``, and in class variables. Values that do not fit raise a ValueError.
 
     - ``schema``: the name of the file format, under which the class is registered. A subclass without a name
       of its own is saved as its base class.
-    - ``shapes``: field -> dimensions, separated by blanks, such as "y x". A name stands for the same size
-      everywhere; "+" after it means that the size is not 0. A dimension named like a field has that field as
-      its coordinates.
+    - ``shapes``: from the annotations, field -> dimensions, separated by blanks, such as "y x". A name stands
+      for the same size everywhere; "+" after it means that the size is not 0. A dimension named like a field
+      has that field as its coordinates.
     - ``axes_of``: coordinates that must be finite and increasing.
     - ``labels_of``: dimension of fixed size -> the names of its places.
-    - ``units``: field -> unit; "1" for numbers without a unit.
+    - ``units``: from the annotations, field -> unit; "1" for numbers without a unit.
     - ``table``: the dimensions whose points are the rows of :meth:`to_dataframe`.
     - ``texts``: arrays of UTF-8 bytes.
 
@@ -93,11 +94,9 @@ class Result:
     Example:
         >>> @dataclasses.dataclass(frozen=True)
         ... class Curve(Result):
-        ...     shapes: ClassVar[Mapping[str, str]] = {"step": "step+", "loss": "step"}
-        ...     units: ClassVar[Mapping[str, str]] = {"loss": "nat"}
         ...     table: ClassVar[str] = "step"
-        ...     step: np.ndarray
-        ...     loss: np.ndarray
+        ...     step: typing.Annotated[np.ndarray, "step+"]
+        ...     loss: typing.Annotated[np.ndarray, "step", "nat"]
         ...     label: str = ""
         >>> Curve(np.arange(2), np.array([0.5, 0.25]), label="a run")
         Curve('a run', step (2,), loss (2,))
@@ -118,6 +117,9 @@ class Result:
         super().__init_subclass__()
         if "__repr__" not in vars(cls):  # or a dataclass would print its arrays
             cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
+        if any("Annotated[" in str(text) for text in vars(cls).get("__annotations__", {}).values()):
+            for name, hint in typing.get_type_hints(cls, include_extras=True).items():
+                _describe(cls, name, hint)
         if "schema" in vars(cls):
             registry.results.add(cls.schema)(cls)
 
@@ -310,6 +312,15 @@ class Result:
         return cls(**values)
 
 
+def _describe(cls: type[Result], name: str, hint: Any) -> None:
+    """Take the dimensions of a field, of arrays and tuples, and its unit from its annotation."""
+    about = list(getattr(hint, "__metadata__", ()))
+    if about and hint.__origin__ not in (float, int):
+        cls.shapes = {**cls.shapes, name: about.pop(0)}
+    if about:
+        cls.units = {**cls.units, name: about[0]}
+
+
 def _optional(field: dataclasses.Field[Any]) -> bool:
     return (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
 
@@ -364,33 +375,49 @@ def load_results(path: str | Path) -> list[Result]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement(Result):
-    """A number measured at the weights of a problem, with the data and the precision that it was measured on.
+class Sourced(Result):
+    """A result about the weights of a file, or of a network in memory.
 
-    Subclasses have ``value`` and ``standard_error``.
+    Attributes:
+        split, label, source, source_sha256: the part of the data, a name for pictures, the checkpoint's file
+            and its SHA-256; "" where unknown.
+    """
+
+    split: str = ""
+    label: str = ""
+    source: str = ""
+    source_sha256: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Sourced):
+    """A result with the data, the precision and the statistics of BatchNorm that it was measured with.
 
     Attributes:
         samples: the number of samples of the problem.
-        seed: of the random draws.
         dtype: of the weights, such as "float32".
-        split, label, source, source_sha256: the part of the data, a name for pictures, the checkpoint's file
-            and its SHA-256; "" where unknown.
         batchnorm: whether the model has BatchNorm.
         bn, bn_samples: whose statistics it used, and from how many samples, as in
             :class:`landscape.Surface`; "train" means those of each minibatch.
+    """
+
+    samples: int
+    dtype: str
+    batchnorm: bool = False
+    bn: str = "center"
+    bn_samples: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Measured):
+    """A number measured at the weights of a problem; subclasses have ``value`` and ``standard_error``.
+
+    Attributes:
+        seed: of the random draws.
 
     Example:
         >>> Measurement(samples=100, seed=0, dtype="float64").bn
         'center'
     """
 
-    samples: int
     seed: int
-    dtype: str
-    split: str = ""
-    label: str = ""
-    source: str = ""
-    source_sha256: str = ""
-    batchnorm: bool = False
-    bn: str = "center"
-    bn_samples: int = 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -67,69 +67,49 @@ class Comparison(Result):
     """
 
     schema: ClassVar[str] = "landscape.comparison"
-    shapes: ClassVar[Mapping[str, str]] = {
-        "quantities": "quantities+",
-        "sides": "sides+",
-        "labels": "labels+",
-        **dict.fromkeys(
-            ("titles", "unit_names", "flatter", "kinds", "own_kinds", "over", "tests"), "quantities"
-        ),
-        **dict.fromkeys(("value", "error", "freedom"), "quantities sides"),
-        **dict.fromkeys(
-            ("side_of", "sources", "sources_sha256", "steps", "given_steps", "sample_counts"), "labels"
-        ),
-        **dict.fromkeys(("own_value", "own_error"), "quantities labels"),
-        **dict.fromkeys(("first", "second"), "pair"),
-        **dict.fromkeys(
-            ("difference", "difference_error", "difference_freedom", "p", "p_holm", "told"), "quantities pair"
-        ),
-    }
-    units: ClassVar[Mapping[str, str]] = {"equal_loss": "nat", "rise": "nat"} | dict.fromkeys(
-        ("p", "p_holm", "level", "freedom", "difference_freedom", "rho", "rho_average"), "1"
-    )
     table: ClassVar[str] = "quantities sides"
 
-    quantities: tuple[str, ...]
-    titles: tuple[str, ...]
-    unit_names: tuple[str, ...]
-    flatter: Array
-    kinds: tuple[str, ...]
-    own_kinds: tuple[str, ...]
-    over: tuple[str, ...]
-    tests: tuple[str, ...]
-    sides: tuple[str, ...]
-    value: Array
-    error: Array
-    freedom: Array
-    labels: tuple[str, ...]
-    sources: tuple[str, ...]
-    sources_sha256: tuple[str, ...]
-    side_of: Array
-    own_value: Array
-    own_error: Array
-    steps: Array
-    given_steps: Array
-    first: Array
-    second: Array
-    difference: Array
-    difference_error: Array
-    difference_freedom: Array
-    p: Array
-    p_holm: Array
-    told: Array
-    level: float
+    quantities: Annotated[tuple[str, ...], "quantities+"]
+    titles: Annotated[tuple[str, ...], "quantities"]
+    unit_names: Annotated[tuple[str, ...], "quantities"]
+    flatter: Annotated[Array, "quantities"]
+    kinds: Annotated[tuple[str, ...], "quantities"]
+    own_kinds: Annotated[tuple[str, ...], "quantities"]
+    over: Annotated[tuple[str, ...], "quantities"]
+    tests: Annotated[tuple[str, ...], "quantities"]
+    sides: Annotated[tuple[str, ...], "sides+"]
+    value: Annotated[Array, "quantities sides"]
+    error: Annotated[Array, "quantities sides"]
+    freedom: Annotated[Array, "quantities sides", "1"]
+    labels: Annotated[tuple[str, ...], "labels+"]
+    sources: Annotated[tuple[str, ...], "labels"]
+    sources_sha256: Annotated[tuple[str, ...], "labels"]
+    side_of: Annotated[Array, "labels"]
+    own_value: Annotated[Array, "quantities labels"]
+    own_error: Annotated[Array, "quantities labels"]
+    steps: Annotated[Array, "labels"]
+    given_steps: Annotated[Array, "labels"]
+    first: Annotated[Array, "pair"]
+    second: Annotated[Array, "pair"]
+    difference: Annotated[Array, "quantities pair"]
+    difference_error: Annotated[Array, "quantities pair"]
+    difference_freedom: Annotated[Array, "quantities pair", "1"]
+    p: Annotated[Array, "quantities pair", "1"]
+    p_holm: Annotated[Array, "quantities pair", "1"]
+    told: Annotated[Array, "quantities pair"]
+    level: Annotated[float, "1"]
     grouped: bool
-    equal_loss: float
+    equal_loss: Annotated[float, "nat"]
     notes: tuple[str, ...]
     batch: int
     draws: int
     planes: int
-    rise: float
-    rho: float
-    rho_average: float
+    rise: Annotated[float, "nat"]
+    rho: Annotated[float, "1"]
+    rho_average: Annotated[float, "1"]
     top_k: int
     seed: int
-    sample_counts: Array
+    sample_counts: Annotated[Array, "labels"]
     dtype: str
     split: str
     batchnorm: bool
@@ -169,12 +149,7 @@ class Comparison(Result):
 
 
 def example() -> Comparison:
-    """Two checkpoints, of which the second is flatter, for examples.
-
-    Example:
-        >>> example().sides
-        ('SSGD', 'DPSGD')
-    """
+    """Two checkpoints, of which the second is flatter, for examples."""
     two, k = ("lambda-max", "batch-sharpness"), np.array([[0]])
     return Comparison(
         quantities=two,
@@ -229,13 +204,7 @@ NAMED_PAIRS = 6
 
 
 def cell(comparison: Comparison, quantity: int, side: int) -> str:
-    """A number with its error: "12.0 ± 0.5" (a standard error), "20 (bound 0.1)" or "0.01 (exact)".
-
-    Example:
-        >>> from landscape.results.comparison import example
-        >>> cell(example(), 0, 0), cell(example(), 1, 0)
-        ('20 (bound 0.1)', '12.0 ± 0.5')
-    """
+    """A number with its error: "12.0 ± 0.5" (a standard error), "20 (bound 0.1)" or "0.01 (exact)"."""
     value, error = float(comparison.value[quantity, side]), float(comparison.error[quantity, side])
     if math.isnan(value):
         return "–"
@@ -248,15 +217,7 @@ def cell(comparison: Comparison, quantity: int, side: int) -> str:
 
 
 def verdict(comparison: Comparison, quantity: int) -> str:
-    """The last column of the table: which sides are told apart, and how surely.
-
-    Example:
-        >>> from landscape.results.comparison import example
-        >>> verdict(example(), 0)
-        "DPSGD flatter, 0.5 times SSGD's (bounds apart)"
-        >>> verdict(example(), 1)
-        "DPSGD flatter, 0.5 times SSGD's (p < 0.001)"
-    """
+    """The last column of the table: which sides are told apart, and how surely."""
     c, pairs = comparison, range(len(comparison.first))
     known = [k for k in pairs if not math.isnan(c.difference[quantity, k])]
     if not known:
@@ -318,13 +279,7 @@ def _evidence(c: Comparison, q: int, pairs: Sequence[int], least: bool = False) 
 
 
 def summary(comparison: Comparison) -> list[str]:
-    """How many measures of flatness say that one side is flatter, a line for each pair.
-
-    Example:
-        >>> from landscape.results.comparison import example
-        >>> summary(example())
-        ['DPSGD is flatter than SSGD by 2 of 2 measures']
-    """
+    """How many measures of flatness say that one side is flatter, a line for each pair."""
     c, lines = comparison, []
     measures = [q for q in range(len(c.quantities)) if c.flatter[q]]
     for k in range(len(c.first)):
@@ -348,14 +303,7 @@ def summary(comparison: Comparison) -> list[str]:
 
 
 def footnotes(comparison: Comparison) -> list[str]:
-    """What the errors are, how the differences were tested, at which loss, and the notes.
-
-    Example:
-        >>> from landscape.results.comparison import example
-        >>> print(footnotes(example())[1])  # doctest: +NORMALIZE_WHITESPACE
-        Told apart: p ≤ 0.05 by paired t (batch-sharpness), with Holm's correction for 1 test; bounds where
-        they do not overlap (lambda-max).
-    """
+    """What the errors are, how the differences were tested, at which loss, and the notes."""
     c = comparison
     errors = []
     if "standard error" in c.kinds:

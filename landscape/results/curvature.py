@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
 from landscape.core.statistics import mean_and_error, standard_error, t_quantile
-from landscape.results.base import Measurement, Result
+from landscape.results.base import Measured, Measurement
 
 # Standard deviation of the Gaussians of a density, relative to the range of the nodes (ours: as fine as a
 # plot shows).
@@ -122,7 +121,7 @@ class Density:
 
 
 @dataclass(frozen=True)
-class Spectrum(Result):
+class Spectrum(Measured):
     """Eigenvalues, trace and density of one Hessian, or of the block of some parameters; each may be missing.
 
     Attributes:
@@ -155,25 +154,16 @@ class Spectrum(Result):
     """
 
     schema: ClassVar[str] = "landscape.spectrum"
-    shapes: ClassVar[Mapping[str, str]] = {
-        "values": "rank",
-        "residuals": "rank",
-        "nodes": "probe node",
-        "weights": "probe node",
-    }
-    units: ClassVar[Mapping[str, str]] = {"weights": "1"} | dict.fromkeys(
-        ("values", "residuals", "trace", "trace_error", "nodes", "bound_low", "bound_high"), "nat"
-    )
     table: ClassVar[str] = "rank"
 
-    values: Array
-    residuals: Array
+    values: Annotated[Array, "rank", "nat"]
+    residuals: Annotated[Array, "rank", "nat"]
     lowest: int
     converged: bool
-    trace: float
-    trace_error: float
-    nodes: Array
-    weights: Array
+    trace: Annotated[float, "nat"]
+    trace_error: Annotated[float, "nat"]
+    nodes: Annotated[Array, "probe node", "nat"]
+    weights: Annotated[Array, "probe node", "1"]
     parameters: int
     hvps: int
     kind: str
@@ -181,18 +171,9 @@ class Spectrum(Result):
     engine: str
     tol: float
     seed: int
-    samples: int
-    dtype: str
-    split: str = ""
-    label: str = ""
-    source: str = ""
-    source_sha256: str = ""
     search: str = ""
-    batchnorm: bool = False
-    bn: str = "center"
-    bn_samples: int = 0
-    bound_low: float = -np.inf
-    bound_high: float = np.inf
+    bound_low: Annotated[float, "nat"] = -np.inf
+    bound_high: Annotated[float, "nat"] = np.inf
     verified: bool = False
     precondition: str = ""
     lr: float = np.nan
@@ -233,32 +214,24 @@ class BatchSharpness(Measurement):
     """
 
     schema: ClassVar[str] = "landscape.batch_sharpness"
-    shapes: ClassVar[Mapping[str, str]] = {
-        "curvature": "draw+",
-        "norm2": "draw",
-        "learner_curvature": "learner_draw learner",
-        "learner_norm2": "learner_draw learner",
-    }
-    units: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("curvature", "learner_curvature", "lambda_max", "residual"), "nat"),
-        **dict.fromkeys(("norm2", "learner_norm2"), "nat2"),
-        **dict.fromkeys(("lr", "limit", "tol"), "1"),
-        **dict.fromkeys(("batch", "local_batch"), "samples"),
-    }
     table: ClassVar[str] = "draw"
 
-    curvature: Array
-    norm2: Array
-    batch: int
-    lambda_max: float
-    residual: float
-    lr: float
-    limit: float
-    tol: float
+    curvature: Annotated[Array, "draw+", "nat"]
+    norm2: Annotated[Array, "draw", "nat2"]
+    batch: Annotated[int, "samples"]
+    lambda_max: Annotated[float, "nat"]
+    residual: Annotated[float, "nat"]
+    lr: Annotated[float, "1"]
+    limit: Annotated[float, "1"]
+    tol: Annotated[float, "1"]
     converged: bool
-    local_batch: int = 0
-    learner_curvature: Array = field(default_factory=lambda: np.zeros((0, 0)))
-    learner_norm2: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    local_batch: Annotated[int, "samples"] = 0
+    learner_curvature: Annotated[Array, "learner_draw learner", "nat"] = field(
+        default_factory=lambda: np.zeros((0, 0))
+    )
+    learner_norm2: Annotated[Array, "learner_draw learner", "nat2"] = field(
+        default_factory=lambda: np.zeros((0, 0))
+    )
 
     @property
     def value(self) -> float:
@@ -348,37 +321,21 @@ class Disagreement(Measurement):
     """
 
     schema: ClassVar[str] = "landscape.disagreement"
-    shapes: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("residuals", "spread_share", "spread_error", "gradient_share"), "rank_of_eigenvalue"
-    ) | {"values": "rank_of_eigenvalue+"}
-    units: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("values", "residuals", "cost", "cost_error", "cost_top", "loss", "learners_loss"), "nat"
-    ) | dict.fromkeys(
-        (
-            "spread_share",
-            "spread_error",
-            "gradient_share",
-            "consensus",
-            "gradient_in_span",
-            "dominant_in_span",
-        ),
-        "1",
-    )
     table: ClassVar[str] = "rank_of_eigenvalue"
 
-    values: Array
-    residuals: Array
-    spread_share: Array
-    spread_error: Array
-    gradient_share: Array
-    consensus: float
-    cost: float
-    cost_error: float
-    cost_top: float
-    loss: float
-    learners_loss: float
-    gradient_in_span: float
-    dominant_in_span: float
+    values: Annotated[Array, "rank_of_eigenvalue+", "nat"]
+    residuals: Annotated[Array, "rank_of_eigenvalue", "nat"]
+    spread_share: Annotated[Array, "rank_of_eigenvalue", "1"]
+    spread_error: Annotated[Array, "rank_of_eigenvalue", "1"]
+    gradient_share: Annotated[Array, "rank_of_eigenvalue", "1"]
+    consensus: Annotated[float, "1"]
+    cost: Annotated[float, "nat"]
+    cost_error: Annotated[float, "nat"]
+    cost_top: Annotated[float, "nat"]
+    loss: Annotated[float, "nat"]
+    learners_loss: Annotated[float, "nat"]
+    gradient_in_span: Annotated[float, "1"]
+    dominant_in_span: Annotated[float, "1"]
     rank: int
     grad_norm2: float
     parameters: int

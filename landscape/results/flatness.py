@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.results.base import Measurement, Result
+from landscape.results.base import Measurement, Sourced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +48,11 @@ class Sharpness(Measurement):
     """
 
     schema: ClassVar[str] = "landscape.sharpness"
-    shapes: ClassVar[Mapping[str, str]] = {"values": "draw+"}
-    units: ClassVar[Mapping[str, str]] = dict.fromkeys(("values", "standard_error", "loss"), "nat")
     table: ClassVar[str] = "draw"
 
-    values: Array
-    standard_error: float
-    loss: float
+    values: Annotated[Array, "draw+", "nat"]
+    standard_error: Annotated[float, "nat"]
+    loss: Annotated[float, "nat"]
     kind: str
     rho: float
     adaptive: bool
@@ -79,7 +77,7 @@ class Sharpness(Measurement):
 
 
 @dataclass(frozen=True)
-class Smoothing(Result):
+class Smoothing(Sourced):
     """The loss L at w_a, and L_Σ(w) = E L(w + δ), smoothed by displacements δ ~ N(0, Σ) (DPSGD-2021's paper).
 
     Arrays (2,) and (2, S) have two rows: Σ of the measured spread of the learners, and the isotropic Σ of the
@@ -117,46 +115,25 @@ class Smoothing(Result):
     """
 
     schema: ClassVar[str] = "landscape.smoothing"
-    shapes: ClassVar[Mapping[str, str]] = {
-        "loss_smooth": "spread",
-        "loss_smooth_se": "spread",
-        "lambda_smooth": "spread",
-        "lambda_smooth_residual": "spread",
-        "lambda_smooth_se": "spread",
-        "lambda_smooth_bias": "spread",
-        "eigenvalues": "rank",
-        "share": "rank",
-        "lipschitz": "step",
-        "lipschitz_smooth": "spread step",
-        "lipschitz_smooth_se": "spread step",
-    }
     labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {"spread": ("measured", "isotropic")}
-    units: ClassVar[Mapping[str, str]] = {"share": "1"} | dict.fromkeys(
-        (
-            "loss", "loss_smooth", "loss_smooth_se", "lambda_max", "residual", "lambda_smooth",
-            "lambda_smooth_residual", "lambda_smooth_se", "lambda_smooth_bias", "eigenvalues", "trace_hs",
-            "lipschitz", "lipschitz_smooth", "lipschitz_smooth_se",
-        ),
-        "nat",
-    )  # fmt: skip
     table: ClassVar[str] = "spread"
 
-    loss: float
-    loss_smooth: Array
-    loss_smooth_se: Array
-    lambda_max: float
-    residual: float
-    lambda_smooth: Array
-    lambda_smooth_residual: Array
-    lambda_smooth_se: Array
-    lambda_smooth_bias: Array
-    eigenvalues: Array
-    share: Array
-    trace_hs: float
+    loss: Annotated[float, "nat"]
+    loss_smooth: Annotated[Array, "spread", "nat"]
+    loss_smooth_se: Annotated[Array, "spread", "nat"]
+    lambda_max: Annotated[float, "nat"]
+    residual: Annotated[float, "nat"]
+    lambda_smooth: Annotated[Array, "spread", "nat"]
+    lambda_smooth_residual: Annotated[Array, "spread", "nat"]
+    lambda_smooth_se: Annotated[Array, "spread", "nat"]
+    lambda_smooth_bias: Annotated[Array, "spread", "nat"]
+    eigenvalues: Annotated[Array, "rank", "nat"]
+    share: Annotated[Array, "rank", "1"]
+    trace_hs: Annotated[float, "nat"]
     consensus: float
-    lipschitz: Array
-    lipschitz_smooth: Array
-    lipschitz_smooth_se: Array
+    lipschitz: Annotated[Array, "step", "nat"]
+    lipschitz_smooth: Annotated[Array, "spread step", "nat"]
+    lipschitz_smooth_se: Annotated[Array, "spread step", "nat"]
     lr: float
     alpha_e: float
     parameters: int
@@ -165,10 +142,6 @@ class Smoothing(Result):
     samples: int
     seed: int
     converged: bool
-    split: str = ""
-    label: str = ""
-    source: str = ""
-    source_sha256: str = ""
 
     @property
     def rates(self) -> Array:
@@ -219,36 +192,24 @@ class LearningCoefficient(Measurement):
     """
 
     schema: ClassVar[str] = "landscape.learning_coefficient"
-    shapes: ClassVar[Mapping[str, str]] = {
-        "rise": "chain+ draw+",
-        "heating": "chain draw",
-        "distance2": "chain draw",
-    }
-    units: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            ("rise", "heating", "standard_error", "r_hat", "r_hat_distance", "ess", "nbeta"), "1"
-        ),
-        **dict.fromkeys(("loss", "lambda_max"), "nat"),
-        "batch": "samples",
-    }
     table: ClassVar[str] = "chain draw"
 
-    rise: Array
-    heating: Array
-    distance2: Array
-    standard_error: float
-    r_hat: float
-    r_hat_distance: float
-    ess: float
-    nbeta: float
+    rise: Annotated[Array, "chain+ draw+", "1"]
+    heating: Annotated[Array, "chain draw", "1"]
+    distance2: Annotated[Array, "chain draw"]
+    standard_error: Annotated[float, "1"]
+    r_hat: Annotated[float, "1"]
+    r_hat_distance: Annotated[float, "1"]
+    ess: Annotated[float, "1"]
+    nbeta: Annotated[float, "1"]
     localization: float
     step_size: float
-    batch: int
+    batch: Annotated[int, "samples"]
     steps: int
     burn_in: int
-    loss: float
+    loss: Annotated[float, "nat"]
     weights_norm2: float
-    lambda_max: float
+    lambda_max: Annotated[float, "nat"]
     parameters: int
     max_rhat: float
     tol: float

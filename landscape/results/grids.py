@@ -6,14 +6,14 @@ import dataclasses
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from landscape.core.hdf5 import Array
-from landscape.results.base import Result
+from landscape.results.base import Measured, Sourced
 
 SPAN = 0.1  # x, y ∈ [−0.1, 0.1] around w_a (DPSGD-2020, section 4.1)
 # Planes whose centre is a set of weights that training reached.
@@ -65,7 +65,7 @@ class Plane:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interpolated(Result):
+class Interpolated(Measured):
     """A result with values at points, of which ``done`` are exact and the others, if any, interpolated.
 
     Subclasses have the field ``done``.
@@ -85,32 +85,14 @@ class Interpolated(Result):
         checks: the number of these points.
         log_columns: of ``columns``, those with an error that is one of logarithms: values that differ by more
             than a factor of 100, which pictures show on a logarithmic scale.
-
-    Example:
-        >>> from landscape.results.grids import Line
-        >>> t = np.linspace(0, 1, 3)
-        >>> line = Line(
-        ...     t=t, loss=t, accuracy=t, done=t != 0.5, start=t, direction=t, kind="direction", barrier=0.0,
-        ...     samples=1, dtype="float64", bn="center", batchnorm=False, bn_samples=0, path="batched",
-        ...     tolerance="1%", columns=("loss",), stated_error=np.array([0.002]),
-        ...     largest_error=np.array([0.001]), checks=12)
-        >>> line.interpolation()
-        'interpolated from 2 of 3 points, error of loss below 0.2% of the range shown'
     """
 
-    shapes: ClassVar[Mapping[str, str]] = {
-        "columns": "column",
-        "stated_error": "column",
-        "largest_error": "column",
-        "log_columns": "log_column",
-    }
-
     tolerance: str = ""
-    columns: tuple[str, ...] = ()
-    stated_error: Array = field(default_factory=lambda: np.zeros(0))
-    largest_error: Array = field(default_factory=lambda: np.zeros(0))
+    columns: Annotated[tuple[str, ...], "column"] = ()
+    stated_error: Annotated[Array, "column"] = field(default_factory=lambda: np.zeros(0))
+    largest_error: Annotated[Array, "column"] = field(default_factory=lambda: np.zeros(0))
     checks: int = 0
-    log_columns: tuple[str, ...] = ()
+    log_columns: Annotated[tuple[str, ...], "log_column"] = ()
 
     @property
     def exact(self) -> Array:
@@ -153,7 +135,7 @@ class Interpolated(Result):
 
 
 @dataclass(frozen=True)
-class Basins(Result):
+class Basins(Sourced):
     """The basins of a surface, and the region around one point in which the loss rises by less than a bound.
 
     All numbers are of the surface as it was computed: of its grid, and of bilinear interpolation between the
@@ -199,63 +181,37 @@ class Basins(Result):
     """
 
     schema: ClassVar[str] = "landscape.basins"
-    shapes: ClassVar[Mapping[str, str]] = {
-        "x": "x+",
-        "y": "y+",
-        "loss": "y x",
-        "basin": "y x",
-        "gram": "direction other_direction",
-        "minimum": "number+ direction",
-        "saddle": "number direction",
-        "minimum_loss": "number",
-        "saddle_loss": "number",
-        "share": "number",
-        "at_edge": "number",
-        "reference": "direction",
-        "rise": "rise+",
-        "area": "rise",
-        "volume": "rise",
-        "width": "rise axis",
-        "cut": "rise",
-    }
     axes_of: ClassVar[tuple[str, ...]] = ("x", "y", "rise")
     labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "direction": ("x", "y"),
         "other_direction": ("x", "y"),
         "axis": ("long", "short"),
     }
-    units: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("loss", "minimum_loss", "saddle_loss", "least", "smad", "reference_loss", "rise", "edge_rise"), "nat"
-    ) | {"width": "1", "area": "1", "share": "1", "volume": "nat"}
     table: ClassVar[str] = "rise"
 
-    x: Array
-    y: Array
-    loss: Array
-    gram: Array
-    basin: Array
-    minimum: Array
-    saddle: Array
-    minimum_loss: Array
-    saddle_loss: Array
-    share: Array
-    at_edge: Array
-    least: float
+    x: Annotated[Array, "x+"]
+    y: Annotated[Array, "y+"]
+    loss: Annotated[Array, "y x", "nat"]
+    gram: Annotated[Array, "direction other_direction"]
+    basin: Annotated[Array, "y x"]
+    minimum: Annotated[Array, "number+ direction"]
+    saddle: Annotated[Array, "number direction"]
+    minimum_loss: Annotated[Array, "number", "nat"]
+    saddle_loss: Annotated[Array, "number", "nat"]
+    share: Annotated[Array, "number", "1"]
+    at_edge: Annotated[Array, "number"]
+    least: Annotated[float, "nat"]
     minima: int
-    smad: float
+    smad: Annotated[float, "nat"]
     around: str
-    reference: Array
-    reference_loss: float
-    rise: Array
-    area: Array
-    volume: Array
-    width: Array
-    cut: Array
-    edge_rise: float
-    split: str = ""
-    label: str = ""
-    source: str = ""
-    source_sha256: str = ""
+    reference: Annotated[Array, "direction"]
+    reference_loss: Annotated[float, "nat"]
+    rise: Annotated[Array, "rise+", "nat"]
+    area: Annotated[Array, "rise", "1"]
+    volume: Annotated[Array, "rise", "nat"]
+    width: Annotated[Array, "rise axis", "1"]
+    cut: Annotated[Array, "rise"]
+    edge_rise: Annotated[float, "nat"]
 
     @property
     def persistence(self) -> Array:
@@ -321,59 +277,30 @@ class Surface(Interpolated):
     """
 
     schema: ClassVar[str] = "landscape.surface"
-    shapes: ClassVar[Mapping[str, str]] = {
-        **Interpolated.shapes,
-        "x": "x+",
-        "y": "y+",
-        "loss": "y x",
-        "accuracy": "y x",
-        "done": "y x",
-        "directions": "direction parameter",
-        "center": "parameter",
-        "axes": "direction",
-        "labels": "marker",
-        "markers": "marker direction",
-        "marker_loss": "marker",
-    }
     axes_of: ClassVar[tuple[str, ...]] = ("x", "y")
     labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {"direction": ("x", "y")}
-    units: ClassVar[Mapping[str, str]] = {
-        "loss": "nat",
-        "accuracy": "1",
-        "marker_loss": "nat",
-        "precision_error": "nat",
-    }
     table: ClassVar[str] = "y x"
 
-    x: Array
-    y: Array
-    loss: Array
-    accuracy: Array
-    done: Array
-    directions: Array
-    center: Array
+    x: Annotated[Array, "x+"]
+    y: Annotated[Array, "y+"]
+    loss: Annotated[Array, "y x", "nat"]
+    accuracy: Annotated[Array, "y x", "1"]
+    done: Annotated[Array, "y x"]
+    directions: Annotated[Array, "direction parameter"]
+    center: Annotated[Array, "parameter"]
     kind: str
     norm: str
     seed: int
     span: float
-    samples: int
-    dtype: str
-    bn: str
     path: str
-    split: str = ""
-    label: str = ""
-    source: str = ""
-    source_sha256: str = ""
     ignore: str = ""  # "": a file older than the option
-    batchnorm: bool = False
-    bn_samples: int = 0
     provenance: tuple[str, ...] = ()
     precision: str = "model"
-    precision_error: float = 0.0
-    axes: tuple[str, ...] = ("step along direction 1", "step along direction 2")
-    markers: Array = field(default_factory=lambda: np.zeros((0, 2)))
-    labels: tuple[str, ...] = ()
-    marker_loss: Array = field(default_factory=lambda: np.zeros(0))
+    precision_error: Annotated[float, "nat"] = 0.0
+    axes: Annotated[tuple[str, ...], "direction"] = ("step along direction 1", "step along direction 2")
+    markers: Annotated[Array, "marker direction"] = field(default_factory=lambda: np.zeros((0, 2)))
+    labels: Annotated[tuple[str, ...], "marker"] = ()
+    marker_loss: Annotated[Array, "marker", "nat"] = field(default_factory=lambda: np.zeros(0))
     explained: Array = field(default_factory=lambda: np.zeros(0))
 
     def plane(self, like: Tensor) -> Plane:
@@ -387,13 +314,8 @@ class Surface(Interpolated):
             The plane of which this is a surface.
 
         Example:
-            >>> grid = np.linspace(-1, 1, 3)
-            >>> loss = grid**2 + grid[:, None] ** 2
-            >>> surface = Surface(
-            ...     x=grid, y=grid, loss=loss, accuracy=loss, done=loss < 9, directions=np.eye(2),
-            ...     center=np.zeros(2), kind="random", norm="none", seed=0, span=1.0, samples=1,
-            ...     dtype="float64", bn="center", path="batched")
-            >>> surface.plane(torch.zeros(2)).directions.tolist()
+            >>> from landscape.geometry.profiles import parabola
+            >>> parabola().plane(torch.zeros(2)).directions.tolist()
             [[1.0, 0.0], [0.0, 1.0]]
         """
         return Plane(
@@ -490,38 +412,19 @@ class Line(Interpolated):
     """
 
     schema: ClassVar[str] = "landscape.line"
-    shapes: ClassVar[Mapping[str, str]] = {
-        **Interpolated.shapes,
-        "t": "t+",
-        "loss": "t",
-        "accuracy": "t",
-        "done": "t",
-        "start": "parameter",
-        "direction": "parameter",
-    }
     axes_of: ClassVar[tuple[str, ...]] = ("t",)
-    units: ClassVar[Mapping[str, str]] = {"loss": "nat", "accuracy": "1", "barrier": "nat"}
     table: ClassVar[str] = "t"
 
-    t: Array
-    loss: Array
-    accuracy: Array
-    start: Array
-    direction: Array
+    t: Annotated[Array, "t+"]
+    loss: Annotated[Array, "t", "nat"]
+    accuracy: Annotated[Array, "t", "1"]
+    start: Annotated[Array, "parameter"]
+    direction: Annotated[Array, "parameter"]
     kind: str
-    barrier: float
-    samples: int
-    dtype: str
-    bn: str
-    batchnorm: bool
-    bn_samples: int
+    barrier: Annotated[float, "nat"]
     path: str
     ends: tuple[str, ...] = ()
-    split: str = ""
-    label: str = ""
-    source: str = ""
-    source_sha256: str = ""
-    done: Array = field(default_factory=lambda: np.zeros(0, bool))
+    done: Annotated[Array, "t"] = field(default_factory=lambda: np.zeros(0, bool))
 
     def __post_init__(self) -> None:
         if self.done.size == 0:
@@ -584,42 +487,26 @@ class HessianGrid(Interpolated):
     """
 
     schema: ClassVar[str] = "landscape.hessian_grid"
-    shapes: ClassVar[Mapping[str, str]] = {**Interpolated.shapes, "x": "x+", "y": "y+"} | dict.fromkeys(
-        ("lambda_min", "lambda_max", "ratio", "residual_min", "residual_max", "hvps", "converged", "done"),
-        "y x",
-    )
     axes_of: ClassVar[tuple[str, ...]] = ("x", "y")
-    units: ClassVar[Mapping[str, str]] = {"ratio": "1"} | dict.fromkeys(
-        ("lambda_min", "lambda_max", "residual_min", "residual_max"), "nat"
-    )
     table: ClassVar[str] = "y x"
 
-    x: Array
-    y: Array
-    lambda_min: Array
-    lambda_max: Array
-    ratio: Array
-    residual_min: Array
-    residual_max: Array
-    hvps: Array
-    converged: Array
+    x: Annotated[Array, "x+"]
+    y: Annotated[Array, "y+"]
+    lambda_min: Annotated[Array, "y x", "nat"]
+    lambda_max: Annotated[Array, "y x", "nat"]
+    ratio: Annotated[Array, "y x", "1"]
+    residual_min: Annotated[Array, "y x", "nat"]
+    residual_max: Annotated[Array, "y x", "nat"]
+    hvps: Annotated[Array, "y x"]
+    converged: Annotated[Array, "y x"]
     kind: str
     norm: str
     seed: int
     span: float
     tol: float
-    samples: int
-    dtype: str
-    split: str = ""
-    label: str = ""
-    source: str = ""
-    source_sha256: str = ""
     search: str = ""
     plane_sha256: str = ""
-    batchnorm: bool = False
-    bn: str = "center"
-    bn_samples: int = 0
-    done: Array = field(default_factory=lambda: np.zeros((0, 0), bool))
+    done: Annotated[Array, "y x"] = field(default_factory=lambda: np.zeros((0, 0), bool))
     max_products: int = 0
     randomness: str = ""
     provenance: tuple[str, ...] = ()

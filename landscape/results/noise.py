@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import mean_and_error, standard_error
-from landscape.results.base import Measurement, Result
+from landscape.results.base import Measurement, Sourced
 
 
 @dataclass(frozen=True)
-class NoiseEstimate(Result):
+class NoiseEstimate(Sourced):
     """Δ(2) at one checkpoint, with learners w_j = w_a + Δw_j, learning rate α and local batch B.
 
     All values are squared weights. Arrays (draws,) have one value for each draw of n minibatches of B samples
@@ -43,29 +42,21 @@ class NoiseEstimate(Result):
     """
 
     schema: ClassVar[str] = "landscape.noise"
-    shapes: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("direct", "first_order", "delta_s", "delta_2", "delta_cross"), "draw+"
-    )
-    units: ClassVar[Mapping[str, str]] = dict.fromkeys((*shapes, "full_batch", "eq4", "consensus", "lr"), "1")
     table: ClassVar[str] = "draw"
 
-    direct: Array
-    first_order: Array
-    delta_s: Array
-    delta_2: Array
-    delta_cross: Array
-    full_batch: float
-    eq4: float
-    consensus: float
-    lr: float
+    direct: Annotated[Array, "draw+", "1"]
+    first_order: Annotated[Array, "draw+", "1"]
+    delta_s: Annotated[Array, "draw+", "1"]
+    delta_2: Annotated[Array, "draw+", "1"]
+    delta_cross: Annotated[Array, "draw+", "1"]
+    full_batch: Annotated[float, "1"]
+    eq4: Annotated[float, "1"]
+    consensus: Annotated[float, "1"]
+    lr: Annotated[float, "1"]
     learners: int
     local_batch: int
     samples: int
     seed: int
-    split: str = ""
-    label: str = ""
-    source: str = ""
-    source_sha256: str = ""
 
     def summary(self) -> dict[str, tuple[float, float]]:
         """All estimates of Δ(2), and the parts of Δ_DP.
@@ -123,43 +114,32 @@ class NoiseScale(Measurement):
     """
 
     schema: ClassVar[str] = "landscape.noise_scale"
-    shapes: ClassVar[Mapping[str, str]] = {
-        "estimates": "replicate+",
-        "learner_estimates": "learner_replicate",
-    }
-    units: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("estimates", "learner_estimates", "batch", "local_batch"), "samples"),
-        **dict.fromkeys(("trace", "trace_error", "norm2", "norm2_error"), "nat2"),
-        **dict.fromkeys(
-            ("learner_trace", "learner_trace_error", "learner_norm2", "learner_norm2_error"), "nat2"
-        ),
-        **dict.fromkeys(("round_trace", "round_trace_error", "round_norm2", "round_norm2_error"), "nat2"),
-        "tol": "1",
-    }  # fmt: skip
     table: ClassVar[str] = "replicate"
 
-    estimates: Array
-    trace: float
-    trace_error: float
-    norm2: float
-    norm2_error: float
-    batch: int
+    estimates: Annotated[Array, "replicate+", "samples"]
+    trace: Annotated[float, "nat2"]
+    trace_error: Annotated[float, "nat2"]
+    norm2: Annotated[float, "nat2"]
+    norm2_error: Annotated[float, "nat2"]
+    batch: Annotated[int, "samples"]
     draws: int
     gradient: str
-    tol: float
+    tol: Annotated[float, "1"]
     converged: bool
     learners: int = 0
-    local_batch: int = 0
+    local_batch: Annotated[int, "samples"] = 0
     learner_draws: int = 0
-    learner_estimates: Array = field(default_factory=lambda: np.zeros(0))
-    learner_trace: float = np.nan
-    learner_trace_error: float = np.nan
-    learner_norm2: float = np.nan
-    learner_norm2_error: float = np.nan
-    round_trace: float = np.nan
-    round_trace_error: float = np.nan
-    round_norm2: float = np.nan
-    round_norm2_error: float = np.nan
+    learner_estimates: Annotated[Array, "learner_replicate", "samples"] = field(
+        default_factory=lambda: np.zeros(0)
+    )
+    learner_trace: Annotated[float, "nat2"] = np.nan
+    learner_trace_error: Annotated[float, "nat2"] = np.nan
+    learner_norm2: Annotated[float, "nat2"] = np.nan
+    learner_norm2_error: Annotated[float, "nat2"] = np.nan
+    round_trace: Annotated[float, "nat2"] = np.nan
+    round_trace_error: Annotated[float, "nat2"] = np.nan
+    round_norm2: Annotated[float, "nat2"] = np.nan
+    round_norm2_error: Annotated[float, "nat2"] = np.nan
 
     @property
     def value(self) -> float:
@@ -230,35 +210,22 @@ class NoiseAlignment(Measurement):
     """
 
     schema: ClassVar[str] = "landscape.noise_alignment"
-    shapes: ClassVar[Mapping[str, str]] = {
-        "values": "rank+",
-        "residuals": "rank",
-        "covariance": "rank",
-        "covariance_error": "rank",
-        "estimates": "draw",
-    }
-    units: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("values", "residuals", "ias", "ias_error", "estimates", "noise_curvature", "noise_curvature_error"),
-        "nat",
-    ) | dict.fromkeys(
-        ("covariance", "covariance_error", "trace_s", "trace_c", "grad_norm2"), "nat^2"
-    ) | dict.fromkeys(("gamma", "gamma_error", "gamma_scatter"), "1")  # fmt: skip
     table: ClassVar[str] = "rank"
 
-    values: Array
-    residuals: Array
-    covariance: Array
-    covariance_error: Array
-    ias: float
-    ias_error: float
-    noise_curvature: float
-    noise_curvature_error: float
-    trace_s: float
-    trace_c: float
-    grad_norm2: float
-    gamma: float
-    gamma_error: float
-    gamma_scatter: float
+    values: Annotated[Array, "rank+", "nat"]
+    residuals: Annotated[Array, "rank", "nat"]
+    covariance: Annotated[Array, "rank", "nat^2"]
+    covariance_error: Annotated[Array, "rank", "nat^2"]
+    ias: Annotated[float, "nat"]
+    ias_error: Annotated[float, "nat"]
+    noise_curvature: Annotated[float, "nat"]
+    noise_curvature_error: Annotated[float, "nat"]
+    trace_s: Annotated[float, "nat^2"]
+    trace_c: Annotated[float, "nat^2"]
+    grad_norm2: Annotated[float, "nat^2"]
+    gamma: Annotated[float, "1"]
+    gamma_error: Annotated[float, "1"]
+    gamma_scatter: Annotated[float, "1"]
     batch: int
     draws: int
     reached: bool
@@ -266,7 +233,7 @@ class NoiseAlignment(Measurement):
     hvps: int
     converged: bool
     tol: float
-    estimates: Array = field(default_factory=lambda: np.zeros(0))
+    estimates: Annotated[Array, "draw", "nat"] = field(default_factory=lambda: np.zeros(0))
 
     @property
     def value(self) -> float:
@@ -312,29 +279,17 @@ class CriticalBatch(Measurement):
     """
 
     schema: ClassVar[str] = "landscape.critical_batch"
-    shapes: ClassVar[Mapping[str, str]] = {
-        "batch": "batch+",
-        "lr": "batch",
-        "steps": "batch",
-        "loss": "batch seed_of_branch+",
-    }
     axes_of: ClassVar[tuple[str, ...]] = ("batch",)
-    units: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("batch", "own_batch", "trained_samples"), "samples"),
-        **dict.fromkeys(("steps", "step"), "steps"),
-        **dict.fromkeys(("lr", "tol"), "1"),
-        "loss": "nat",
-    }
     table: ClassVar[str] = "batch seed_of_branch"
 
-    batch: Array
-    lr: Array
-    steps: Array
-    loss: Array
-    own_batch: int
-    step: int
-    trained_samples: int
-    tol: float
+    batch: Annotated[Array, "batch+", "samples"]
+    lr: Annotated[Array, "batch", "1"]
+    steps: Annotated[Array, "batch", "steps"]
+    loss: Annotated[Array, "batch seed_of_branch+", "nat"]
+    own_batch: Annotated[int, "samples"]
+    step: Annotated[int, "steps"]
+    trained_samples: Annotated[int, "samples"]
+    tol: Annotated[float, "1"]
     scaling: str
 
     @property

@@ -30,10 +30,6 @@ def logarithmic(values: Array) -> bool:
 
     Returns:
         True where all finite numbers are > 0 and the largest is more than 100 times the smallest.
-
-    Example:
-        >>> logarithmic(np.array([0.01, 2.0])), logarithmic(np.array([0.1, 2.0])), logarithmic(np.zeros(2))
-        (True, False, False)
     """
     values = np.asarray(values, dtype=np.float64)
     finite = values[np.isfinite(values)]
@@ -53,11 +49,6 @@ def running_quartiles(steps: Array, values: Array) -> tuple[Array, Array]:
     Returns:
         (at, quartiles): at (K,) steps, and quartiles (3, K), the lower quartile, the median and the upper
         quartile of the values at most 2.5% of the range of the steps away. Empty without a finite value.
-
-    Example:
-        >>> at, (low, median, high) = running_quartiles(np.arange(1000.0), np.arange(1000.0) % 5)
-        >>> float(low[100]), float(median[100]), float(high[100])
-        (1.0, 2.0, 3.0)
     """
     finite = np.isfinite(values) & np.isfinite(steps)
     order = np.argsort(steps[finite], kind="stable")
@@ -73,14 +64,7 @@ def running_quartiles(steps: Array, values: Array) -> tuple[Array, Array]:
 
 
 def in_words(value: float, error: float = math.nan) -> str:
-    """A number to four digits; with an error, to its first digit, or to its second where it begins with 1.
-
-    Example:
-        >>> in_words(1234.5678), in_words(0.5), in_words(12.3456, 0.21), in_words(1.5e-7, 2e-9)
-        ('1,235', '0.5', '12.3 ± 0.2', '1.5e-07 ± 2e-09')
-        >>> in_words(1.38, 1.21), in_words(3.178e-5, 3.1e-6)
-        ('1.4 ± 1.2', '3.2e-05 ± 3e-06')
-    """
+    """A number to four digits; with an error, to its first digit, or to its second where it begins with 1."""
     if not math.isfinite(error) or error < 0:
         return f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.4g}"
     if error == 0 or not math.isfinite(value):
@@ -107,12 +91,6 @@ def html_of(title: str, values: Mapping[str, Any], units: Mapping[str, str], dra
         units: of the values that have one, by name.
         draw: returns a figure of matplotlib. Where it raises an error about the values, such as that none is
             finite, the error's text takes the place of the picture.
-
-    Example:
-        >>> from matplotlib.figure import Figure
-        >>> text = html_of("Line <1>", {"barrier": 0.25}, {"barrier": "nat"}, lambda: Figure(figsize=(1, 1)))
-        >>> "Line &lt;1&gt;" in text, "0.25 nat" in text, "data:image/png;base64," in text
-        (True, True, True)
     """
     rows = "".join(
         f"<tr><th style='text-align:left'>{_escaped(name)}</th>"

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.results.base import Result
+from landscape.results.base import Result, Sourced
 
 # Forms of momentum: the rows of the limits.
 FORMS = ("no momentum", "momentum", "shifted momentum")
 
 
 @dataclass(frozen=True)
-class Stability(Result):
+class Stability(Sourced):
     """Limits of stable training with delayed gradients at a minimum, and the run that led there.
 
     Attributes:
@@ -33,41 +33,22 @@ class Stability(Result):
         own_delay: the delay of the run, in steps.
         precondition: the optimizer whose preconditioner P the Hessian is seen through, P^{-1/2} H P^{-1/2};
             "" without.
-
-    Example:
-        >>> limits = np.array([[2.0, 1.0], [3.8, 0.1], [3.8, 0.19]])
-        >>> result = Stability(np.array([0, 1]), limits, momentum=0.9, lambda_max=4.0, residual=0.0,
-        ...                    converged=True, lr=0.1, own_limit=np.nan, own_delay=0, samples=100)
-        >>> result.rates[0].tolist()
-        [0.5, 0.25]
     """
 
     schema: ClassVar[str] = "landscape.stability"
-    shapes: ClassVar[Mapping[str, str]] = {"delay": "delay+", "limit": "form delay"}
     labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {"form": FORMS}
-    units: ClassVar[Mapping[str, str]] = {
-        "delay": "steps",
-        "limit": "1",
-        "lambda_max": "nat",
-        "residual": "nat",
-        "own_delay": "steps",
-    }
     table: ClassVar[str] = "form delay"
 
-    delay: Array
-    limit: Array
+    delay: Annotated[Array, "delay+", "steps"]
+    limit: Annotated[Array, "form delay", "1"]
     momentum: float
-    lambda_max: float
-    residual: float
+    lambda_max: Annotated[float, "nat"]
+    residual: Annotated[float, "nat"]
     converged: bool
     lr: float
     own_limit: float
-    own_delay: int
+    own_delay: Annotated[int, "steps"]
     samples: int
-    split: str = ""
-    label: str = ""
-    source: str = ""
-    source_sha256: str = ""
     precondition: str = ""
 
     @property
@@ -77,7 +58,7 @@ class Stability(Result):
 
 
 @dataclass(frozen=True)
-class Minima(Result):
+class Minima(Sourced):
     """Learning rates at which full-batch training with delayed gradients stays at a minimum or leaves it.
 
     Arrays (3, K) have a row for each form of momentum (none, ordinary, shifted) and a column for each delay.
@@ -109,34 +90,24 @@ class Minima(Result):
     """
 
     schema: ClassVar[str] = "landscape.minima"
-    shapes: ClassVar[Mapping[str, str]] = {"delay": "delay+"} | dict.fromkeys(
-        ("predicted", "stays", "leaves", "steps", "lambda_after"), "form delay"
-    )
     labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {"form": FORMS}
-    units: ClassVar[Mapping[str, str]] = {"delay": "steps", "steps": "steps"} | dict.fromkeys(
-        ("lambda_after", "lambda_max", "residual", "loss"), "nat"
-    )
     table: ClassVar[str] = "form delay"
 
-    delay: Array
-    predicted: Array
-    stays: Array
-    leaves: Array
-    steps: Array
-    lambda_after: Array
+    delay: Annotated[Array, "delay+", "steps"]
+    predicted: Annotated[Array, "form delay"]
+    stays: Annotated[Array, "form delay"]
+    leaves: Annotated[Array, "form delay"]
+    steps: Annotated[Array, "form delay", "steps"]
+    lambda_after: Annotated[Array, "form delay", "nat"]
     momentum: float
     weight_decay: float
-    lambda_max: float
-    residual: float
-    loss: float
+    lambda_max: Annotated[float, "nat"]
+    residual: Annotated[float, "nat"]
+    loss: Annotated[float, "nat"]
     gradient_norm: float
     displacement: float
     factor: float
     samples: int
-    split: str = ""
-    label: str = ""
-    source: str = ""
-    source_sha256: str = ""
 
     @property
     def boundary(self) -> Array:
@@ -169,20 +140,14 @@ class Escape(Result):
     """
 
     schema: ClassVar[str] = "landscape.escape"
-    shapes: ClassVar[Mapping[str, str]] = {
-        "times": "algorithms+ values+ run+",
-        "values": "values",
-        "algorithms": "algorithms",
-    }
-    units: ClassVar[Mapping[str, str]] = {"times": "steps", "steps": "steps"}
     table: ClassVar[str] = "algorithms values run"
 
-    times: Array
-    values: Array
+    times: Annotated[Array, "algorithms+ values+ run+", "steps"]
+    values: Annotated[Array, "values"]
     vary: str
-    algorithms: tuple[str, ...]
+    algorithms: Annotated[tuple[str, ...], "algorithms"]
     share: float
-    steps: int
+    steps: Annotated[int, "steps"]
     setting: str = ""
     label: str = ""
 
@@ -234,10 +199,6 @@ def median_rank(samples: int, level: float) -> int:
 
     Raises:
         InputError: even the interval from the smallest to the largest sample does not.
-
-    Example:
-        >>> median_rank(9, 0.95)
-        1
     """
     if not 0 < level < 1:
         raise InputError(f"level: {level} is not allowed, it must be > 0 and < 1")

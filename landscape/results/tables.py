@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -27,12 +27,7 @@ COLUMNS = (
 
 
 def texts(table: Sequence[Any]) -> Array:
-    """Strings as an array of UTF-8 bytes, which HDF5 stores at any length.
-
-    Example:
-        >>> texts([["0.1", "10"]]).tolist()
-        [[b'0.1', b'10']]
-    """
+    """Strings as an array of UTF-8 bytes, which HDF5 stores at any length."""
     return np.char.encode(np.array(table, dtype=str), "utf-8")
 
 
@@ -70,29 +65,20 @@ class Sweep(Result):
     """
 
     schema: ClassVar[str] = "landscape.sweep"
-    shapes: ClassVar[Mapping[str, str]] = {
-        "seeds": "row",
-        "keys": "keys",
-        "settings": "row keys",
-    } | dict.fromkeys(COLUMNS, "row")
-    units: ClassVar[Mapping[str, str]] = {
-        "test_loss": "nat", "test_loss_std": "nat", "test_error": "%", "test_error_std": "%",
-        "best_test_error": "%", "best_test_error_std": "%", "seconds": "s",
-    }  # fmt: skip
     table: ClassVar[str] = "row"
     texts: ClassVar[tuple[str, ...]] = ("settings", "seeds")
 
-    keys: tuple[str, ...]
-    settings: Array
-    seeds: Array
-    test_loss: Array
-    test_loss_std: Array
-    test_error: Array
-    test_error_std: Array
-    best_test_error: Array
-    best_test_error_std: Array
-    diverged: Array
-    seconds: Array
+    keys: Annotated[tuple[str, ...], "keys"]
+    settings: Annotated[Array, "row keys"]
+    seeds: Annotated[Array, "row"]
+    test_loss: Annotated[Array, "row", "nat"]
+    test_loss_std: Annotated[Array, "row", "nat"]
+    test_error: Annotated[Array, "row", "%"]
+    test_error_std: Annotated[Array, "row", "%"]
+    best_test_error: Annotated[Array, "row", "%"]
+    best_test_error_std: Annotated[Array, "row", "%"]
+    diverged: Annotated[Array, "row"]
+    seconds: Annotated[Array, "row", "s"]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -203,39 +189,27 @@ class RunTimes(Result):
     """
 
     schema: ClassVar[str] = "landscape.plan"
-    shapes: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        (
-            "workers", "algorithm", "mixing", "gradient_s", "update_s", "exchange_s", "step_s", "step_error",
-            "steps", "run_s", "waiting", "samples_per_s", "speedup", "efficiency",
-        ),
-        "row+",
-    )  # fmt: skip
-    units: ClassVar[Mapping[str, str]] = {
-        "gradient_s": "s", "update_s": "s", "exchange_s": "s", "step_s": "s", "step_error": "s", "run_s": "s",
-        "samples_per_s": "1/s", "bandwidth": "byte/s", "latency": "s", "waiting": "1", "speedup": "1",
-        "efficiency": "1",
-    }  # fmt: skip
     table: ClassVar[str] = "row"
 
-    workers: Array
-    algorithm: tuple[str, ...]
-    mixing: tuple[str, ...]
-    gradient_s: Array
-    update_s: Array
-    exchange_s: Array
-    step_s: Array
-    step_error: Array
-    steps: Array
-    run_s: Array
-    waiting: Array
-    samples_per_s: Array
-    speedup: Array
-    efficiency: Array
+    workers: Annotated[Array, "row+"]
+    algorithm: Annotated[tuple[str, ...], "row+"]
+    mixing: Annotated[tuple[str, ...], "row+"]
+    gradient_s: Annotated[Array, "row+", "s"]
+    update_s: Annotated[Array, "row+", "s"]
+    exchange_s: Annotated[Array, "row+", "s"]
+    step_s: Annotated[Array, "row+", "s"]
+    step_error: Annotated[Array, "row+", "s"]
+    steps: Annotated[Array, "row+"]
+    run_s: Annotated[Array, "row+", "s"]
+    waiting: Annotated[Array, "row+", "1"]
+    samples_per_s: Annotated[Array, "row+", "1/s"]
+    speedup: Annotated[Array, "row+", "1"]
+    efficiency: Annotated[Array, "row+", "1"]
     recipe: str
     parameters: int
     held: int
-    bandwidth: float
-    latency: float
+    bandwidth: Annotated[float, "byte/s"]
+    latency: Annotated[float, "s"]
     straggler: float
     slow: float
     all_reduce: str
