@@ -293,10 +293,12 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
         generator = torch.Generator().manual_seed(0)
         draw = []
         for _ in range(TEST_VECTORS):
-            normal = few.layout.flatten({
-                name: torch.randn(leaf.shape, dtype=torch.float64, generator=generator).to(leaf)
-                for name, leaf in leaves.items()
-            })
+            normal = few.layout.flatten(
+                {
+                    name: torch.randn(leaf.shape, dtype=torch.float64, generator=generator).to(leaf)
+                    for name, leaf in leaves.items()
+                }
+            )
             vectors = few.layout.views(few.along_weights(normal))
             draw.append([vectors[slot.name] for slot in made.slots])
         whole = [sum(parts[1:], parts[0]) for parts in zip(*draw, strict=True)]
@@ -304,7 +306,7 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
         with twice_differentiable(few.model), few.evaluating(seed):
             chunk = CHUNKS[made.kind](few, leaves, active, x, y)
             pairs = torch.zeros(TEST_VECTORS, TEST_VECTORS, dtype=torch.float64)
-            rest, largest = [torch.zeros_like(a) for a in active], 0.0
+            rest, first, largest = [torch.zeros_like(a) for a in active], list[Tensor](), 0.0
             for k, vectors in enumerate([*draw, whole]):  # one image at a time: a vector has P numbers
                 image = chunk.product(vectors, True) or [torch.zeros_like(a) for a in active]
                 largest = max(largest, float(distance(image)))
@@ -312,7 +314,7 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
                     total.add_(part, alpha=1 if k < TEST_VECTORS else -1)
                 if k < TEST_VECTORS:
                     pairs[k] = torch.stack([inner(u, image) for u in draw])
-                first = image if k == 0 else first
+                first = first or list(image)
             if isinstance(chunk, HessianChunk):
                 check_graph(chunk.gradients if chunk.live else [])
         del chunk, image, normal
