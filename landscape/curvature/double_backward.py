@@ -106,22 +106,21 @@ def check_graph(gradients: Sequence[Tensor]) -> None:
         queue += new
 
 
-def inner(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """⟨a, b⟩ of two vectors in parts, in float64, without a copy of either."""
-    total = a[0].new_zeros((), dtype=torch.float64)
+def _slices(a: Sequence[Tensor], b: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The numbers of two vectors in parts, in float64, SLICE at a time: no copy of a whole vector."""
     for part, other in zip(a, b, strict=True):
-        slices = zip(part.flatten().split(SLICE), other.flatten().split(SLICE), strict=True)
-        total += sum(x.double() @ y.double() for x, y in slices)
-    return total
+        pairs = zip(torch.split(part.flatten(), SLICE), torch.split(other.flatten(), SLICE), strict=True)
+        yield from ((x.double(), y.double()) for x, y in pairs)
+
+
+def inner(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """⟨a, b⟩ of two vectors in parts, in float64."""
+    return torch.stack([x @ y for x, y in _slices(a, b)]).sum()
 
 
 def distance(a: Sequence[Tensor], b: Sequence[Tensor] | None = None) -> Tensor:
-    """‖a − b‖, or ‖a‖, of vectors in parts, in float64, without a copy of either."""
-    total = a[0].new_zeros((), dtype=torch.float64)
-    for part, other in zip(a, b or a, strict=True):
-        for x, y in zip(part.flatten().split(SLICE), other.flatten().split(SLICE), strict=True):
-            total += (x.double() - y if b else x.double()).square().sum()
-    return total.sqrt()
+    """‖a − b‖, or ‖a‖, of vectors in parts, in float64."""
+    return torch.stack([(x if b is None else x - y).norm() for x, y in _slices(a, b or a)]).norm()
 
 
 def check_differences(

@@ -299,8 +299,8 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
                     for name, leaf in leaves.items()
                 }
             )
-            vectors = few.layout.views(few.along_weights(normal))
-            draw.append([vectors[slot.name] for slot in made.slots])
+            views = few.layout.views(few.along_weights(normal))
+            draw.append([views[slot.name] for slot in made.slots])
         whole = [sum(parts[1:], parts[0]) for parts in zip(*draw, strict=True)]
         x, y, _, seed = next(few.parts())
         with twice_differentiable(few.model), few.evaluating(seed):
@@ -323,9 +323,9 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
         if bool((pairs - pairs.T).abs().max() > rounding):  # False for NaN
             return False
         if made.kind == "hessian":
-            vectors = draw[0]
-            del draw[:], whole, rest
-            check_differences(few, leaves, active, vectors, first)
+            along = draw[0]
+            del draw[:], vectors, whole, rest, views
+            check_differences(few, leaves, active, along, first)
         return True
 
     if not holds_but_for_rounding(made.problem.on(problem.data.few()), symmetric):
