@@ -120,7 +120,8 @@ def inner(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
 
 def distance(a: Sequence[Tensor], b: Sequence[Tensor] | None = None) -> Tensor:
     """‖a − b‖, or ‖a‖, of vectors in parts, in float64."""
-    return torch.stack([(x if b is None else x - y).norm() for x, y in _slices(a, b or a)]).norm()
+    squares = [(x if b is None else x - y).square().sum() for x, y in _slices(a, b or a)]
+    return torch.stack(squares).sum().sqrt()
 
 
 def check_differences(
