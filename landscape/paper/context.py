@@ -163,9 +163,9 @@ class Context:
                 return None
             steps = [Checkpoint.load(p, lambda n: slice(0), whole_history=False).step
                      for p in run_folder.steps(folder)]  # fmt: skip
-            self._records[path] = Record.of(end, steps)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._records[path].write(path)
+            Record.of(end, steps).write(path)
+            self._records[path] = Record.read(path)  # rounded, so that all draw from the same numbers
         return self._records[path]
 
     def missing(self, recipes: Iterable[Recipe] | None = None) -> list[Recipe]:
