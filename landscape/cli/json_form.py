@@ -69,7 +69,7 @@ def _summary(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def of_result(result: Result) -> dict[str, Any]:
-    """The numbers of a result: its fields, its properties and its summary.
+    """The numbers of a result: its fields, its properties, its summary and its description.
 
     Example:
         >>> from landscape.results.stability import Escape
@@ -86,4 +86,5 @@ def of_result(result: Result) -> dict[str, Any]:
                 shown[name] = getattr(result, name)
     if callable(summary := getattr(result, "summary", None)):
         shown["summary"] = summary()
+    shown["describe"] = result.describe()
     return {name: plain(value) for name, value in shown.items()}

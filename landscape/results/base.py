@@ -19,6 +19,7 @@ from landscape.core.errors import FailedError
 from landscape.core.hdf5 import LARGEST, attribute, dataset, group, location, reading, writing
 from landscape.core.options import type_hints
 from landscape.results import frames, shown
+from landscape.results.shown import Row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,10 +151,32 @@ class Result:
         text = ", ".join(parts)
         return f"{type(self).__name__}({text if len(text) <= LENGTH else text[: LENGTH - 1] + '…'})"
 
+    def describe(self) -> list[Row]:
+        """The numbers of the result, the most important first.
+
+        The printed summary, ``--json``, titles of pictures, the tables of reports and notebooks show them.
+
+        Returns:
+            Rows with ``name``, ``value`` (a number or a text), ``error`` (one standard error, or the residual
+            of an eigenvalue; 0 if exact, NaN if there is none), ``unit`` and ``note``.
+
+        Example:
+            >>> from landscape.results.stability import Escape
+            >>> result = Escape(np.full((1, 1, 6), 3.0), np.ones(1), "lr", ("ssgd",), share=0.5, steps=9)
+            >>> result.describe()[0].text
+            '3 steps   95% band 3 to 3'
+        """
+        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return [
+            Row(name, value, unit=self.units.get(name, "").replace("1", ""))
+            for name, value in values
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        ]
+
     def _repr_html_(self) -> str:
-        """A small picture and a table of the fields, for notebooks."""
+        """A small picture, and tables of the description and of the fields, for notebooks."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return shown.html_of(type(self).__name__, values, self.units, self.plot)
+        return shown.html_of(type(self).__name__, self.describe(), values, self.units, self.plot)
 
     def plot(
         self,

@@ -12,7 +12,7 @@ import numpy as np
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import t_quantile
 from landscape.results.base import Result
-from landscape.results.shown import in_words
+from landscape.results.shown import Row, in_words
 
 #: What the error of a number is: one standard error, a bound, or nothing but rounding.
 ERRORS = ("standard error", "bound", "exact")
@@ -146,6 +146,16 @@ class Comparison(Result):
         drawn = np.array([kind == "standard error" for kind in self.kinds])[:, None]
         half: Array = np.where(drawn, factor * self.error, self.error)
         return half
+
+    def describe(self) -> list[Row]:
+        """Each quantity of each side, and which differences are told apart; see :meth:`.Result.describe`."""
+        rows = []
+        for q, (title, unit) in enumerate(zip(self.titles, self.unit_names, strict=True)):
+            unit = "" if unit == "1" else unit
+            each = zip(self.sides, self.value[q].tolist(), self.error[q].tolist(), strict=True)
+            rows += [Row(f"{title}, {side}", value, error, unit) for side, value, error in each]
+            rows.append(Row(f"{title}, difference", verdict(self, q)))
+        return rows
 
 
 def example() -> Comparison:

@@ -11,6 +11,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import positive
 from landscape.core.statistics import mean_and_error, standard_error, t_quantile
 from landscape.results.base import Measured, Measurement
+from landscape.results.shown import Row, converged, eigenvalue, percent
 
 # Standard deviation of the Gaussians of a density, relative to the range of the nodes (ours: as fine as a
 # plot shows).
@@ -184,6 +185,35 @@ class Spectrum(Measured):
         """The spectral density; None if it was not computed."""
         return Density(self.nodes, self.weights, self.parameters, self.hvps) if self.nodes.size else None
 
+    def describe(self) -> list[Row]:
+        """Eigenvalues with their residuals, bounds, trace and mean; see :meth:`.Result.describe`."""
+        unit = "1/η" if self.precondition else "nat"
+        top = len(self.values) - self.lowest
+        names = [f"λ_{i + 1}" if i < top else "λ_min" for i in range(len(self.values))]
+        if self.engine == "pyhessian":
+            names = ["largest |λ|"] * len(names)
+        found = zip(names, self.values, self.residuals, strict=True)
+        rows = [eigenvalue(name, value, residual, unit) for name, value, residual in found]
+        if np.isfinite(self.lr) and top:
+            limit = f"limit {self.limit:.4g}" if np.isfinite(self.limit) else "limit not known"
+            rows.append(Row("lr · λ_max", float(self.lr * self.values[0]), note=limit))
+        for name, bound in (("below", self.bound_low), ("above", self.bound_high)):
+            if np.isfinite(bound):
+                rows.append(Row(name, bound, unit=unit, note="no other eigenvalue, with 99% probability"))
+        if np.isfinite(self.trace):
+            rows.append(Row("trace", self.trace, self.trace_error, unit))
+        if self.density:
+            rows.append(Row("mean λ", *self.density.moment(1), unit, "from the density"))
+        part = f", parameters {self.part}" if self.part else ""
+        by = f", preconditioned by {self.precondition}" if self.precondition else ""
+        return [
+            *rows,
+            Row("matrix", self.kind, note=f"{self.parameters:,} rows{part}{by}"),
+            Row("samples", self.samples),
+            Row("Hessian products", self.hvps),
+            converged(self.converged, "raise max_products"),
+        ]
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSharpness(Measurement):
@@ -278,6 +308,34 @@ class BatchSharpness(Measurement):
         half = float(t_quantile(level, len(self.curvature) - 1)) * self.standard_error
         return self.value - half, self.value + half
 
+    def describe(self) -> list[Row]:
+        """At w_a, at the learners, and λ_max; see :meth:`.Result.describe`."""
+        low, high = self.interval() if len(self.curvature) > 1 else (np.nan, np.nan)
+        drawn = f"{len(self.curvature)} draws of {self.batch:,}, 95%: {low:.4g} to {high:.4g}"
+        rows = [
+            Row("batch sharpness at w_a", self.value, self.standard_error, "nat", drawn),
+            Row("the same, pooled", self.pooled, unit="nat", note="E[gᵀHg]/E‖g‖²"),
+        ]
+        if self.local_batch:
+            many = f"{len(self.learner_curvature)} draws of {self.local_batch:,}"
+            value, error = self.learner_value, self.learner_standard_error
+            rows.append(Row("batch sharpness at the learners", value, error, "nat", many))
+        if np.isfinite(self.lambda_max):
+            rows.append(eigenvalue("λ_max at w_a", self.lambda_max, self.residual))
+        if np.isfinite(self.lr):
+            limit = f"limit {self.limit:.4g}" if np.isfinite(self.limit) else ""
+            scaled = [
+                Row(f"η × {row.name}", self.lr * float(row.value), self.lr * row.error, note=limit)
+                for row in rows
+                if row.note != "E[gᵀHg]/E‖g‖²"
+            ]
+            rows += scaled
+        return [
+            *rows,
+            Row("samples", self.samples),
+            converged(self.converged, f"not within {self.tol:.0%}, raise max_draws"),
+        ]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement(Measurement):
@@ -363,3 +421,21 @@ class Disagreement(Measurement):
     def gradient_value(self) -> float:
         """The share of the gradient in the top-k space."""
         return float(self.gradient_share.sum())
+
+    def describe(self) -> list[Row]:
+        """Shares of spread and gradient, and what the spread costs; see :meth:`.Result.describe`."""
+        k, chance = len(self.values), f"an isotropic one: {100 * self.chance:.2g}%"
+        span = f"an isotropic one: {100 * self.rank / self.parameters:.2g}%"
+        top = f"of it in the top {k} {self.cost_top:.4g}"
+        return [
+            percent(f"of the learners' spread in the top {k}", self.value, self.standard_error, chance),
+            percent(f"of the gradient in the top {k}", self.gradient_value),
+            percent("of the gradient in the spread", self.gradient_in_span, note=span),
+            percent("of its sharp part in the spread", self.dominant_in_span),
+            Row("½ tr(HC)", self.cost, self.cost_error, "nat", top),
+            Row("mean loss of the learners above w_a", self.learners_loss - self.loss, unit="nat"),
+            Row("consensus distance", self.consensus, note=f"{self.learners} learners"),
+            eigenvalue("λ_1", self.values[0], self.residuals[0]),
+            Row("Hessian products", self.hvps),
+            converged(self.converged, "raise max_products"),
+        ]

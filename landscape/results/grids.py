@@ -14,6 +14,7 @@ from torch import Tensor
 
 from landscape.core.hdf5 import Array
 from landscape.results.base import Measured, Sourced
+from landscape.results.shown import Row
 
 SPAN = 0.1  # x, y ∈ [−0.1, 0.1] around w_a (DPSGD-2020, section 4.1)
 # Planes whose centre is a set of weights that training reached.
@@ -104,6 +105,10 @@ class Interpolated(Measured):
     def evaluations(self) -> int:
         """The number of exact points."""
         return int(self.exact.sum())
+
+    def _interpolated(self) -> list[Row]:
+        """How many points are exact and what error the others have, as a row; none where all are exact."""
+        return [Row("points", text)] if (text := self.interpolation()) else []
 
     def interpolation(self) -> str:
         """The number of exact points and the stated errors in words.
@@ -230,6 +235,30 @@ class Basins(Sourced):
         """(R,), the diameter of the circle with the region's area."""
         width: Array = 2 * np.sqrt(self.area / np.pi)
         return width
+
+    def describe(self) -> list[Row]:
+        """The basins by persistence, and the region at each rise; see :meth:`.Result.describe`."""
+        rows = [Row("basins", len(self.minimum), note=f"of a persistence of {self.least:.3g} nat and more")]
+        for k, (x, y) in enumerate(self.minimum):
+            meets = np.isfinite(self.saddle_loss[k])
+            rise = f"saddle {self.saddle_loss[k]:.5g}" if meets else "meets no deeper one"
+            edge = ", on the edge of the grid" if self.at_edge[k] else ""
+            note = f"at ({x:.3g}, {y:.3g}), {rise}, {100 * self.share[k]:.3g}% of the grid{edge}"
+            rows.append(Row(f"lowest of basin {k + 1}", float(self.minimum_loss[k]), unit="nat", note=note))
+        point = "centre" if self.around == "center" else "lowest point"
+        rows += [
+            Row("local minima of the grid", self.minima, note=f"SMAD {self.smad:.4g} nat"),
+            Row(f"loss at the {point}", self.reference_loss, unit="nat"),
+            Row("rise at which its region reaches the edge", self.edge_rise, unit="nat"),
+        ]
+        for k, rise in enumerate(self.rise):
+            long, short = self.width[k]
+            cut = ", cut by the edge" if self.cut[k] else ""
+            note = (
+                f"volume {self.volume[k]:.5g}, axes {long:.5g} × {short:.5g}, ratio {self.anisotropy[k]:.4g}"
+            )
+            rows.append(Row(f"area at a rise of {rise:.5g}", float(self.area[k]), note=note + cut))
+        return rows
 
 
 @dataclass(frozen=True)
@@ -384,6 +413,33 @@ class Surface(Interpolated):
         )
         return found
 
+    def describe(self) -> list[Row]:
+        """The losses on the plane, at its centre and its markers; see :meth:`.Result.describe`."""
+        loss = self.loss[np.isfinite(self.loss)]
+        lost = self.loss.size - loss.size
+        low, middle, high = np.quantile(loss, (0, 0.5, 1)).tolist() if loss.size else [np.nan] * 3
+        at = self.loss[np.abs(self.y).argmin(), np.abs(self.x).argmin()]
+        rows = [
+            Row("loss near the centre", float(at), unit="nat"),
+            Row("lowest loss", low, unit="nat"),
+            Row("highest loss", high, unit="nat"),
+            Row("median rise above the lowest", middle - low, unit="nat"),
+        ]
+        if lost:
+            rows.append(Row("points without a finite loss", lost, note=f"of {self.loss.size:,}"))
+        if len(self.marker_loss) and self.kind != "pca":
+            named = zip(self.labels, self.marker_loss, strict=True)
+            rows += [Row(f"loss of {name}", float(value), unit="nat") for name, value in named]
+        if self.explained.size:
+            shares = " + ".join(f"{100 * share:.1f}%" for share in self.explained)
+            of = "variance" if self.kind == "pca" else "spread"
+            rows.append(Row(f"share of the {of} in the plane", shares, note=f"{len(self.labels)} places"))
+        if self.kind == "eigen":
+            rows.append(Row("directions", "; ".join(self.axes)))
+        if self.precision != "model":
+            rows.append(Row("precision", self.precision, note=f"within {self.precision_error:.2g} nat"))
+        return [*rows, *self._interpolated()]
+
 
 @dataclass(frozen=True)
 class Line(Interpolated):
@@ -430,6 +486,19 @@ class Line(Interpolated):
         if self.done.size == 0:
             object.__setattr__(self, "done", np.ones(self.loss.shape, bool))
         super().__post_init__()
+
+    def describe(self) -> list[Row]:
+        """The losses at the ends, the highest, and the barrier; see :meth:`.Result.describe`."""
+        rows = [
+            Row("loss at the start", float(self.loss[0]), unit="nat", note="".join(self.ends[:1])),
+            Row("loss at the end", float(self.loss[-1]), unit="nat", note="".join(self.ends[1:])),
+            Row("highest loss", float(np.max(self.loss)), unit="nat"),
+        ]
+        if self.kind == "interpolation":
+            rows.insert(0, Row("barrier", self.barrier, unit="nat"))
+        else:
+            rows.append(Row("lowest loss", float(np.min(self.loss)), unit="nat"))
+        return [*rows, *self._interpolated()]
 
 
 def barrier(t: Array, loss: Array) -> float:
@@ -522,3 +591,24 @@ class HessianGrid(Interpolated):
         if self.done.size == 0:
             object.__setattr__(self, "done", np.ones(self.ratio.shape, bool))
         super().__post_init__()
+
+    def describe(self) -> list[Row]:
+        """The median ratio, the range of λ_max, and the residuals; see :meth:`.Result.describe`."""
+        good = self.ratio[self.trusted & np.isfinite(self.ratio)]
+        low, middle, high = (float(f(good)) if good.size else np.nan for f in (np.min, np.median, np.max))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            relative = [
+                e[self.done] / abs(v[self.done])
+                for e, v in ((self.residual_min, self.lambda_min), (self.residual_max, self.lambda_max))
+            ]
+        top = self.lambda_max[np.isfinite(self.lambda_max)]
+        return [
+            Row("median |λ_min|/|λ_max|", middle),
+            Row("lowest ratio", low),
+            Row("highest ratio", high),
+            Row("λ_max", f"{top.min():.4g} to {top.max():.4g}" if top.size else "–", unit="nat"),
+            Row("largest relative residual", f"{np.max(relative, initial=0.0):.1e}"),
+            Row("converged points", f"{int(self.converged[self.done].sum())} of {self.evaluations}"),
+            Row("Hessian products", int(self.hvps.sum())),
+            *self._interpolated(),
+        ]

@@ -11,6 +11,7 @@ import numpy as np
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import mean_and_error, standard_error
 from landscape.results.base import Measurement, Sourced
+from landscape.results.shown import Row, converged, eigenvalue, percent
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,27 @@ class NoiseEstimate(Sourced):
             value = getattr(self, name)
             rows[name] = mean_and_error(value) if np.ndim(value) else (float(value), 0.0)
         return rows
+
+    def describe(self) -> list[Row]:
+        """The four estimates of Δ(2) and the parts of Δ_DP; see :meth:`.Result.describe`."""
+        names = {
+            "direct": "Δ(2) by definition, α²‖δ‖²",
+            "full_batch": "Δ(2) on the full batch",
+            "eq4": "Δ(2) by Eq. 4, α² tr(HCH)",
+            "first_order": "Δ(2) to first order",
+            "delta_s": "Δ_S",
+            "delta_2": "α²‖P⊥δ‖²",
+            "delta_cross": "cross term",
+        }
+        found = self.summary()
+        direct, eq4 = found["direct"][0], found["eq4"][0]
+        times = {"direct": f"Eq. 4 gives {eq4 / direct:.2g} times it" if direct > 0 else ""}
+        return [
+            *(Row(text, *found[name], note=times.get(name, "")) for name, text in names.items()),
+            Row("consensus distance", self.consensus),
+            Row("learning rate α", self.lr),
+            Row("draws", len(self.direct), note=f"of {self.learners} × {self.local_batch:,} samples"),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +188,28 @@ class NoiseScale(Measurement):
         """Whether ‖g‖² at w_a is at least twice its standard error: otherwise B_simple has no upper bound."""
         return self.norm2 > 2 * self.norm2_error
 
+    def describe(self) -> list[Row]:
+        """The noise scale at w_a and of the learners, with its parts; see :meth:`.Result.describe`."""
+        drawn = f"{self.draws} draws of {self.batch:,}"
+        lost = "" if self.resolved else "within two standard errors of 0: more draws, or gradient='whole'"
+        rows = [
+            Row("noise scale at w_a", self.value, self.standard_error, "samples", drawn),
+            Row("tr Σ at w_a", self.trace, self.trace_error, "nat²"),
+            Row("‖g‖² at w_a", self.norm2, self.norm2_error, "nat²", lost),
+        ]
+        if self.learners:
+            value, error = self.learner_value, self.learner_standard_error
+            drawn = f"{self.learner_draws} draws"
+            rows += [
+                Row(f"noise scale, mean of {self.learners} learners", value, error, "samples", drawn),
+                Row("tr Σ of the learners", self.learner_trace, self.learner_trace_error, "nat²"),
+                Row("‖g‖² of the learners", self.learner_norm2, self.learner_norm2_error, "nat²"),
+                Row("tr Σ from the gradients of one step", self.round_trace, self.round_trace_error, "nat²"),
+                Row("‖g‖² from the gradients of one step", self.round_norm2, self.round_norm2_error, "nat²"),
+            ]
+        missed = f"not within {self.tol:.0%}, raise max_draws"
+        return [*rows, Row("samples", self.samples), converged(self.converged, missed)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseAlignment(Measurement):
@@ -250,6 +294,28 @@ class NoiseAlignment(Measurement):
         """(k,), C_ii/tr C: the share of the noise along each eigenvector."""
         share: Array = self.covariance / self.trace_c
         return share
+
+    def describe(self) -> list[Row]:
+        """How the noise lies in the curvature; see :meth:`.Result.describe`."""
+        scatter = f"scatter around the line {self.gamma_scatter:.1e}"
+        along = zip(self.covariance, self.covariance_error, self.shares, strict=True)
+        return [
+            Row("tr(HS)/tr S", self.ias, self.ias_error, "nat", f"λ_max {self.values[0]:.6g}"),
+            Row("tr(HC)/tr C", self.noise_curvature, self.noise_curvature_error, "nat"),
+            Row("γ in C_ii ∝ λ_i^γ", self.gamma, self.gamma_error, note=scatter),
+            *(
+                eigenvalue(f"λ_{i + 1}", *each)
+                for i, each in enumerate(zip(self.values, self.residuals, strict=True))
+            ),
+            *(
+                Row(f"C_{i + 1}{i + 1}", float(c), float(e), "nat²", f"{100 * share:.3g}% of the noise")
+                for i, (c, e, share) in enumerate(along)
+            ),
+            Row("minibatches", self.draws, note=f"of {self.batch:,} from {self.samples:,} samples"),
+            Row("Hessian products", self.hvps),
+            converged(self.reached, "raise max_draws"),
+            converged(self.converged, "an eigenvalue is not"),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,3 +410,29 @@ class CriticalBatch(Measurement):
         share = (self.tol - rise[k - 1]) / (rise[k] - rise[k - 1]) if np.isfinite(rise[k]) else 0.5
         low, high = np.log(self.batch[k - 1 : k + 1])
         return float(round(math.exp(low + share * (high - low)), 9))
+
+    def describe(self) -> list[Row]:
+        """The critical batch, and the loss of each branch; see :meth:`.Result.describe`."""
+        low, high = self.bracket
+        if math.isfinite(high):
+            between = f"between {low:,.0f} and {high:,.0f}"
+            first = Row("critical batch", self.value, self.standard_error, "samples", between)
+        else:
+            first = Row("critical batch", f"above {low:,.0f}", unit="samples", note="the largest one tried")
+        branches = zip(self.batch, self.lr, self.steps, self.loss.mean(1), strict=True)
+        rises = zip(branches, self.rise, self.rise_error, strict=True)
+        return [
+            first,
+            *(
+                percent(
+                    f"rise of the loss, batch {batch:,}",
+                    rise,
+                    error,
+                    f"loss {loss:.5g} nat, rate {lr:.4g}, {steps:,} steps",
+                )
+                for (batch, lr, steps, loss), rise, error in rises
+            ),
+            percent("allowed rise above the smallest batch", self.tol),
+            Row("samples of a branch", self.trained_samples, note=f"{self.loss.shape[1]} seeds"),
+            Row("scaling of the rate", self.scaling),
+        ]
