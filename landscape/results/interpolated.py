@@ -53,6 +53,12 @@ class Interpolated(Result):
         "log_columns": "log_column",
     }
 
+    #: What a command may ask for otherwise and still go on with an earlier result. All other options that are
+    #: fields must be equal.
+    may_differ: ClassVar[frozenset[str]] = frozenset(
+        ("span", "tolerance", "max_products", "path", "bn", "bn_samples")
+    )
+
     tolerance: str = ""
     columns: tuple[str, ...] = ()
     stated_error: Array = field(default_factory=lambda: np.zeros(0))
