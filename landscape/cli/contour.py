@@ -9,7 +9,7 @@ from landscape.analysis.contour import contour as compute_contour
 from landscape.cli import planes, processes
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.gridfile import compute_on_grid
-from landscape.results.surface import Surface
+from landscape.results.grids import Surface
 
 
 @click.command(

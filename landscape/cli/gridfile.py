@@ -18,8 +18,7 @@ from landscape.core import hdf5
 from landscape.core.errors import FailedError
 from landscape.evaluation.grid import MismatchError, coincide, difference
 from landscape.results import base
-from landscape.results.interpolated import Interpolated
-from landscape.results.surface import Surface
+from landscape.results.grids import Interpolated, Surface
 
 R = TypeVar("R", bound=Interpolated)
 

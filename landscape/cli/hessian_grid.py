@@ -9,7 +9,7 @@ from landscape.analysis.hessian_grid import hessian_grid as compute_hessian_grid
 from landscape.cli import planes, processes
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.gridfile import compute_on_grid
-from landscape.results.hessian_grid import HessianGrid
+from landscape.results.grids import HessianGrid
 
 
 @click.command(

@@ -8,7 +8,7 @@ from landscape.analysis.sharpness import KINDS
 from landscape.analysis.sharpness import sharpness as compute_sharpness
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.choices import Choice
-from landscape.results.sharpness import Sharpness
+from landscape.results.flatness import Sharpness
 
 
 @click.command(

@@ -14,7 +14,7 @@ from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.choices import Choice
 from landscape.curvature.hessian import KINDS
 from landscape.curvature.pyhessian_engine import ENGINES
-from landscape.results.spectrum import Spectrum
+from landscape.results.curvature import Spectrum
 from landscape.train.run.preconditioner import preconditioner
 
 
