@@ -19,6 +19,7 @@ from landscape.core import hdf5, progress
 from landscape.core.errors import FailedError, InputError
 from landscape.core.lock import Lock
 from landscape.results import base
+from landscape.results.shown import text_of
 
 
 def check_targets(path: Path | None, picture: str | None, force: bool) -> None:
@@ -63,9 +64,9 @@ def make_folder(folder: Path) -> None:
         raise FailedError(f"{folder}: cannot be written to (Permission denied)")
 
 
-def residual(absolute: float, value: float) -> str:
-    """The residual of an eigenvalue in words, relative to the eigenvalue as --tol is."""
-    return f"relative residual {absolute / abs(value):.1e}" if value else f"residual {absolute:.1e}"
+def describe(result: base.Result) -> None:
+    """Print the numbers of a result on stdout, also with -q; --json shows them with its fields."""
+    values(text_of(result))
 
 
 def progress_bar(title: str, quiet: bool = False) -> AbstractContextManager[Callable[[float], None]]:

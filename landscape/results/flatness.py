@@ -318,7 +318,7 @@ class LearningCoefficient(Measurement):
         return [
             Row("local learning coefficient λ̂", self.value, self.standard_error, note=half),
             Row("λ̂ of the chains", ", ".join(f"{value:.4g}" for value in self.chain_values)),
-            Row("taken off as heating", heating, note=f"{heating / self.uncorrected:.1%}"),
+            Row("taken off as heating", heating, note=f"of {self.uncorrected:.6g}"),
             Row("R̂", self.r_hat),
             Row("effective draws", self.ess),
             Row("loss at w*", self.loss, unit="nat", note=f"of the chains {self.mean_loss:.5g}"),

@@ -615,6 +615,6 @@ class HessianGrid(Interpolated):
             Row("λ_max", f"{top.min():.4g} to {top.max():.4g}" if top.size else "–", unit="nat"),
             Row("largest relative residual", f"{np.max(relative, initial=0.0):.1e}"),
             Row("converged points", f"{int(self.converged[self.done].sum())} of {self.evaluations}"),
-            Row("Hessian products", int(self.hvps.sum())),
+            Row("Hessian products", self.hvps.sum().item()),
             *self._interpolated(),
         ]

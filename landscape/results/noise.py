@@ -298,6 +298,7 @@ class NoiseAlignment(Measurement):
     def describe(self) -> list[Row]:
         """How the noise lies in the curvature; see :meth:`.Result.describe`."""
         scatter = f"scatter around the line {self.gamma_scatter:.1e}"
+        missed = "an eigenvalue is not" if self.reached else "standard error not reached, raise max_draws"
         along = zip(self.covariance, self.covariance_error, self.shares, strict=True)
         return [
             Row("tr(HS)/tr S", self.ias, self.ias_error, "nat", f"λ_max {self.values[0]:.6g}"),
@@ -313,8 +314,7 @@ class NoiseAlignment(Measurement):
             ),
             Row("minibatches", self.draws, note=f"of {self.batch:,} from {self.samples:,} samples"),
             Row("Hessian products", self.hvps),
-            converged(self.reached, "raise max_draws"),
-            converged(self.converged, "an eigenvalue is not"),
+            converged(self.reached and self.converged, missed),
         ]
 
 

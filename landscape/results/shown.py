@@ -118,7 +118,7 @@ def eigenvalue(name: str, value: float, residual: float, unit: str = "nat") -> R
 
 
 def text_of(result: Any) -> str:
-    """A description as lines: label and split of the result, and its rows with their names below each other."""
+    """A description as lines: label and split of the result, and its rows, names below each other."""
     label = " ".join(str(getattr(result, "label", "")).split()) or type(result).__name__
     split = f": {result.split} loss" if getattr(result, "split", "") else ""
     rows = result.describe()

@@ -16,6 +16,8 @@ from landscape.results.shown import Row, converged, eigenvalue, percent
 
 # Forms of momentum: the rows of the limits.
 FORMS = ("no momentum", "momentum", "shifted momentum")
+# The level of the bands of escape times (the usual one).
+LEVEL = 0.95
 
 
 def limit_names(delays: Array, momentum: float) -> list[str]:
@@ -232,7 +234,9 @@ class Escape(Result):
 
     def describe(self) -> list[Row]:
         """Median times with exact 95% bands; see :meth:`.Result.describe`."""
-        low, high = self.band()
+        runs = self.times.shape[2]
+        known = 2.0 ** (1 - runs) <= 1 - LEVEL  # else no two of the times bound the median at that level
+        low, high = self.band(LEVEL) if known else (np.zeros_like(self.median), self.median + np.inf)
         return [
             Row(
                 f"{name}, {self.vary} {value:g}",
@@ -242,7 +246,7 @@ class Escape(Result):
             )
             for k, value in enumerate(self.values)
             for a, name in enumerate(self.algorithms)
-        ] + [Row("runs", self.times.shape[2], note=self.setting)]
+        ] + [Row("runs", runs, note=self.setting)]
 
 
 def median_rank(samples: int, level: float) -> int:
