@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
 from landscape.plots.drawing import draws
-from landscape.plots.labels import batchnorm_note, between, loss_of, plus_minus, splits
+from landscape.plots.labels import between, headline, loss_of, samples_of
 from landscape.plots.picture import caption, panels, shared_legend, wrapped_panels
-from landscape.plots.style import color_of, colors_of, paper_name, short_names, style
+from landscape.plots.style import color_of, colors_of, paper_name, style
 from landscape.results.curvature import BatchSharpness, Disagreement, Spectrum
 
 
@@ -67,7 +67,7 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
         figure.legend(loc="outside lower center", ncols=min(3, len(results)))
         part = f", parameters {first.part}" if first.part else ""
         part += _preconditioned(results)
-        usual = f"Spectrum, {first.samples:,} samples of {splits(results)}{part}{batchnorm_note(first)}"
+        usual = f"Spectrum, {samples_of(results)}{part}"
         figure.suptitle(title or usual)
     return figure
 
@@ -104,7 +104,7 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
         ax.set_ylim(len(results) - 0.4, -0.8)
         ax.margins(x=0.25)
         ax.set_xlabel(f"trace of the {loss_of(results)}'s Hessian (nat), one standard error")
-        figure.suptitle(title or f"Trace, {results[0].samples:,} samples of {splits(results)}")
+        figure.suptitle(title or f"Trace, {samples_of(results)}")
     return figure
 
 
@@ -128,14 +128,13 @@ def draw_batch_sharpness(results: Sequence[BatchSharpness], title: str = "") -> 
             ax.set_xlabel("samples in a minibatch")
             ax.set_ylabel("η · curvature" if scaled else "curvature (nat)")
         shared_legend(figure, axes, ncols=min(2, len(axes)))
-        figure.suptitle(title or _finding([group[-1] for group in groups.values()], scaled))
-        first = results[0]
+        figure.suptitle(title or headline([group[-1] for group in groups.values()]))
         counts = [len(r.curvature) for r in results]
         caption(
             figure,
             "Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches, g and H gradient and Hessian of the "
             f"minibatch's loss; {between(counts)} draws at w_a, error bars one standard error; "
-            f"{first.samples:,} samples ({splits(results)}){batchnorm_note(first).replace(chr(10), '; ')}.",
+            f"{samples_of(results)}.",
         )
     return figure
 
@@ -170,18 +169,6 @@ def _draw_group(ax: Axes, group: Sequence[BatchSharpness], scaled: bool) -> None
     ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
     ax.xaxis.set_minor_locator(ticker.NullLocator())
     ax.set_ylim(min(0.0, ax.get_ylim()[0]), None)
-
-
-def _finding(results: Sequence[BatchSharpness], scaled: bool) -> str:
-    """Batch sharpness of each checkpoint at its largest batch, with the limit."""
-    words = []
-    for r in results[:6]:
-        factor = r.lr if scaled else 1.0
-        limit = f" (limit {r.limit:.3g})" if scaled and np.isfinite(r.limit) else ""
-        name = paper_name(r.label).split(",")[0]
-        words.append(f"{plus_minus(factor * r.value, factor * r.standard_error)} {name}".rstrip() + limit)
-    more = f", … ({len(results)} in all)" if len(results) > 6 else ""
-    return f"Batch sharpness{' times η' if scaled else ''}: {', '.join(words)}{more}"
 
 
 @draws(Disagreement)
@@ -221,34 +208,17 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
         costs.set_ylabel(f"{loss_of(results)} (nat)")
         costs.set_title("filled: ½ tr(HC); hatched: the learners'\nmean loss above that of $w_a$")
         figure.legend(*shares.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        figure.suptitle(title or _spread_finding(results))
+        figure.suptitle(title or headline(results))
         caption(figure, _caption(results))
     return figure
-
-
-def _share(r: Disagreement) -> str:
-    error = f" ± {100 * r.standard_error:.2g}" if np.isfinite(r.standard_error) else ""
-    return f"{100 * r.value:.3g}{error}%"
-
-
-def _spread_finding(results: Sequence[Disagreement]) -> str:
-    if len(results) == 1:
-        r = results[0]
-        count = f"{len(r.values)} sharpest directions" if len(r.values) > 1 else "sharpest direction"
-        return f"{_share(r)} of the learners' spread is in the {count} of {r.parameters:,}"
-    names = short_names([r.label for r in results])
-    named = [f"{name} {_share(r)}" for name, r in zip(names, results, strict=True)]
-    return f"Of the learners' spread in the sharpest directions: {', '.join(named)}"
 
 
 def _caption(results: Sequence[Disagreement]) -> str:
     r = results[0]
     in_span = ", ".join(f"{100 * each.gradient_in_span:.2g}%" for each in results)
     dominant = ", ".join(f"{100 * each.dominant_in_span:.2g}%" for each in results)
-    note = batchnorm_note(r).strip()
     return (
-        f"{r.samples:,} samples of {splits(results)}, Hessian and gradient at w_a, {r.learners} learners; "
+        f"{samples_of(results)}, Hessian and gradient at w_a, {r.learners} learners; "
         "error bars: one standard error over the learners, by the jackknife; dotted: an isotropic spread. In "
         f"the span of the spread: {in_span} of the gradient, {dominant} of its part in the sharp space."
-        f"{f' {note}.' if note else ''}"
     )

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from landscape.core.hdf5 import Array
 from landscape.plots.drawing import draws
-from landscape.plots.labels import batchnorm_note, loss_of, plus_minus, splits
+from landscape.plots.labels import headline, loss_of, samples_of
 from landscape.plots.picture import caption, panels, shared_legend, wrapped_panels
 from landscape.plots.style import (
     OTHER,
@@ -21,7 +21,6 @@ from landscape.plots.style import (
     decimal_labels,
     paper_name,
     shades,
-    short_names,
     style,
 )
 from landscape.results.flatness import LearningCoefficient, Sharpness, Smoothing
@@ -66,26 +65,9 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
             ax.margins(x=0.3)
             ax.grid(False, axis="x")
         ax.set_ylabel(f"rise of the {loss_of(results)} (nat)")
-        figure.suptitle(title or _finding(results))
+        figure.suptitle(title or headline([r for r in results if r.rho == max(r.rho for r in results)]))
         caption(figure, _caption(results))
     return figure
-
-
-def _name(r: Sharpness) -> str:
-    kind = "Worst-case" if r.kind == "worst" else "Average-case"
-    return f"{kind} {'adaptive ' * r.adaptive}{f'{r.m}-' if r.m else ''}sharpness"
-
-
-def _finding(results: Sequence[Sharpness]) -> str:
-    """One line with the sharpness of each label at the largest ρ."""
-    rho = max(r.rho for r in results)
-    own = [r for r in results if r.rho == rho]
-    named = []
-    for name, r in zip(short_names([r.label for r in own]), own, strict=True):
-        error = f" ± {r.standard_error:.2g}" if r.standard_error else ""
-        named.append(f"{name} {r.value:.3g}{error}")
-    names = " / ".join(dict.fromkeys(_name(r) for r in results))
-    return f"{names} at ρ = {rho:g}: {', '.join(named)} nat"
 
 
 def _caption(results: Sequence[Sharpness]) -> str:
@@ -100,11 +82,9 @@ def _caption(results: Sequence[Sharpness]) -> str:
         if r.kind == "worst"
         else "mean over pairs of displacements ±δ"
     )
-    note = batchnorm_note(r).strip()
     return (
-        f"{of.capitalize()}{r.samples:,} samples of {splits(results)}; {how}{drawn}."
-        f"{f' {note}.' if note else ''} Sharpness of this kind predicts generalisation poorly "
-        "(arXiv 2302.07011)."
+        f"{of.capitalize()}{samples_of(results)}; {how}{drawn}. Sharpness of this kind predicts "
+        "generalisation poorly (arXiv 2302.07011)."
     )
 
 
@@ -154,8 +134,7 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
                 ax.tick_params(axis="x", labelsize=8)
                 ax.margins(x=0.15)
         figure.legend(*rate.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-        samples = f"{results[0].samples:,} samples of {splits(results)}"
-        figure.suptitle(title or f"Smoothing by the learners' spread, {samples}")
+        figure.suptitle(title or f"Smoothing by the learners' spread, {samples_of(results)}")
     return figure
 
 
@@ -209,7 +188,7 @@ def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str
         for ax, result in zip(axes, results, strict=True):
             _draw_chains(ax, result)
         shared_legend(figure, axes, ncols=3)
-        figure.suptitle(title or _coefficient_finding(results))
+        figure.suptitle(title or headline(results))
         caption(figure, _coefficient_caption(results))
     return figure
 
@@ -234,30 +213,16 @@ def _draw_chains(ax: Axes, result: LearningCoefficient) -> None:
     ax.set_ylabel("nβ (L(w) − L(w*))")
 
 
-def _coefficient_finding(results: Sequence[LearningCoefficient]) -> str:
-    """λ̂ of each result, and P/2 where it is one number."""
-    names = short_names([r.label for r in results]) if any(r.label for r in results) else [""] * len(results)
-    shown = [
-        f"{plus_minus(r.value, r.standard_error)} {name}".strip()
-        for name, r in zip(names[:6], results, strict=False)
-    ]
-    more = f", … ({len(results)} in all)" if len(results) > 6 else ""
-    sizes = {r.parameters for r in results}
-    half = f" (P/2 = {sizes.pop() / 2:,g})" if len(sizes) == 1 else ""
-    return f"Local learning coefficient: {', '.join(shown)}{more}{half}"
-
-
 def _coefficient_caption(results: Sequence[LearningCoefficient]) -> str:
     def each(form: str, *names: str) -> str:
         return " / ".join(dict.fromkeys(form.format(*(getattr(r, n) for n in names)) for r in results))
 
-    note = batchnorm_note(results[0]).strip()
     return (
         f"SGLD from w*: {each('{} chains of {:,} steps', 'chains', 'steps')}, minibatches of "
-        f"{each('{:,}', 'batch')} from {each('{:,}', 'samples')} samples ({splits(results)}); "
+        f"{each('{:,}', 'batch')} from {samples_of(results)}; "
         f"nβ = {each('{:.4g}', 'nbeta')}, γ = {each('{:g}', 'localization')}, ε = "
         f"{each('{:.2g}', 'step_size')}; R̂ {each('{:.3f}', 'r_hat')}, effective draws "
         f"{each('{:,.0f}', 'ess')}; heating taken off: "
         f"{' / '.join(f'{r.uncorrected - r.value:.3g}' for r in results)}; a point is the mean of "
-        f"{each('{}', 'steps_a_draw')} steps.{f' {note}.' if note else ''}"
+        f"{each('{}', 'steps_a_draw')} steps."
     )

@@ -17,6 +17,7 @@ from landscape.core.options import choose, positive
 from landscape.plots.drawing import draws
 from landscape.plots.labels import (
     batchnorm_note,
+    headline,
     interpolation_note,
     loss_of,
     shared_note,
@@ -94,20 +95,10 @@ def draw_hessian_grids(
         bar = figure.colorbar(scale, ax=axes, shrink=0.85, pad=0.02)
         bar.set_label(rf"$|\lambda_{{min}}| / |\lambda_{{max}}|$ ({loss_of(results)})")
         usual = f"Hessian ratio, {results[0].samples:,} samples of {splits(results)}"
-        figure.suptitle(title or _finding(results) or "Hessian ratio")
+        figure.suptitle(title or headline(results))
         usual += batchnorm_note(results[0]).replace("\n", "; ") + interpolation_note(results)
         caption(figure, f"{usual}. Low: nearly convex.")
     return figure
-
-
-def _finding(results: Sequence[HessianGrid]) -> str:
-    """The medians of the converged ratios; "" where none converged."""
-    medians = [
-        f"{paper_name(r.label).split(',')[0] or f'grid {k}'} {np.median(r.ratio[r.trusted]):.3g}"
-        for k, r in enumerate(results)
-        if r.trusted.any()
-    ]
-    return f"Median |λ_min|/|λ_max|: {', '.join(medians)}" if medians else ""
 
 
 @draws(Line)

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.plots.drawing import draws
-from landscape.plots.labels import batchnorm_note, between, plus_minus, splits
+from landscape.plots.labels import between, headline, samples_of
 from landscape.plots.picture import caption, panels, shared_legend, wrapped_panels
-from landscape.plots.style import color_of, colors_of, decimal_labels, paper_name, short_names, style
+from landscape.plots.style import color_of, colors_of, decimal_labels, paper_name, style
 from landscape.results.noise import CriticalBatch, NoiseAlignment, NoiseEstimate, NoiseScale
 
 
@@ -56,7 +56,7 @@ def draw_noise(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
             ax.set_title(f"{paper_name(r.label)}\nα = {r.lr:g}, {drawn}")
             ax.set_ylabel(f"Δ(2), {r.split or 'data'} (squared weights)")
             ax.grid(False, axis="x")
-        figure.suptitle(title or _finding(results))
+        figure.suptitle(title or headline(results))
         caption(
             figure,
             "Δ(2) is what the learners' spread adds to the noise of a step. Direct: its definition, with "
@@ -64,15 +64,6 @@ def draw_noise(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
             "first-order: with the Hessians of minibatches. Error bars: one standard error over draws.",
         )
     return figure
-
-
-def _finding(results: Sequence[NoiseEstimate]) -> str:
-    """Δ(2) by its definition, and what Eq. 4 makes of it."""
-    summaries = [r.summary() for r in results]
-    direct = [s["direct"][0] for s in summaries]
-    shares = ", ".join(f"{s['eq4'][0] / v:.2g}" for s, v in zip(summaries, direct, strict=True) if v > 0)
-    times = f"; Eq. 4 gives {shares} times it" if shares else ""
-    return f"Noise of the spread, Δ(2): {', '.join(f'{v:.2g}' for v in direct)}{times}"
 
 
 @draws(NoiseScale)
@@ -113,25 +104,17 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
         ax.set_ylim(len(results) - 0.4, -0.6)
         ax.set_xlabel("samples")
         shared_legend(figure, [ax], ncols=3)
-        figure.suptitle(title or _scale_finding(results))
-        first = results[0]
+        figure.suptitle(title or headline(results))
         counts = [r.draws for r in results]
         how = {"whole": "‖g‖² exact", "draws": "‖g‖² from pairs of minibatches"}
         exact = " / ".join(dict.fromkeys(how.get(r.gradient, r.gradient) for r in results))
         caption(
             figure,
             "The noise scale tr Σ/‖g‖² is the batch at which noise and gradient are equal in size; "
-            f"{between(counts)} draws, {exact}; error bars: one standard error; {first.samples:,} samples "
-            f"({splits(results)}){batchnorm_note(first).replace(chr(10), '; ')}.",
+            f"{between(counts)} draws, {exact}; error bars: one standard error; "
+            f"{samples_of(results)}.",
         )
     return figure
-
-
-def _scale_finding(results: Sequence[NoiseScale]) -> str:
-    """The noise scales at w_a, with their errors."""
-    words = ", ".join(plus_minus(r.value, r.standard_error) for r in results[:6])
-    more = f", … ({len(results)} in all)" if len(results) > 6 else ""
-    return f"Noise scale: {words}{more} samples"
 
 
 @draws(NoiseAlignment)
@@ -175,7 +158,7 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
         curvature.set_ylabel("curvature (nat)")
         curvature.legend(fontsize=8)
         figure.legend(*power.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        figure.suptitle(title or _alignment_finding(results))
+        figure.suptitle(title or headline(results))
         caption(figure, _caption(results))
     return figure
 
@@ -193,29 +176,13 @@ def _draw_power(ax: Axes, r: NoiseAlignment, color: str, name: str) -> None:
         ax.plot(x, line, color=color, lw=1.2, label=f"γ = {r.gamma:.2f} ± {r.gamma_error:.2g}")
 
 
-def _alignment_finding(results: Sequence[NoiseAlignment]) -> str:
-    if len(results) == 1:
-        r = results[0]
-        power = f"; noise along eigenvectors as λ^({r.gamma:.3g} ± {r.gamma_error:.2g})"
-        return (
-            f"tr(HS)/tr S is {r.ias:.3g} ± {r.ias_error:.2g} nat, λ_max {r.values[0]:.3g}"
-            f"{power if np.isfinite(r.gamma) else ''}"
-        )
-    names = short_names([r.label for r in results])
-    named = [f"{name} {r.ias:.3g} ± {r.ias_error:.2g}" for name, r in zip(names, results, strict=True)]
-    return f"tr(HS)/tr S: {', '.join(named)} nat"
-
-
 def _caption(results: Sequence[NoiseAlignment]) -> str:
-    r = results[0]
     drawn = " / ".join(dict.fromkeys(f"{each.draws} minibatches of {each.batch}" for each in results))
     scatter = ", ".join(f"{each.gamma_scatter:.2g}" for each in results)
-    note = batchnorm_note(r).strip()
     return (
-        f"{drawn}, drawn with replacement from {r.samples:,} samples of {splits(results)}; H over all of "
+        f"{drawn}, drawn with replacement from {samples_of(results)}; H over all of "
         "them; error bars: one standard error over the draws. S: second moment, C: covariance of the "
         f"gradients. The scatter of the points around the line leaves an error of {scatter} in γ."
-        f"{f' {note}.' if note else ''}"
     )
 
 
@@ -246,7 +213,7 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
         ax.set_xlabel("batch (samples)")
         ax.set_ylabel("rise of the training loss (%)")
         shared_legend(figure, [ax], ncols=2)
-        figure.suptitle(title or f"Critical batch: {'; '.join(map(_critical_finding, results[:4]))}")
+        figure.suptitle(title or headline(results))
         first = results[0]
         caption(
             figure,
@@ -255,13 +222,6 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
             "over the last quarter of a branch; dashed: the critical batch.",
         )
     return figure
-
-
-def _critical_finding(r: CriticalBatch) -> str:
-    """The critical batch of one checkpoint, or its bound."""
-    known = np.isfinite(r.value)
-    words = f"{plus_minus(r.value, r.standard_error)}" if known else f"above {r.bracket[0]:,.0f}"
-    return f"{words} samples ({_name(r)})"
 
 
 def _name(r: CriticalBatch) -> str:

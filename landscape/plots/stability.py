@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from landscape.core.hdf5 import Array
 from landscape.plots.drawing import draws
-from landscape.plots.labels import splits
+from landscape.plots.labels import samples_of, splits
 from landscape.plots.picture import shared_legend, wrapped_panels
 from landscape.plots.style import color_of, decimal_labels, paper_name, style
 from landscape.results.stability import Escape, Minima, Stability
@@ -94,9 +94,9 @@ def draw_minima(results: Sequence[Minima], title: str = "") -> Figure:
                 )  # fmt: skip
             delay_axes(ax, r, max(1, r.delay.max()))
         shared_legend(figure, axes, ncols=2 * min(3, len(axes)))
-        samples = f"{results[0].samples:,} samples of {splits(results)}"
         figure.suptitle(
-            title or f"The largest rate at which training stays at its minimum\n{samples}, full batch"
+            title
+            or f"The largest rate at which training stays at its minimum\n{samples_of(results)}, full batch"
         )
     return figure
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from matplotlib.colors import LogNorm
 
 from landscape.plots.surface_parts import scale
 from landscape.report.contents import Contents, missing_of
-from landscape.report.parts import Chart, Missing, Section, Table, chart_text, listed, number, text_cells
+from landscape.report.parts import Chart, Missing, Section, chart_text, described, listed
 from landscape.results.grids import Surface
 
 # Points of all surfaces together: about 1.6 MB of the page. Finer grids are drawn with every k-th row (ours).
@@ -95,7 +94,7 @@ def sections(contents: Contents) -> list[Section]:
             f"Contours: {group.title}" if len(every) > 1 else "Contours",
             (_intro(group, contents),),
             tuple(_chart(k, surface) for k, surface in group.surfaces),
-            (_table(group.surfaces),),
+            (described("These surfaces", [s for _, s in group.surfaces]),),
             missing=_missing(contents) if i == len(every) - 1 else (),
             linked=f"group-{i}" if len(group.surfaces) > 1 else "",
         )
@@ -144,27 +143,6 @@ def _chart(k: int, surface: Surface) -> Chart:
         f"{_centre(surface):.4g} near the centre."
     )
     return Chart(f"surface-{k}", label, alt, {"surface": k})
-
-
-def _table(surfaces: Sequence[tuple[int, Surface]]) -> Table:
-    rows = []
-    for k, s in surfaces:
-        loss = s.loss[np.isfinite(s.loss)]
-        at = _centre(s)
-        lost = int(s.loss.size - loss.size)
-        rows.append(
-            (
-                *text_cells(s.label or f"surface {k}"),
-                *(number(float(v)) for v in (at, loss.min(), loss.max(), np.median(loss) - loss.min())),
-                number(s.span),
-                number(float(lost)),
-            )
-        )
-    columns = (
-        "surface", "loss near the centre", "lowest", "highest", "median rise above the lowest", "span",
-        "points without a finite loss",
-    )  # fmt: skip
-    return Table("The losses of these surfaces, in nats", columns, tuple(rows))
 
 
 def _centre(surface: Surface) -> float:

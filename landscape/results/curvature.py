@@ -324,12 +324,11 @@ class BatchSharpness(Measurement):
             rows.append(eigenvalue("λ_max at w_a", self.lambda_max, self.residual))
         if np.isfinite(self.lr):
             limit = f"limit {self.limit:.4g}" if np.isfinite(self.limit) else ""
-            scaled = [
-                Row(f"η × {row.name}", self.lr * float(row.value), self.lr * row.error, note=limit)
-                for row in rows
-                if row.note != "E[gᵀHg]/E‖g‖²"
+            scaled = (row for row in rows if row.name != "the same, pooled")
+            rows[:0] = [
+                Row(f"{row.name}, times η", self.lr * float(row.value), self.lr * row.error, note=limit)
+                for row in scaled
             ]
-            rows += scaled
         return [
             *rows,
             Row("samples", self.samples),

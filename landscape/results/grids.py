@@ -430,6 +430,7 @@ class Surface(Interpolated):
             Row("lowest loss", low, unit="nat"),
             Row("highest loss", high, unit="nat"),
             Row("median rise above the lowest", middle - low, unit="nat"),
+            Row("span", self.span, note=f"plane: {self.kind}"),
         ]
         if lost:
             rows.append(Row("points without a finite loss", lost, note=f"of {self.loss.size:,}"))
