@@ -11,10 +11,9 @@ import numpy as np
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import standard_error, t_quantile, welch_freedom
 from landscape.plots.labels import headline
-from landscape.report import comparisons, surfaces
-from landscape.report.contents import Contents, Run
+from landscape.report import analyses, surfaces
+from landscape.report.contents import Contents, Run, Setting, settings_of
 from landscape.report.curves import values_of
-from landscape.report.settings import Setting, settings_of
 from landscape.results.base import Result
 from landscape.results.comparison import Comparison
 from landscape.results.grids import Surface
@@ -47,7 +46,7 @@ def sentences(contents: Contents) -> tuple[str, ...]:
     errors = {s.name: e for s in settings if (e := test_error(contents.runs, s))}
     said = [f"{name}: test error {error.words}." for name, error in errors.items()]
     said += _comparison(errors)
-    said += comparisons.sentences(contents)
+    said += analyses.comparison_sentences(contents)
     for setting in settings:
         said += _divergence(contents.runs, setting)
         said += _relapse(contents.runs, setting)
