@@ -185,8 +185,7 @@ class Basins(Sourced):
         split, label, source, source_sha256: of the surface.
 
     Example:
-        >>> from landscape.geometry.profiles import parabola
-        >>> basins = parabola().basins([0.25])
+        >>> basins = surface.basins([0.25])
         >>> len(basins.minimum), basins.width.round(2).tolist(), basins.anisotropy.round(2).tolist()
         (1, [[1.0, 1.0]], [1.0])
     """
@@ -349,8 +348,7 @@ class Surface(Interpolated):
             The plane of which this is a surface.
 
         Example:
-            >>> from landscape.geometry.profiles import parabola
-            >>> parabola().plane(torch.zeros(2)).directions.tolist()
+            >>> surface.plane(torch.zeros(2)).directions.tolist()
             [[1.0, 0.0], [0.0, 1.0]]
         """
         return Plane(
@@ -376,8 +374,7 @@ class Surface(Interpolated):
             A surface with directions (2, 2) and center (2,).
 
         Example:
-            >>> from landscape.geometry.profiles import parabola
-            >>> parabola().compact().directions.tolist()
+            >>> surface.compact().directions.tolist()
             [[1.0, 0.0], [0.0, 1.0]]
         """
         directions = self.directions.astype(np.float64)
@@ -409,8 +406,7 @@ class Surface(Interpolated):
             FailedError: no finite loss, none at the centre, fewer than 2 × 2 points, parallel directions.
 
         Example:
-            >>> from landscape.geometry.profiles import parabola
-            >>> parabola().basins([0.25]).area.round(1).tolist()  # π/4
+            >>> surface.basins([0.25]).area.round(1).tolist()  # π/4
             [0.8]
         """
         # By name, as plot() does: a result does not depend on what is computed from it.

@@ -34,11 +34,7 @@ class NoiseEstimate(Sourced):
         eq4: α² n⁻² Σ_j ‖HΔw_j‖², the Hessian form in the paper.
 
     Example:
-        >>> values = np.array([1.0, 3.0])
-        >>> result = NoiseEstimate(direct=values, first_order=values, delta_s=values, delta_2=values,
-        ...                        delta_cross=values, full_batch=1.5, eq4=1.0, consensus=0.1, lr=0.1,
-        ...                        learners=2, local_batch=4, samples=10, seed=0)
-        >>> result.summary()["direct"], result.summary()["eq4"]
+        >>> noise.summary()["direct"], noise.summary()["eq4"]
         ((2.0, 1.0), (1.0, 0.0))
     """
 
@@ -66,11 +62,7 @@ class NoiseEstimate(Sourced):
             Name -> (mean over the draws, its standard error; 0 for numbers that are exact).
 
         Example:
-            >>> values = np.array([1.0, 3.0])
-            >>> result = NoiseEstimate(direct=values, first_order=values, delta_s=values, delta_2=values,
-            ...                        delta_cross=values, full_batch=1.5, eq4=1.0, consensus=0.1, lr=0.1,
-            ...                        learners=2, local_batch=4, samples=10, seed=0)
-            >>> result.summary()["direct"]
+            >>> noise.summary()["direct"]
             (2.0, 1.0)
         """
         rows = {}
