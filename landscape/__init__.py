@@ -72,6 +72,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.geometry.vtk import save_vts as save_vts
     from landscape.problem.problem import Problem as Problem
     from landscape.results.base import save as save
+    from landscape.results.basins import Basins as Basins
     from landscape.results.comparison import Comparison as Comparison
     from landscape.results.curvature import BatchSharpness as BatchSharpness
     from landscape.results.curvature import Density as Density
@@ -81,7 +82,6 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.results.flatness import LearningCoefficient as LearningCoefficient
     from landscape.results.flatness import Sharpness as Sharpness
     from landscape.results.flatness import Smoothing as Smoothing
-    from landscape.results.grids import Basins as Basins
     from landscape.results.grids import HessianGrid as HessianGrid
     from landscape.results.grids import Line as Line
     from landscape.results.grids import Plane as Plane
@@ -104,7 +104,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
 #: Public name -> the module that defines it.
 _MODULES = {
     "BatchSharpness": "results.curvature",
-    "Basins": "results.grids",
+    "Basins": "results.basins",
     "Checkpoint": "checkpoint.checkpoint",
     "Cluster": "train.processes.cluster",
     "Comparison": "results.comparison",

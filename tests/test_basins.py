@@ -16,7 +16,7 @@ from scipy import ndimage
 import landscape
 from landscape import FailedError, InputError, Surface, plots
 from landscape.geometry.basins import merge_tree
-from landscape.results.grids import Basins
+from landscape.results.basins import Basins
 from tests import problems
 from tests.conftest import Command
 from tests.examples import parabola
@@ -235,7 +235,7 @@ def test_the_command(tmp_path: Path, command: Command) -> None:
     assert (code, out.split()[-2:]) == (0, [str(tmp_path / "c-basins.h5"), str(tmp_path / "b.png")]), err
     saved = landscape.load(tmp_path / "c-basins.h5")
     np.testing.assert_equal(vars(saved), vars(wells().basins([0.01])))
-    for words in ("basin 2: lowest", "SMAD", f"{saved.area[0]:.5g}", "meets no deeper one"):
+    for words in ("lowest of basin 2", "SMAD", f"{saved.area[0]:.6g}", "meets no deeper one"):
         assert words in out
     one_line(command("basins", tmp_path / "c.h5"), 1, "finished landscape.basins", "--force")
     one_line(command("basins", tmp_path / "c.h5", "--around", "top"), 2, "--around: 'top'", "center, lowest")

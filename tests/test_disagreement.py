@@ -220,7 +220,7 @@ def test_the_command_and_a_checkpoint_of_its_own(tiny: Path, tmp_path: Path, com
     assert found.label == saved.label == run.label
     for name in ("value", "standard_error", "cost", "gradient_in_span", "dominant_in_span"):
         assert getattr(saved, name) == pytest.approx(getattr(found, name), rel=1e-6)
-    for words in ("of the spread in the top 4", "½ tr(HC)", f"{100 * saved.value:.4f}%"):
+    for words in ("of the learners' spread in the top 4", "½ tr(HC)", f"{100 * saved.value:.6g}"):
         assert words in out
     one_line(command("disagreement", last), 1, "finished landscape.disagreement", "--force")
     one_line(command("disagreement", last, "--top-k", "0", "--force"), 2, "top_k: 0")

@@ -190,7 +190,7 @@ def test_the_command(tiny: Path, tmp_path: Path, command: Command) -> None:
     assert saved.batch == 40  # 4 learners of 10 samples
     problem = landscape.load(last).problem()
     assert landscape.noise_alignment(problem, 40, 3).ias == pytest.approx(saved.ias, rel=1e-4)
-    for words in ("tr(HS)/tr S", f"{saved.ias:.6e}", "λ_3", "γ"):
+    for words in ("tr(HS)/tr S", f"{saved.ias:.6g}", "λ_3", "γ"):
         assert words in out
     one_line(command("noise-alignment", last, "--batch", "0", "--force"), 2, "batch: 0")
     torch.save(landscape.models.build("mlp", widths=[6, 8, 3]).state_dict(), tmp_path / "one.pt")

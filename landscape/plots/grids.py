@@ -34,7 +34,8 @@ from landscape.plots.picture import (
 )
 from landscape.plots.style import colors_of, decimal_labels, paper_name, short_names, style
 from landscape.plots.surface_parts import Scale, scale
-from landscape.results.grids import Basins, HessianGrid, Line
+from landscape.results.basins import Basins
+from landscape.results.grids import HessianGrid, Line
 
 
 @draws(HessianGrid)

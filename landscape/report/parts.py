@@ -137,7 +137,7 @@ def _cell(row: Row | None) -> Cell:
     """A line of a description as a cell; "–" where a result has none, or a number that is unknown."""
     if row is None or row.value != row.value:
         return Cell("–", -math.inf)
-    return Cell(row.text, row.value)
+    return Cell(row.number, row.value)
 
 
 def text_cells(*texts: object) -> tuple[Cell, ...]:

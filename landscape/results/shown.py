@@ -85,20 +85,23 @@ class Row:
 
     @property
     def number(self) -> str:
-        """The value with its error and unit."""
+        """The value, to the digits that its error leaves, with error and unit."""
         if isinstance(self.value, str):
-            return f"{self.value} {self.unit}".rstrip()
-        if self.error > 0:
-            text = in_words(self.value, self.error)
-        else:
-            text = f"{self.value:,}" if isinstance(self.value, int) else f"{self.value:.6g}"
-        return text + (self.unit if self.unit == "%" else f" {self.unit}" if self.unit else "")
+            return self._with_unit(self.value)
+        return self._with_unit(in_words(self.value, self.error if self.error > 0 else math.nan))
 
     @property
     def text(self) -> str:
-        """The value with its error, unit and note."""
-        notes = [self.note, "exact" if self.error == 0 and not self.note else ""]
-        return "   ".join(filter(None, (self.number, *notes)))
+        """The value to six digits, with error, unit and note."""
+        if isinstance(self.value, (str, int)):
+            text = f"{self.value:,}" if isinstance(self.value, int) else self.value
+        else:
+            text = f"{self.value:.6g}" + (f" ± {self.error:.2g}" if self.error > 0 else "")
+        note = "exact" if self.error == 0 and not self.note else self.note
+        return "   ".join(filter(None, (self._with_unit(text), note)))
+
+    def _with_unit(self, text: str) -> str:
+        return text + (self.unit if self.unit == "%" else f" {self.unit}" if self.unit else "")
 
 
 def percent(name: str, share: float, error: float = math.nan, note: str = "") -> Row:
