@@ -93,10 +93,11 @@ class Row:
     @property
     def text(self) -> str:
         """The value to six digits, with error, unit and note."""
-        if isinstance(self.value, (str, int)):
-            text = f"{self.value:,}" if isinstance(self.value, int) else self.value
+        if isinstance(self.value, str):
+            text = self.value
         else:
-            text = f"{self.value:.6g}" + (f" ± {self.error:.2g}" if self.error > 0 else "")
+            text = f"{self.value:,}" if isinstance(self.value, int) else f"{self.value:.6g}"
+            text += f" ± {self.error:.2g}" if self.error > 0 else ""
         note = "exact" if self.error == 0 and not self.note else self.note
         return "   ".join(filter(None, (self._with_unit(text), note)))
 
