@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from typing import Any
 
@@ -201,7 +200,7 @@ def groups_of(runs: Sequence[Checkpoint]) -> list[tuple[str, Any, list[Checkpoin
 
     Example:
         >>> from types import SimpleNamespace
-        >>> runs = [SimpleNamespace(algorithm="ssgd", recipe=f"lr = 0.1\\nseed = {k}") for k in range(3)]
+        >>> runs = [SimpleNamespace(algorithm="ssgd", settings={"lr": 0.1, "seed": k}) for k in range(3)]
         >>> [(label, len(members)) for label, _, members in groups_of(runs)]
         [('SSGD', 3)]
     """
@@ -224,11 +223,11 @@ def recipe_keys(run: Checkpoint) -> dict[str, Any]:
 
     Example:
         >>> from types import SimpleNamespace
-        >>> recipe_keys(SimpleNamespace(recipe="lr = 0.1\\nseed = 3\\n[algorithm]\\nname = 'ssgd'"))
+        >>> recipe_keys(SimpleNamespace(settings={"lr": 0.1, "seed": 3, "algorithm": {"name": "ssgd"}}))
         {'lr': 0.1, 'algorithm.name': 'ssgd'}
     """
     flat: dict[str, Any] = {}
-    for key, value in tomllib.loads(run.recipe).items():
+    for key, value in run.settings.items():
         if key not in _IRRELEVANT:
             inner = value.items() if isinstance(value, dict) else [("", value)]
             flat |= {f"{key}.{k}" if k else key: v for k, v in inner}
