@@ -13,7 +13,7 @@ from landscape.core.errors import InputError
 from landscape.plots.drawing import draws
 from landscape.plots.labels import between, headline, loss_of, samples_of
 from landscape.plots.picture import caption, panels, shared_legend, wrapped_panels
-from landscape.plots.style import color_of, colors_of, paper_name, style
+from landscape.plots.style import color_of, colors_of, paper_name
 from landscape.results.curvature import BatchSharpness, Disagreement, Spectrum
 
 
@@ -29,46 +29,45 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     """
     if not any(r.values.size or r.nodes.size for r in results):
         return _draw_traces(results, title)
-    with style():
-        figure, (ax,) = panels(1, 1, 6.4, 3.9)
-        dense = [(r, r.density) for r in results if r.density]
-        floor = 0.0
-        if dense:
-            low = min(float(d.nodes.min()) - 5 * d.width() for _, d in dense)
-            high = max(float(d.nodes.max()) + 5 * d.width() for _, d in dense)
-            floor = min(0.1 / (d.size * d.width() * np.sqrt(2 * np.pi)) for _, d in dense)
-            at = np.linspace(low, high, 2000)
-        colors = colors_of([r.label for r in results])
-        for k, r in enumerate(results):
-            color, label = colors[k], paper_name(r.label) or f"spectrum {k}"
-            if r.density:
-                ax.plot(at, np.maximum(r.density.broadened(at), floor), color=color, label=label)
-                label = "_"
-            row = 0.05 if dense else 0.9 / len(results)  # one above the other: none hides another
-            for value in r.values:
-                ax.plot(
-                    [value, value], [row * k, row * (k + 0.9)], transform=ax.get_xaxis_transform(),
-                    color=color, lw=1.5, label=label, clip_on=False,
-                )  # fmt: skip
-                label = "_"
-        if dense:
-            ax.set_yscale("log")
-            ax.set_ylim(floor, None)
-            ax.set_ylabel("spectral density (log scale)")
-        else:
-            ax.set_yticks([])
-            ax.spines["left"].set_visible(False)
-            ax.margins(x=0.08)
-        named = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}
-        first = results[0]
-        matrix = named.get(first.kind, first.kind)
-        ticks = "; ticks: computed eigenvalues" if any(r.values.size for r in results) else ""
-        ax.set_xlabel(f"eigenvalue λ of the {loss_of(results)}'s {matrix}{ticks}")
-        figure.legend(loc="outside lower center", ncols=min(3, len(results)))
-        part = f", parameters {first.part}" if first.part else ""
-        part += _preconditioned(results)
-        usual = f"Spectrum, {samples_of(results)}{part}"
-        figure.suptitle(title or usual)
+    figure, (ax,) = panels(1, 1, 6.4, 3.9)
+    dense = [(r, r.density) for r in results if r.density]
+    floor = 0.0
+    if dense:
+        low = min(float(d.nodes.min()) - 5 * d.width() for _, d in dense)
+        high = max(float(d.nodes.max()) + 5 * d.width() for _, d in dense)
+        floor = min(0.1 / (d.size * d.width() * np.sqrt(2 * np.pi)) for _, d in dense)
+        at = np.linspace(low, high, 2000)
+    colors = colors_of([r.label for r in results])
+    for k, r in enumerate(results):
+        color, label = colors[k], paper_name(r.label) or f"spectrum {k}"
+        if r.density:
+            ax.plot(at, np.maximum(r.density.broadened(at), floor), color=color, label=label)
+            label = "_"
+        row = 0.05 if dense else 0.9 / len(results)  # one above the other: none hides another
+        for value in r.values:
+            ax.plot(
+                [value, value], [row * k, row * (k + 0.9)], transform=ax.get_xaxis_transform(),
+                color=color, lw=1.5, label=label, clip_on=False,
+            )  # fmt: skip
+            label = "_"
+    if dense:
+        ax.set_yscale("log")
+        ax.set_ylim(floor, None)
+        ax.set_ylabel("spectral density (log scale)")
+    else:
+        ax.set_yticks([])
+        ax.spines["left"].set_visible(False)
+        ax.margins(x=0.08)
+    named = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}
+    first = results[0]
+    matrix = named.get(first.kind, first.kind)
+    ticks = "; ticks: computed eigenvalues" if any(r.values.size for r in results) else ""
+    ax.set_xlabel(f"eigenvalue λ of the {loss_of(results)}'s {matrix}{ticks}")
+    figure.legend(loc="outside lower center", ncols=min(3, len(results)))
+    part = f", parameters {first.part}" if first.part else ""
+    part += _preconditioned(results)
+    usual = f"Spectrum, {samples_of(results)}{part}"
+    figure.suptitle(title or usual)
     return figure
 
 
@@ -89,22 +88,19 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
     """Traces with their standard errors, one below the other."""
     if not any(np.isfinite(r.trace) for r in results):
         raise InputError("spectrum: no eigenvalue, no density and no trace, there is nothing to draw")
-    with style():
-        figure, (ax,) = panels(1, 1, 6.4, 1.5 + 0.4 * len(results))
-        colors = colors_of([r.label for r in results])
-        for k, (r, color) in enumerate(zip(results, colors, strict=True)):
-            error = r.trace_error if np.isfinite(r.trace_error) else 0.0
-            ax.errorbar(r.trace, k, xerr=error, color=color, marker="o", capsize=4, ls="none")
-            text = f"{r.trace:.4g} ± {error:.2g}"
-            ax.annotate(
-                text, (r.trace, k), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9
-            )
-        names = [paper_name(r.label) or f"spectrum {k}" for k, r in enumerate(results)]
-        ax.set_yticks(range(len(results)), names)
-        ax.set_ylim(len(results) - 0.4, -0.8)
-        ax.margins(x=0.25)
-        ax.set_xlabel(f"trace of the {loss_of(results)}'s Hessian (nat), one standard error")
-        figure.suptitle(title or f"Trace, {samples_of(results)}")
+    figure, (ax,) = panels(1, 1, 6.4, 1.5 + 0.4 * len(results))
+    colors = colors_of([r.label for r in results])
+    for k, (r, color) in enumerate(zip(results, colors, strict=True)):
+        error = r.trace_error if np.isfinite(r.trace_error) else 0.0
+        ax.errorbar(r.trace, k, xerr=error, color=color, marker="o", capsize=4, ls="none")
+        text = f"{r.trace:.4g} ± {error:.2g}"
+        ax.annotate(text, (r.trace, k), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9)
+    names = [paper_name(r.label) or f"spectrum {k}" for k, r in enumerate(results)]
+    ax.set_yticks(range(len(results)), names)
+    ax.set_ylim(len(results) - 0.4, -0.8)
+    ax.margins(x=0.25)
+    ax.set_xlabel(f"trace of the {loss_of(results)}'s Hessian (nat), one standard error")
+    figure.suptitle(title or f"Trace, {samples_of(results)}")
     return figure
 
 
@@ -120,22 +116,21 @@ def draw_batch_sharpness(results: Sequence[BatchSharpness], title: str = "") -> 
         groups.setdefault(r.label, []).append(r)
     groups = {r.label: groups[r.label] for r in results}  # in the order given
     scaled = all(np.isfinite(r.lr) for r in results)
-    with style():
-        figure, axes = wrapped_panels(len(groups), 4.8, 3.4, sharex=True, sharey=True)
-        for ax, (label, group) in zip(axes, groups.items(), strict=True):
-            _draw_group(ax, group, scaled)
-            ax.set_title(paper_name(label) or "weights")
-            ax.set_xlabel("samples in a minibatch")
-            ax.set_ylabel("η · curvature" if scaled else "curvature (nat)")
-        shared_legend(figure, axes, ncols=min(2, len(axes)))
-        figure.suptitle(title or headline([group[-1] for group in groups.values()]))
-        counts = [len(r.curvature) for r in results]
-        caption(
-            figure,
-            "Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches, g and H gradient and Hessian of the "
-            f"minibatch's loss; {between(counts)} draws at w_a, error bars one standard error; "
-            f"{samples_of(results)}.",
-        )
+    figure, axes = wrapped_panels(len(groups), 4.8, 3.4, sharex=True, sharey=True)
+    for ax, (label, group) in zip(axes, groups.items(), strict=True):
+        _draw_group(ax, group, scaled)
+        ax.set_title(paper_name(label) or "weights")
+        ax.set_xlabel("samples in a minibatch")
+        ax.set_ylabel("η · curvature" if scaled else "curvature (nat)")
+    shared_legend(figure, axes, ncols=min(2, len(axes)))
+    figure.suptitle(title or headline([group[-1] for group in groups.values()]))
+    counts = [len(r.curvature) for r in results]
+    caption(
+        figure,
+        "Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches, g and H gradient and Hessian of the "
+        f"minibatch's loss; {between(counts)} draws at w_a, error bars one standard error; "
+        f"{samples_of(results)}.",
+    )
     return figure
 
 
@@ -177,39 +172,36 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
 
     Error bars are one standard error over the learners.
     """
-    with style():
-        figure, (shares, costs) = panels(1, 2, 4.6, 3.8)
-        names = [paper_name(r.label) or f"result {k}" for k, r in enumerate(results)]
-        colors = colors_of([r.label for r in results])
-        for r, color, name in zip(results, colors, names, strict=True):
-            rank = np.arange(1, len(r.values) + 1)
-            spread = 100 * np.cumsum(r.spread_share)
-            error = 100 * np.where(np.isfinite(r.spread_error), r.spread_error, 0.0)
-            shares.errorbar(
-                rank, spread, error, color=color, marker="o", ms=4, capsize=2, label=f"spread, {name}"
-            )
-            shares.plot(
-                rank, 100 * np.cumsum(r.gradient_share), color=color, ls="--", label=f"gradient, {name}"
-            )
-            shares.plot(rank, 100 * rank / r.parameters, color="#777777", lw=0.9, ls=":")
-        shares.set_ylim(0, None)
-        shares.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-        shares.set_xlabel("eigenvectors of the Hessian, the sharpest first")
-        shares.set_ylabel("share in their space (%)")
-        place = np.arange(len(results))
-        cost_errors = [r.cost_error if np.isfinite(r.cost_error) else 0.0 for r in results]
-        bars = {"width": 0.38, "capsize": 3, "ecolor": "k"}
-        extra = [r.learners_loss - r.loss for r in results]
-        costs.bar(place - 0.2, [r.cost for r in results], yerr=cost_errors, color=colors, **bars)
-        costs.bar(place + 0.2, extra, width=0.38, color="w", edgecolor=colors, hatch="//")
-        costs.axhline(0, color="k", lw=0.8)
-        costs.set_xticks(place, [name.replace(", ", ",\n") for name in names])
-        costs.grid(False, axis="x")
-        costs.set_ylabel(f"{loss_of(results)} (nat)")
-        costs.set_title("filled: ½ tr(HC); hatched: the learners'\nmean loss above that of $w_a$")
-        figure.legend(*shares.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        figure.suptitle(title or headline(results))
-        caption(figure, _caption(results))
+    figure, (shares, costs) = panels(1, 2, 4.6, 3.8)
+    names = [paper_name(r.label) or f"result {k}" for k, r in enumerate(results)]
+    colors = colors_of([r.label for r in results])
+    for r, color, name in zip(results, colors, names, strict=True):
+        rank = np.arange(1, len(r.values) + 1)
+        spread = 100 * np.cumsum(r.spread_share)
+        error = 100 * np.where(np.isfinite(r.spread_error), r.spread_error, 0.0)
+        shares.errorbar(
+            rank, spread, error, color=color, marker="o", ms=4, capsize=2, label=f"spread, {name}"
+        )
+        shares.plot(rank, 100 * np.cumsum(r.gradient_share), color=color, ls="--", label=f"gradient, {name}")
+        shares.plot(rank, 100 * rank / r.parameters, color="#777777", lw=0.9, ls=":")
+    shares.set_ylim(0, None)
+    shares.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    shares.set_xlabel("eigenvectors of the Hessian, the sharpest first")
+    shares.set_ylabel("share in their space (%)")
+    place = np.arange(len(results))
+    cost_errors = [r.cost_error if np.isfinite(r.cost_error) else 0.0 for r in results]
+    bars = {"width": 0.38, "capsize": 3, "ecolor": "k"}
+    extra = [r.learners_loss - r.loss for r in results]
+    costs.bar(place - 0.2, [r.cost for r in results], yerr=cost_errors, color=colors, **bars)
+    costs.bar(place + 0.2, extra, width=0.38, color="w", edgecolor=colors, hatch="//")
+    costs.axhline(0, color="k", lw=0.8)
+    costs.set_xticks(place, [name.replace(", ", ",\n") for name in names])
+    costs.grid(False, axis="x")
+    costs.set_ylabel(f"{loss_of(results)} (nat)")
+    costs.set_title("filled: ½ tr(HC); hatched: the learners'\nmean loss above that of $w_a$")
+    figure.legend(*shares.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure.suptitle(title or headline(results))
+    caption(figure, _caption(results))
     return figure
 
 

@@ -21,7 +21,6 @@ from landscape.plots.style import (
     decimal_labels,
     paper_name,
     shades,
-    style,
 )
 from landscape.results.flatness import LearningCoefficient, Sharpness, Smoothing
 
@@ -34,39 +33,36 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
     """
     labels = list(dict.fromkeys(r.label for r in results))
     many = len({r.rho for r in results}) > 1
-    with style():
-        figure, (ax,) = panels(1, 1, max(5.0, 1.5 * len(labels)), 3.8)
-        for k, (label, color) in enumerate(zip(labels, colors_of(labels), strict=True)):
-            own = sorted((r for r in results if r.label == label), key=lambda r: r.rho)
-            at = [r.rho for r in own] if many else [k] * len(own)
-            ax.errorbar(
-                at,
-                [r.value for r in own],
-                [r.standard_error for r in own],
-                color=color,
-                marker="o",
-                capsize=4,
-                ls="-" if many else "none",
-                label=paper_name(label) or f"result {k}",
-            )
-        if many:
-            ax.set_xscale("log")
-            if min(r.value for r in results) > 0:
-                ax.set_yscale("log")
-            decimal_labels(ax.xaxis)
-            ax.set_xlabel("ρ (relative to each weight)" if results[0].adaptive else "ρ (distance)")
-            figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        else:
-            names = [
-                (paper_name(label) or f"result {k}").replace(", ", ",\n") for k, label in enumerate(labels)
-            ]
-            ax.set_xticks(range(len(labels)), names)
-            ax.set_ylim(min(0.0, *(r.value for r in results), 0.0), None)
-            ax.margins(x=0.3)
-            ax.grid(False, axis="x")
-        ax.set_ylabel(f"rise of the {loss_of(results)} (nat)")
-        figure.suptitle(title or headline([r for r in results if r.rho == max(r.rho for r in results)]))
-        caption(figure, _caption(results))
+    figure, (ax,) = panels(1, 1, max(5.0, 1.5 * len(labels)), 3.8)
+    for k, (label, color) in enumerate(zip(labels, colors_of(labels), strict=True)):
+        own = sorted((r for r in results if r.label == label), key=lambda r: r.rho)
+        at = [r.rho for r in own] if many else [k] * len(own)
+        ax.errorbar(
+            at,
+            [r.value for r in own],
+            [r.standard_error for r in own],
+            color=color,
+            marker="o",
+            capsize=4,
+            ls="-" if many else "none",
+            label=paper_name(label) or f"result {k}",
+        )
+    if many:
+        ax.set_xscale("log")
+        if min(r.value for r in results) > 0:
+            ax.set_yscale("log")
+        decimal_labels(ax.xaxis)
+        ax.set_xlabel("ρ (relative to each weight)" if results[0].adaptive else "ρ (distance)")
+        figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    else:
+        names = [(paper_name(label) or f"result {k}").replace(", ", ",\n") for k, label in enumerate(labels)]
+        ax.set_xticks(range(len(labels)), names)
+        ax.set_ylim(min(0.0, *(r.value for r in results), 0.0), None)
+        ax.margins(x=0.3)
+        ax.grid(False, axis="x")
+    ax.set_ylabel(f"rise of the {loss_of(results)} (nat)")
+    figure.suptitle(title or headline([r for r in results if r.rho == max(r.rho for r in results)]))
+    caption(figure, _caption(results))
     return figure
 
 
@@ -104,37 +100,35 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     steepest change of the gradient along the steps. The fourth panel shows the share of the spread along the
     eigenvectors of the Hessian.
     """
-    with style():
-        figure, axes = panels(2, 2, max(4.6, 1.3 * len(results)), 3.4)
-        rate, sharpness, loss, spread = axes
-        for k in range(len(_NAMES)):
-            _draw_smoothed(rate, sharpness, loss, results, k)
-        place = np.arange(len(results))
-        rate.plot(place, [r.lr for r in results], "k_", ms=26, mew=2, label=r"$\alpha$")
-        rate.plot(place, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"$\alpha_e$")
-        _draw_spread(spread, results)
-        titles = ("learning rates", "sharpness; dashes: steepest gradient change", "loss", "the spread")
-        labels = (
-            "rate",
-            "$\\lambda_{max}$ (nat)",
-            f"{loss_of(results)} (nat)",
-            "share of the spread along it",
-        )
-        for ax, head, label in zip(axes, titles, labels, strict=True):
-            ax.set_title(head)
-            ax.set_ylabel(label)
-            ax.set_yscale("log")
-            if ax is not spread:
-                decimal_labels(ax.yaxis)
-                names = [
-                    (paper_name(r.label) or f"{k}").replace(", step", ",\nstep")
-                    for k, r in enumerate(results)
-                ]
-                ax.set_xticks(place, names)
-                ax.tick_params(axis="x", labelsize=8)
-                ax.margins(x=0.15)
-        figure.legend(*rate.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-        figure.suptitle(title or f"Smoothing by the learners' spread, {samples_of(results)}")
+    figure, axes = panels(2, 2, max(4.6, 1.3 * len(results)), 3.4)
+    rate, sharpness, loss, spread = axes
+    for k in range(len(_NAMES)):
+        _draw_smoothed(rate, sharpness, loss, results, k)
+    place = np.arange(len(results))
+    rate.plot(place, [r.lr for r in results], "k_", ms=26, mew=2, label=r"$\alpha$")
+    rate.plot(place, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"$\alpha_e$")
+    _draw_spread(spread, results)
+    titles = ("learning rates", "sharpness; dashes: steepest gradient change", "loss", "the spread")
+    labels = (
+        "rate",
+        "$\\lambda_{max}$ (nat)",
+        f"{loss_of(results)} (nat)",
+        "share of the spread along it",
+    )
+    for ax, head, label in zip(axes, titles, labels, strict=True):
+        ax.set_title(head)
+        ax.set_ylabel(label)
+        ax.set_yscale("log")
+        if ax is not spread:
+            decimal_labels(ax.yaxis)
+            names = [
+                (paper_name(r.label) or f"{k}").replace(", step", ",\nstep") for k, r in enumerate(results)
+            ]
+            ax.set_xticks(place, names)
+            ax.tick_params(axis="x", labelsize=8)
+            ax.margins(x=0.15)
+    figure.legend(*rate.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.suptitle(title or f"Smoothing by the learners' spread, {samples_of(results)}")
     return figure
 
 
@@ -183,13 +177,12 @@ def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str
 
     The line is λ̂ with a band of one standard error; the grey part is the burn-in.
     """
-    with style():
-        figure, axes = wrapped_panels(len(results), 4.8, 3.4, sharey=True)
-        for ax, result in zip(axes, results, strict=True):
-            _draw_chains(ax, result)
-        shared_legend(figure, axes, ncols=3)
-        figure.suptitle(title or headline(results))
-        caption(figure, _coefficient_caption(results))
+    figure, axes = wrapped_panels(len(results), 4.8, 3.4, sharey=True)
+    for ax, result in zip(axes, results, strict=True):
+        _draw_chains(ax, result)
+    shared_legend(figure, axes, ncols=3)
+    figure.suptitle(title or headline(results))
+    caption(figure, _coefficient_caption(results))
     return figure
 
 
