@@ -316,7 +316,7 @@ class LearningCoefficient(Measurement):
         missed = f"not within {self.tol:.0%} from {self.ess:.0f} draws, raise max_steps"
         half = f"P/2 = {self.parameters / 2:,g}"
         return [
-            Row("local learning coefficient λ̂", self.value, self.standard_error, note=half),
+            Row("local learning coefficient", self.value, self.standard_error, note=half),
             Row("λ̂ of the chains", ", ".join(f"{value:.4g}" for value in self.chain_values)),
             Row("taken off as heating", heating, note=f"of {self.uncorrected:.6g}"),
             Row("R̂", self.r_hat),

@@ -85,9 +85,9 @@ class Row:
 
     @property
     def number(self) -> str:
-        """The value, to the digits that its error leaves, with error and unit."""
-        if isinstance(self.value, str):
-            return self._with_unit(self.value)
+        """The value, to the digits that its error leaves, with error and unit; "–" for NaN."""
+        if isinstance(self.value, str) or math.isnan(self.value):
+            return self._with_unit(self.value) if isinstance(self.value, str) else "–"
         return self._with_unit(in_words(self.value, self.error if self.error > 0 else math.nan))
 
     @property
