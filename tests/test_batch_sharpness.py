@@ -13,7 +13,7 @@ from torch import Tensor
 
 import landscape
 from landscape import BatchSharpness, FailedError, InputError, Problem
-from landscape.cli.batch_sharpness import table
+from landscape.results.shown import text_of
 from landscape.data.synthetic import mean_output
 from landscape.evaluation.minibatches import stream
 from tests import problems
@@ -251,7 +251,7 @@ def test_result_and_picture(tmp_path: Path) -> None:
     assert (read.value, read.learner_value) == (results[0].value, results[0].learner_value)
     figure = results[0].plot(path=tmp_path / "x.png")
     assert "times η" in figure.get_suptitle()
-    assert "limit on η λ" in table(results[0])
+    assert "limit 1\n" in text_of(results[0])
     assert len(results[0].to_dataframe()) == len(results[0].curvature)
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import FailedError, InputError, NoiseScale, Problem
-from landscape.cli.noise_scale import gradient_points, table
+from landscape.cli.noise_scale import gradient_points
+from landscape.results.shown import text_of
 from landscape.data.synthetic import mean_output
 from landscape.evaluation.gradient_noise import Jackknife, from_round
 from landscape.evaluation.minibatches import stream
@@ -142,7 +143,7 @@ def test_without_noise_it_is_zero_and_at_a_minimum_it_is_not_resolved() -> None:
     result = landscape.noise_scale(flat, 4, gradient="draws", max_draws=40)
     assert not result.converged
     assert not result.resolved
-    assert "within two standard errors of 0" in table(result)
+    assert "within two standard errors of 0" in text_of(result)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from landscape.core import registry
 from landscape.plots.drawing import drawing_of, draws
 from landscape.plots.picture import panels
 from landscape.results.base import Result
-from landscape.results.shown import summary
+from landscape.results.shown import Row, html_of
 from tests.conftest import slow_but
 from tests.fuzz import samples
 
@@ -273,7 +273,8 @@ def test_notebooks_show_a_picture_and_a_table(kind: str) -> None:
 @given(st.text(max_size=300))
 def test_texts_are_escaped_in_notebooks(label: str) -> None:
     hostile = f"<script>alert('{label}')</script>"
-    text = summary(hostile, {"label": hostile, hostile: (hostile, 2)}, {"label": hostile}, lambda: 1 / 0)
+    values, rows = {"label": hostile, hostile: (hostile, 2)}, [Row(hostile, hostile, unit=hostile, note=hostile)]
+    text = html_of(hostile, rows, values, {"label": hostile}, lambda: 1 / 0)
     assert "<script" not in text
     assert "script" not in Balanced(text).tags
 

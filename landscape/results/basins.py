@@ -110,7 +110,6 @@ class Basins(Sourced):
         return width
 
     def describe(self) -> list[Row]:
-        """The basins by persistence, and the region at each rise; see :meth:`.Result.describe`."""
         rows = [Row("basins", len(self.minimum), note=f"of a persistence of {self.least:.3g} nat and more")]
         for k, (x, y) in enumerate(self.minimum):
             meets = np.isfinite(self.saddle_loss[k])

@@ -147,7 +147,6 @@ class Comparison(Result):
         return half
 
     def describe(self) -> list[Row]:
-        """Each quantity of each side, and which differences are told apart; see :meth:`.Result.describe`."""
         rows = []
         for q, (title, unit) in enumerate(zip(self.titles, self.unit_names, strict=True)):
             unit = "" if unit == "1" else unit

@@ -186,7 +186,6 @@ class Spectrum(Measured):
         return Density(self.nodes, self.weights, self.parameters, self.hvps) if self.nodes.size else None
 
     def describe(self) -> list[Row]:
-        """Eigenvalues with their residuals, bounds, trace and mean; see :meth:`.Result.describe`."""
         unit = "1/η" if self.precondition else "nat"
         top = len(self.values) - self.lowest
         names = [f"λ_{i + 1}" if i < top else "λ_min" for i in range(len(self.values))]
@@ -309,7 +308,6 @@ class BatchSharpness(Measurement):
         return self.value - half, self.value + half
 
     def describe(self) -> list[Row]:
-        """At w_a, at the learners, and λ_max; see :meth:`.Result.describe`."""
         low, high = self.interval() if len(self.curvature) > 1 else (np.nan, np.nan)
         drawn = f"{len(self.curvature)} draws of {self.batch:,}, 95%: {low:.4g} to {high:.4g}"
         rows = [
@@ -422,7 +420,6 @@ class Disagreement(Measurement):
         return float(self.gradient_share.sum())
 
     def describe(self) -> list[Row]:
-        """Shares of spread and gradient, and what the spread costs; see :meth:`.Result.describe`."""
         k, chance = len(self.values), f"an isotropic one: {100 * self.chance:.2g}%"
         span = f"an isotropic one: {100 * self.rank / self.parameters:.2g}%"
         top = f"of it in the top {k} {self.cost_top:.4g}"

@@ -78,7 +78,6 @@ class Sharpness(Measurement):
         return 0 if self.m == 0 and self.kind == "worst" else len(self.values)
 
     def describe(self) -> list[Row]:
-        """The sharpness, and how it was found; see :meth:`.Result.describe`."""
         kind = f"{self.kind}-case {'adaptive ' if self.adaptive else ''}sharpness at ρ = {self.rho:g}"
         worst = self.kind == "worst"
         note = "a lower bound" if worst else ""
@@ -171,7 +170,6 @@ class Smoothing(Sourced):
         return np.where(sharpness > 0, 2 / np.where(sharpness > 0, sharpness, 1.0), np.inf)
 
     def describe(self) -> list[Row]:
-        """Loss, λ_max and steepest gradient, plain and smoothed; see :meth:`.Result.describe`."""
         names = self.labels_of["spread"]
 
         def smoothed(name: str, values: Array, errors: Array) -> list[Row]:
@@ -310,7 +308,6 @@ class LearningCoefficient(Measurement):
         return float(self.distance2[:, self.burn_in :].mean() ** 0.5)
 
     def describe(self) -> list[Row]:
-        """λ̂ with its error, and whether the chains have mixed; see :meth:`.Result.describe`."""
         heating = self.uncorrected - self.value
         chosen = f"λ_max at w* {self.lambda_max:.4g} nat" if math.isfinite(self.lambda_max) else ""
         missed = f"not within {self.tol:.0%} from {self.ess:.0f} draws, raise max_steps"

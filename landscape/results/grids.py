@@ -296,7 +296,6 @@ class Surface(Interpolated):
         return found
 
     def describe(self) -> list[Row]:
-        """The losses on the plane, at its centre and its markers; see :meth:`.Result.describe`."""
         loss = self.loss[np.isfinite(self.loss)]
         lost = self.loss.size - loss.size
         low, middle, high = np.quantile(loss, (0, 0.5, 1)).tolist() if loss.size else [np.nan] * 3
@@ -375,7 +374,6 @@ class Line(Interpolated):
         super().__post_init__()
 
     def describe(self) -> list[Row]:
-        """The losses at the ends, the highest, and the barrier; see :meth:`.Result.describe`."""
         rows = [
             Row("loss at the start", float(self.loss[0]), unit="nat", note="".join(self.ends[:1])),
             Row("loss at the end", float(self.loss[-1]), unit="nat", note="".join(self.ends[1:])),
@@ -480,7 +478,6 @@ class HessianGrid(Interpolated):
         super().__post_init__()
 
     def describe(self) -> list[Row]:
-        """The median ratio, the range of λ_max, and the residuals; see :meth:`.Result.describe`."""
         good = self.ratio[self.trusted & np.isfinite(self.ratio)]
         low, middle, high = (float(f(good)) if good.size else np.nan for f in (np.min, np.median, np.max))
         with np.errstate(divide="ignore", invalid="ignore"):

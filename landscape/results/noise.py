@@ -72,7 +72,6 @@ class NoiseEstimate(Sourced):
         return rows
 
     def describe(self) -> list[Row]:
-        """The four estimates of Δ(2) and the parts of Δ_DP; see :meth:`.Result.describe`."""
         names = {
             "direct": "Δ(2) by definition, α²‖δ‖²",
             "full_batch": "Δ(2) on the full batch",
@@ -181,7 +180,6 @@ class NoiseScale(Measurement):
         return self.norm2 > 2 * self.norm2_error
 
     def describe(self) -> list[Row]:
-        """The noise scale at w_a and of the learners, with its parts; see :meth:`.Result.describe`."""
         drawn = f"{self.draws} draws of {self.batch:,}"
         lost = "" if self.resolved else "within two standard errors of 0: more draws, or gradient='whole'"
         rows = [
@@ -288,7 +286,6 @@ class NoiseAlignment(Measurement):
         return share
 
     def describe(self) -> list[Row]:
-        """How the noise lies in the curvature; see :meth:`.Result.describe`."""
         scatter = f"scatter around the line {self.gamma_scatter:.1e}"
         missed = "an eigenvalue is not" if self.reached else "standard error not reached, raise max_draws"
         along = zip(self.covariance, self.covariance_error, self.shares, strict=True)
@@ -404,7 +401,6 @@ class CriticalBatch(Measurement):
         return float(round(math.exp(low + share * (high - low)), 9))
 
     def describe(self) -> list[Row]:
-        """The critical batch, and the loss of each branch; see :meth:`.Result.describe`."""
         low, high = self.bracket
         if math.isfinite(high):
             between = f"between {low:,.0f} and {high:,.0f}"

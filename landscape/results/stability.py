@@ -66,7 +66,6 @@ class Stability(Sourced):
         return self.limit / self.lambda_max if self.lambda_max > 0 else np.full_like(self.limit, np.inf)
 
     def describe(self) -> list[Row]:
-        """λ_max, the run, and the rates above which training leaves; see :meth:`.Result.describe`."""
         by = f"preconditioned by {self.precondition}" if self.precondition else ""
         rows = [eigenvalue("λ_max", self.lambda_max, self.residual, "1/η" if by else "nat")]
         if math.isfinite(self.lr):
@@ -143,7 +142,6 @@ class Minima(Sourced):
         return middle
 
     def describe(self) -> list[Row]:
-        """Measured and predicted rates; see :meth:`.Result.describe`."""
         names = limit_names(self.delay, self.momentum)
         pairs = zip(names, self.boundary.T.ravel(), self.predicted.T.ravel(), strict=True)
         moved = float(np.abs(self.lambda_after / self.lambda_max - 1).max())
@@ -233,7 +231,6 @@ class Escape(Result):
         return ordered[:, :, rank], ordered[:, :, -1 - rank]
 
     def describe(self) -> list[Row]:
-        """Median times with exact 95% bands; see :meth:`.Result.describe`."""
         runs = self.times.shape[2]
         known = 2.0 ** (1 - runs) <= 1 - LEVEL  # else no two of the times bound the median at that level
         low, high = self.band(LEVEL) if known else (np.zeros_like(self.median), self.median + np.inf)
