@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from landscape.core.errors import InputError
-from landscape.problem.layout import gradients
+from landscape.curvature.precision import FullPrecision, first_loss
+from landscape.problem.function import moved
+from landscape.problem.layout import Slot, differentiable, gradients
 from landscape.problem.problem import Problem
 
 # PyTorch's message on operations without a second derivative, with the operation's name.
@@ -23,6 +25,10 @@ MISSING = re.compile(r"derivative for '?(?:aten::)?_?(\w+?)(?:_backward)?'? is n
 # product differs from them by the second: a kink within the step, or arithmetic that is coarser inside the
 # model than its parameters, makes the two differences disagree (ours).
 AGREEMENT, DISAGREEMENT = 0.05, 0.25
+
+# The same two of losses and their gradient, where a loss changes by at least so many units of its rounding;
+# and how much a small part of the gradient counts at most (ours).
+SAME, OTHER, UNITS, BALANCE = 0.002, 0.02, 1000, 30
 
 WHAT_TO_DO = (
     "; write it in differentiable operations, or take another in its place (losses, contours and gradients "
@@ -103,6 +109,84 @@ def check_graph(gradients: Sequence[Tensor]) -> None:
         queue += new
 
 
+def check_gradient(few: Problem, theta: Tensor, slots: Sequence[Slot]) -> None:
+    """Raise InputError unless the gradient in ``slots`` is the derivative of the loss near ``theta`` (P,).
+
+    It is not where a part is detached, with straight-through estimators, and with phantom gradients: what its
+    derivatives are then is no Hessian of the loss. It is compared with central differences of the loss along itself and
+    along random directions, in float64 where the model runs in that, and at weights a little off ``theta``,
+    which no kink of ReLU or max pooling lies at. Once a problem and part.
+    """
+    key = ("gradient", few.batchnorm.name, tuple(slot.name for slot in slots))
+    if key in few.checked:
+        return
+    for dtype in dict.fromkeys((torch.float64, few.dtype)):
+        try:
+            part = few.to(dtype)
+            part.theta = theta.to(dtype)
+            with FullPrecision(dtype):
+                agrees = _is_derivative(part, slots)
+            break
+        except InputError:
+            raise
+        except Exception:  # the user's model raises any kind of error where dtypes do not fit
+            if dtype == few.dtype:
+                raise
+    if not agrees:
+        raise InputError(
+            "model or loss: its gradient is not the derivative of the loss, which changes by another amount "
+            "along random directions (a straight-through estimator, a phantom gradient, a detached part, "
+            f"rounding?), so that the loss's second derivatives are not to be had from it{WHAT_TO_DO}"
+        )
+    few.checked[key] = True
+
+
+def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
+    """Whether differences of the loss show no other derivative than autograd's; true where they show none."""
+    layout, center = problem.layout, problem.theta
+    moves = problem.along_weights(torch.stack([moved(problem, seed) - center for seed in range(3)]))
+    at = center + moves[0] / 100
+    leaves = {name: view.detach().clone().requires_grad_() for name, view in layout.views(at).items()}
+    with torch.enable_grad():
+        value = differentiable(first_loss(problem, leaves))
+    parts = gradients(value, [leaves[slot.name] for slot in slots])
+    slope, directions = torch.zeros_like(at), torch.zeros(3, len(at)).to(at)
+    places = [slice(slot.offset, slot.offset + slot.size) for slot in slots]
+    for place, part in zip(places, parts, strict=True):
+        slope[place] = part.flatten()
+        directions[:2, place] = moves[1:, place]
+    # Along the gradient, each tensor counts nearly the same, so that no wrong one hides behind the others.
+    most = max(float(slope[place].norm() * moves[1, place].norm()) for place in places)
+    for place in places:
+        size, length = float(slope[place].norm()), float(moves[1, place].norm())
+        if size > 0:
+            directions[2, place] = slope[place] * (length / size * most / max(size * length, most / BALANCE))
+    said = directions @ slope
+    eps = torch.finfo(at.dtype).eps
+    unit = eps * value.detach().abs().clamp(min=1)  # small ones may come from logits that cancel
+
+    @torch.no_grad()
+    def difference(step: float) -> Tensor:
+        ends = [
+            [first_loss(problem, layout.views(at + t * d)).to(at) for t in (step, -step)] for d in directions
+        ]
+        return torch.stack([(a - b) / (2 * step) for a, b in ends])
+
+    for step in (eps**0.5, 30 * eps**0.5, 900 * eps**0.5):
+        near, far = difference(step), difference(2 * step)
+        clear = True
+        for rows in (slice(0, -1), slice(-1, None)):  # random directions, and the gradient's
+            scale = torch.stack([each[rows].norm() for each in (near, far, said)]).max()
+            resolved = 2 * step * scale >= UNITS * unit
+            trusted = bool(resolved & ((near - far)[rows].norm() <= SAME * scale))
+            if trusted and bool((near - said)[rows].norm() > OTHER * scale):
+                return False
+            clear &= trusted
+        if clear:
+            break
+    return True
+
+
 def flat(parts: Sequence[Tensor]) -> Tensor:
     """One float64 vector of all numbers in ``parts``."""
     return torch.cat([part.detach().flatten() for part in parts]).double()
@@ -131,9 +215,7 @@ def check_differences(
         with torch.no_grad():
             for a, at, v in zip(active, start, vectors, strict=True):
                 a.copy_(at + t * v)
-        x, y, _, seed = next(problem.parts())
-        with problem.evaluating(seed):
-            loss = problem.criterion(problem.call(leaves, x), y)
+        loss = first_loss(problem, leaves)
         return flat(gradients(loss, active)) if loss.requires_grad else 0 * flat(start)
 
     near, far = ((slope(k * step) - slope(-k * step)) / (2 * k * step) for k in (1, 2))
