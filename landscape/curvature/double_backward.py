@@ -113,9 +113,9 @@ def check_gradient(few: Problem, theta: Tensor, slots: Sequence[Slot]) -> None:
     """Raise InputError unless the gradient in ``slots`` is the derivative of the loss near ``theta`` (P,).
 
     It is not where a part is detached, with straight-through estimators, and with phantom gradients: what its
-    derivatives are then is no Hessian of the loss. It is compared with central differences of the loss along itself and
-    along random directions, in float64 where the model runs in that, and at weights a little off ``theta``,
-    which no kink of ReLU or max pooling lies at. Once a problem and part.
+    derivatives are then is no Hessian of the loss. It is compared with central differences of the loss, along
+    itself and random directions, in float64 where the model runs in that, and at weights a little off
+    ``theta``, where no kink of ReLU or max pooling lies. Once a problem and part.
     """
     key = ("gradient", few.batchnorm.name, tuple(slot.name for slot in slots))
     if key in few.checked:

@@ -261,8 +261,8 @@ class HessianOperator:
 def holds_but_for_rounding(problem: Problem, test: Callable[[Problem], bool]) -> bool:
     """Whether ``test`` is true for the problem, or else for the same problem in float64.
 
-    (Where a network fits its data well, products have few correct digits: 1 − p cancels.) A model that runs in
-    one precision only is judged by that precision.
+    (Where a network fits its data well, products have few correct digits: 1 − p cancels.) A model that runs
+    in one precision only is judged by that precision.
     """
     tested = False
     for dtype in dict.fromkeys((problem.dtype, torch.float64)):
