@@ -25,10 +25,11 @@ MISSING = re.compile(r"derivative for '?(?:aten::)?_?(\w+?)(?:_backward)?'? is n
 # product differs from them by the second: a kink within the step, or arithmetic that is coarser inside the
 # model than its parameters, makes the two differences disagree (ours).
 AGREEMENT, DISAGREEMENT = 0.05, 0.25
-
 # The same two of losses and their gradient, where a loss changes by at least so many units of its rounding;
 # and how much a small part of the gradient counts at most (ours).
 SAME, OTHER, UNITS, BALANCE = 0.002, 0.02, 1000, 30
+# Numbers that are converted to float64 at once (ours): 8 MiB.
+SLICE = 2**20
 
 WHAT_TO_DO = (
     "; write it in differentiable operations, or take another in its place (losses, contours and gradients "
@@ -143,43 +144,50 @@ def check_gradient(few: Problem, theta: Tensor, slots: Sequence[Slot]) -> None:
 
 def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
     """Whether differences of the loss show no other derivative than autograd's; true where they show none."""
-    layout, center = problem.layout, problem.theta
-    moves = problem.along_weights(torch.stack([moved(problem, seed) - center for seed in range(3)]))
-    at = center + moves[0] / 100
+    layout, places = problem.layout, [slice(slot.offset, slot.offset + slot.size) for slot in slots]
+
+    def move(seed: int) -> Tensor:
+        return problem.along_weights(moved(problem, seed).sub_(problem.theta))
+
+    at = problem.theta.add(move(0), alpha=0.01)
     leaves = {name: view.detach().clone().requires_grad_() for name, view in layout.views(at).items()}
     with torch.enable_grad():
         value = differentiable(first_loss(problem, leaves))
-    parts = gradients(value, [leaves[slot.name] for slot in slots])
-    slope, directions = torch.zeros_like(at), torch.zeros(3, len(at)).to(at)
-    places = [slice(slot.offset, slot.offset + slot.size) for slot in slots]
-    for place, part in zip(places, parts, strict=True):
+    slope = torch.zeros_like(at)
+    for place, part in zip(places, gradients(value, [leaves[s.name] for s in slots]), strict=True):
         slope[place] = part.flatten()
-        directions[:2, place] = moves[1:, place]
-    # Along the gradient, each tensor counts nearly the same, so that no wrong one hides behind the others.
-    most = max(float(slope[place].norm() * moves[1, place].norm()) for place in places)
-    for place in places:
-        size, length = float(slope[place].norm()), float(moves[1, place].norm())
-        if size > 0:
-            directions[2, place] = slope[place] * (length / size * most / max(size * length, most / BALANCE))
-    said = directions @ slope
-    eps = torch.finfo(at.dtype).eps
-    unit = eps * value.detach().abs().clamp(min=1)  # small ones may come from logits that cancel
+    del leaves
+
+    def direction(k: int) -> Tensor:
+        """Random for k = 1 and 2; for 0 along the gradient, where each tensor counts nearly the same."""
+        random, chosen = move(max(k, 1)), torch.zeros_like(at)
+        sizes = [(float(slope[place].norm()), float(random[place].norm())) for place in places]
+        most = max(a * b for a, b in sizes)
+        for place, (size, length) in zip(places, sizes, strict=True):
+            if k:
+                chosen[place] = random[place]
+            elif size > 0:  # no wrong one hides behind the others
+                chosen[place] = slope[place] * (length / size * most / max(size * length, most / BALANCE))
+        return chosen
 
     @torch.no_grad()
-    def difference(step: float) -> Tensor:
-        ends = [
-            [first_loss(problem, layout.views(at + t * d)).to(at) for t in (step, -step)] for d in directions
-        ]
-        return torch.stack([(a - b) / (2 * step) for a, b in ends])
+    def difference(d: Tensor, step: float) -> float:
+        ends = (float(first_loss(problem, layout.views(at.add(d, alpha=t)))) for t in (step, -step))
+        return (next(ends) - next(ends)) / (2 * step)
 
+    eps = torch.finfo(at.dtype).eps
+    unit = eps * max(1.0, abs(float(value.detach())))  # small losses may come from logits that cancel
     for step in (eps**0.5, 30 * eps**0.5, 900 * eps**0.5):
-        near, far = difference(step), difference(2 * step)
         clear = True
-        for rows in (slice(0, -1), slice(-1, None)):  # random directions, and the gradient's
-            scale = torch.stack([each[rows].norm() for each in (near, far, said)]).max()
+        for group in ((0,), (1, 2)):
+            rows = []
+            for d in map(direction, group):
+                rows.append([difference(d, step), difference(d, 2 * step), float(d @ slope)])
+            near, far, said = torch.tensor(rows, dtype=torch.float64).T
+            scale = torch.stack([near.norm(), far.norm(), said.norm()]).max()
             resolved = 2 * step * scale >= UNITS * unit
-            trusted = bool(resolved & ((near - far)[rows].norm() <= SAME * scale))
-            if trusted and bool((near - said)[rows].norm() > OTHER * scale):
+            trusted = bool(resolved & ((near - far).norm() <= SAME * scale))
+            if trusted and bool((near - said).norm() > OTHER * scale):
                 return False
             clear &= trusted
         if clear:
@@ -187,9 +195,22 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
     return True
 
 
-def flat(parts: Sequence[Tensor]) -> Tensor:
-    """One float64 vector of all numbers in ``parts``."""
-    return torch.cat([part.detach().flatten() for part in parts]).double()
+def _slices(a: Sequence[Tensor], b: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The numbers of two vectors in parts, in float64, SLICE at a time: no copy of a whole vector."""
+    for part, other in zip(a, b, strict=True):
+        pairs = zip(torch.split(part.flatten(), SLICE), torch.split(other.flatten(), SLICE), strict=True)
+        yield from ((x.double(), y.double()) for x, y in pairs)
+
+
+def inner(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """⟨a, b⟩ of two vectors in parts, in float64."""
+    return torch.stack([x @ y for x, y in _slices(a, b)]).sum()
+
+
+def distance(a: Sequence[Tensor], b: Sequence[Tensor] | None = None) -> Tensor:
+    """‖a − b‖, or ‖a‖, of vectors in parts, in float64."""
+    squares = [(x if b is None else x - y).square().sum() for x, y in _slices(a, b or a)]
+    return torch.stack(squares).sum().sqrt()
 
 
 def check_differences(
@@ -208,20 +229,23 @@ def check_differences(
         active: those among them that the vectors belong to; they are changed.
     """
     start = [a.detach().clone() for a in active]
-    size = float(flat(start).norm()) / float(flat(vectors).norm())
+    size = float(distance(start) / distance(vectors))
     step = torch.finfo(problem.dtype).eps ** (1 / 3) * max(size, 1e-3)
 
-    def slope(t: float) -> Tensor:
+    def gradient(t: float) -> list[Tensor]:
         with torch.no_grad():
             for a, at, v in zip(active, start, vectors, strict=True):
-                a.copy_(at + t * v)
+                torch.add(at, v, alpha=t, out=a)
         loss = first_loss(problem, leaves)
-        return flat(gradients(loss, active)) if loss.requires_grad else 0 * flat(start)
+        return gradients(loss, active) if loss.requires_grad else [torch.zeros_like(a) for a in active]
 
-    near, far = ((slope(k * step) - slope(-k * step)) / (2 * k * step) for k in (1, 2))
-    product, scale = flat(image), torch.maximum(near.norm(), far.norm())
-    trusted = bool((near - far).norm() <= AGREEMENT * scale)
-    if trusted and bool((product - near).norm() > DISAGREEMENT * torch.maximum(scale, product.norm())):
+    def slope(t: float) -> list[Tensor]:
+        return [(a - b).div_(2 * t) for a, b in zip(gradient(t), gradient(-t), strict=True)]
+
+    near, far = slope(step), slope(2 * step)
+    scale = torch.maximum(distance(near), distance(far))
+    trusted = bool(distance(near, far) <= AGREEMENT * scale)
+    if trusted and bool(distance(image, near) > DISAGREEMENT * torch.maximum(scale, distance(image))):
         raise InputError(
             "model or loss: its second derivative is wrong: products with the Hessian are not what gradients "
             "differ by, as where a part is detached, or a backward pass of one's own is not differentiable"

@@ -23,7 +23,7 @@ from landscape.train.decomposition import Decomposer, StepDecomposition
 from landscape.train.instruments import monitor
 from landscape.train.processes.comm import Comm
 from landscape.train.processes.process_group import Group
-from landscape.train.recipes.recipe import Recipe, from_values, parse
+from landscape.train.recipes.recipe import Recipe, from_values
 from landscape.train.run import setup
 from landscape.train.run.buffers import Buffers
 from landscape.train.run.draws import Minibatches, SecondGradient
@@ -223,7 +223,7 @@ class Trainer:
             self.history.record(row, decomposition.columns(new, lr))
         self._pending = self._start_mean_loss(row, state, new, losses, measured)
         self.weights, self.step = new, t
-        self.history.rows.append(row)
+        self.history.append(row)
         # With several processes a step waits for the other processes' losses of the step before only.
         if measured or _is_due(recipe.checkpoint.every, t) or self.monitor.due(t):
             self._complete_pending()
@@ -322,7 +322,7 @@ class Trainer:
             self._evaluate(row)
         if self.monitor.due(t):
             self.history.record(row, self.monitor.measure(t, row["lr"], self.weights))
-            if warning := self.monitor.warning(row, rows[:-1]):
+            if warning := self.monitor.warning(row, self.history.column):
                 self.hooks.message(warning)
         self.hooks.step(t, self.recipe.steps)
 
@@ -393,8 +393,7 @@ def recipe_of(checkpoint: Checkpoint) -> Recipe:
             f"{checkpoint.path or 'checkpoint'}: it was {how}; a run of landscape train is needed"
         )
     matrix = checkpoint.shared.get(MATRIX)
-    values = parse(checkpoint.recipe, str(checkpoint.path or "checkpoint"))
-    return from_values(values, None if matrix is None else matrix.cpu().numpy())
+    return from_values(checkpoint.settings, None if matrix is None else matrix.cpu().numpy())
 
 
 #: The state that a step changes in addition to the weights: of the optimizer, the rule (two) and the buffers.
