@@ -22,7 +22,7 @@ from landscape.curvature.double_backward import (
     missing_named,
 )
 from landscape.problem.batches import aligned
-from landscape.problem.layout import differentiable, gradients
+from landscape.problem.layout import check_recording, differentiable, gradients
 from landscape.problem.problem import Problem
 
 # Memory for gradient graphs (ours: small compared to the 24 GB of a usual machine, and enough for all of
@@ -187,6 +187,7 @@ class HessianOperator:
         graph_bytes: int = GRAPH_BYTES,
     ) -> None:
         expect("problem", problem, Problem)
+        check_recording()
         self.kind = choose("kind", kind, KINDS)
         theta = problem.theta if theta is None else theta
         self.problem = problem.at(theta)
