@@ -18,7 +18,7 @@ from landscape import FailedError, InputError, Surface, plots
 from landscape.core import registry
 from landscape.plots.levels import LOG_LEVELS, MAX_LEVELS, levels
 from landscape.plots.picture import caption, panels
-from landscape.plots.style import ALGORITHMS, OTHER, color_of, decimal_labels, paper_name
+from landscape.plots.style import OTHER, color_of, decimal_labels, paper_name
 from landscape.plots.surface import draw_surfaces
 from landscape.plots.training import draw_training
 from landscape.results import basin
@@ -420,9 +420,10 @@ def test_markers_in_three_dimensions_lie_on_the_surface(surface: Surface) -> Non
 
 
 def test_each_algorithm_has_one_colour() -> None:
-    colors = [color for _, color in ALGORITHMS.values()]
-    assert len({*colors, OTHER}) == len(colors) + 1
-    assert set(registry.algorithms) <= set(ALGORITHMS)
+    rules = [registry.algorithms[name] for name in registry.algorithms]
+    ours = [rule for rule in rules if rule.__module__.startswith("landscape.")]
+    assert all(rule.label for rule in ours)
+    assert len({*(rule.color for rule in ours), OTHER}) == len(ours) + 1 == len({r.label for r in ours}) + 1
     assert color_of("SSGD*") == color_of("ssgd*, seed 0") != color_of("ssgd")
     assert paper_name("ad-psgd, seed 1") == "AD-PSGD, seed 1"
 

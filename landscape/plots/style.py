@@ -15,22 +15,12 @@ import numpy as np
 from matplotlib import ticker
 from matplotlib.colors import to_hex, to_rgb
 
-# The one colour of each algorithm in every picture, and its name in the papers. DPSGD-2020's Figure 2 has
-# DPSGD green, SSGD red, SSGD* blue; these are its colours in the palette of Okabe and Ito, and so are the
-# next ones. The last three are from Tol's muted palette, which colour-blind readers can tell apart, too.
-ALGORITHMS = {
-    "ssgd": ("SSGD", "#D55E00"),
-    "ssgd*": ("SSGD*", "#0072B2"),
-    "dpsgd": ("DPSGD", "#009E73"),
-    "local-sgd": ("local SGD", "#E69F00"),
-    "slowmo": ("SlowMo", "#CC79A7"),
-    "ad-psgd": ("AD-PSGD", "#56B4E9"),
-    "async-sgd": ("async SGD", "#000000"),
-    "sgp": ("SGP", "#882255"),
-    "diloco": ("DiLoCo", "#332288"),
-    "dsgd-ac": ("DSGD-AC", "#999933"),
-}
-OTHER = "#777777"  # the colour of what is no algorithm of this table, and of lines for comparison
+from landscape.core import registry
+
+# The colours of algorithms stand in their rules. DPSGD-2020's Figure 2 has DPSGD green, SSGD red, SSGD* blue;
+# these are its colours in the palette of Okabe and Ito, and so are most others; the rest are from Tol's muted
+# palette, which colour-blind readers can tell apart, too.
+OTHER = "#777777"  # of what is no algorithm or has no colour, and of lines for comparison
 _SETTINGS = str(Path(__file__).with_name("style.mplstyle"))
 
 
@@ -49,7 +39,7 @@ def style() -> Iterator[None]:
 
 
 def color_of(algorithm: str) -> str:
-    """The colour of ``algorithm`` in all pictures; grey where it is none of the package.
+    """The colour of ``algorithm`` in all pictures, which its rule declares; else grey.
 
     Args:
         algorithm: a name as recipes have it, such as "ssgd*", or a label with one, such as "VGG-19, SSGD".
@@ -58,7 +48,8 @@ def color_of(algorithm: str) -> str:
         >>> color_of("dpsgd") == color_of("dpsgd awc") == color_of("DPSGD, seed 0")
         True
     """
-    return ALGORITHMS.get(algorithm_in(algorithm), ("", OTHER))[1]
+    name = algorithm_in(algorithm)
+    return (registry.algorithms[name].color if name else "") or OTHER
 
 
 def algorithm_in(label: str) -> str:
@@ -69,7 +60,7 @@ def algorithm_in(label: str) -> str:
         ('ssgd*', 'dpsgd', '')
     """
     words = [_first_word(part) for part in re.split(r",\s*", label)]
-    return next((word for word in words if word in ALGORITHMS), "")
+    return next((word for word in words if word in registry.algorithms), "")
 
 
 def paper_name(label: str) -> str:
@@ -80,7 +71,8 @@ def paper_name(label: str) -> str:
         ('SSGD*', 'DPSGD, seed 0', 'mine, step 3')
     """
     first = _first_word(label)
-    return ALGORITHMS[first][0] + label[len(first) :] if first in ALGORITHMS else label
+    named = registry.algorithms[first].label if first in registry.algorithms else ""
+    return (named or label[: len(first)]) + label[len(first) :]
 
 
 def short_names(labels: Sequence[str]) -> list[str]:
@@ -125,7 +117,7 @@ def colors_of(labels: Sequence[str]) -> list[str]:
     algorithms = [algorithm_in(label) for label in labels]
     tones = {name: iter(shades(color_of(name), algorithms.count(name))) for name in algorithms}
     cycle = (f"C{k % 7}" for k in itertools.count())
-    return [next(tones[name] if name in ALGORITHMS else cycle) for name in algorithms]
+    return [next(tones[name] if color_of(name) != OTHER else cycle) for name in algorithms]
 
 
 def decimal_labels(axis: Any) -> None:
