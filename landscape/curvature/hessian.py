@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.core.errors import InputError
 from landscape.core.memory import with_saved_bytes
-from landscape.core.options import choose, expect
+from landscape.core.options import choose, expect, positive
 from landscape.curvature.double_backward import (
     Decomposed,
     check_differences,
@@ -191,6 +191,7 @@ class HessianOperator:
     ) -> None:
         expect("problem", problem, Problem)
         check_recording()
+        positive("graph_bytes", graph_bytes, least=0)
         self.kind = choose("kind", kind, KINDS)
         theta = problem.theta if theta is None else theta
         self.problem = problem.at(theta)
