@@ -95,14 +95,24 @@ def test_only_a_list_of_results_of_one_kind_is_saved(tmp_path: Path, what: str) 
 # Modes of PyTorch around a call.
 
 
+#: What takes no derivative.
+WITHOUT = ("contour", "line", "random_plane", "between", "pca_plane", "learners_plane", "loss")
+
+
 def numbers(result: Any) -> list[np.ndarray]:
     """The arrays and floats of a result."""
     fields = result.values() if isinstance(result, dict) else getattr(result, "__dict__", {}).values()
-    return [np.asarray(v.detach() if isinstance(v, Tensor) else v) for v in fields if isinstance(v, (float, np.ndarray, Tensor))]
+    return [
+        np.asarray(v.detach() if isinstance(v, Tensor) else v)
+        for v in fields
+        if isinstance(v, (float, np.ndarray, Tensor))
+    ]
 
 
 @pytest.mark.parametrize("mode", ["inference_mode", "autocast"])
-@pytest.mark.parametrize("name", [*sorted({*about_a_problem()} - {"learning_coefficient"}), "loss", "gradient"])
+@pytest.mark.parametrize(
+    "name", [*sorted({*about_a_problem()} - {"learning_coefficient"}), "loss", "gradient"]
+)
 def test_a_mode_around_a_call_changes_no_number(name: str, mode: str) -> None:
     problem = Problem(*linear())
 
@@ -114,13 +124,10 @@ def test_a_mode_around_a_call_changes_no_number(name: str, mode: str) -> None:
 
     wanted = numbers(call())
     with torch.inference_mode() if mode == "inference_mode" else torch.autocast("cpu", torch.bfloat16):
-        try:
-            found = numbers(call())
-        except InputError as error:
-            assert f"torch.{mode}" in str(error)
-            assert "\n" not in str(error)
+        if name not in WITHOUT or (mode == "autocast" and name in ("contour", "line", "loss")):
+            refused(f"torch.{mode}: ", call)
             return
-    assert name in ("contour", "line", "random_plane", "between", "pca_plane", "learners_plane", "loss")
+        found = numbers(call())
     for a, b in zip(wanted, found, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -152,7 +159,9 @@ def test_the_meta_device_has_no_numbers(what: str) -> None:
     if what == "part":
         model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, device="meta").requires_grad_(False))
     x = x.to("meta") if what == "data" else x
-    refused("device 'meta'", lambda: Problem(model, loss, (x, y), device="meta" if what == "device" else None))
+    refused(
+        "device 'meta'", lambda: Problem(model, loss, (x, y), device="meta" if what == "device" else None)
+    )
 
 
 # NaN in the data.

@@ -171,7 +171,7 @@ class Data:
         return (self.batches.x, self.batches.y) if isinstance(self.batches, HostStream) else self.resident
 
     def nan(self) -> str:
-        """Where there is NaN in the data, as words; "" if nowhere, or if it is too much to be read for that."""
+        """Where there is NaN in the data, in words; "" if nowhere, or if it is not kept on the device."""
         if self.resident is None:
             return "its batches" if self.checksum is not None and bool(self.checksum.isnan().any()) else ""
         x, y = self.resident

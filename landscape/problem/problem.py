@@ -145,7 +145,8 @@ class Problem(MeanLoss):
         self._weigh(count)
         if check != "off" and (where := self.data.nan()) and math.isnan(self.loss()):
             raise InputError(
-                f"data: NaN in {where}, which makes the loss NaN; leave such samples out, or mask them in the loss"
+                f"data: NaN in {where}, which makes the loss NaN; leave such samples out, or mask them in "
+                "the loss"
             )
         if self.draws and self.resident is not None:
             self.data.chunk_size = self.chunk  # copies in another precision draw for the same chunks
@@ -176,8 +177,8 @@ class Problem(MeanLoss):
     ) -> None:
         if str(device) == "meta" or any(t.is_meta for t in (*model.parameters(), *model.buffers())):
             raise InputError(
-                "model: it is on the device 'meta' and has no numbers; make it on another (to_empty), and load "
-                "its weights"
+                "model: it is on the device 'meta' and has no numbers; make it on another (to_empty), and "
+                "load its weights"
             )
         self.layout = Layout.of(model)
         if self.layout.size == 0:
