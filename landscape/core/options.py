@@ -68,7 +68,8 @@ def positive(where: str, value: float, *, least: float | None = None) -> None:
         landscape.core.errors.InputError: --grid: 0 is not allowed, it must be a finite number ≥ 1
     """
     bits = value.bit_length() if isinstance(value, int) else 0
-    ok = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    given: Any = value  # typeshed does not know that a float is a Real
+    ok = isinstance(given, numbers.Real) and not isinstance(given, bool)
     ok = ok and (value > 0 if least is None else value >= least)
     if not ok or bits > 1023 or value == float("inf"):  # larger integers do not fit into a float
         allowed = "a finite number > 0" if least is None else f"a finite number ≥ {least:g}"

@@ -350,10 +350,11 @@ def save(results: Sequence[Result], path: str | Path) -> None:
             f"results: a {type(results).__name__} is not allowed, it must be a list of results",
             remedy="result.save(path)",
         )
-    kinds = [type(r) for r in results] if isinstance(results, Sequence) else [type(results)]
+    given: Any = results
+    kinds = [type(r) for r in given] if isinstance(given, Sequence) else [type(given)]
     if not all(issubclass(k, Result) and k.schema == kinds[0].schema for k in kinds) or not kinds:
-        given = ", ".join(dict.fromkeys(k.__name__ for k in kinds)) or "an empty list"
-        raise InputError(f"results: {given} is not allowed, it must be a list of results of one kind")
+        shown = ", ".join(dict.fromkeys(k.__name__ for k in kinds)) or "an empty list"
+        raise InputError(f"results: {shown} is not allowed, it must be a list of results of one kind")
     with writing(path, results[0].schema) as file:
         for i, result in enumerate(results):
             result._write(file if len(results) == 1 else file.create_group(str(i)))
