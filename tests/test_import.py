@@ -483,17 +483,6 @@ def test_from_python_the_model_names_itself(tmp_path: Path) -> None:
         back.problem(model=wider, data=unseen())
 
 
-def test_a_folder_is_on_the_module_path_only_for_what_is_named(folder: Path) -> None:
-    (folder / "helper.py").write_text("number = 4")
-    (folder / "mine.py").write_text(
-        "import torch\ndef net():\n import helper\n return torch.nn.Linear(helper.number, 2)"
-    )
-    model = user_code.build_model("--model", user_code.parse("--model", "mine:net"))
-    assert sum(p.numel() for p in model.parameters()) == 10
-    assert str(folder) not in sys.path
-    sys.modules.pop("helper", None)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only there can the current folder be deleted")
 def test_a_current_folder_that_was_deleted_is_one_line(tmp_path: Path) -> None:
     command = f"mkdir here; cd here; rmdir ../here; {sys.executable} -m landscape recipes"

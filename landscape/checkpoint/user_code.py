@@ -105,30 +105,14 @@ def data_spec(where: str, text: str) -> Spec:
     return replace(spec, options=datasets.options(spec.name, spec.options))
 
 
-@contextlib.contextmanager
-def current_folder() -> Iterator[None]:
-    """Inside, modules of the current folder can be imported, unless installed ones have their names.
-
-    Elsewhere they cannot: packages try to import others that may be missing, which nobody has named.
-    """
-    try:
-        added = [folder for folder in [os.getcwd()] if folder not in sys.path]
-    except FileNotFoundError:  # it has been deleted
-        added = []
-    sys.path += added
-    try:
-        yield
-    finally:
-        for folder in set(added) & set(sys.path):
-            sys.path.remove(folder)
-
-
 def find(where: str, name: str) -> Any:
     """The object MODULE:NAME, after an import of its module. InputError in one line if that fails."""
     module_name, _, path = name.partition(":")
+    with contextlib.suppress(FileNotFoundError):  # the current folder has been deleted
+        if os.getcwd() not in sys.path:  # last: it must not hide an installed module
+            sys.path.append(os.getcwd())
     try:
-        with current_folder():
-            value: Any = importlib.import_module(module_name)
+        value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise InputError(
@@ -151,8 +135,7 @@ def _make(where: str, spec: Spec) -> Any:
     if isinstance(value, nn.Module) or not callable(value):
         return value
     try:
-        with current_folder():
-            return value(**spec.options)
+        return value(**spec.options)
     except InputError:
         raise
     except Exception as error:  # any error of the user's function
