@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 import landscape
 from landscape import FailedError, InputError, NoiseScale, Problem
 from landscape.cli.noise_scale import gradient_points
-from landscape.results.shown import text_of
 from landscape.data.synthetic import mean_output
 from landscape.evaluation.gradient_noise import Jackknife, from_round
 from landscape.evaluation.minibatches import stream
+from landscape.results.shown import text_of
 from tests import problems
 from tests.conftest import Command
 from tests.test_batch_sharpness import as_batches

@@ -39,7 +39,16 @@ _ESTIMATES = {
     "eq4": "Eq. 4",
     "first_order": "first order",
 }
-_SPECTRUM = ("λ_1", "λ_min", "largest |λ|", "lr · λ_max", "trace", "samples", "Hessian products", "converged")
+_SPECTRUM = (
+    "λ_1",
+    "λ_min",
+    "largest |λ|, 1",
+    "lr · λ_max",
+    "trace",
+    "samples",
+    "Hessian products",
+    "converged",
+)
 _DENSITY_POINTS = 600
 # Tables write the numbers of cells up to this size into them; larger grids cannot show them (ours).
 _ANNOTATED = 64

@@ -188,9 +188,9 @@ class Spectrum(Measured):
     def describe(self) -> list[Row]:
         unit = "1/η" if self.precondition else "nat"
         top = len(self.values) - self.lowest
-        names = [f"λ_{i + 1}" if i < top else "λ_min" for i in range(len(self.values))]
-        if self.engine == "pyhessian":
-            names = ["largest |λ|"] * len(names)
+        largest = "largest |λ|, {}" if self.engine == "pyhessian" else "λ_{}"
+        names = [largest.format(i + 1) for i in range(top)]
+        names += [f"λ_min, {i}" if i > 1 else "λ_min" for i in range(self.lowest, 0, -1)]
         found = zip(names, self.values, self.residuals, strict=True)
         rows = [eigenvalue(name, value, residual, unit) for name, value, residual in found]
         if np.isfinite(self.lr) and top:
