@@ -87,7 +87,7 @@ def test_the_command(tmp_path: Path, command: Command) -> None:
         (("--dimension", "2,x"), "--dimension: '2,x' is not allowed, it must be whole numbers > 0"),
         (("--lr", "-1"), "--lr: '-1' is not allowed"),
         (("--seeds", "0-2"), "needs at least 6"),
-        (("--seeds", 20), "--seeds: '20' is one seed, give a range such as 0-19"),
+        (("--seeds", 20), "seeds: 1 is not allowed"),
         (("--dimension", "", "--noise", "", "--lr", ""), "at least one of them must have a value"),
         (("--seeds", "0-5", "--set", "steps=x"), "steps: 'x' is not allowed"),
     ):

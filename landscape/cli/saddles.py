@@ -62,8 +62,6 @@ def saddles(
     problem in an appendix that is not available.
     """
     seed_list = options.parse_seeds(seeds)
-    if seeds.strip().isdecimal():  # how many there are, until version 0.12
-        raise InputError(f"--seeds: '{seeds}' is one seed, give a range such as 0-19")
     median_rank(len(seed_list), LEVEL)
     chosen = {
         name: parse(f"--{name}", text, VALUES[name], whole=name == "dimension")
