@@ -14,7 +14,7 @@ import numpy as np
 from landscape.core.files import printable
 from landscape.core.hdf5 import Array
 from landscape.results.base import Result
-from landscape.results.shown import Row, in_words
+from landscape.results.shown import Row
 
 LINES = 8  # of a description, that are columns of a table (ours)
 DIGITS = 6  # of a number in a chart: finer than a screen shows (ours)
@@ -110,11 +110,9 @@ class Page:
     data: dict[str, Any] = field(default_factory=dict)
 
 
-def number(value: float, error: float = math.nan, unit: str = "") -> Cell:
+def number(value: float, error: float = math.nan) -> Cell:
     """A number with its error, if it has one, as a cell: "0.123 ± 0.004"; "–" for NaN."""
-    if math.isnan(value):
-        return Cell("–", -math.inf)
-    return Cell(in_words(value, error) + unit, value)
+    return _cell(Row("", value, error))
 
 
 def described(caption: str, results: Sequence[Result], names: Sequence[str] = ()) -> Table:
