@@ -69,7 +69,8 @@ def headline(results: Sequence[Any]) -> str:
     more = f", … ({len(results)} in all)" if len(results) > MOST else ""
     notes = {row.note for row in rows}
     note = notes.pop() if len(notes) == 1 else ""
-    return f"{said[0].upper()}{said[1:]}{more}{f' ({note})' if note else ''}"
+    first = said[0].upper() if said.split()[0].rstrip(":").isalpha() else said[0]  # no formula
+    return f"{first}{said[1:]}{more}{f' ({note})' if note else ''}"
 
 
 def samples_of(results: Sequence[Any]) -> str:

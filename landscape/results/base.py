@@ -280,7 +280,7 @@ class Result:
             FailedError: the file holds something else or several results, is damaged or cannot be read.
 
         Example:
-            >>> landscape.Surface.load("missing.h5")
+            >>> Result.load("missing.h5")
             Traceback (most recent call last):
             landscape.core.errors.FailedError: missing.h5: no such file; ...
         """
