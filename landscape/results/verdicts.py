@@ -147,7 +147,7 @@ def footnotes(comparison: Comparison) -> list[str]:
     if "standard error" in c.kinds:
         errors.append("±: one standard error over what the row names")
     if "bound" in c.kinds:
-        errors.append("bound: the residual of the eigenvalue, no standard error: one lies within it")
+        errors.append("bound: the true eigenvalue is within it with 99% probability; no standard error")
     if "exact" in c.kinds:
         errors.append("exact: nothing is drawn")
     lines = [f"{'; '.join(errors)}."]
