@@ -25,8 +25,7 @@ from landscape.evaluation.tolerance import Tolerance
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.hessian_grid import HessianGrid
-from landscape.results.plane import Plane
+from landscape.results.grids import HessianGrid, Plane
 
 if TYPE_CHECKING:
     import torch.distributed as dist

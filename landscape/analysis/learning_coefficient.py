@@ -23,7 +23,7 @@ from landscape.evaluation.provenance import setting
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.learning_coefficient import LearningCoefficient
+from landscape.results.flatness import LearningCoefficient
 
 # γ of the experiments on MNIST with the package of the method's authors (devinterp).
 LOCALIZATION = 100.0

@@ -22,7 +22,7 @@ from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.sharpness import Sharpness
+from landscape.results.flatness import Sharpness
 
 KINDS = ("worst", "average")
 # Gradients of one search (Andriushchenko et al. 2023 take 20 on CIFAR-10), and random starts of it besides

@@ -13,7 +13,7 @@ from landscape.cli import common, options
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.stability import known
 from landscape.core.errors import InputError
-from landscape.results.batch_sharpness import BatchSharpness
+from landscape.results.curvature import BatchSharpness
 
 
 @click.command(

@@ -21,8 +21,7 @@ from landscape.cli.analysis import Analysis, analysis_options, open_problem
 from landscape.core.errors import InputError
 from landscape.core.options import SPLIT, choose
 from landscape.problem.problem import Problem
-from landscape.results.comparison import Comparison
-from landscape.results.verdicts import cell, footnotes, summary, verdict
+from landscape.results.comparison import Comparison, cell, footnotes, summary, verdict
 from landscape.train.run.preconditioner import preconditioner
 
 WIDTH = 110  # characters of a line of the table, but for its last column (ours)

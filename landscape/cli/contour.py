@@ -13,7 +13,7 @@ from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.gridfile import GridFile
 from landscape.core.memory import parse_size
 from landscape.evaluation import evaluate
-from landscape.results.surface import Surface
+from landscape.results.grids import Surface
 
 
 @click.command(

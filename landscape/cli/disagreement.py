@@ -9,7 +9,7 @@ from landscape.analysis.disagreement import disagreement as compute_disagreement
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.options import positive
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
-from landscape.results.disagreement import Disagreement
+from landscape.results.curvature import Disagreement
 
 
 @click.command(epilog="Example: landscape disagreement runs/dp --top-k 10 --plot disagreement.png")

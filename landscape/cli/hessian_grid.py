@@ -13,7 +13,7 @@ from landscape.analysis.planes import random_plane
 from landscape.cli import options, processes
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.gridfile import GridFile
-from landscape.results.hessian_grid import HessianGrid
+from landscape.results.grids import HessianGrid
 
 
 @click.command(

@@ -11,7 +11,7 @@ from landscape.analysis.learning_coefficient import CHAINS, LOCALIZATION, MAX_RH
 from landscape.analysis.learning_coefficient import learning_coefficient as compute_learning_coefficient
 from landscape.cli import options
 from landscape.cli.analysis import Analysis, analysis_options
-from landscape.results.learning_coefficient import LearningCoefficient
+from landscape.results.flatness import LearningCoefficient
 
 BATCH = 512  # Lau et al.'s on MNIST
 

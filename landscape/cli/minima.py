@@ -10,7 +10,7 @@ from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.stability import HEADS, parse_delays
 from landscape.core.errors import InputError
-from landscape.results.minima import Minima
+from landscape.results.stability import Minima
 from landscape.train.experiments.minima import minima as experiment
 from landscape.train.own_loop.recording import read_settings
 from landscape.train.run.loop import recipe_of

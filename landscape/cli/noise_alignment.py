@@ -8,7 +8,7 @@ from landscape.analysis.noise_alignment import DRAWS, TOL, TOP_K
 from landscape.analysis.noise_alignment import noise_alignment as compute_noise_alignment
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.errors import InputError
-from landscape.results.noise_alignment import NoiseAlignment
+from landscape.results.noise import NoiseAlignment
 
 
 @click.command(epilog="Example: landscape noise-alignment runs/ss runs/dp --batch 100 --plot alignment.png")

@@ -11,7 +11,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import options
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.batch_sharpness import batch_sizes, check_learners
-from landscape.results.noise_scale import NoiseScale
+from landscape.results.noise import NoiseScale
 from landscape.train.run.loop import recipe_of
 
 

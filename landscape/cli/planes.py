@@ -18,8 +18,7 @@ from landscape.cli.analysis import Analysis
 from landscape.core.errors import FailedError, InputError
 from landscape.problem.problem import Problem
 from landscape.results import base
-from landscape.results.plane import Plane
-from landscape.results.surface import Surface
+from landscape.results.grids import Plane, Surface
 
 KINDS = ("random", "between", "pca", "learners", "eigen")
 

@@ -10,7 +10,7 @@ from landscape.analysis.sharpness import DRAWS, KINDS, STARTS, STEPS, TOL
 from landscape.analysis.sharpness import sharpness as compute_sharpness
 from landscape.cli import options
 from landscape.cli.analysis import Analysis, analysis_options
-from landscape.results.sharpness import Sharpness
+from landscape.results.flatness import Sharpness
 
 
 @dataclass(frozen=True)

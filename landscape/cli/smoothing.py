@@ -11,7 +11,7 @@ from landscape.analysis.smoothing import smoothing as compute_smoothing
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.options import positive
 from landscape.curvature.lanczos import TOL
-from landscape.results.smoothing import Smoothing
+from landscape.results.flatness import Smoothing
 from landscape.train.experiments.minima import STEPS, effective_rate, mean_path
 from landscape.train.run.launch import pick_device
 

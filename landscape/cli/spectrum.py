@@ -14,7 +14,7 @@ from landscape.curvature.density import PROBES, STEPS
 from landscape.curvature.hessian import KINDS
 from landscape.curvature.pyhessian_engine import ENGINES
 from landscape.curvature.trace import TRACE_PRODUCTS
-from landscape.results.spectrum import Spectrum
+from landscape.results.curvature import Spectrum
 from landscape.train.run.preconditioner import preconditioner
 
 
