@@ -87,6 +87,12 @@ class Interpolated(Measured):
             than a factor of 100, which pictures show on a logarithmic scale.
     """
 
+    #: What a command may ask for otherwise and still go on with an earlier result. All other options that are
+    #: fields must be equal.
+    may_differ: ClassVar[frozenset[str]] = frozenset(
+        ("span", "tolerance", "max_products", "path", "bn", "bn_samples")
+    )
+
     tolerance: str = ""
     columns: Annotated[tuple[str, ...], "column"] = ()
     stated_error: Annotated[Array, "column"] = field(default_factory=lambda: np.zeros(0))
