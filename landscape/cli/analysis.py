@@ -163,6 +163,7 @@ def analysis_options(
         options.dtype,
         *options.OUTPUT,
         options.device,
+        options.max_memory,
         *SOURCE,
         options.quiet,
     )

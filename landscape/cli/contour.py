@@ -11,7 +11,6 @@ from landscape.analysis.contour import contour as compute_contour
 from landscape.cli import options, planes, processes
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.gridfile import GridFile
-from landscape.core.memory import parse_size
 from landscape.evaluation import evaluate
 from landscape.results.surface import Surface
 
@@ -48,13 +47,6 @@ from landscape.results.surface import Surface
     show_default=True,
     help="Arithmetic: model (that of --dtype), bfloat16 (networks that torch.fx can trace), tf32 (CUDA).",
 )
-@click.option(
-    "--max-memory",
-    "memory",
-    metavar="SIZE",
-    help="Memory of a process, such as 2.5GiB (on CUDA: of the GPU). [default: weights, directions, data and "
-    "a chunk of data of at most 256MiB]",
-)
 @processes.option
 @analysis_options("Draws the directions.")
 def contour(
@@ -66,7 +58,6 @@ def contour(
     ignore: str | None,
     path: str,
     precision: str,
-    memory: str | None,
 ) -> None:
     """Loss contours over a plane around w_a of each CKPT; all have common levels.
 
@@ -81,7 +72,6 @@ def contour(
     only its corners. Points that the new grid does not contain, and results of other checkpoints or options,
     are replaced only with --force.
     """
-    max_memory = parse_size("--max-memory", memory) if memory else None
     team = processes.join()
     groups = planes.check(kind, analysis.open(), grid.norm, ignore)
     target = analysis.target(groups[0][0], "contour", kind, grid.norm, resumes=True)
@@ -114,7 +104,6 @@ def contour(
                     **vars(batchnorm),
                     path=path,
                     precision=precision,
-                    max_memory=max_memory,
                     progress=progress,
                     **origins[i],
                 ),
