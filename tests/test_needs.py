@@ -22,7 +22,7 @@ LINUX = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="reads and resets peaks in /proc"
 )
 # Widths of a network with 2·width² parameters, and samples: activations, both, and weights count the most.
-SIZES = [(300, 6000), (1200, 1000), (2900, 60)]
+SIZES = [(300, 6000), (800, 1000), (1700, 60)]
 CALLS = {
     "loss": "problem.loss, ()",
     "gradient": "problem.gradient, ()",

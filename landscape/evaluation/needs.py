@@ -11,6 +11,8 @@ import math
 from typing import Any
 
 from landscape.core.memory import Need
+from landscape.evaluation.batched import BLOCK_BYTES
+from landscape.evaluation.chain import chain
 
 # Basis vectors of a search before a restart, or fewer if P or the memory below is smaller. MNIST's MLP needs
 # 40 to 90.
@@ -65,13 +67,14 @@ def random_plane(problem: Any, **_: Any) -> Need:
 
 
 def contour(problem: Any, grid: Any, **_: Any) -> Need:
-    """Centre and directions in one, or the moved weights and copies for the result."""
-    return _need(problem, 3, 1, SURFACE_POINT * _points(grid))
+    """The moved weights and their outputs; or centre and directions in one, and a block of points."""
+    blocks = 2 * BLOCK_BYTES if chain(problem) else 0
+    return _need(problem, 4 if blocks else 2, 1, blocks + SURFACE_POINT * _points(grid))
 
 
 def line(problem: Any, points: Any, **_: Any) -> Need:
-    """Direction, a zero one, both in one, the moved weights."""
-    return _need(problem, 4, 1, LINE_POINT * _count(points))
+    """That of a contour, and a second direction, which is zero."""
+    return _need(problem, 5 if chain(problem) else 3, 1, LINE_POINT * _count(points))
 
 
 def hessian_grid(problem: Any, grid: Any, **_: Any) -> Need:
