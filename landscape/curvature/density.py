@@ -21,7 +21,7 @@ from landscape.evaluation import needs
 from landscape.evaluation.needs import BASIS_BYTES
 from landscape.evaluation.paths import Progress
 from landscape.problem.problem import Problem
-from landscape.results.spectrum import Density
+from landscape.results.curvature import Density
 
 # Ghorbani, Krishnan and Xiao 2019 use 10 probes of 80 to 90 steps for networks of all sizes.
 PROBES = 10

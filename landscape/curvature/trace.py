@@ -18,7 +18,7 @@ from landscape.evaluation import needs
 from landscape.evaluation.needs import BLOCK
 from landscape.evaluation.paths import Progress
 from landscape.problem.problem import Problem
-from landscape.results.spectrum import Trace
+from landscape.results.curvature import Trace
 
 # A third of these are the samples behind the standard error, which 20 give to about 16% (ours).
 TRACE_PRODUCTS = 60
