@@ -13,7 +13,7 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
 from landscape.core.numerics import numerics
-from landscape.core.options import choose, expect
+from landscape.core.options import choose, expect, positive
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
 from landscape.evaluation import needs
@@ -69,8 +69,7 @@ def random_plane(
     choose("norm", norm, NORMS)
     ignore = ("bias+norm" if norm == "filter" else "none") if ignore is None else ignore
     choose("ignore", ignore, IGNORES)
-    if seed < 0:
-        raise InputError(f"seed: {seed} is not allowed, it must be an integer ≥ 0")
+    positive("seed", seed, least=0)
     generator = torch.Generator().manual_seed(seed)
     directions = torch.empty(2, problem.layout.size, dtype=problem.dtype, device=problem.device)
     for direction in directions:

@@ -39,7 +39,8 @@ def _need(problem: Any, vectors: float, activations: float = 1.0, other: float =
 
 def _curved(problem: Any, vectors: float, other: float = 0.0) -> Need:
     """:func:`_need` of a function with products of the Hessian, whose graphs are kept where there is room."""
-    need = _need(problem, max(CHECK, vectors + PRODUCT), TWICE, other)
+    full = max(1, 4 // int(problem.theta.itemsize))  # half precisions have their products in float32
+    need = _need(problem, full * max(CHECK, vectors + PRODUCT), TWICE, other)
     chunks = math.ceil(problem.samples / problem.chunk) if problem.data.resident is not None else 1
     graphs = (chunks - 1) * (TWICE * problem.chunk_bytes + problem.theta.nbytes)
     return Need(problem.device, need.fixed, min(GRAPH_BYTES, graphs))
@@ -58,6 +59,13 @@ def _basis(problem: Any, wanted: int) -> int:
     """The vectors of a search for ``wanted`` eigenvalues: its basis, and each result with its image."""
     basis = max(4 * wanted, min(MAX_BASIS, BASIS_BYTES // int(problem.theta.nbytes)))
     return min(int(problem.layout.size), basis) + 1 + 6 * wanted
+
+
+def _several(problem: Any, wanted: Any, products: Any = MAX_BASIS) -> float:
+    """The vectors of a search for the largest, and of its second start where these are several."""
+    k = _count(wanted)
+    basis = _basis(problem, k)
+    return basis + (min(basis, _count(products)) / 2 if k > 1 else 0)
 
 
 def random_plane(problem: Any, **_: Any) -> Need:
@@ -85,10 +93,8 @@ def extremes(problem: Any, **_: Any) -> Need:
     return _curved(problem, 1 + _basis(problem, 2))
 
 
-def top(problem: Any, k: Any = 1, **_: Any) -> Need:
-    """With several, a second start that takes half of a basis."""
-    count = _count(k)
-    return _curved(problem, 1 + _basis(problem, count) * (1.5 if count > 1 else 1))
+def top(problem: Any, k: Any = 1, max_products: Any = MAX_BASIS, **_: Any) -> Need:
+    return _curved(problem, 1 + _several(problem, k, max_products))
 
 
 def trace(problem: Any, products: Any, **_: Any) -> Need:
@@ -124,7 +130,7 @@ def estimate_noise(problem: Any, weights: Any, **_: Any) -> Need:
 def smoothing(problem: Any, weights: Any, top: Any, pairs: Any, path: Any, **_: Any) -> Need:
     """The deviations, a search and its vectors; the gradients on a path for each pair."""
     route = 0 if path is None else 3 * _count(pairs) * _double(problem)
-    return _curved(problem, len(weights) + _count(top) + 1.5 * _basis(problem, _count(top)) + 6 + route)
+    return _curved(problem, len(weights) + _count(top) + _several(problem, top) + 6 + route)
 
 
 def noise_scale(problem: Any, weights: Any, gradient: Any, **_: Any) -> Need:
@@ -147,12 +153,12 @@ def learning_coefficient(problem: Any, chains: Any, **_: Any) -> Need:
 def disagreement(problem: Any, checkpoint: Any, top_k: Any, **_: Any) -> Need:
     """Weights and deviations, a search and its vectors."""
     learners = len(getattr(checkpoint, "weights", checkpoint))
-    return _curved(problem, 2 * learners + 1.5 * _basis(problem, _count(top_k)))
+    return _curved(problem, 2 * learners + _several(problem, top_k))
 
 
 def noise_alignment(problem: Any, top_k: Any, **_: Any) -> Need:
     """The vectors in float64; of a block of gradients rows, products and deviations, some in float64."""
-    vectors, search = _count(top_k), 1.5 * _basis(problem, _count(top_k))
+    vectors, search = _count(top_k), _several(problem, top_k)
     block = BLOCK * (3 + 5 * _double(problem))
     return _curved(problem, max((1 + _double(problem)) * vectors + block, search))
 
