@@ -25,7 +25,8 @@ import landscape
 for name in landscape.__all__:
     getattr(landscape, name)
 
-from landscape.core.lock import HAS_LOCKS, in_use
+from landscape.core.files import HAS_LOCKS
+from landscape.core.lock import in_use
 from landscape.train import launch, recipe
 assert not HAS_LOCKS
 from pathlib import Path
