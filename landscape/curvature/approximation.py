@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.chain_hessian import ChainHessian
-from landscape.curvature.krylov import MAX_BASIS
 from landscape.curvature.start import start_vector
 from landscape.evaluation.chain import is_default_cross_entropy
+from landscape.evaluation.needs import MAX_BASIS
 from landscape.problem.problem import Problem
 
 # Cheaper searches are for matrices whose basis does not become complete, and tolerances that a few
