@@ -317,12 +317,17 @@ def api_page() -> Iterator[str]:
     """The list of all public names, by the room that defines them."""
     yield from ("# Python interface", "", "`import landscape` gives all names of this page.", "")
     rooms: dict[str, list[str]] = {room: [] for room in GROUPS}
+    packages = []
     for name, module in landscape._MODULES.items():
-        rooms[module.partition(".")[0]].append(f"landscape.{name}")
+        room = module.partition(".")[2].partition(".")[0]
+        if room in rooms:
+            rooms[room].append(f"landscape.{name}")
+        elif not room:
+            packages.append(name)
     for room, names in rooms.items():
         heading, introduction = GROUPS[room]
         yield from (f"## {heading}", "", introduction, "", *autosummary(names))
-    for package in landscape._PACKAGES:
+    for package in packages:
         module = getattr(landscape, package)
         yield from (f"## landscape.{package}", "", markdown(_doc(module).split("\n\n")[0]), "")
         yield from autosummary(f"landscape.{package}.{name}" for name in module.__all__)

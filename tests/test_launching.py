@@ -550,14 +550,14 @@ def test_a_run_that_another_process_starts_meanwhile_is_not_touched(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, mine = tmp_path / "run", recipe.read(str(tiny))
-    real = launch.kind
+    real = launch.trainer_class
 
     def slow(*args: Any) -> Any:  # while this one builds its model, another trains
-        monkeypatch.setattr(launch, "kind", real)
+        monkeypatch.setattr(launch, "trainer_class", real)
         launch.launch(recipe.read(str(tiny), ["seed=1"]), other)
         return real(*args)
 
-    monkeypatch.setattr(launch, "kind", slow)
+    monkeypatch.setattr(launch, "trainer_class", slow)
     with pytest.raises(FailedError, match="another process has started a run there"):
         launch.launch(mine, other)
     assert landscape.load(other / "last.h5").seed == 1

@@ -17,11 +17,11 @@ from landscape.checkpoint.foreign_weights import SUFFIXES, import_state
 from landscape.cli import common, options
 from landscape.cli.source import SOURCE, Source
 from landscape.core import hdf5
+from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
 from landscape.core.options import SPLIT
 from landscape.problem.problem import Problem
 from landscape.results import base
-from landscape.train.run.launch import pick_device
 
 F = TypeVar("F", bound=Callable[..., Any])
 

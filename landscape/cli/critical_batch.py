@@ -12,11 +12,11 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common, options
 from landscape.cli.analysis import about
 from landscape.cli.saddles import parse
+from landscape.core.devices import pick_device
 from landscape.core.options import SPLIT
 from landscape.results.critical_batch import CriticalBatch
 from landscape.train.experiments.critical_batch import FACTORS, SCALING, SEEDS, TOL
 from landscape.train.experiments.critical_batch import critical_batch as experiment
-from landscape.train.run.launch import pick_device
 
 
 @click.command(

@@ -9,11 +9,11 @@ import click
 from landscape.analysis.smoothing import PAIRS, TOP
 from landscape.analysis.smoothing import smoothing as compute_smoothing
 from landscape.cli.analysis import Analysis, analysis_options
+from landscape.core.devices import pick_device
 from landscape.core.options import positive
 from landscape.curvature.lanczos import TOL
 from landscape.results.smoothing import Smoothing
 from landscape.train.experiments.minima import STEPS, effective_rate, mean_path
-from landscape.train.run.launch import pick_device
 
 
 @click.command(epilog="Example: landscape smoothing runs/ss/last.h5 runs/dp/last.h5 --plot smoothing.png")

@@ -24,6 +24,7 @@ from landscape.analysis.hessian_grid import hessian_grid
 from landscape.analysis.planes import random_plane
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.devices import pick_device
 from landscape.core.errors import FailedError
 from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
@@ -293,7 +294,7 @@ class Context:
         end = point.load() if isinstance(point, Point) else point
         dataset = self.dataset(end.data["name"], end.data["options"])
         end.check_data(dataset)
-        problem = end.problem(split, learner, data=dataset, device=launch.pick_device(self.device))
+        problem = end.problem(split, learner, data=dataset, device=pick_device(self.device))
         return problem.subset(slice(min(samples, problem.samples))) if samples else problem
 
     # ---- Analyses
