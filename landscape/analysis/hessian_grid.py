@@ -13,13 +13,13 @@ from landscape.analysis.contour import axes, grid_points
 from landscape.core.hdf5 import Array
 from landscape.core.numerics import numerics
 from landscape.core.options import expect
+from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import eigenpairs, extreme_eigenvalues, points_at_once
 from landscape.curvature.hessian import HessianOptions
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, SearchOptions, ends_of
 from landscape.curvature.start import start_vector
 from landscape.evaluation.filling import complete, meets
 from landscape.evaluation.grid import MismatchError, Portions, Workers, copy_common, difference
-from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import changed, provenance, setting
 from landscape.evaluation.tolerance import Tolerance
 from landscape.problem.layout import as_array

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.options import expect, positive
+from landscape.core.progress import Progress
 from landscape.evaluation import evaluate
 from landscape.evaluation.adaptive import first_points
 from landscape.evaluation.filling import complete
@@ -37,7 +38,7 @@ def line(
     bn_samples: int = SAMPLES,
     path: str = "auto",
     tolerance: str | float | None = None,
-    progress: evaluate.Progress | None = None,
+    progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Line:
     """Loss and accuracy of ``problem`` at ``points`` weights on a line.
@@ -100,7 +101,7 @@ def line(
         path=path,
     )
 
-    def values(places: Tensor, report: evaluate.Progress) -> dict[str, Tensor]:
+    def values(places: Tensor, report: Progress) -> dict[str, Tensor]:
         at_points = run(places, report)
         return {"loss": at_points.loss, "accuracy": at_points.accuracy}
 

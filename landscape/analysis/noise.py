@@ -10,8 +10,8 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.numerics import numerics
 from landscape.core.options import expect, positive
+from landscape.core.progress import Progress
 from landscape.curvature.hessian import HessianOperator
-from landscape.evaluation.paths import Progress
 from landscape.evaluation.stack import Stack
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import average

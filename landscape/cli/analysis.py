@@ -20,6 +20,7 @@ from landscape.core import hdf5
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
 from landscape.core.options import SPLIT
+from landscape.core.progress import Progress
 from landscape.problem.problem import Problem
 from landscape.results import base
 
@@ -98,7 +99,7 @@ class Analysis:
         common.check_targets(path, self.output.picture, self.output.force or resumes)
         return path
 
-    def each(self, title: str, runs: Sequence[Any]) -> Iterator[tuple[Any, Callable[[float], None]]]:
+    def each(self, title: str, runs: Sequence[Any]) -> Iterator[tuple[Any, Progress]]:
         """``runs`` with one progress bar: each with the function that takes the share of it that is done."""
         with common.progress_bar(title, self.quiet) as bar:
             for i, run in enumerate(runs):
@@ -120,7 +121,7 @@ class Analysis:
         common.write(results, path, self.output.picture)
 
 
-def _share(bar: Callable[[float], None], done: int, total: int, share: float) -> None:
+def _share(bar: Progress, done: int, total: int, share: float) -> None:
     bar((done + share) / total)
 
 

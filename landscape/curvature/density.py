@@ -10,13 +10,13 @@ from torch import Tensor
 
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
+from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import Products, exact_products
 from landscape.curvature.hessian import HessianOptions, Part
 from landscape.curvature.krylov import BASIS_BYTES, negligible, orthogonalise, small_eigh
 from landscape.curvature.lanczos import run_in_lockstep
 from landscape.curvature.start import start_vector
 from landscape.curvature.trace import signs
-from landscape.evaluation.paths import Progress
 from landscape.problem.problem import Problem
 from landscape.results.spectrum import Density
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.options import choose, positive
+from landscape.core.progress import Progress
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.approximation import MIN_PARAMETERS, MIN_TOL, Approximation, cheapest
 from landscape.curvature.chain_hessian import ChainHessian, agrees
@@ -44,7 +45,6 @@ from landscape.curvature.start import start_vector, warm_start
 from landscape.problem.problem import Problem
 
 Products = Callable[[Tensor], Tensor]
-Progress = Callable[[float], None]
 
 SEARCHES = ("auto", "exact")
 # Points of a grid at once, at most. On 2 cores a product of one of 16 points costs half of a lone one's.

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose, positive
+from landscape.core.progress import Progress
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.eigenvalues import Products, exact_products
 from landscape.curvature.hessian import HessianOptions, Part
 from landscape.curvature.start import start_vector
-from landscape.evaluation.paths import Progress
 from landscape.problem.problem import Problem
 from landscape.results.spectrum import Trace
 

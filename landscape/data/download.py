@@ -15,6 +15,7 @@ from typing import IO
 from landscape._version import __version__
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import open_regular, replacing
+from landscape.core.progress import Progress
 from landscape.data.idx import FILES
 
 # Seconds without an answer, and bytes that are read at once (ours).
@@ -133,7 +134,7 @@ def fetch(
     *,
     mirror: str | None = None,
     force: bool = False,
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Progress = lambda share: None,
     message: Callable[[str], None] = lambda line: None,
 ) -> dict[Path, bool]:
     """Download the files of a data set that are missing below ``root``, and verify all of them.
@@ -229,7 +230,7 @@ def _download(
     mirrors: tuple[str, ...],
     file: File,
     path: Path,
-    progress: Callable[[float], None],
+    progress: Progress,
     message: Callable[[str], None],
 ) -> None:
     """Write a file from the first mirror that gives it; an archive that is there already is kept."""
@@ -256,7 +257,7 @@ def _download(
     )
 
 
-def _blocks(url: str, progress: Callable[[float], None]) -> Generator[bytes]:
+def _blocks(url: str, progress: Progress) -> Generator[bytes]:
     """The bytes at an address; _MirrorError names the address and the reason."""
     from http.client import HTTPException
     from urllib.error import HTTPError

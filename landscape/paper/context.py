@@ -29,7 +29,7 @@ from landscape.core.errors import FailedError
 from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
 from landscape.core.numerics import version_of
-from landscape.core.progress import progress_bar
+from landscape.core.progress import Progress, progress_bar
 from landscape.paper.record import Record
 from landscape.paper.verdicts import Rows
 from landscape.problem.problem import Problem
@@ -117,7 +117,7 @@ class Context:
     data_dir: str | None = None
     executor: children.Executor = field(default_factory=children.Pool)
     message: Callable[[str], None] = lambda line: None
-    progress: Callable[[float], None] = lambda share: None
+    progress: Progress = lambda share: None
     records: Path | None = None
     until: float = math.inf
     kept: set[str] | None = None

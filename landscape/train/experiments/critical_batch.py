@@ -14,7 +14,7 @@ import torch
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import choose, expect, positive
-from landscape.evaluation.paths import Progress
+from landscape.core.progress import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.layout import average
 from landscape.results.base import Provenance

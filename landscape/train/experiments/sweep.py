@@ -19,6 +19,7 @@ import numpy as np
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import InputError
+from landscape.core.progress import Progress
 from landscape.results.sweep import COLUMNS, Sweep, texts
 from landscape.train.recipes.recipe import Recipe, key_and_value, parse_value, toml_value
 from landscape.train.run import launch
@@ -29,7 +30,7 @@ Setting = tuple[tuple[str, str], ...]
 # Longest name of a setting's folder in characters; file systems allow 255 bytes.
 MAX_NAME = 150
 #: Trains runs; takes what is called with each as it ends, and with the share of the present one.
-Execute = Callable[[Sequence[Run], Ended, Callable[[float], None]], None]
+Execute = Callable[[Sequence[Run], Ended, Progress], None]
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class Runner:
         read: Callable[[str, list[str]], Recipe],
         execute: Execute,
         message: Callable[[str], None] = lambda line: None,
-        progress: Callable[[float], None] = lambda runs: None,
+        progress: Progress = lambda runs: None,
     ) -> None:
         self.folder, self.seeds, self.keys = folder, seeds, ["recipe", *keys]
         self.read, self.execute = read, execute

@@ -14,8 +14,8 @@ from landscape.train.recipes.recipe import Recipe
 from landscape.train.run.randomness import generator
 
 
-class Minibatches:
-    """Draws from the training set as :class:`.Recipe` says (``sampling``, ``seed``).
+class Sampler:
+    """Draws minibatches from the training set as :class:`.Recipe` says (``sampling``, ``seed``).
 
     Args:
         recipe: the run's.
@@ -59,7 +59,7 @@ class SecondGradient:
         minibatches: those of its steps.
     """
 
-    def __init__(self, recipe: Recipe, stack: Stack, minibatches: Minibatches) -> None:
+    def __init__(self, recipe: Recipe, stack: Stack, minibatches: Sampler) -> None:
         self._recipe, self._stack, self._minibatches = recipe, stack, minibatches
 
     def __call__(self, step: int, learner: int, point: Tensor) -> Tensor:

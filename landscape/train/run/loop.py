@@ -26,7 +26,7 @@ from landscape.train.processes.process_group import Group
 from landscape.train.recipes.recipe import Recipe, from_values, parse
 from landscape.train.run import setup
 from landscape.train.run.buffers import Buffers
-from landscape.train.run.draws import Minibatches, SecondGradient
+from landscape.train.run.draws import Sampler, SecondGradient
 from landscape.train.run.history import DivergenceTest, History, Row
 from landscape.train.run.setup import Trial, check_compatibility
 
@@ -141,7 +141,7 @@ class Trainer:
             self.buffers.restore(checkpoint.buffers)
         self.mean_evaluation = MeanEvaluation(self.train, self.test, self.buffers, self.comm)
         check_compatibility(recipe, self.model, dataset, (self.train, self.test), self.stack, self.buffers)
-        self.minibatches = Minibatches(recipe, self.train, getattr(dataset, "augment", None))
+        self.minibatches = Sampler(recipe, self.train, getattr(dataset, "augment", None))
         self.data = {
             "name": source.name,
             "options": source.options,
