@@ -23,11 +23,12 @@ from landscape.checkpoint.history import COLUMNS
 from landscape.cli.commands import GROUPS as COMMANDS
 from landscape.core import registry
 from landscape.core.options import type_hints
+from landscape.core.toml import toml_value
 from landscape.data.images import image_set
 from landscape.data.speech import Features
 from landscape.models import convolutional
 from landscape.results.base import Result
-from landscape.train.recipes.recipe import Recipe, toml_value
+from landscape.train.recipes.recipe import Recipe
 
 #: Tables of a recipe whose other keys depend on their name, and the registry of the names.
 NAMED_TABLES = {

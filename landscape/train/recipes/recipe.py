@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tomllib
 import typing
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from landscape.core import registry
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import check_type, choose, positive, type_hints
+from landscape.core.toml import toml_text, toml_value
 from landscape.evaluation.stack import Precision
 from landscape.train import algorithms, optimizer
 from landscape.train.recipes.schedule import Schedule
@@ -291,26 +291,7 @@ class Recipe:
         for table in ("model", "data"):
             spec = self.spec(table)
             values[table] = {"name": spec.name, **spec.options}
-        lines = [f"{k} = {toml_value(v)}" for k, v in values.items() if not isinstance(v, dict)]
-        for table, entries in values.items():
-            if isinstance(entries, dict):
-                # TOML has no null: what is not set is left out.
-                given = {k: v for k, v in entries.items() if v is not None}
-                lines += ["", f"[{table}]", *(f"{k} = {toml_value(v)}" for k, v in given.items())]
-        return "\n".join(lines) + "\n"
-
-
-def toml_value(value: Any) -> str:
-    """``value`` as TOML; JSON writes strings, booleans, numbers and lists of them the same way.
-
-    Example:
-        >>> toml_value({"name": "dpsgd", "delay": 2})
-        '{"name" = "dpsgd", "delay" = 2}'
-    """
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
-    # JSON leaves one character as it is that TOML does not allow.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return toml_text(values)
 
 
 def built_in() -> list[str]:
