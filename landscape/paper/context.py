@@ -34,8 +34,7 @@ from landscape.paper.record import Record
 from landscape.paper.verdicts import Rows
 from landscape.problem.problem import Problem
 from landscape.results import base
-from landscape.results.hessian_grid import HessianGrid
-from landscape.results.surface import Surface
+from landscape.results.grids import HessianGrid, Surface
 from landscape.train.processes import children
 from landscape.train.recipes.recipe import Recipe
 from landscape.train.run import launch

@@ -30,7 +30,7 @@ from landscape.curvature.preconditioner import Preconditioner
 from landscape.problem.layout import Layout
 from landscape.train.optimizer.torch_optim import preconditioned
 from landscape.train.optimizer.torch_optim import preconditioner as found_preconditioner
-from landscape.train.recipes.recipe import Monitor, parse
+from landscape.train.recipes.recipe import Monitor
 from landscape.train.run.launch import last_sound
 
 # Columns of the history that a user may fill; the recorder, or nobody, fills the others.
@@ -224,8 +224,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_settings(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
     """The tables of :func:`settings` that a recorded checkpoint holds."""
-    values = parse(checkpoint.recipe, str(checkpoint.path or "checkpoint"))
-    return {name: table for name, table in values.items() if isinstance(table, dict)}
+    return {name: table for name, table in checkpoint.settings.items() if isinstance(table, dict)}
 
 
 def place(what: str = "Recorder", why: str = "so that one rank alone records") -> tuple[int, int]:

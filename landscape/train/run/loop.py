@@ -23,7 +23,7 @@ from landscape.train.decomposition import Decomposer, StepDecomposition
 from landscape.train.instruments import monitor
 from landscape.train.processes.comm import Comm
 from landscape.train.processes.process_group import Group
-from landscape.train.recipes.recipe import Recipe, from_values, parse
+from landscape.train.recipes.recipe import Recipe, from_values
 from landscape.train.run import setup
 from landscape.train.run.buffers import Buffers
 from landscape.train.run.draws import Sampler, SecondGradient
@@ -393,8 +393,7 @@ def recipe_of(checkpoint: Checkpoint) -> Recipe:
             f"{checkpoint.path or 'checkpoint'}: it was {how}; a run of landscape train is needed"
         )
     matrix = checkpoint.shared.get(MATRIX)
-    values = parse(checkpoint.recipe, str(checkpoint.path or "checkpoint"))
-    return from_values(values, None if matrix is None else matrix.cpu().numpy())
+    return from_values(checkpoint.settings, None if matrix is None else matrix.cpu().numpy())
 
 
 #: The state that a step changes in addition to the weights: of the optimizer, the rule (two) and the buffers.
