@@ -75,7 +75,7 @@ class Trial:
         self.state: dict[str, Tensor] = {}
 
     def restore(self, shared: Mapping[str, Tensor]) -> None:
-        """The choice of a checkpoint; one written before there was any, or by more processes, has none."""
+        """The choice of a checkpoint; one that more processes wrote has none."""
         if STATE in shared:
             self.state = {STATE: shared[STATE]}
             self._stack.batched = bool(shared[STATE])
