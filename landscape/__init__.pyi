@@ -68,4 +68,4 @@ from landscape.train.experiments.critical_batch import critical_batch as critica
 from landscape.train.own_loop.module import DecentralizedDataParallel as DecentralizedDataParallel
 from landscape.train.own_loop.recorder import Recorder as Recorder
 from landscape.train.processes.cluster import Cluster as Cluster
-from landscape.train.run.preconditioner import preconditioner as preconditioner
+from landscape.train.optimizer.preconditioning import preconditioner as preconditioner

@@ -21,8 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
-from landscape.core.errors import FailedError, InputError
-from landscape.core.failures import explain
+from landscape.core.errors import FailedError, InputError, explain
 from landscape.core.lock import HAS_LOCKS, lock_descriptor
 from landscape.train.processes import boot
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from landscape import data, models
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.checkpoint.user_code import Spec, is_user_defined
 from landscape.core import registry
 from landscape.core.errors import FailedError, InputError
@@ -24,6 +25,8 @@ from landscape.evaluation.stack import Precision
 from landscape.train import algorithms, optimizer
 from landscape.train.recipes.schedule import Schedule
 from landscape.train.topology.mixing import is_file, known_matrices
+
+MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file
 
 
 @dataclass(frozen=True)
@@ -397,6 +400,20 @@ def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:
     files = [v for v in rule.values() if is_file(v)] if isinstance(rule, dict) else []
     matrices = {} if matrix is None else {str(Path(name)): matrix for name in files}
     return typing.cast(Recipe, build_table(Recipe, values, "", matrices=matrices))
+
+
+def recipe_of(checkpoint: Checkpoint) -> Recipe:
+    """The recipe that a checkpoint's run followed, with the mixing matrix that it began with.
+
+    Raises FailedError for one that ``landscape train`` did not make.
+    """
+    if not checkpoint.has_recipe:
+        how = "imported" if checkpoint.algorithm == IMPORTED else "recorded in a loop of the user's own"
+        raise FailedError(
+            f"{checkpoint.path or 'checkpoint'}: it was {how}; a run of landscape train is needed"
+        )
+    matrix = checkpoint.shared.get(MATRIX)
+    return from_values(checkpoint.settings, None if matrix is None else matrix.cpu().numpy())
 
 
 def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **given: Any) -> Any:

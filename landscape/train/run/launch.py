@@ -26,9 +26,9 @@ from landscape.train.algorithms.async_sgd import AsyncSGD
 from landscape.train.processes.comm import Comm
 from landscape.train.processes.process_group import Group, Lost, log_to, where
 from landscape.train.processes.server import Server, Worker
-from landscape.train.recipes.recipe import Recipe, read
+from landscape.train.recipes.recipe import Recipe, read, recipe_of
 from landscape.train.run.history import divergence_message
-from landscape.train.run.loop import Hooks, Trainer, recipe_of
+from landscape.train.run.loop import Hooks, Trainer
 
 
 def launch(
