@@ -51,12 +51,23 @@ def axes(grid: int | tuple[int, int], span: float) -> tuple[Array, Array]:
     counts = (grid, grid) if isinstance(grid, numbers.Integral) else grid  # type: ignore[redundant-expr]
     if not isinstance(counts, Sequence) or [isinstance(n, numbers.Integral) for n in counts] != [True, True]:
         raise InputError(f"grid: {grid!r} is not allowed, it must be a whole number or two, such as (51, 25)")
-    nx, ny = map(int, counts)
-    for count in (nx, ny):
+    for count in counts:
         positive("grid", count, least=1)
+    nx, ny = map(int, counts)
     positive("span", span)
     x, y = (np.linspace(-span, span, n) if n > 1 else np.zeros(1) for n in (nx, ny))
     return x, y
+
+
+def check_plane(problem: Problem, plane: Plane) -> None:
+    """Check that ``plane`` is one through the weights of ``problem``. InputError otherwise."""
+    expect("plane", plane, Plane)
+    size = problem.layout.size
+    if plane.directions.shape != (2, size) or plane.center.shape != (size,):
+        raise InputError(
+            f"plane: it is of a model with {plane.directions.shape[-1]:,} parameters, this one has {size:,}; "
+            "make it with the same problem, such as by landscape.random_plane(problem)"
+        )
 
 
 def grid_points(x: Array, y: Array) -> Tensor:
@@ -138,6 +149,7 @@ def contour(
         (3, 5)
     """
     expect("problem", problem, Problem)
+    check_plane(problem, plane)
     span = plane.span if span is None else span
     x, y = axes(grid, span)
     allowed = None if tolerance is None else Tolerance.parse(tolerance, problem.dtype)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from torch import Tensor
 
-from landscape.analysis.contour import axes, grid_points
+from landscape.analysis.contour import axes, check_plane, grid_points
 from landscape.core.hdf5 import Array
 from landscape.core.numerics import numerics
 from landscape.core.options import expect
@@ -117,6 +117,7 @@ def hessian_grid(
         [[9.0, 9.0]]
     """
     expect("problem", problem, Problem)
+    check_plane(problem, plane)
     span = plane.span if span is None else span
     x, y = axes(grid, span)
     allowed = None if tolerance is None else Tolerance.parse(tolerance, problem.dtype)

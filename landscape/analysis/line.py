@@ -72,6 +72,7 @@ def line(
         [0.5, 0.0, 0.5]
     """
     expect("problem", problem, Problem)
+    expect("along", along, Tensor)
     positive("points", points, least=2)
     size = problem.layout.size
     if along.shape not in ((size,), (2, size)):

@@ -84,6 +84,7 @@ def estimate_noise(
     n, mean = len(weights), average(weights)
     gradient = problem.gradient(mean).double()
     rows, drawn = [], _Draws(problem, weights, mean, gradient)
+    positive("seed", seed, least=0)
     generator = torch.Generator().manual_seed(seed)
     for k in range(draws):
         indices = torch.randint(problem.data.samples, (n, local_batch), generator=generator)

@@ -12,7 +12,7 @@ from torch import Tensor
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.numerics import numerics
-from landscape.core.options import choose, expect
+from landscape.core.options import choose, expect, positive
 from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
@@ -59,8 +59,7 @@ def random_plane(problem: Problem, norm: str = "none", seed: int = 0, *, ignore:
     choose("norm", norm, NORMS)
     ignore = ("bias+norm" if norm == "filter" else "none") if ignore is None else ignore
     choose("ignore", ignore, IGNORES)
-    if seed < 0:
-        raise InputError(f"seed: {seed} is not allowed, it must be an integer ≥ 0")
+    positive("seed", seed, least=0)
     generator = torch.Generator().manual_seed(seed)
     directions = torch.empty(2, problem.layout.size, dtype=problem.dtype, device=problem.device)
     for direction in directions:

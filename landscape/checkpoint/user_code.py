@@ -5,6 +5,7 @@ Only modules that the user names are imported: a module name in a file is never 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import json
@@ -100,8 +101,9 @@ def data_spec(where: str, text: str) -> Spec:
 def find(where: str, name: str) -> Any:
     """The object MODULE:NAME, after an import of its module. InputError in one line if that fails."""
     module_name, _, path = name.partition(":")
-    if os.getcwd() not in sys.path:  # last: it must not hide an installed module
-        sys.path.append(os.getcwd())
+    with contextlib.suppress(FileNotFoundError):  # the current folder has been deleted
+        if os.getcwd() not in sys.path:  # last: it must not hide an installed module
+            sys.path.append(os.getcwd())
     try:
         value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

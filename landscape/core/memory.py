@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core.errors import InputError
+from landscape.core.options import positive
 
 T = TypeVar("T")
 
@@ -115,6 +116,8 @@ class MemoryBudget:
         Args:
             limit: bytes that the process may use on the device; None: no limit.
         """
+        if limit is not None:
+            positive("max_memory", limit)
         return cls(limit, 0 if limit is None else memory_in_use(device) + RESERVE)
 
     @property

@@ -43,6 +43,7 @@ def quadrature(
     """
     positive("probes", probes, least=1)
     positive("steps", steps, least=1)
+    positive("seed", seed, least=0)
     generator = torch.Generator().manual_seed(seed)
     size = len(like)
     steps = min(steps, size)

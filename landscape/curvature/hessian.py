@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.core.errors import InputError
 from landscape.core.memory import with_saved_bytes
-from landscape.core.options import choose, expect
+from landscape.core.options import choose, expect, positive
 from landscape.curvature.double_backward import (
     Decomposed,
     check_differences,
@@ -23,7 +23,7 @@ from landscape.curvature.double_backward import (
     missing_named,
 )
 from landscape.problem.batches import aligned
-from landscape.problem.layout import differentiable, gradients
+from landscape.problem.layout import check_recording, differentiable, gradients
 from landscape.problem.problem import Problem
 
 # Memory for gradient graphs (ours: small compared to the 24 GB of a usual machine, and enough for all of
@@ -190,6 +190,8 @@ class HessianOperator:
         graph_bytes: int = GRAPH_BYTES,
     ) -> None:
         expect("problem", problem, Problem)
+        check_recording()
+        positive("graph_bytes", graph_bytes, least=0)
         self.kind = choose("kind", kind, KINDS)
         theta = problem.theta if theta is None else theta
         self.problem = problem.at(theta)

@@ -47,6 +47,7 @@ def hutchpp(
     would be fewer than 2 samples.
     """
     positive("products", products, least=6)
+    positive("seed", seed, least=0)
     generator = torch.Generator().manual_seed(seed)
     size = len(like)
     rank = min(products // 3, size)
