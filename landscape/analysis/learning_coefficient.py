@@ -15,6 +15,7 @@ from landscape.core.extras import optional
 from landscape.core.hdf5 import Array
 from landscape.core.options import expect, positive
 from landscape.core.progress import Progress, no_progress
+from landscape.core.statistics import standard_error
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.lanczos import TOL as EIGENVALUE_TOL
 from landscape.evaluation.langevin import Langevin
@@ -23,7 +24,7 @@ from landscape.evaluation.provenance import setting
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.flatness import LearningCoefficient
+from landscape.results.flatness import PARTS, LearningCoefficient
 
 # γ of the experiments on MNIST with the package of the method's authors (devinterp).
 LOCALIZATION = 100.0
@@ -234,7 +235,10 @@ class _Run:
         halves = distances.reshape(len(distances), 2, -1).mean((0, 2))
         return _Summary(
             draws,
-            error=float(statistics.mcse(values, method="mean")),
+            error=max(
+                float(statistics.mcse(values, method="mean")),
+                standard_error(values.reshape(PARTS * len(values), -1).mean(1)),
+            ),
             r_hat=float(statistics.rhat(values)),
             ess=float(statistics.ess(values, method="mean")),
             r_hat_distance=float(statistics.rhat(distances)),

@@ -159,6 +159,7 @@ def _values(pairs: Eigenpairs | None, tr: Trace, dense: Density | None) -> dict[
         "verified": pairs.verified if pairs else False,
         "trace": tr.value,
         "trace_error": tr.standard_error,
+        "trace_freedom": tr.freedom,
         "nodes": dense.nodes if dense else np.zeros((0, 0)),
         "weights": dense.weights if dense else np.zeros((0, 0)),
         "hvps": sum(each.hvps for each in (pairs, tr, dense) if each),

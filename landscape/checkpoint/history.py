@@ -52,7 +52,7 @@ COLUMNS = {
     "comm_rounds": ("1", "how often a learner waits for other learners in the step"),
     "lambda_max": ("nat", "λ_max of the Hessian at the step's end, on a fixed sample of the training set "
     "(the recipe's table ``monitor``)"),
-    "lambda_max_residual": ("nat", "‖Hv − λv‖: an eigenvalue lies within that distance of lambda_max"),
+    "lambda_max_residual": ("nat", "‖Hv − λv‖: some eigenvalue lies within that distance of lambda_max"),
     "lr_lambda_max": ("1", "the learning rate times lambda_max"),
     "lr_lambda_limit": ("1", "the rule's limit on ηλ, up to which it is stable on a quadratic; NaN where "
     "that is not known"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -62,6 +63,15 @@ def make_folder(folder: Path) -> None:
         raise FailedError(f"{folder}: cannot be made ({error.strerror})") from error
     if not os.access(folder, os.W_OK):
         raise FailedError(f"{folder}: cannot be written to (Permission denied)")
+
+
+def interval(ends: tuple[float, float]) -> str:
+    """The ends of a 95% interval in words; "" where neither is known."""
+    if math.isnan(ends[0]) and not math.isfinite(ends[1]):
+        return ""
+    return (
+        f", 95%: {ends[0]:.4g} to {ends[1]:.4g}" if math.isfinite(ends[1]) else f", 95%: above {ends[0]:.4g}"
+    )
 
 
 def residual(absolute: float, value: float) -> str:

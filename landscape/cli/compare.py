@@ -130,7 +130,7 @@ def table(result: Comparison) -> str:
         [
             c.titles[q] + units[q],
             *(cell(c, q, s) for s in range(len(c.sides))),
-            c.over[q] or ("its residual" if c.kinds[q] == "bound" else ""),
+            c.over[q] or ("99% bound" if c.kinds[q] == "bound" else ""),
             verdict(c, q),
         ]
         for q in range(len(c.quantities))

@@ -40,6 +40,7 @@ from landscape.curvature.lanczos import (
     search_eigenpairs,
     verify_and_refine,
 )
+from landscape.curvature.precision import INSIDE, in_full_precision
 from landscape.curvature.preconditioner import Preconditioner, as_preconditioner
 from landscape.curvature.start import start_vector, warm_start
 from landscape.problem.problem import Problem
@@ -53,6 +54,7 @@ MAX_POINTS = 16
 
 def points_at_once(problem: Problem, part: Part = None) -> int:
     """The number of sets of weights for one call of :func:`eigenpairs` with bounded memory."""
+    problem = in_full_precision(problem)
     saved = _chain_bytes(problem, problem.theta, HessianOptions(part=part))
     if saved is None:
         return 1
@@ -62,7 +64,8 @@ def points_at_once(problem: Problem, part: Part = None) -> int:
 
 def _chain_bytes(problem: Problem, theta: Tensor, options: HessianOptions) -> int | None:
     """Bytes of a set of weights for the fast products of chains; None where these do not serve."""
-    saved = ChainHessian.saved_bytes(problem) if options.part is None else None
+    low = problem.checked.get(INSIDE)
+    saved = ChainHessian.saved_bytes(problem) if options.part is None and not low else None
     return saved if saved is not None and agrees(problem, theta, options.kind) else None
 
 
@@ -94,6 +97,7 @@ def eigenpairs(
     Each product counts as one.
     """
     choose("search", search, SEARCHES)
+    problem = in_full_precision(problem)
     searches = _PointSearches(problem, options, wanted, done, _saved_on_chain(problem, thetas, options))
     thetas = thetas.to(problem.theta)
     whole = Approximation(problem, problem.dtype)
@@ -178,8 +182,9 @@ def exact_products(
 
     Raises InputError as :class:`landscape.HessianOperator`.
     """
+    problem = in_full_precision(problem)
     h = options.at(problem, theta)
-    at = problem.theta if theta is None else theta
+    at = (problem.theta if theta is None else theta).to(problem.dtype)
     saved = _chain_bytes(problem, at, options)
     if saved is not None and saved <= GRAPH_BYTES:
         return ChainHessian(problem, at[None], kind=options.kind), h.size

@@ -47,8 +47,9 @@ class Ends:
     Attributes:
         min, max: λ_min and λ_max, in nats.
         vectors: (2, P), the eigenvectors in that order.
-        residual_min, residual_max: ‖Hv − λv‖, each from another product, so that rounding is included: an
-            eigenvalue of H lies within that distance of λ.
+        residual_min, residual_max: ‖Hv − λv‖, each from another product, so that rounding is included: some
+            eigenvalue of H lies within that distance of λ. It does not bound the error of
+            λ_min or λ_max; that λ_min is at most ``min`` and λ_max at least ``max`` holds up to rounding.
         hvps: the number of Hessian-vector products, those of the verification included.
         converged: whether both residuals met the tolerance.
         search: the arithmetic of the search, such as "bfloat16, 2,372 of 10,000 samples".
@@ -81,8 +82,9 @@ class Eigenpairs:
     Attributes:
         values: (k,), eigenvalues in nats, descending.
         vectors: (k, P), the eigenvectors, or (k, P') for a part of the model.
-        residuals: (k,) ‖Hv − λv‖, each from another product, so that rounding is included: an eigenvalue of H
-            lies within that distance of λ. Values and residuals are float64 on the CPU.
+        residuals: (k,) ‖Hv − λv‖, each from another product, so that rounding is included: some eigenvalue of
+            H lies within that distance of λ; whether it is the largest, ``bounds`` say. Values and
+            residuals are float64 on the CPU.
         hvps: the number of products, those of the verification included.
         converged: whether all residuals met the tolerance.
         search: the arithmetic of the search (:mod:`landscape.curvature.eigenvalues`).
