@@ -155,11 +155,6 @@ def fetch(
         InputError: a mirror that is no http or https address.
         FailedError: no mirror gives a file with the right checksum, a file that is there is another, or one
             cannot be written.
-
-    Example:
-        >>> fetch("mnist", Path("data"), mirror="file:///etc/")
-        Traceback (most recent call last):
-        landscape.core.errors.InputError: --mirror: 'file:///etc/' is not allowed, it must be an http:// ...
     """
     if mirror is not None and not mirror.startswith(("http://", "https://")):
         raise InputError(f"--mirror: '{mirror}' is not allowed, it must be an http:// or https:// address")

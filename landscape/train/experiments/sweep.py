@@ -61,12 +61,7 @@ class Outcome:
 
 
 def split(text: str) -> list[str]:
-    """The parts of a text between commas outside brackets and quotes.
-
-    Example:
-        >>> split("1,2"), split("[64, 10],[64, 5]"), split("a='x,y',b")
-        (['1', '2'], ['[64, 10]', '[64, 5]'], ["a='x,y'", 'b'])
-    """
+    """The parts of a text between commas outside brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -83,12 +78,7 @@ def split(text: str) -> list[str]:
 
 
 def canonical(written: str) -> str:
-    """One form of all values that mean the same.
-
-    Example:
-        >>> canonical("0.10"), canonical("1e-1"), canonical("1.0")
-        ('0.1', '0.1', '1')
-    """
+    """One form of all values that mean the same."""
     value = parse_value(written)
     if isinstance(value, bool):
         return toml_value(value)
@@ -108,10 +98,6 @@ def grid(labels: Iterable[str], settings: Iterable[str]) -> list[Setting]:
     Raises:
         InputError: for a key that is given twice or is none of a sweep, and for a value that is missing or
             given twice.
-
-    Example:
-        >>> grid(["mine"], ["lr=0.1,0.2"])
-        [(('recipe', 'mine'), ('lr', '0.1')), (('recipe', 'mine'), ('lr', '0.2'))]
     """
     axes: dict[str, list[str]] = {"recipe": list(labels)}
     for setting in settings:

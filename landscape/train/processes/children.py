@@ -266,12 +266,7 @@ class Pool:
 
 
 def resolve(function: str) -> Callable[..., Any]:
-    """The function MODULE:NAME.
-
-    Example:
-        >>> resolve("operator:truediv")(1, 2)
-        0.5
-    """
+    """The function MODULE:NAME."""
     module, _, name = function.partition(":")
     call: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return call
