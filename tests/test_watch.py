@@ -133,10 +133,13 @@ def test_a_lock_is_seen_and_not_taken(tmp_path: Path) -> None:
         (f"process {10**30} on {socket.gethostname()} since now\n", False),
         ("process 1 on another-machine since now\n", True),
         ("", True),
+        ("anything", True),
     ):
         (tmp_path / ".lock").write_text(words)
         assert in_use(tmp_path) == used
         assert (tmp_path / ".lock").read_text() == words
+    os.utime(tmp_path / ".lock", (0, 0))  # what nobody has written his name to for so long, nobody will
+    assert not in_use(tmp_path)
 
 
 def test_curves_and_durations() -> None:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
+from landscape.core.memory import bounded
 from landscape.core.numerics import numerics
 from landscape.core.options import expect, positive
 from landscape.core.progress import Progress
-from landscape.evaluation import evaluate
+from landscape.evaluation import evaluate, needs
 from landscape.evaluation.adaptive import first_points
 from landscape.evaluation.filling import complete, meets
 from landscape.evaluation.grid import (
@@ -77,6 +78,7 @@ def grid_points(x: Array, y: Array) -> Tensor:
 
 
 @numerics(1)
+@bounded(needs.contour)
 def contour(
     problem: Problem,
     plane: Plane,
@@ -173,7 +175,7 @@ def contour(
     count = done.size if allowed is None else first_points(done.shape)
     run = evaluate.evaluator(
         problem, plane.center, plane.directions, count,
-        path=path, precision=precision, max_memory=max_memory,
+        path=path, precision=precision,
     )  # fmt: skip
     fields = setting | _description(problem, plane, previous) | {"path": run.path, "provenance": made_of}
     error = 0.0 if precision == "model" else math.nan

@@ -13,11 +13,13 @@ import numpy as np
 from landscape.core.errors import FailedError, InputError
 from landscape.core.extras import optional
 from landscape.core.hdf5 import Array
+from landscape.core.memory import bounded
 from landscape.core.options import expect, positive
 from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import standard_error
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.lanczos import TOL as EIGENVALUE_TOL
+from landscape.evaluation import needs
 from landscape.evaluation.langevin import Langevin
 from landscape.evaluation.minibatches import stream
 from landscape.evaluation.provenance import setting
@@ -48,6 +50,7 @@ HEATING, MAX_HEATING = 0.1, 0.25
 TRIALS, SHRINK, SETTLED = 6, 1 / 16, 0.05
 
 
+@bounded(needs.learning_coefficient)
 def learning_coefficient(
     problem: Problem,
     batch: int,
@@ -60,6 +63,7 @@ def learning_coefficient(
     max_rhat: float = MAX_RHAT,
     max_steps: int = MOST,
     seed: int = 0,
+    max_memory: int | None = None,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> LearningCoefficient:
@@ -88,6 +92,7 @@ def learning_coefficient(
         max_rhat: the largest R̂ of chains that count as mixed.
         max_steps: the most steps of a chain.
         seed: draws the minibatches and the noise of the chains.
+        max_memory: bytes that the process may take, at most.
         progress: called with the share of the steps done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 

@@ -198,6 +198,7 @@ def analysis_options(
         *([options.dtype] if problem else []),
         *options.OUTPUT,
         options.device,
+        options.max_memory,
         *(SOURCE if problem else [options.data_dir]),
         options.quiet,
     )

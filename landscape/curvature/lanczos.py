@@ -188,7 +188,7 @@ def search_eigenpairs(
     excess = _Decline(progress) if progress else lambda ratio: None
     sides = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
     good = complete = False
-    while not complete:
+    while True:
         space = yield from krylov(start, vectors, radius, low, high, tol, max_products - products, excess)
         aside = vectors
         values, vectors = np.concatenate((values, space.values)), torch.cat((vectors, space.vectors))
@@ -221,8 +221,9 @@ def search_eigenpairs(
                 if second.start is not None and not same:  # else it cannot be reached: the bound says so
                     complete, start = False, second.start
                     break
-        if products >= max_products or not space.converged:
+        if complete or products >= max_products or not space.converged:
             break
+        del space  # its basis, before the next one
     pairs = vectors[torch.from_numpy(chosen).to(start.device)]
     pairs = pairs / pairs.norm(dim=1, keepdim=True)
     verified = good and all(bounds[sign] <= at + _slack(at, tol, radius) for sign, at in floors.items())

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 from landscape.core.errors import FailedError, InputError, explain
-from landscape.core.lock import HAS_LOCKS, lock_descriptor
+from landscape.core.files import HAS_LOCKS, lock_descriptor
 from landscape.train.processes import boot
 
 # Interval of the checks of the children (s), short enough not to delay a short command noticeably.
