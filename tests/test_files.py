@@ -406,7 +406,7 @@ def test_escape_sequences_and_odd_names_are_shown(sound: Path, tmp_path: Path, c
 
 
 def test_temporary_files_cannot_be_foreseen(sound: Path, tmp_path: Path) -> None:
-    """A link under the name that version 0.6.0 would take is not followed, and names are not repeated."""
+    """A link under a name that could be foreseen is not followed, and names are not repeated."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     for name in ("s.h5", "t.csv"):
