@@ -293,7 +293,7 @@ def test_a_description_has_the_numbers_that_are_printed(kind: str) -> None:
         (Row("a", 12.3456, 0.21, "nat", "8 draws"), "12.3 ± 0.2 nat", "12.3456 ± 0.21 nat   8 draws"),
         (Row("a", 0.5, 0.0), "0.5", "0.5   exact"),
         (Row("a", 12345, unit="samples"), "12,345 samples", "12,345 samples"),
-        (Row("a", math.nan, unit="nat"), "–", "nan nat"),
+        (Row("a", math.nan, unit="nat"), "–", "– nat"),
         (Row("a", "NO", note="raise it"), "NO", "NO   raise it"),
         (percent("a", 0.25, 0.01), "25.0 ± 1.0%", "25 ± 1%"),
         (eigenvalue("a", -4.0, 0.5), "-4.0 ± 0.5 nat", "-4 ± 0.5 nat   relative residual 1.2e-01"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from landscape.cli.output import values as values
 from landscape.core import hdf5, progress
 from landscape.core.errors import FailedError, InputError
 from landscape.core.lock import Lock
+from landscape.core.progress import Progress
 from landscape.results import base
 from landscape.results.shown import text_of
 
@@ -69,7 +70,7 @@ def describe(result: base.Result) -> None:
     values(text_of(result))
 
 
-def progress_bar(title: str, quiet: bool = False) -> AbstractContextManager[Callable[[float], None]]:
+def progress_bar(title: str, quiet: bool = False) -> AbstractContextManager[Progress]:
     """The progress of one piece of work, on stderr; none with -q."""
     return progress.progress_bar(title, quiet or output.current().silent)
 

@@ -10,7 +10,7 @@ from landscape.cli.stability import parse_delays
 from landscape.core.errors import InputError
 from landscape.train.experiments.minima import minima as experiment
 from landscape.train.own_loop.recording import read_settings
-from landscape.train.run.loop import recipe_of
+from landscape.train.recipes.recipe import recipe_of
 
 DELAYS = "0,1,2,4,8,16,32"
 

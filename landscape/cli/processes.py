@@ -19,8 +19,7 @@ import torch.distributed as dist
 from landscape.cli import output
 from landscape.cli.options import data_dir, device, grouped
 from landscape.cli.system import Stopped
-from landscape.core.errors import InputError
-from landscape.core.failures import explain
+from landscape.core.errors import InputError, explain
 from landscape.core.files import printable
 from landscape.core.options import positive
 from landscape.evaluation.grid import RESUMABLE, LostError

@@ -163,8 +163,8 @@ def _spectra(contents: Contents) -> Section:
     charts = [chart for chart in (_eigenvalues(spectra, colors), _densities(spectra, colors)) if chart]
     text = (
         "Eigenvalues λ of the loss's Hessian at w_a. The error of an eigenvalue is its residual ‖Hv − λv‖: "
-        "an eigenvalue lies within that distance. The error of the trace is one standard error. Error bars "
-        "smaller than a dot are hidden by it."
+        "some eigenvalue lies within that distance, not necessarily the outermost. The error of the trace is "
+        "one standard error. Error bars smaller than a dot are hidden by it."
     )
     table = (described("Eigenvalues and traces", spectra, _SPECTRUM),) if spectra else ()
     return Section("spectra", "Spectra", (text,) if spectra else (), tuple(charts), table, missing=missing)

@@ -9,13 +9,18 @@ import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
-from landscape.core.statistics import mean_and_error, standard_error, t_quantile
+from landscape.core.statistics import Estimate, mean_and_error, standard_error, t_quantile
 from landscape.results.base import Measured, Measurement
-from landscape.results.shown import Row, converged, eigenvalue, percent
+from landscape.results.shown import Row, converged, eigenvalue, interval, percent
 
 # Standard deviation of the Gaussians of a density, relative to the range of the nodes (ours: as fine as a
 # plot shows).
 BROADENING = 0.01
+
+
+# Of the n − 1 degrees of freedom of a trace's n draws, which are quadratic forms and skewed: by
+# simulation (docs/explanation/checks.md).
+FREEDOM = 0.8
 
 
 @dataclass(frozen=True)
@@ -30,14 +35,31 @@ class Trace:
             nothing was drawn.
 
     Example:
-        >>> Trace(3.0, standard_error=0.1, hvps=30).value
-        3.0
+        >>> trace = Trace(3.0, standard_error=0.1, hvps=9, draws=np.array([2.9, 2.9, 3.2]))
+        >>> trace.freedom, [round(end, 2) for end in trace.interval()]
+        (1.6, [2.45, 3.55])
     """
 
     value: float
     standard_error: float
     hvps: int
     draws: Array = field(default_factory=lambda: np.zeros(0), compare=False, repr=False)
+
+    @property
+    def freedom(self) -> float:
+        """The degrees of freedom of the standard error: 0.8 (n − 1) of n draws; NaN if they are not known."""
+        return FREEDOM * (len(self.draws) - 1) if len(self.draws) else np.nan
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The confidence interval of ``value``, by Student's t with :attr:`freedom`.
+
+        Args:
+            level: the probability with which it contains tr H.
+
+        Returns:
+            (lower end, upper end), in nats.
+        """
+        return Estimate(self.value, self.standard_error, self.freedom).interval(level)
 
 
 @dataclass(frozen=True)
@@ -129,7 +151,8 @@ class Spectrum(Measured):
         values: (k,), eigenvalues in nats, descending: the largest ones, and then the ``lowest`` smallest.
         residuals: (k,), ‖Hv − λv‖ in nats.
         lowest: how many of ``values`` are the smallest ones.
-        trace, trace_error: tr H and one standard error, in nats; NaN if not computed.
+        trace, trace_error, trace_freedom: tr H and one standard error, in nats, and the degrees of freedom of
+            that; NaN if not computed, or in older files.
         nodes, weights: (probes, steps), as in :class:`Density`; (0, 0) if not computed.
         parameters: size of the Hessian or block.
         hvps: number of all Hessian-vector products.
@@ -179,6 +202,11 @@ class Spectrum(Measured):
     precondition: str = ""
     lr: float = np.nan
     limit: float = np.nan
+    trace_freedom: Annotated[float, "1"] = np.nan
+
+    def trace_interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The confidence interval of ``trace``, as that of :class:`landscape.Trace`; NaN where not known."""
+        return Estimate(self.trace, self.trace_error, self.trace_freedom).interval(level)
 
     @property
     def density(self) -> Density | None:
@@ -200,7 +228,7 @@ class Spectrum(Measured):
             if np.isfinite(bound):
                 rows.append(Row(name, bound, unit=unit, note="no other eigenvalue, with 99% probability"))
         if np.isfinite(self.trace):
-            rows.append(Row("trace", self.trace, self.trace_error, unit))
+            rows.append(Row("trace", self.trace, self.trace_error, unit, interval(self.trace_interval())))
         if self.density:
             rows.append(Row("mean λ", *self.density.moment(1), unit, "from the density"))
         part = f", parameters {self.part}" if self.part else ""
@@ -308,8 +336,7 @@ class BatchSharpness(Measurement):
         return self.value - half, self.value + half
 
     def describe(self) -> list[Row]:
-        low, high = self.interval() if len(self.curvature) > 1 else (np.nan, np.nan)
-        drawn = f"{len(self.curvature)} draws of {self.batch:,}, 95%: {low:.4g} to {high:.4g}"
+        drawn = f"{len(self.curvature)} draws of {self.batch:,}, {interval(self.interval())}"
         rows = [
             Row("batch sharpness at w_a", self.value, self.standard_error, "nat", drawn),
             Row("the same, pooled", self.pooled, unit="nat", note="E[gᵀHg]/E‖g‖²"),

@@ -10,8 +10,9 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from landscape.core.hdf5 import Array
+from landscape.core.statistics import Estimate
 from landscape.results.base import Measurement, Sourced
-from landscape.results.shown import Row, converged, eigenvalue
+from landscape.results.shown import Row, converged, eigenvalue, interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +207,10 @@ class Smoothing(Sourced):
         ]
 
 
+# Parts of a chain whose means count as independent: of 100 effective draws each has 20 (ours).
+PARTS = 5
+
+
 @dataclass(frozen=True, kw_only=True)
 class LearningCoefficient(Measurement):
     """λ̂ = nβ (E L(w) − L(w*)), w ~ exp(−nβ L(w) − γ/2 ‖w − w*‖²), from chains of SGLD that begin at w*.
@@ -217,7 +222,8 @@ class LearningCoefficient(Measurement):
         rise: (chains, draws), nβ (L(w) − L(w*)), on minibatches.
         heating: (chains, draws), by how much step size and minibatches raise it.
         distance2: (chains, draws), ‖w − w*‖².
-        standard_error: of ``value``, from the effective sample size; no chain's error, and not that of γ.
+        standard_error: of ``value``, the larger of that from the effective sample size, which is small where
+            chains were stopped for it, and that of the means of 5 parts of each chain; not that of γ.
         r_hat: rank-normalised split R̂ of rise − heating (Vehtari et al. 2021), 1 where chains have mixed.
         r_hat_distance: the same of ``distance2``.
         ess: the effective sample size of the mean of rise − heating, all chains together.
@@ -277,6 +283,22 @@ class LearningCoefficient(Measurement):
         return float(self.chain_values.mean())
 
     @property
+    def freedom(self) -> int:
+        """The degrees of freedom of ``standard_error``: the parts of all chains less one."""
+        return PARTS * self.chains - 1
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The confidence interval of ``value``, by Student's t.
+
+        Args:
+            level: the probability with which it contains the mean of infinitely long chains.
+
+        Returns:
+            (lower end, upper end).
+        """
+        return Estimate(self.value, self.standard_error, self.freedom).interval(level)
+
+    @property
     def chain_values(self) -> Array:
         """(chains,), λ̂ of each chain."""
         values: Array = (self.rise - self.heating)[:, self.burn_in :].mean(1)
@@ -311,9 +333,12 @@ class LearningCoefficient(Measurement):
         heating = self.uncorrected - self.value
         chosen = f"λ_max at w* {self.lambda_max:.4g} nat" if math.isfinite(self.lambda_max) else ""
         missed = f"not within {self.tol:.0%} from {self.ess:.0f} draws, raise max_steps"
-        half = f"P/2 = {self.parameters / 2:,g}"
+        ends = interval(self.interval())
         return [
-            Row("local learning coefficient", self.value, self.standard_error, note=half),
+            Row(
+                "local learning coefficient", self.value, self.standard_error, note=interval(self.interval())
+            ),
+            Row("P/2", self.parameters / 2),
             Row("λ̂ of the chains", ", ".join(f"{value:.4g}" for value in self.chain_values)),
             Row("taken off as heating", heating, note=f"of {self.uncorrected:.6g}"),
             Row("R̂", self.r_hat),

@@ -86,15 +86,17 @@ class Row:
     @property
     def number(self) -> str:
         """The value, to the digits that its error leaves, with error and unit; "–" for NaN."""
-        if isinstance(self.value, str) or math.isnan(self.value):
-            return self._with_unit(self.value) if isinstance(self.value, str) else "–"
+        if isinstance(self.value, str):
+            return self._with_unit(self.value)
+        if math.isnan(self.value):
+            return "–"
         return self._with_unit(in_words(self.value, self.error if self.error > 0 else math.nan))
 
     @property
     def text(self) -> str:
         """The value to six digits, with error, unit and note."""
-        if isinstance(self.value, str):
-            text = self.value
+        if isinstance(self.value, str) or math.isnan(self.value):
+            text = self.value if isinstance(self.value, str) else "–"
         else:
             text = f"{self.value:,}" if isinstance(self.value, int) else f"{self.value:.6g}"
             text += f" ± {self.error:.2g}" if self.error > 0 else ""
@@ -113,6 +115,13 @@ def percent(name: str, share: float, error: float = math.nan, note: str = "") ->
 def converged(met: bool, missed: str) -> Row:
     """Whether the tolerance was met, as a row; ``missed`` says what to do if not."""
     return Row("converged", "yes" if met else "NO", note="" if met else missed)
+
+
+def interval(ends: tuple[float, float]) -> str:
+    """The ends of a 95% interval in words; "" where neither is known."""
+    if math.isfinite(ends[1]):
+        return f"95%: {ends[0]:.4g} to {ends[1]:.4g}"
+    return "" if math.isnan(ends[0]) else f"95%: above {ends[0]:.4g}"
 
 
 def eigenvalue(name: str, value: float, residual: float, unit: str = "nat") -> Row:
