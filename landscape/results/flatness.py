@@ -335,9 +335,7 @@ class LearningCoefficient(Measurement):
         missed = f"not within {self.tol:.0%} from {self.ess:.0f} draws, raise max_steps"
         ends = interval(self.interval())
         return [
-            Row(
-                "local learning coefficient", self.value, self.standard_error, note=interval(self.interval())
-            ),
+            Row("local learning coefficient", self.value, self.standard_error, note=ends),
             Row("P/2", self.parameters / 2),
             Row("λ̂ of the chains", ", ".join(f"{value:.4g}" for value in self.chain_values)),
             Row("taken off as heating", heating, note=f"of {self.uncorrected:.6g}"),
