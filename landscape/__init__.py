@@ -69,32 +69,32 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from landscape.curvature.lanczos import Ends as Ends
     from landscape.curvature.preconditioner import Preconditioner as Preconditioner
     from landscape.curvature.trace import trace as trace
+    from landscape.geometry.vtk import save_vts as save_vts
     from landscape.problem.problem import Problem as Problem
     from landscape.results.base import save as save
-    from landscape.results.basins import Basins as Basins
-    from landscape.results.batch_sharpness import BatchSharpness as BatchSharpness
     from landscape.results.comparison import Comparison as Comparison
-    from landscape.results.critical_batch import CriticalBatch as CriticalBatch
-    from landscape.results.disagreement import Disagreement as Disagreement
-    from landscape.results.escape import Escape as Escape
-    from landscape.results.hessian_grid import HessianGrid as HessianGrid
-    from landscape.results.learning_coefficient import LearningCoefficient as LearningCoefficient
-    from landscape.results.line import Line as Line
-    from landscape.results.line import barrier as barrier
-    from landscape.results.minima import Minima as Minima
+    from landscape.results.curvature import BatchSharpness as BatchSharpness
+    from landscape.results.curvature import Density as Density
+    from landscape.results.curvature import Disagreement as Disagreement
+    from landscape.results.curvature import Spectrum as Spectrum
+    from landscape.results.curvature import Trace as Trace
+    from landscape.results.flatness import LearningCoefficient as LearningCoefficient
+    from landscape.results.flatness import Sharpness as Sharpness
+    from landscape.results.flatness import Smoothing as Smoothing
+    from landscape.results.grids import Basins as Basins
+    from landscape.results.grids import HessianGrid as HessianGrid
+    from landscape.results.grids import Line as Line
+    from landscape.results.grids import Plane as Plane
+    from landscape.results.grids import Surface as Surface
+    from landscape.results.grids import barrier as barrier
+    from landscape.results.noise import CriticalBatch as CriticalBatch
+    from landscape.results.noise import NoiseAlignment as NoiseAlignment
     from landscape.results.noise import NoiseEstimate as NoiseEstimate
-    from landscape.results.noise_alignment import NoiseAlignment as NoiseAlignment
-    from landscape.results.noise_scale import NoiseScale as NoiseScale
-    from landscape.results.plane import Plane as Plane
-    from landscape.results.run_times import RunTimes as RunTimes
-    from landscape.results.sharpness import Sharpness as Sharpness
-    from landscape.results.smoothing import Smoothing as Smoothing
-    from landscape.results.spectrum import Density as Density
-    from landscape.results.spectrum import Spectrum as Spectrum
-    from landscape.results.spectrum import Trace as Trace
-    from landscape.results.surface import Surface as Surface
-    from landscape.results.sweep import Sweep as Sweep
-    from landscape.results.vtk import save_vts as save_vts
+    from landscape.results.noise import NoiseScale as NoiseScale
+    from landscape.results.stability import Escape as Escape
+    from landscape.results.stability import Minima as Minima
+    from landscape.results.tables import RunTimes as RunTimes
+    from landscape.results.tables import Sweep as Sweep
     from landscape.train.experiments.critical_batch import critical_batch as critical_batch
     from landscape.train.own_loop.module import DecentralizedDataParallel as DecentralizedDataParallel
     from landscape.train.own_loop.recorder import Recorder as Recorder
@@ -103,42 +103,42 @@ if TYPE_CHECKING:  # what editors and type checkers see
 
 #: Public name -> the module that defines it.
 _MODULES = {
-    "BatchSharpness": "results.batch_sharpness",
-    "Basins": "results.basins",
+    "BatchSharpness": "results.curvature",
+    "Basins": "results.grids",
     "Checkpoint": "checkpoint.checkpoint",
     "Cluster": "train.processes.cluster",
     "Comparison": "results.comparison",
     "DecentralizedDataParallel": "train.own_loop.module",
-    "Density": "results.spectrum",
-    "CriticalBatch": "results.critical_batch",
-    "Disagreement": "results.disagreement",
+    "Density": "results.curvature",
+    "CriticalBatch": "results.noise",
+    "Disagreement": "results.curvature",
     "Eigenpairs": "curvature.lanczos",
     "Ends": "curvature.lanczos",
-    "Escape": "results.escape",
+    "Escape": "results.stability",
     "FailedError": "core.errors",
-    "HessianGrid": "results.hessian_grid",
+    "HessianGrid": "results.grids",
     "HessianOperator": "curvature.hessian",
     "InputError": "core.errors",
-    "LearningCoefficient": "results.learning_coefficient",
-    "Line": "results.line",
-    "Minima": "results.minima",
-    "NoiseAlignment": "results.noise_alignment",
+    "LearningCoefficient": "results.flatness",
+    "Line": "results.grids",
+    "Minima": "results.stability",
+    "NoiseAlignment": "results.noise",
     "NoiseEstimate": "results.noise",
-    "NoiseScale": "results.noise_scale",
+    "NoiseScale": "results.noise",
     "PathWarning": "core.errors",
     "ProblemWarning": "core.errors",
-    "Plane": "results.plane",
+    "Plane": "results.grids",
     "Preconditioner": "curvature.preconditioner",
     "Problem": "problem.problem",
     "Recorder": "train.own_loop.recorder",
-    "RunTimes": "results.run_times",
-    "Sharpness": "results.sharpness",
-    "Smoothing": "results.smoothing",
-    "Spectrum": "results.spectrum",
-    "Surface": "results.surface",
-    "Sweep": "results.sweep",
-    "Trace": "results.spectrum",
-    "barrier": "results.line",
+    "RunTimes": "results.tables",
+    "Sharpness": "results.flatness",
+    "Smoothing": "results.flatness",
+    "Spectrum": "results.curvature",
+    "Surface": "results.grids",
+    "Sweep": "results.tables",
+    "Trace": "results.curvature",
+    "barrier": "results.grids",
     "batch_sharpness": "analysis.batch_sharpness",
     "between": "analysis.planes",
     "compare": "analysis.compare",
@@ -161,7 +161,7 @@ _MODULES = {
     "preconditioner": "train.run.preconditioner",
     "random_plane": "analysis.planes",
     "save": "results.base",
-    "save_vts": "results.vtk",
+    "save_vts": "geometry.vtk",
     "sharpness": "analysis.sharpness",
     "smoothing": "analysis.smoothing",
     "spectrum": "analysis.spectrum",

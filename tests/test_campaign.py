@@ -160,6 +160,25 @@ def test_analyses_are_kept_with_the_records_and_weights_made_again_where_they_ar
     assert other.run_folder(small()).exists()
 
 
+def test_the_run_that_trained_draws_the_same_bytes_as_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {"a/0": small()}
+
+    def draw(context: Context) -> Drawing:
+        surface = context.contour(context.last("a/0"), grid=3)
+        loss = context.end("a/0").history["loss"]
+        return Drawing({}, pd.DataFrame({"fall": loss[0] - loss, "rise": surface.loss[0, 0]}), [], "")
+
+    entry = dataclasses.replace(_entry(runs, weights=True), draw=draw)
+    records = tmp_path / "records"
+    first = Context(tmp_path / "1", scale="smoke", records=records, runs=runs)
+    first.train(runs.values())
+    for context in (first, Context(tmp_path / "2", scale="smoke", records=records, runs=runs)):
+        gallery.draw(entry, context, context.folder)
+    assert (tmp_path / "1" / "x.csv").read_bytes() == (tmp_path / "2" / "x.csv").read_bytes()
+
+
 @pytest.mark.slow
 def test_a_figure_is_drawn_from_records_alone(tmp_path: Path, command: Command) -> None:
     options = ("--scale", "smoke", "-o", tmp_path / "g")

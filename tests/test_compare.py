@@ -22,7 +22,7 @@ from landscape.core.statistics import Estimate, holm, mcnemar, paired, welch
 from landscape.data.synthetic import mean_output
 from landscape.report import comparisons
 from landscape.report.contents import read
-from landscape.results.verdicts import cell, footnotes, summary, verdict
+from landscape.results.comparison import cell, footnotes, summary, verdict
 from tests import problems
 from tests.conftest import Command
 from tests.test_cli import one_line

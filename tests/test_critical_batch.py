@@ -12,7 +12,7 @@ import pytest
 import landscape
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
-from landscape.results.critical_batch import CriticalBatch
+from landscape.results.noise import CriticalBatch
 from landscape.train.experiments.critical_batch import critical_batch
 from landscape.train.recipes import recipe
 from landscape.train.run.loop import Trainer

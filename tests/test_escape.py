@@ -15,7 +15,7 @@ import landscape
 from landscape import Escape, InputError, Problem
 from landscape.curvature.hessian import dense_hessian
 from landscape.data.synthetic import mean_output
-from landscape.results.escape import median_rank
+from landscape.results.stability import median_rank
 from landscape.train.experiments.saddles import escape_time, sweep
 from tests.conftest import Command
 

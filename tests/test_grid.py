@@ -410,3 +410,18 @@ def test_a_hessian_grid_is_the_same_in_portions_and_over_processes(
     again = landscape.load(tmp_path / "2.h5")
     for name in ("lambda_min", "lambda_max", "hvps"):
         np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
+
+
+def test_a_hessian_grid_takes_the_planes_and_the_statistics_of_a_contour(
+    run: Path, tmp_path: Path, command: Command
+) -> None:
+    wanted = ("hessian-grid", run / "last.h5", "--grid", "1", "--plane", "eigen", "-o", tmp_path / "h.h5")
+    assert command(*wanted)[0] == 0
+    assert landscape.load(tmp_path / "h.h5").kind == "eigen"
+    assert "complete already" in command(*wanted)[2]
+    one_line(command(*wanted[:-1], tmp_path / "h.h5", "--plane", "learners"), 1, "its kind is 'eigen'")
+    problem = problems.conv()
+    plane = landscape.random_plane(problem)
+    one = landscape.hessian_grid(problem, plane, grid=1, bn="train", bn_samples=10)
+    other = landscape.hessian_grid(problem.with_batchnorm("train", 10), plane, grid=1)
+    assert (one.bn, one.lambda_max.item()) == ("train", other.lambda_max.item())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tracemalloc
 import warnings
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from landscape.checkpoint import history
 from landscape.checkpoint.history import LEAST, HistoryWarning
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
+from landscape.train.run.history import BLOCK, RECENT, History
 
 EVERY, STEPS = 20, 300
 
@@ -104,3 +106,38 @@ def test_the_disk_space_of_a_history_grows_with_its_length_alone() -> None:
         assert rows[-1] == saved
         written += len(rows)
     assert written == len(step)
+
+
+@pytest.mark.parametrize("known", [0, 50, 3 * BLOCK])
+def test_rows_that_became_arrays_read_as_the_rows_that_they_were(known: int) -> None:
+    """Bit for bit, with rows from a checkpoint before them, a column that it lacks and one more of its own."""
+    draw = np.random.default_rng(known)
+    rows = draw.standard_normal((known + 2 * BLOCK + RECENT + 7, 3)).tolist()
+    made = History("rule", {"age": "steps"})
+    old = np.array(rows[:known]).reshape(known, 3)
+    made.restore({"step": old[:, 0], "loss": old[:, 1], "other": old[:, 2]}, {"other": "1"})
+    for step, loss, age in rows[known:]:
+        row = made.new_row(step, 0.5)
+        made.append(row)
+        row["loss"] = loss  # the results of a step come after its row
+        made.record(row, {"age": age})
+    expected = np.array(rows)
+    new = expected[known:]
+    columns = made.columns()
+    assert columns["step"].tobytes() == expected[:, 0].tobytes()
+    assert columns["loss"].tobytes() == expected[:, 1].tobytes()
+    assert columns["age"].tobytes() == np.r_[np.full(known, np.nan), new[:, 2]].tobytes()
+    assert columns["other"].tobytes() == np.r_[old[:, 2], np.full(len(new), np.nan)].tobytes()
+    assert np.isnan(columns["delta"]).all()
+    assert made.rows[-1]["age"] == rows[-1][2]
+    assert len(made.rows) >= RECENT
+
+
+def test_a_step_takes_the_memory_of_its_numbers() -> None:
+    made = History("rule", {})
+    tracemalloc.start()
+    for step in range(20 * BLOCK):
+        made.append(made.new_row(step, 0.1))
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert used < 1.3 * (20 * BLOCK * 8 * len(made.units) + 1300 * (BLOCK + RECENT))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from landscape import InputError
+from landscape.core import registry
+from landscape.core.hdf5 import Array
 from landscape.train.topology.mixing import Mixing
 
 SYMMETRIC = ("full", "ring(1)", "ring(3)", "torus", "torus(2x4)", "hypercube", "random-matching", "star")
@@ -183,18 +186,19 @@ def test_random_matching_is_stable_in_mean_square_up_to_its_limit(n: int) -> Non
 @pytest.mark.parametrize(
     ("spec", "n", "words"),
     [
-        ("torus", 7, "7 is not R × C"),
+        ("torus", 7, "'torus' is not allowed with 7 learners, 7 is not R × C"),
         ("torus(2x3)", 7, "2 × 3 is not 7"),
         ("torus(1x7)", 7, "both at least 2"),
         ("hypercube", 6, "a power of two, such as 4 or 8"),
         ("ring(1)", 2, "a ring needs at least 3"),
         ("ring", 6, r"'ring' is not known \(allowed: full, ring\(k\)"),
-        ("torus(4)", 4, "is not known"),
+        ("torus(4)", 4, "rows and columns"),
         ("star(2)", 4, "is not known"),
         ("lazy(0, full)", 4, "a of lazy.* must be > 0 and ≤ 1"),
-        ("lazy(x, full)", 4, "a of lazy"),
+        ("lazy(x, full)", 4, "a must be a number, not 'x'"),
+        ("ring(1, 2)", 9, "k must be a number"),
         ("lazy(0.5, random-matching)", 4, "a named mixing that is not drawn"),
-        ("lazy(0.5, m.csv)", 4, "a named mixing that is not drawn"),
+        ("lazy(0.5, m.csv)", 4, "FORM: 'm.csv' is not known"),
         ("lazy(0.5, rung(1))", 4, "'rung.1.' is not known"),
         ("full", 1 << 40, "'full' is not allowed with 1099511627776 learners, at most 4,096"),
         ("random-matching", 1 << 16, "65536 learners, at most 4,096"),
@@ -203,3 +207,32 @@ def test_random_matching_is_stable_in_mean_square_up_to_its_limit(n: int) -> Non
 def test_what_is_not_allowed_says_why(spec: str, n: int, words: str) -> None:
     with pytest.raises(InputError, match=words):
         Mixing(spec, n, 0)
+
+
+@pytest.mark.parametrize(
+    ("matrices", "words"),
+    [
+        (lambda n: [np.eye(n)[:1]], r"matrices \(4, 4\)"),
+        (lambda n: [], r"matrices \(4, 4\)"),
+        (lambda n: [np.full((n, n), np.nan)], "finite"),
+        (lambda n: [np.tri(n)], "doubly stochastic"),
+        (lambda n: [np.eye(n), np.kron(np.eye(2), np.full((2, 2), 0.5))], "circulant"),
+    ],
+)
+def test_a_topology_of_ones_own(
+    matrices: Callable[[int], list[Array]], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry.topologies, "_entries", dict(registry.topologies._entries))
+
+    @registry.topologies.add("two-steps")
+    def two_steps(n: int, k: int = 1) -> list[Array]:
+        """two-steps, two-steps(k): two steps along a ring."""
+        return [m @ m for m in Mixing(f"ring({k})", n, 0).cycle]
+
+    registry.topologies.add("wrong")(matrices)
+    found = np.sort(Mixing("two-steps(2)", 6, 0).modes.real)
+    np.testing.assert_allclose(found, np.sort(Mixing("ring(2)", 6, 0).modes.real ** 2), atol=1e-12)
+    with pytest.raises(InputError, match=f"'wrong' is not allowed with 4 learners, .*{words}"):
+        Mixing("wrong", 4, 0)
+    with pytest.raises(InputError, match=r"two-steps, two-steps\(k\), wrong"):
+        Mixing("two-step", 4, 0)

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 import landscape
 from landscape import FailedError, InputError
 from landscape.cli.plan import BANDWIDTHS, TIMES, parse_workers
+from landscape.core import registry
 from landscape.core.hdf5 import Array
 from landscape.core.options import quantity
-from landscape.results.run_times import RunTimes
+from landscape.results.tables import RunTimes
 from landscape.train.planning.calibration import calibrate, calibrate_at_once, measure_link
 from landscape.train.planning.plan import (
-    TOPOLOGIES,
     Cluster,
     Costs,
     Exchange,
@@ -29,11 +29,11 @@ from landscape.train.planning.plan import (
     all_reduce,
     messages,
     plan,
+    planned_topologies,
     step_time,
 )
 from landscape.train.processes.comm import Plan
 from landscape.train.recipes import recipe
-from landscape.train.topology import mixing
 from landscape.train.topology.mixing import Mixing
 from tests.conftest import Command
 
@@ -70,7 +70,7 @@ def test_no_all_reduce_beats_the_bounds(workers: int, latency: float, byte: floa
         assert (cost == 0) == (workers == 1)
 
 
-@given(st.integers(2, 12), st.integers(1, 3), st.sampled_from(TOPOLOGIES), st.integers(1, 4))
+@given(st.integers(2, 12), st.integers(1, 3), st.sampled_from(planned_topologies()), st.integers(1, 4))
 def test_messages_are_those_that_the_processes_plan(workers: int, held: int, spec: str, step: int) -> None:
     n = workers * held
     try:
@@ -86,11 +86,10 @@ def test_messages_are_those_that_the_processes_plan(workers: int, held: int, spe
 
 
 def test_every_form_of_mixing_is_planned() -> None:
-    forms = mixing.FORMS.partition(", or ")[0].split(", ")
     # Alone, nodes(k) never mixes the nodes: it is one level of hierarchical averaging. lazy(a, FORM) has the
     # exchanges of FORM.
-    planned = {t.partition("(")[0] for t in TOPOLOGIES}
-    assert {f.partition("(")[0] for f in forms} - {"nodes", "lazy", "FORM)"} == planned
+    planned = {t.partition("(")[0] for t in planned_topologies()}
+    assert set(registry.topologies) - {"nodes", "lazy"} == planned
 
 
 # The recurrence.
@@ -194,7 +193,7 @@ def test_rows_add_up(tiny: Path) -> None:
     )  # fmt: skip
     assert [line.partition(",")[0] for line in told if "hypercube" in line] == ["6 workers: left out"]
     first = found.workers == 16
-    assert set(np.array(found.mixing)[first]) == {"", *TOPOLOGIES}
+    assert set(np.array(found.mixing)[first]) == {"", *planned_topologies()}
     np.testing.assert_allclose(found.run_s, found.steps * found.step_s)
     np.testing.assert_allclose(found.samples_per_s * found.step_s, found.workers * 10)
     ssgd = np.array(found.algorithm) == "ssgd"

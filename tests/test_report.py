@@ -38,8 +38,8 @@ from landscape.report.parts import (
     text_cells,
 )
 from landscape.results.base import save
+from landscape.results.curvature import Spectrum
 from landscape.results.shown import in_words
-from landscape.results.spectrum import Spectrum
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
 from tests.benchmarks import report as benchmark

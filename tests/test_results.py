@@ -24,7 +24,7 @@ from landscape.core import registry
 from landscape.plots.drawing import drawing_of, draws
 from landscape.plots.picture import panels
 from landscape.results.base import Result
-from landscape.results.html import summary
+from landscape.results.shown import summary
 from tests.conftest import slow_but
 from tests.fuzz import samples
 

@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parents[1] / "landscape"
 # From the top: a room may import those after it. _version is a number that all may read.
 ROOMS = (
     "__init__", "__main__", "cli", "integrations", "report", "paper", "train", "plots", "analysis", "checkpoint", "curvature", "evaluation",
-    "results", "stability", "models", "data", "problem", "core", "_version",
+    "geometry", "results", "stability", "models", "data", "problem", "core", "_version",
 )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ HEAVY = {"matplotlib", "seaborn", "pandas", "sklearn", "xarray"}
         (
             "import landscape, landscape.train.run.launch, landscape.train.run.loop, landscape.paper\n"
             "landscape.contour, landscape.load, landscape.data.names()\n"
-            "from landscape.results import base, frames, html, shown\n"
+            "from landscape.results import base, frames, shown\n"
             "import landscape.cli.contour, landscape.cli.train, landscape.cli.figures",
             HEAVY,
         ),

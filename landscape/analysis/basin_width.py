@@ -15,7 +15,7 @@ from landscape.core.options import positive
 from landscape.evaluation.evaluate import evaluator
 from landscape.evaluation.paths import Progress
 from landscape.problem.problem import Problem
-from landscape.results.plane import SPAN
+from landscape.results.grids import SPAN
 
 # Directions in each plane, at equal angles (ours): the area of an ellipse is then right within 0.03% for axes
 # of 1 : 2 and within 3.4% for 1 : 4; random planes in many dimensions are rounder.

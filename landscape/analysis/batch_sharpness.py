@@ -21,7 +21,7 @@ from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.batch_sharpness import BatchSharpness
+from landscape.results.curvature import BatchSharpness
 
 
 @numerics(1)

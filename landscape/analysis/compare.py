@@ -122,7 +122,7 @@ def compare(
             ``lambda run, split: run.problem(split, model=…, data=…)``.
         precondition: :func:`landscape.preconditioner`, to have λ_max with the preconditioner of the optimizer
             that made a checkpoint, where it has one.
-        seed: draws everything.
+        seed: draws minibatches, vectors, displacements and planes.
         progress: called with the share of the work done.
 
     Returns:

@@ -32,8 +32,7 @@ from landscape.problem.batchnorm import SAMPLES, has_batchnorm
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.plane import Plane
-from landscape.results.surface import Surface
+from landscape.results.grids import Plane, Surface
 
 if TYPE_CHECKING:
     import torch.distributed as dist

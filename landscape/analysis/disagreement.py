@@ -22,7 +22,7 @@ from landscape.evaluation.provenance import setting
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.disagreement import Disagreement
+from landscape.results.curvature import Disagreement
 
 # The number of outliers in the spectrum of a classifier with ten classes (Gur-Ari et al. 2018).
 TOP_K = 10

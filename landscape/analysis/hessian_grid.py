@@ -22,11 +22,11 @@ from landscape.evaluation.grid import MismatchError, Portions, Workers, copy_com
 from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import changed, provenance, setting
 from landscape.evaluation.tolerance import Tolerance
+from landscape.problem.batchnorm import SAMPLES
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.hessian_grid import HessianGrid
-from landscape.results.plane import Plane
+from landscape.results.grids import HessianGrid, Plane
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -65,6 +65,8 @@ def hessian_grid(
     tol: float = TOL,
     max_products: int = MAX_PRODUCTS,
     search: str = "auto",
+    bn: str = "center",
+    bn_samples: int = SAMPLES,
     tolerance: str | float | None = None,
     previous: HessianGrid | None = None,
     save: Callable[[HessianGrid], None] | None = None,
@@ -84,6 +86,7 @@ def hessian_grid(
         max_products: Hessian-vector products a point, at most.
         search: "auto" may search with cheaper products, whose results are verified and refined with exact
             ones; "exact": all products are exact.
+        bn, bn_samples: whose statistics BatchNorm uses, as for :func:`landscape.contour`.
         tolerance: as for :func:`landscape.contour`, of λ_min, λ_max and the ratio alike. It pays for grids
             finer than about 20 × 20, and should not be below ``tol``.
         previous: a result of the same problem and plane, unfinished or on another grid: the points in common
@@ -118,6 +121,7 @@ def hessian_grid(
     x, y = axes(grid, span)
     allowed = None if tolerance is None else Tolerance.parse(tolerance, problem.dtype)
     wanted = SearchOptions(1, 1, tol, max_products)
+    problem = problem.with_batchnorm(bn, bn_samples)
     fields = _fields(problem, plane, wanted, search)
     columns = {name: np.full((len(y), len(x)), np.nan) for name in (*VALUES, *RESIDUALS)}
     columns |= {

@@ -23,7 +23,7 @@ from landscape.evaluation.provenance import setting
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.learning_coefficient import LearningCoefficient
+from landscape.results.flatness import LearningCoefficient
 
 # γ of the experiments on MNIST with the package of the method's authors (devinterp).
 LOCALIZATION = 100.0
@@ -76,11 +76,13 @@ def learning_coefficient(
         problem: the loss on the training set, at the minimum w*.
         batch: samples of a minibatch, drawn with replacement; more of them heat less. Data given as batches
             is read once for every 100 steps.
-        localization: γ. λ̂ depends on it, and can be compared at the same γ and n only.
-        step_size: ε; default: half of 1/(nβλ_max + γ), less if its heating is above a tenth of the rise.
-        nbeta: nβ; default n/log n (Watanabe 2013). Where L is a mean over tokens, n counts the sequences; for
-            the likelihood of m tokens give m/log m.
-        chains: at least 2, all computed at once.
+        localization: γ: how strongly chains are held at w*; λ̂ depends on it, and can be compared at the
+            same γ and n only.
+        step_size: ε of the chains; default: half of 1/(nβλ_max + γ), less if its heating is above a tenth of
+            the rise.
+        nbeta: samples times inverse temperature, nβ; default n/log n (Watanabe 2013). Where L is a mean over
+            tokens, n counts the sequences; for the likelihood of m tokens give m/log m.
+        chains: independent ones, at least 2, all computed at once.
         tol: the relative standard error asked for.
         max_rhat: the largest R̂ of chains that count as mixed.
         max_steps: the most steps of a chain.

@@ -20,8 +20,7 @@ from landscape.problem.batchnorm import SAMPLES
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.line import Line, barrier
-from landscape.results.plane import SPAN
+from landscape.results.grids import SPAN, Line, barrier
 
 POINTS = 51  # ours; Frankle et al. 2020 take 30 between two ends. Odd, so that the middle is one of them
 

@@ -24,7 +24,7 @@ from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.noise_alignment import NoiseAlignment
+from landscape.results.noise import NoiseAlignment
 
 # The number of outliers in the spectrum of a classifier with ten classes (Gur-Ari et al. 2018).
 TOP_K = 10

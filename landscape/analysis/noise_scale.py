@@ -17,7 +17,7 @@ from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.noise_scale import NoiseScale
+from landscape.results.noise import NoiseScale
 
 GRADIENTS = ("whole", "draws")
 

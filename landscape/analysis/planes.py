@@ -17,7 +17,7 @@ from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
-from landscape.results.plane import Plane
+from landscape.results.grids import Plane
 
 NORMS = ("none", "filter", "layer")
 IGNORES = ("none", "bias+norm")

@@ -28,7 +28,7 @@ from landscape.curvature.trace import trace
 from landscape.evaluation.paths import Progress
 from landscape.problem.losses import correct_shares
 from landscape.problem.problem import Problem
-from landscape.results.disagreement import Disagreement
+from landscape.results.curvature import Disagreement
 
 # Draws of every quantity that is a mean over draws: the same number for all, so that they can be compared in
 # pairs (ours: batch sharpness of the MNIST network then has an error of about 5%).

@@ -22,7 +22,7 @@ from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.sharpness import Sharpness
+from landscape.results.flatness import Sharpness
 
 KINDS = ("worst", "average")
 # Gradients of one search (Andriushchenko et al. 2023 take 20 on CIFAR-10), and random starts of it besides
@@ -62,7 +62,7 @@ def sharpness(
         rho: ρ: the radius ("worst"), or the standard deviation of each component of δ/c ("average").
         kind: "worst" or "average".
         adaptive: c = |w|, so that each weight moves in proportion to its size; else c = 1.
-        m: samples of a minibatch, over which the sharpness is a mean; None: all samples at once.
+        m: samples of a minibatch, over which the sharpness is a mean; default: all samples at once.
         steps: gradients for each start of a search, at most.
         starts: random starts of a search, besides that along the gradient.
         tol: draws go on until the standard error is this share of the value…

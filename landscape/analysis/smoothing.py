@@ -32,7 +32,7 @@ from landscape.evaluation.paths import Progress
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.smoothing import Smoothing
+from landscape.results.flatness import Smoothing
 
 KINDS = ("measured", "isotropic")
 # Antithetic pairs ±δ: standard errors to about 18%, 1/√(2·15) (ours).

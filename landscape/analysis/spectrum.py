@@ -28,7 +28,7 @@ from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.spectrum import Density, Spectrum, Trace
+from landscape.results.curvature import Density, Spectrum, Trace
 
 
 @numerics(1)

@@ -35,7 +35,7 @@ def stability(
     Args:
         problem: the loss.
         delays: gradient delays τ in steps.
-        momentum: of the ordinary and shifted forms; 0.9 is the usual value, as in DESIGN's table.
+        momentum: m of the ordinary and shifted forms. 0.9 is the usual value, as in DESIGN's table.
         lr: the learning rate of the run, for the plot of ηλ_max.
         own_limit, own_delay: the limit on ηλ of the run itself, and its delay.
         precondition: P, as :func:`landscape.spectrum` takes it: λ_max is then that of P^{-1/2} H P^{-1/2},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,8 @@ from landscape.checkpoint import run_folder, user_code
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.foreign_weights import SUFFIXES, import_state
 from landscape.cli import common, options
-from landscape.cli.source import SOURCE, Source
+from landscape.cli.parameters import described, options_of
+from landscape.cli.source import OF_SOURCE, SOURCE, Source
 from landscape.core import hdf5
 from landscape.core.errors import InputError
 from landscape.core.options import SPLIT
@@ -24,6 +25,7 @@ from landscape.results import base
 from landscape.train.run.launch import pick_device
 
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R", bound=base.Result)
 
 # Defaults of options that the name of a result does not mention.
 DEFAULTS = ("random", "none", "hessian", SPLIT)
@@ -34,6 +36,7 @@ class Analysis:
     """The checkpoints of an analysis command, and the options that all of these commands have.
 
     ``seed`` is the seed of whatever the command draws; ``dtype`` and ``device`` are where it computes.
+    ``settings`` are the options that are parameters of the function that the command calls.
     """
 
     checkpoints: tuple[str, ...]
@@ -44,6 +47,7 @@ class Analysis:
     device: str
     source: Source
     quiet: bool
+    settings: Mapping[str, Any]
 
     def open(self) -> list[Checkpoint]:
         """All checkpoints, read and checked before any work starts.
@@ -98,6 +102,28 @@ class Analysis:
         common.check_targets(path, self.output.picture, self.output.force or resumes)
         return path
 
+    def compute(
+        self,
+        kind: str,
+        jobs: Iterable[Checkpoint | tuple[Any, ...]],
+        function: Callable[..., R],
+        text: Callable[[R], str],
+        *variant: str,
+    ) -> list[R]:
+        """The results of ``jobs``: a checkpoint, or a tuple that begins with one. Printed and written.
+
+        ``function`` takes a job, the options of the command, the progress, and where the result comes from,
+        by keyword. ``kind`` and ``variant`` name the file; ``text`` says what is printed.
+        """
+        whole = [job if isinstance(job, tuple) else (job,) for job in jobs]
+        path, results = self.target(whole[0][0], kind, *variant), []
+        for job, progress in self.each(kind, whole):
+            about = self.about(job[0])
+            results.append(function(*job, **self.settings, seed=self.seed, progress=progress, **about))
+            self.values(text(results[-1]))
+        self.write(results, path)
+        return results
+
     def each(self, title: str, runs: Sequence[Any]) -> Iterator[tuple[Any, Callable[[float], None]]]:
         """``runs`` with one progress bar: each with the function that takes the share of it that is done."""
         with common.progress_bar(title, self.quiet) as bar:
@@ -125,29 +151,36 @@ def _share(bar: Callable[[float], None], done: int, total: int, share: float) ->
 
 
 def analysis_options(
-    seed: str, *, split: bool = True, metavar: str = "CKPT…", required: bool = True
+    function: Callable[..., Any],
+    *names: str,
+    split: bool = True,
+    problem: bool = True,
+    metavar: str = "CKPT…",
+    required: bool = True,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Callable[[F], F]:
-    """The options that all analysis commands share; the command gets them as one Analysis, ``analysis``.
+    """The options of an analysis command, which it gets as one Analysis, ``analysis``.
 
     Args:
-        seed: the help of --seed.
+        function: what the command calls; its parameters ``names`` and ``own`` become options, as
+            :func:`.options_of` makes them, and the help of --seed is its.
         split: whether there is --split; without, the analysis is of the training set.
+        problem: whether the command opens problems, with --dtype, --model, --data, --loss and --randomness.
         metavar: the name of the checkpoints in the help.
         required: whether there must be a checkpoint.
+        own: what click is told of a parameter.
     """
+    chosen = (*names, *(own or {}))
 
-    def make(
-        model: str | None,
-        data: str | None,
-        loss: str | None,
-        data_dir: str | None,
-        randomness: str,
-        **values: Any,
-    ) -> Analysis:
+    def make(**values: Any) -> Analysis:
         output = options.Output(*(values.pop(name) for name in ("output", "force", "picture")))
-        source = Source.of_options(model, data, loss, data_dir, randomness)
-        return Analysis(output=output, source=source, **{"split": SPLIT, **values})
+        source = Source.of_options(**{name: values.pop(name) for name in OF_SOURCE if name in values})
+        settings = {name: values.pop(name) for name in dict.fromkeys(chosen)}
+        return Analysis(
+            output=output, source=source, settings=settings, **{"split": SPLIT, "dtype": "float32", **values}
+        )
 
+    seed = described(function).get("seed", "Draws the directions.")
     return options.grouped(
         "analysis",
         make,
@@ -158,12 +191,13 @@ def analysis_options(
             required=required,
             shell_complete=options.paths("file"),
         ),
+        *options_of(function, *names, **own or {}),
         *([options.split] if split else []),
         click.option("--seed", default=0, show_default=True, help=seed),
-        options.dtype,
+        *([options.dtype] if problem else []),
         *options.OUTPUT,
         options.device,
-        *SOURCE,
+        *(SOURCE if problem else [options.data_dir]),
         options.quiet,
     )
 

@@ -24,7 +24,7 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.options import positive
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.problem.problem import Problem
-from landscape.results.plane import Plane
+from landscape.results.grids import Plane
 
 if TYPE_CHECKING:  # matplotlib is imported where a film is drawn
     from landscape.plots.animation import Frame

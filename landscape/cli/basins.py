@@ -8,9 +8,9 @@ import click
 
 from landscape.cli import common, options
 from landscape.core.errors import FailedError
+from landscape.geometry.basins import AROUND
 from landscape.results.base import load_results
-from landscape.results.basins import AROUND, Basins
-from landscape.results.surface import Surface
+from landscape.results.grids import Basins, Surface
 
 
 @click.command(epilog="Example: landscape basins runs/dp/last-contour.h5 --rise 0.05 --plot basins.png")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import click
 
 from landscape.analysis.batch_sharpness import batch_sharpness as compute_batch_sharpness
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli import common, options
+from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.stability import known
 from landscape.core.errors import InputError
-from landscape.results.batch_sharpness import BatchSharpness
+from landscape.results.curvature import BatchSharpness
 
 
 @click.command(
@@ -25,15 +26,8 @@ from landscape.results.batch_sharpness import BatchSharpness
 )
 @click.option("--no-learners", is_flag=True, help="Only w_a, without the learners' own weights.")
 @click.option("--no-lambda-max", is_flag=True, help="Without λ_max over all of the data.")
-@options.draws
-@analysis_options("Draws the minibatches.", split=False)
-def batch_sharpness(
-    analysis: Analysis,
-    batches: str | None,
-    no_learners: bool,
-    no_lambda_max: bool,
-    draws: options.Draws,
-) -> None:
+@analysis_options(compute_batch_sharpness, "tol", "draws", "max_draws", split=False)
+def batch_sharpness(analysis: Analysis, batches: str | None, no_learners: bool, no_lambda_max: bool) -> None:
     """The curvature that minibatch gradients meet, at w_a of each CKPT and its learners.
 
     Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches of the training set, with gradient and Hessian
@@ -43,26 +37,20 @@ def batch_sharpness(
     runs = analysis.open()
     jobs = [(run, size) for run in runs for size in batch_sizes(run, batches)]
     check_learners(jobs, no_learners)
-    path = analysis.target(runs[0], "batch-sharpness")
-    results = []
-    for (run, size), progress in analysis.each("batch sharpness", jobs):
+
+    def compute(run: Checkpoint, size: int, **settings: Any) -> BatchSharpness:
         rate, rule_limit, _ = known(run)
-        learners = run.learners > 1 and not no_learners
-        result = compute_batch_sharpness(
+        return compute_batch_sharpness(
             analysis.problem(run),
             size,
-            weights=run.weights if learners else None,
+            weights=run.weights if run.learners > 1 and not no_learners else None,
             lr=rate,
             limit=rule_limit,
             with_lambda_max=not no_lambda_max,
-            **vars(draws),
-            seed=analysis.seed,
-            progress=progress,
-            **analysis.about(run),
+            **settings,
         )
-        results.append(result)
-        analysis.values(table(result))
-    analysis.write(results, path)
+
+    analysis.compute("batch-sharpness", jobs, compute, table)
 
 
 def batch_sizes(run: Checkpoint, text: str | None) -> list[int]:

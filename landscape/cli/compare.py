@@ -6,45 +6,20 @@ import dataclasses
 import re
 import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
-from landscape.analysis.compare import LEVEL
 from landscape.analysis.compare import compare as compute_comparison
-from landscape.analysis.disagreement import TOP_K
-from landscape.analysis.equal_loss import TOLERANCE
-from landscape.analysis.quantities import BY_NAME, DRAWS, PLANES, RHO, RHO_AVERAGE, RISE
+from landscape.analysis.quantities import BY_NAME
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli import options
 from landscape.cli.analysis import Analysis, analysis_options, open_problem
 from landscape.core.errors import InputError
 from landscape.core.options import SPLIT, choose
 from landscape.problem.problem import Problem
-from landscape.results.comparison import Comparison
-from landscape.results.verdicts import cell, footnotes, summary, verdict
+from landscape.results.comparison import Comparison, cell, footnotes, summary, verdict
 from landscape.train.run.preconditioner import preconditioner
 
 WIDTH = 110  # characters of a line of the table, but for its last column (ours)
-
-settings_options = options.grouped(
-    "settings",
-    dict,
-    click.option(
-        "--batch", type=int, help="Samples in a minibatch. [default: the runs' total batch, if it is one]"
-    ),
-    click.option("--draws", default=DRAWS, show_default=True, help="Minibatches and displacements."),
-    click.option("--planes", default=PLANES, show_default=True, help="Random planes of the basin width."),
-    click.option("--rise", default=RISE, show_default=True, help="Of the loss in nats, at that width."),
-    click.option("--rho", default=RHO, show_default=True, help="ρ of worst-case adaptive sharpness."),
-    click.option("--rho-average", default=RHO_AVERAGE, show_default=True, help="ρ of the average case."),
-    click.option("--top-k", default=TOP_K, show_default=True, metavar="K", help="Sharp directions."),
-    click.option("--level", default=LEVEL, show_default=True, help="Of all tests of the table together."),
-    click.option("--at-equal-loss", "equal_loss", is_flag=True, help="Take of each run's files step-*.h5 the "
-                 "one whose training loss is nearest to the highest of all."),
-    click.option("--loss-tolerance", default=TOLERANCE, show_default=True,
-                 help="How near, relative to that loss."),
-)  # fmt: skip
 
 
 @click.command(
@@ -57,9 +32,37 @@ settings_options = options.grouped(
     help="Compare groups, with errors over their seeds: recipe (runs whose recipes differ only in the seed), "
     "or NAME=COUNT,… (the first COUNT of the CKPTs, the next, …). At least 3 each for a statement.",
 )
-@settings_options
-@analysis_options("Draws minibatches, vectors, displacements and planes.", split=False)
-def compare(analysis: Analysis, settings: dict[str, Any], only: str | None, groups: str | None) -> None:
+@analysis_options(
+    compute_comparison,
+    "batch",
+    "draws",
+    "planes",
+    "rise",
+    "rho",
+    "rho_average",
+    "top_k",
+    "level",
+    "equal_loss",
+    "loss_tolerance",
+    split=False,
+    own={
+        "batch": {"help": "Samples in a minibatch. [default: the runs' total batch, if it is one]"},
+        "draws": {"flag": "--draws", "help": "Minibatches and displacements."},
+        "planes": {"help": "Random planes of the basin width."},
+        "rise": {"help": "Of the loss in nats, at that width."},
+        "rho": {"help": "ρ of worst-case adaptive sharpness."},
+        "rho_average": {"help": "ρ of the average case."},
+        "top_k": {"help": "Sharp directions."},
+        "level": {"help": "Of all tests of the table together."},
+        "equal_loss": {
+            "flag": "--at-equal-loss",
+            "help": "Take of each run's files step-*.h5 the one whose training loss is nearest to the "
+            "highest of all.",
+        },
+        "loss_tolerance": {"help": "How near, relative to that loss."},
+    },
+)
+def compare(analysis: Analysis, only: str | None, groups: str | None) -> None:
     """Is this minimum flatter than that one: all instruments at CKPTs in one table, with tests.
 
     Prints each quantity with its standard error, or the bound of an eigenvalue, and which differences are
@@ -80,7 +83,7 @@ def compare(analysis: Analysis, settings: dict[str, Any], only: str | None, grou
         result = compute_comparison(
             given,
             only=chosen,
-            **settings,
+            **analysis.settings,
             problem_of=problem_of,
             precondition=preconditioner,
             seed=analysis.seed,

@@ -2,72 +2,34 @@
 
 from __future__ import annotations
 
-import functools
-
 import click
 
-from landscape.analysis.contour import ERROR_POINTS, axes, reused_points
+from landscape.analysis.contour import ERROR_POINTS, reused_points
 from landscape.analysis.contour import contour as compute_contour
-from landscape.cli import options, planes, processes
+from landscape.cli import planes, processes
 from landscape.cli.analysis import Analysis, analysis_options
-from landscape.cli.gridfile import GridFile
-from landscape.core.memory import parse_size
-from landscape.evaluation import evaluate
-from landscape.results.surface import Surface
+from landscape.cli.gridfile import compute_on_grid
+from landscape.results.grids import Surface
 
 
 @click.command(
     epilog="Example: landscape contour runs/ss/last.h5 runs/dp/last.h5 --norm filter --span 1 --plot both.png"
 )
-@click.option(
-    "--plane",
-    "kind",
-    type=options.Choice(planes.KINDS),
-    default="random",
-    show_default=True,
-    help="random; between (through two or three CKPTs); pca (of the step-*.h5 up to the CKPT); learners "
-    "(nearest to all learners); eigen (Hessian eigenvectors of λ_max and λ_min).",
-)
-@options.grid("50")
-@options.ignore(
-    "What random directions leave out: none, or bias+norm (bias and norm parameters). "
-    "[default: bias+norm with --norm filter, else none]"
-)
-@options.batchnorm
-@click.option(
-    "--path",
-    type=options.Choice(evaluate.PATHS),
-    default="auto",
-    show_default=True,
-    help="How points are evaluated.",
-)
-@click.option(
-    "--precision",
-    type=options.Choice(evaluate.PRECISIONS),
-    default="model",
-    show_default=True,
-    help="Arithmetic: model (that of --dtype), bfloat16 (networks that torch.fx can trace), tf32 (CUDA).",
-)
-@click.option(
-    "--max-memory",
-    "memory",
-    metavar="SIZE",
-    help="Memory of a process, such as 2.5GiB (on CUDA: of the GPU). [default: weights, directions, data and "
-    "a chunk of data of at most 256MiB]",
-)
+@planes.option
 @processes.option
-@analysis_options("Draws the directions.")
-def contour(
-    analysis: Analysis,
-    grid: options.Grid,
-    batchnorm: options.BatchNorm,
-    processes: processes.Processes,
-    kind: str,
-    ignore: str | None,
-    path: str,
-    precision: str,
-    memory: str | None,
-) -> None:
+@analysis_options(
+    compute_contour,
+    "grid",
+    "span",
+    "tolerance",
+    "bn",
+    "bn_samples",
+    "path",
+    "precision",
+    "max_memory",
+    own={"grid": {"default": "50"}},
+)
+def contour(analysis: Analysis, plane: planes.Chosen, processes: processes.Processes) -> None:
     """Loss contours over a plane around w_a of each CKPT; all have common levels.
 
     Random directions (the default) are the same for all CKPTs; "between" draws one surface through all. The
@@ -81,49 +43,11 @@ def contour(
     only its corners. Points that the new grid does not contain, and results of other checkpoints or options,
     are replaced only with --force.
     """
-    max_memory = parse_size("--max-memory", memory) if memory else None
-    team = processes.join()
-    groups = planes.check(kind, analysis.open(), grid.norm, ignore)
-    target = analysis.target(groups[0][0], "contour", kind, grid.norm, resumes=True)
-    origins = [planes.about(group, kind, analysis) for group in groups]
-    wanted = {
-        "split": analysis.split,
-        "kind": kind,
-        "norm": grid.norm,
-        "dtype": analysis.dtype,
-        "bn": batchnorm.bn,
-        "precision": precision,
-    }
-    drawn = {"seed": analysis.seed} if kind in ("random", "eigen") else {}
-    file = GridFile(target, Surface, origins, wanted | drawn, analysis.quiet, team, analysis.output.force)
-    with team:
-        for i, (group, progress) in enumerate(analysis.each("contour", groups)):
-            problem = analysis.problem(group[0])
-            if file.previous and kind == "eigen":  # costly to find, and the same but for rounding
-                plane = file.previous.plane(problem.theta)
-            else:
-                plane = planes.make(kind, problem, group, grid.norm, ignore, analysis.seed)
-            surface, previous = file.add(
-                functools.partial(
-                    compute_contour,
-                    problem,
-                    plane,
-                    grid=grid.shape,
-                    span=grid.span,
-                    tolerance=grid.tolerance,
-                    **vars(batchnorm),
-                    path=path,
-                    precision=precision,
-                    max_memory=max_memory,
-                    progress=progress,
-                    **origins[i],
-                ),
-                team,
-                *axes(grid.shape, plane.span if grid.span is None else grid.span),
-            )
-            analysis.values(summary(surface, previous, analysis.split))
-    if team.rank == 0:
-        file.finish(analysis.output.picture)
+
+    def text(surface: Surface, previous: Surface | None) -> str:
+        return summary(surface, previous, analysis.split)
+
+    compute_on_grid(analysis, plane, processes, "contour", Surface, compute_contour, text)
 
 
 def summary(surface: Surface, previous: Surface | None, split: str) -> str:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from pathlib import Path
-
 import click
 
-from landscape.checkpoint import run_folder
-from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli import common, options
-from landscape.cli.analysis import about
+from landscape.cli.analysis import Analysis, analysis_options
+from landscape.cli.choices import Choice
 from landscape.cli.saddles import parse
-from landscape.core.options import SPLIT
-from landscape.results.critical_batch import CriticalBatch
-from landscape.train.experiments.critical_batch import FACTORS, SCALING, SEEDS, TOL
+from landscape.results.noise import CriticalBatch
+from landscape.train.experiments.critical_batch import FACTORS, SCALING
 from landscape.train.experiments.critical_batch import critical_batch as experiment
 from landscape.train.run.launch import pick_device
 
@@ -23,7 +17,6 @@ from landscape.train.run.launch import pick_device
     name="critical-batch",
     epilog="Example: landscape critical-batch runs/dp/step-0000250.h5 --factors 1,2,4,8 --plot critical.png",
 )
-@click.argument("checkpoints", metavar="CKPT…", nargs=-1, required=True)
 @click.option(
     "--factors",
     metavar="k,…",
@@ -37,63 +30,43 @@ from landscape.train.run.launch import pick_device
     metavar="N",
     help="Training samples that each branch sees. [default: 40 steps of the largest batch]",
 )
-@click.option("--branches", default=SEEDS, show_default=True, help="Branches for each batch, by seed.")
-@click.option("--tol", default=TOL, show_default=True, help="Allowed rise of the loss, relative to it.")
-@click.option(
-    "--lr-scaling",
+@analysis_options(
+    experiment,
+    "seeds",
+    "tol",
     "scaling",
-    type=click.Choice(list(SCALING)),
-    help="Of the learning rate with the batch. [default: linear; sqrt for Adam and its relatives]",
+    split=False,
+    problem=False,
+    own={
+        "seeds": {"flag": "--branches", "help": "Branches for each batch, by seed."},
+        "tol": {"help": "Allowed rise of the loss, relative to it."},
+        "scaling": {
+            "flag": "--lr-scaling",
+            "type": Choice(tuple(SCALING)),
+            "help": "Of the learning rate with the batch. [default: linear; sqrt for Adam and its relatives]",
+        },
+    },
 )
-@click.option("--seed", default=0, show_default=True, help="Draws the minibatches of the first branch.")
-@options.data_dir
-@options.device
-@options.grouped("output", lambda **v: options.Output(v["output"], v["force"], v["picture"]), *options.OUTPUT)
-@options.quiet
-def critical_batch(
-    checkpoints: tuple[str, ...],
-    factors: str,
-    samples: int | None,
-    branches: int,
-    tol: float,
-    scaling: str | None,
-    seed: int,
-    data_dir: str | None,
-    device: str,
-    output: options.Output,
-    quiet: bool,
-) -> None:
+def critical_batch(analysis: Analysis, factors: str, samples: int | None) -> None:
     """The batch above which training from each CKPT loses, sample for sample, by training branches from it.
 
     Branches with batches of several sizes train on equally many samples. Prints where the training loss at
     w_a ends higher than with the smallest batch by more than --tol, with one standard error over the seeds.
     """
     chosen = parse("--factors", factors, "1,2,4", whole=False)
-    runs = [Checkpoint.load(run_folder.checkpoint_in(Path(path))) for path in checkpoints]
-    first = runs[0].path
-    assert first is not None
-    path = Path(output.path) if output.path else first.with_name(f"{first.stem}-critical-batch.h5")
-    common.check_targets(path, output.picture, output.force)
-    results = []
-    with common.progress_bar("critical batch", quiet) as bar:
-        for k, run in enumerate(runs):
-            result = experiment(
-                run,
-                chosen,
-                trained_samples=samples,
-                seeds=branches,
-                tol=tol,
-                scaling=scaling,
-                seed=seed,
-                device=pick_device(device),
-                data_dir=data_dir,
-                progress=functools.partial(lambda k, share: bar((k + share) / len(runs)), k),
-                **about(run, SPLIT),
-            )
-            results.append(result)
-    for result in results:
-        common.values(table(result))
-    common.write(results, path, output.picture)
+    analysis.compute(
+        "critical-batch",
+        analysis.open(),
+        lambda run, **settings: experiment(
+            run,
+            chosen,
+            trained_samples=samples,
+            device=pick_device(analysis.device),
+            data_dir=analysis.source.data_dir,
+            **settings,
+        ),
+        table,
+    )
 
 
 def table(result: CriticalBatch) -> str:

@@ -22,12 +22,12 @@ from landscape.cli.analysis import about
 from landscape.cli.source import Source
 from landscape.core.hdf5 import Array
 from landscape.core.lock import HAS_LOCKS
+from landscape.geometry.profiles import median_rise
 from landscape.report import contents, page
 from landscape.report.parts import Page
 from landscape.results.base import save
-from landscape.results.basin import median_rise
+from landscape.results.grids import Surface
 from landscape.results.noise import NoiseEstimate
-from landscape.results.surface import Surface
 from landscape.train.processes.children import Pool
 from landscape.train.recipes import recipe
 from landscape.train.run.runs import Run, train_runs

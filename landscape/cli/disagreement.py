@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import click
 
-from landscape.analysis.disagreement import TOP_K
 from landscape.analysis.disagreement import disagreement as compute_disagreement
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.options import positive
-from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
-from landscape.results.disagreement import Disagreement
+from landscape.results.curvature import Disagreement
 
 
 @click.command(epilog="Example: landscape disagreement runs/dp --top-k 10 --plot disagreement.png")
-@click.option(
-    "--top-k",
-    default=TOP_K,
-    show_default=True,
-    metavar="K",
-    help="Eigenvectors of the K largest eigenvalues.",
-)
-@click.option("--tol", default=TOL, show_default=True, help="Residual of each eigenvalue, relative to it.")
-@click.option(
-    "--max-products", default=MAX_PRODUCTS, show_default=True, help="Products for the eigenvalues, at most."
-)
-@analysis_options("Draws the vector that the search starts from.")
-def disagreement(analysis: Analysis, top_k: int, tol: float, max_products: int) -> None:
+@analysis_options(compute_disagreement, "top_k", "tol", "max_products")
+def disagreement(analysis: Analysis) -> None:
     """Shares of the learners' spread and of the gradient in the top-K Hessian space of each CKPT.
 
     Prints them with one standard error over the learners, ½ tr(HC), which is what the spread costs in loss to
@@ -34,22 +21,12 @@ def disagreement(analysis: Analysis, top_k: int, tol: float, max_products: int) 
     runs = analysis.open()
     for run in runs:
         positive(f"{run.path}: learners", run.learners, least=2)
-    path = analysis.target(runs[0], "disagreement")
-    results = []
-    for run, progress in analysis.each("disagreement", runs):
-        result = compute_disagreement(
-            run.weights,
-            top_k,
-            problem=analysis.problem(run),
-            tol=tol,
-            max_products=max_products,
-            seed=analysis.seed,
-            progress=progress,
-            **analysis.about(run),
-        )
-        results.append(result)
-        analysis.values(table(result))
-    analysis.write(results, path)
+    analysis.compute(
+        "disagreement",
+        runs,
+        lambda run, **settings: compute_disagreement(run.weights, problem=analysis.problem(run), **settings),
+        table,
+    )
 
 
 def table(result: Disagreement) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,14 +10,17 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from landscape.cli import common
-from landscape.cli.processes import Team
+from landscape.analysis.contour import axes
+from landscape.cli import common, planes
+from landscape.cli.analysis import Analysis
+from landscape.cli.processes import Processes, Team
 from landscape.core import hdf5
 from landscape.core.errors import FailedError
 from landscape.evaluation.grid import MismatchError, coincide, difference
 from landscape.results import base
+from landscape.results.grids import Interpolated, Surface
 
-R = TypeVar("R", bound=base.Result)
+R = TypeVar("R", bound=Interpolated)
 
 
 class GridFile(Generic[R]):
@@ -134,6 +138,45 @@ class GridFile(Generic[R]):
         else:
             base.save(self._results, self._path)
         common.show(self._results, self._path, picture)
+
+
+def compute_on_grid(
+    analysis: Analysis,
+    chosen: planes.Chosen,
+    processes: Processes,
+    name: str,
+    kind: type[R],
+    compute: Callable[..., R],
+    text: Callable[[R, R | None], str],
+) -> None:
+    """A result of ``compute(problem, plane, …)`` around each checkpoint, in one file, which is resumed.
+
+    An earlier result must be equal in all fields that are options, except ``kind.may_differ``. ``text`` says
+    what is printed of a result and the earlier one that it used.
+    """
+    team = processes.join()
+    groups = planes.check(chosen, analysis.open())
+    target = analysis.target(groups[0][0], name, chosen.kind, chosen.norm, resumes=True)
+    origins = [planes.about(group, chosen.kind, analysis) for group in groups]
+    where = {"split": analysis.split, "dtype": analysis.dtype, "seed": analysis.seed}
+    asked = {**where, **analysis.settings, **vars(chosen)}
+    free = kind.may_differ if chosen.kind in ("random", "eigen") else kind.may_differ | {"seed"}
+    fixed = {field.name for field in dataclasses.fields(kind)} - free
+    wanted = {key: value for key, value in asked.items() if key in fixed and value is not None}
+    file = GridFile(target, kind, origins, wanted, analysis.quiet, team, analysis.output.force)
+    settings, span = analysis.settings, analysis.settings["span"]
+    with team:
+        for i, (group, progress) in enumerate(analysis.each(name, groups)):
+            problem = analysis.problem(group[0])
+            if chosen.kind == "eigen" and isinstance(file.previous, Surface):
+                plane = file.previous.plane(problem.theta)  # costly to find, and the same but for rounding
+            else:
+                plane = planes.make(chosen, problem, group, analysis.seed)
+            partial = functools.partial(compute, problem, plane, **settings, progress=progress, **origins[i])
+            corners = axes(settings["grid"], plane.span if span is None else span)
+            analysis.values(text(*file.add(partial, team, *corners)))
+    if team.rank == 0:
+        file.finish(analysis.output.picture)
 
 
 def _is(a: object, b: object) -> bool:

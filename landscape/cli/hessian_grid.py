@@ -2,69 +2,40 @@
 
 from __future__ import annotations
 
-import functools
-
 import click
 import numpy as np
 
-from landscape.analysis.contour import axes
 from landscape.analysis.hessian_grid import hessian_grid as compute_hessian_grid
-from landscape.analysis.planes import random_plane
-from landscape.cli import options, processes
+from landscape.cli import planes, processes
 from landscape.cli.analysis import Analysis, analysis_options
-from landscape.cli.gridfile import GridFile
-from landscape.results.hessian_grid import HessianGrid
+from landscape.cli.gridfile import compute_on_grid
+from landscape.results.grids import HessianGrid
 
 
 @click.command(
     "hessian-grid", epilog="Example: landscape hessian-grid runs/dp/step-0000250.h5 --grid 4 --plot ratio.png"
 )
-@options.grid("4")
-@options.eigenvalues("Hessian-vector products a point, at most.")
+@planes.option
 @processes.option
-@analysis_options("Draws the directions.")
-def hessian_grid(
-    analysis: Analysis,
-    grid: options.Grid,
-    eigenvalues: options.Eigenvalues,
-    processes: processes.Processes,
-) -> None:
+@analysis_options(
+    compute_hessian_grid,
+    "grid",
+    "span",
+    "tolerance",
+    "bn",
+    "bn_samples",
+    "tol",
+    "max_products",
+    "search",
+    own={"grid": {"default": "4"}, "max_products": {"help": "Hessian-vector products a point, at most."}},
+)
+def hessian_grid(analysis: Analysis, plane: planes.Chosen, processes: processes.Processes) -> None:
     """Extreme Hessian eigenvalues and |λ_min|/|λ_max| on a grid around w_a of each CKPT."""
-    team = processes.join()
-    runs = analysis.open()
-    path = analysis.target(runs[0], "hessian", grid.norm, resumes=True)
-    origins = [analysis.about(run) for run in runs]
-    wanted = {
-        "norm": grid.norm,
-        "seed": analysis.seed,
-        "tol": eigenvalues.tol,
-        "dtype": analysis.dtype,
-        "split": analysis.split,
-        "search": eigenvalues.search,
-    }
-    file = GridFile(path, HessianGrid, origins, wanted, analysis.quiet, team, analysis.output.force)
-    with team:
-        for i, (run, progress) in enumerate(analysis.each("hessian-grid", runs)):
-            problem = analysis.problem(run)
-            plane = random_plane(problem, norm=grid.norm, seed=analysis.seed)
-            result, _ = file.add(
-                functools.partial(
-                    compute_hessian_grid,
-                    problem,
-                    plane,
-                    grid=grid.shape,
-                    span=grid.span,
-                    tolerance=grid.tolerance,
-                    **vars(eigenvalues),
-                    progress=progress,
-                    **origins[i],
-                ),
-                team,
-                *axes(grid.shape, plane.span if grid.span is None else grid.span),
-            )
-            analysis.values(summary(result, analysis.split))
-    if team.rank == 0:
-        file.finish(analysis.output.picture)
+
+    def text(result: HessianGrid, previous: HessianGrid | None) -> str:
+        return summary(result, analysis.split)
+
+    compute_on_grid(analysis, plane, processes, "hessian", HessianGrid, compute_hessian_grid, text)
 
 
 def summary(result: HessianGrid, split: str) -> str:

@@ -72,7 +72,7 @@ def of_result(result: Result) -> dict[str, Any]:
     """The numbers of a result: its fields, its properties and its summary.
 
     Example:
-        >>> from landscape.results.escape import Escape
+        >>> from landscape.results.stability import Escape
         >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
         >>> of_result(result)["median"]
         [[1.0, 1.0]]

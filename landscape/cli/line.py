@@ -5,31 +5,30 @@ from __future__ import annotations
 import click
 import numpy as np
 
-from landscape.analysis.line import POINTS
 from landscape.analysis.line import line as compute_line
-from landscape.analysis.planes import random_plane
-from landscape.cli import common, options, planes
+from landscape.analysis.planes import IGNORES, NORMS, random_plane
+from landscape.cli import common, planes
 from landscape.cli.analysis import Analysis, analysis_options
+from landscape.cli.choices import Choice
 from landscape.core.errors import InputError
 
 
 @click.command(epilog="Example: landscape line runs/ss/last.h5 runs/dp/last.h5 --plot barrier.png")
-@click.option("--points", default=POINTS, show_default=True, help="Points on the line.")
-@click.option("--span", type=float, help="One CKPT: t runs over [−span, span]. [default: 0.1]")
-@options.norm("One CKPT: as for contour.")
-@options.ignore("One CKPT: as for contour.")
-@options.tolerance
-@options.batchnorm
-@analysis_options("One CKPT: draws the direction.", metavar="CKPT [CKPT]")
-def line(
-    analysis: Analysis,
-    batchnorm: options.BatchNorm,
-    points: int,
-    span: float | None,
-    norm: str,
-    ignore: str | None,
-    tolerance: str | None,
-) -> None:
+@click.option(
+    "--norm", type=Choice(NORMS), default="none", show_default=True, help="One CKPT: as for contour."
+)
+@click.option("--ignore", type=Choice(IGNORES), help="One CKPT: as for contour.")
+@analysis_options(
+    compute_line,
+    "points",
+    "span",
+    "tolerance",
+    "bn",
+    "bn_samples",
+    metavar="CKPT [CKPT]",
+    own={"span": {"help": "One CKPT: t runs over [−span, span]. [default: 0.1]"}},
+)
+def line(analysis: Analysis, norm: str, ignore: str | None) -> None:
     """Loss and accuracy on the line between w_a of two CKPTs, with the barrier between them.
 
     With one CKPT, along a random direction through its w_a: the first that contour draws from the same seed.
@@ -37,7 +36,7 @@ def line(
     count = len(analysis.checkpoints)
     if count > 2:
         raise InputError(f"CKPT: {count} checkpoints are not allowed, it must be one or two")
-    if count == 2 and (span is not None or norm != "none" or ignore is not None):
+    if count == 2 and (analysis.settings["span"] is not None or norm != "none" or ignore is not None):
         raise InputError(
             "--span, --norm, --ignore: they are for one CKPT; a line between two has none to set"
         )
@@ -56,11 +55,8 @@ def line(
         result = compute_line(
             problem,
             along,
-            points,
-            span,
             ends=(first, last) if two else (),
-            tolerance=tolerance,
-            **vars(batchnorm),
+            **analysis.settings,
             progress=bar,
             **planes.about(runs, kind, analysis),
         )

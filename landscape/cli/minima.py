@@ -10,7 +10,7 @@ from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.stability import HEADS, parse_delays
 from landscape.core.errors import InputError
-from landscape.results.minima import Minima
+from landscape.results.stability import Minima
 from landscape.train.experiments.minima import minima as experiment
 from landscape.train.own_loop.recording import read_settings
 from landscape.train.run.loop import recipe_of
@@ -20,10 +20,8 @@ DELAYS = "0,1,2,4,8,16,32"
 
 @click.command(epilog="Example: landscape minima runs/gd/last.h5 --delay 0,2,8 --plot minima.png")
 @click.option("--delay", "delays", metavar="τ,…", default=DELAYS, show_default=True, help="Delays in steps.")
-@click.option("--momentum", default=0.9, show_default=True, help="m of the ordinary and shifted forms.")
-@click.option("--tol", default=0.07, show_default=True, help="Relative precision of the bisection.")
-@analysis_options("Draws the vector that the search for λ_max starts from.")
-def minima(analysis: Analysis, delays: str, momentum: float, tol: float) -> None:
+@analysis_options(experiment, "momentum", "tol")
+def minima(analysis: Analysis, delays: str) -> None:
     """The largest learning rates at which training with delay stays at the minimum w_a of a CKPT.
 
     Full-batch training by async-sgd starts close to the minimum: without momentum, with momentum, and with
@@ -32,23 +30,14 @@ def minima(analysis: Analysis, delays: str, momentum: float, tol: float) -> None
     end of the recipe mnist-minimum.
     """
     chosen = parse_delays(delays)
-    runs = analysis.open()
-    path = analysis.target(runs[0], "minima")
-    results = []
-    for run, progress in analysis.each("minima", runs):
-        result = experiment(
-            analysis.problem(run),
-            chosen,
-            momentum,
-            weight_decay=weight_decay(run),
-            tol=tol,
-            seed=analysis.seed,
-            progress=progress,
-            **analysis.about(run),
-        )
-        results.append(result)
-        analysis.values(table(result))
-    analysis.write(results, path)
+    analysis.compute(
+        "minima",
+        analysis.open(),
+        lambda run, **settings: experiment(
+            analysis.problem(run), chosen, weight_decay=weight_decay(run), **settings
+        ),
+        table,
+    )
 
 
 def weight_decay(run: Checkpoint) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from landscape.analysis.noise import DRAWS, estimate_noise
-from landscape.checkpoint.checkpoint import IMPORTED
+from landscape.analysis.noise import estimate_noise
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.errors import InputError
 from landscape.results.noise import NoiseEstimate
@@ -14,9 +16,13 @@ from landscape.results.noise import NoiseEstimate
 @click.command(epilog="Example: landscape noise runs/dp/step-0000250.h5 --draws 64 --plot noise.png")
 @click.option("--lr", type=float, help="Learning rate α. [default: the run's]")
 @click.option("--local-batch", type=int, help="Samples in a minibatch of a learner. [default: the run's]")
-@click.option("--draws", default=DRAWS, show_default=True, help="Draws of n minibatches.")
-@analysis_options("Draws the minibatches.", split=False)
-def noise(analysis: Analysis, lr: float | None, local_batch: int | None, draws: int) -> None:
+@analysis_options(
+    estimate_noise,
+    "draws",
+    split=False,
+    own={"draws": {"flag": "--draws", "help": "Draws of n minibatches."}},
+)
+def noise(analysis: Analysis, lr: float | None, local_batch: int | None) -> None:
     """Four estimates of Δ(2) of each CKPT: definition, full batch, Eq. 4, and first order.
 
     Uses the training set, and the learning rate and local batch of the run; imported weights have neither,
@@ -26,22 +32,12 @@ def noise(analysis: Analysis, lr: float | None, local_batch: int | None, draws: 
     for run in runs:
         if run.algorithm == IMPORTED and (lr is None or local_batch is None):
             raise InputError(f"--lr, --local-batch: {run.path} was imported and has none, give both")
-    path = analysis.target(runs[0], "noise")
-    results = []
-    for run, progress in analysis.each("noise", runs):
-        result = estimate_noise(
-            analysis.problem(run),
-            run.weights,
-            run.lr if lr is None else lr,
-            run.local_batch if local_batch is None else local_batch,
-            draws=draws,
-            seed=analysis.seed,
-            progress=progress,
-            **analysis.about(run),
-        )
-        results.append(result)
-        analysis.values(table(result))
-    analysis.write(results, path)
+
+    def estimate(run: Checkpoint, **settings: Any) -> NoiseEstimate:
+        rate, batch = run.lr if lr is None else lr, run.local_batch if local_batch is None else local_batch
+        return estimate_noise(analysis.problem(run), run.weights, rate, batch, **settings)
+
+    analysis.compute("noise", runs, estimate, table)
 
 
 def table(result: NoiseEstimate) -> str:

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from landscape.analysis.noise_alignment import DRAWS, TOL, TOP_K
 from landscape.analysis.noise_alignment import noise_alignment as compute_noise_alignment
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.errors import InputError
-from landscape.results.noise_alignment import NoiseAlignment
+from landscape.results.noise import NoiseAlignment
 
 
 @click.command(epilog="Example: landscape noise-alignment runs/ss runs/dp --batch 100 --plot alignment.png")
 @click.option("--batch", type=int, help="Samples in a minibatch. [default: the run's total batch]")
-@click.option(
-    "--top-k",
-    default=TOP_K,
-    show_default=True,
-    metavar="K",
-    help="Eigenvectors of the K largest eigenvalues.",
-)
-@click.option(
-    "--tol", default=TOL, show_default=True, help="Draw until the relative standard error is so small…"
-)
-@click.option(
-    "--max-draws", default=DRAWS, show_default=True, help="…or until there are so many minibatches."
-)
-@analysis_options("Draws the minibatches.", split=False)
-def noise_alignment(analysis: Analysis, batch: int | None, top_k: int, tol: float, max_draws: int) -> None:
+@analysis_options(compute_noise_alignment, "top_k", "tol", "max_draws", split=False)
+def noise_alignment(analysis: Analysis, batch: int | None) -> None:
     """How the noise of minibatch gradients at w_a of each CKPT lies in the curvature.
 
     Prints tr(HS)/tr S, the interaction-aware sharpness, the variance along each of the top-K eigenvectors,
@@ -37,22 +26,12 @@ def noise_alignment(analysis: Analysis, batch: int | None, top_k: int, tol: floa
     for run in runs:
         if batch is None and not run.local_batch:
             raise InputError(f"--batch: {run.path} has none, give it")
-    path = analysis.target(runs[0], "noise-alignment")
-    results = []
-    for run, progress in analysis.each("noise-alignment", runs):
-        result = compute_noise_alignment(
-            analysis.problem(run),
-            run.learners * run.local_batch if batch is None else batch,
-            top_k,
-            tol=tol,
-            max_draws=max_draws,
-            seed=analysis.seed,
-            progress=progress,
-            **analysis.about(run),
-        )
-        results.append(result)
-        analysis.values(table(result))
-    analysis.write(results, path)
+
+    def compute(run: Checkpoint, **settings: Any) -> NoiseAlignment:
+        size = run.learners * run.local_batch if batch is None else batch
+        return compute_noise_alignment(analysis.problem(run), size, **settings)
+
+    analysis.compute("noise-alignment", runs, compute, table)
 
 
 def table(r: NoiseAlignment) -> str:

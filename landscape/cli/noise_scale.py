@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 from torch import Tensor
 
 from landscape.analysis.noise_scale import GRADIENTS
 from landscape.analysis.noise_scale import noise_scale as compute_noise_scale
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli import options
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.batch_sharpness import batch_sizes, check_learners
-from landscape.results.noise_scale import NoiseScale
+from landscape.cli.choices import Choice
+from landscape.results.noise import NoiseScale
 from landscape.train.run.loop import recipe_of
 
 
@@ -23,22 +25,22 @@ from landscape.train.run.loop import recipe_of
     "--batch", type=int, metavar="B", help="Samples in a minibatch at w_a. [default: the run's total batch]"
 )
 @click.option("--no-learners", is_flag=True, help="Only w_a, without the learners' own gradients.")
-@click.option(
-    "--gradient",
-    type=options.Choice(GRADIENTS),
-    default="whole",
-    show_default=True,
-    help="‖g‖²: whole (of all data, exact), or draws (from pairs of minibatches, no pass over all data).",
+@analysis_options(
+    compute_noise_scale,
+    "gradient",
+    "tol",
+    "draws",
+    "max_draws",
+    split=False,
+    own={
+        "gradient": {
+            "type": Choice(GRADIENTS),
+            "help": "‖g‖²: whole (of all data, exact), or draws (from pairs of minibatches, no pass over all "
+            "data).",
+        }
+    },
 )
-@options.draws
-@analysis_options("Draws the minibatches.", split=False)
-def noise_scale(
-    analysis: Analysis,
-    batch: int | None,
-    no_learners: bool,
-    gradient: str,
-    draws: options.Draws,
-) -> None:
+def noise_scale(analysis: Analysis, batch: int | None, no_learners: bool) -> None:
     """The gradient noise scale tr Σ/‖g‖² at w_a of each CKPT, and from its learners.
 
     It is the batch, in samples of the training set, at which noise and gradient are equal in size. Learners
@@ -49,22 +51,12 @@ def noise_scale(
     runs = analysis.open()
     sizes = [batch_sizes(run, None)[0] if batch is None else batch for run in runs]
     check_learners(zip(runs, sizes, strict=True), no_learners)
-    path = analysis.target(runs[0], "noise-scale")
-    results = []
-    for (run, size), progress in analysis.each("noise scale", list(zip(runs, sizes, strict=True))):
-        result = compute_noise_scale(
-            analysis.problem(run),
-            size,
-            weights=gradient_points(run) if run.learners > 1 and not no_learners else None,
-            gradient=gradient,
-            **vars(draws),
-            seed=analysis.seed,
-            progress=progress,
-            **analysis.about(run),
-        )
-        results.append(result)
-        analysis.values(table(result))
-    analysis.write(results, path)
+
+    def compute(run: Checkpoint, size: int, **settings: Any) -> NoiseScale:
+        weights = gradient_points(run) if run.learners > 1 and not no_learners else None
+        return compute_noise_scale(analysis.problem(run), size, weights=weights, **settings)
+
+    analysis.compute("noise-scale", zip(runs, sizes, strict=True), compute, table)
 
 
 def gradient_points(run: Checkpoint) -> Tensor:

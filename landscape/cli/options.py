@@ -10,16 +10,13 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from landscape.analysis.planes import IGNORES, NORMS
 from landscape.cli import output
 from landscape.cli.choices import Choice as Choice
 from landscape.cli.choices import names as names
 from landscape.cli.choices import paths as paths
 from landscape.core.errors import InputError
 from landscape.core.options import SPLIT
-from landscape.curvature.eigenvalues import SEARCHES
 from landscape.data.base import SPLITS
-from landscape.problem.batchnorm import POLICIES, SAMPLES
 from landscape.train.run.launch import DEVICES
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,12 +64,6 @@ randomness = click.option(
     help="A model or loss that draws random numbers in eval mode: seed holds them fixed, a number is that of "
     "the draws over which the loss is averaged.",
 )
-tolerance = click.option(
-    "--tolerance",
-    metavar="SIZE",
-    help="Compute exact points only until the others can be interpolated with an error below SIZE: 1% of the "
-    "range shown, or a number such as 0.005. [default: all points are exact]",
-)
 
 
 def grouped(name: str, make: Callable[..., Any], *options: Option) -> Callable[[F], F]:
@@ -119,87 +110,6 @@ OUTPUT = (
 )
 
 
-@dataclass(frozen=True)
-class BatchNorm:
-    """Which statistics BatchNorm uses, and how many samples they are estimated from."""
-
-    bn: str
-    bn_samples: int
-
-
-batchnorm = grouped(
-    "batchnorm",
-    BatchNorm,
-    click.option(
-        "--bn",
-        type=Choice(POLICIES),
-        default="center",
-        show_default=True,
-        help="BatchNorm statistics: center (the checkpoint's), recalibrate (estimated again at each point) "
-        "or train (those of the batch itself).",
-    ),
-    click.option(
-        "--bn-samples",
-        default=SAMPLES,
-        show_default=True,
-        help="Number of samples for recalibrate, and in a batch for train.",
-    ),
-)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Points on a plane: ``shape`` (nx, ny) over [−span, span] in x and y; ``norm`` scales the directions.
-
-    Values within ``tolerance`` suffice, if it is given.
-    """
-
-    shape: tuple[int, int]
-    span: float | None
-    norm: str
-    tolerance: str | None
-
-
-def norm(help: str) -> Option:
-    """The option --norm of commands that draw random directions."""
-    return click.option("--norm", type=Choice(NORMS), default="none", show_default=True, help=help)
-
-
-def ignore(help: str) -> Option:
-    """The option --ignore of commands that draw random directions."""
-    return click.option("--ignore", type=Choice(IGNORES), help=help)
-
-
-def grid(points: str) -> Callable[[F], F]:
-    """The options of commands that work on a grid over a plane, with ``points`` by default."""
-
-    def make(grid: str, span: float | None, norm: str, tolerance: str | None) -> Grid:
-        return Grid(parse_grid(grid), span, norm, tolerance)
-
-    return grouped(
-        "grid",
-        make,
-        click.option("--grid", default=points, show_default=True, help="Points: K, or KXxKY such as 51x25."),
-        click.option(
-            "--span",
-            type=float,
-            help="x and y run over [−span, span]. [default: 0.1, or what shows all markers]",
-        ),
-        norm("Directions: none (i.i.d. normal, the paper's), filter or layer (Li et al. 2018)."),
-        tolerance,
-    )
-
-
-def parse_grid(text: str) -> tuple[int, int]:
-    """(nx, ny) from "50" or "51x25"."""
-    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
-    if not match or min(int(match[1]), int(match[2] or match[1])) < 1:
-        raise InputError(
-            f"--grid: '{text}' is not allowed, it must be K or KXxKY with numbers ≥ 1, such as 51x25"
-        )
-    return int(match[1]), int(match[2] or match[1])
-
-
 def seeds(default: str, help: str) -> Option:
     """The option --seeds of commands that train several runs of one setting."""
     return click.option("--seeds", metavar="N-M,…", default=default, show_default=True, help=help)
@@ -217,55 +127,3 @@ def parse_seeds(text: str) -> list[int]:
             )
         seeds += range(first, last + 1)
     return sorted(set(seeds))
-
-
-@dataclass(frozen=True)
-class Eigenvalues:
-    """How eigenvalues are computed: relative residual, limit of products, and search."""
-
-    tol: float
-    max_products: int
-    search: str
-
-
-def eigenvalues(products: str) -> Callable[[F], F]:
-    """The options of commands that compute both ends of a spectrum; ``products``: help of --max-products."""
-    return grouped(
-        "eigenvalues",
-        Eigenvalues,
-        click.option(
-            "--tol", default=0.01, show_default=True, help="Residual of each eigenvalue, relative to it."
-        ),
-        click.option("--max-products", default=1000, show_default=True, help=products),
-        click.option(
-            "--search",
-            type=Choice(SEARCHES),
-            default="auto",
-            show_default=True,
-            help="auto: cheaper products find the eigenvectors, the results are verified and refined with "
-            "exact products; exact: exact products only.",
-        ),
-    )
-
-
-@dataclass(frozen=True)
-class Draws:
-    """How often minibatches are drawn: until the relative standard error is ``tol``, within these bounds."""
-
-    tol: float
-    draws: int
-    max_draws: int
-
-
-draws = grouped(
-    "draws",
-    Draws,
-    click.option(
-        "--tol",
-        default=0.05,
-        show_default=True,
-        help="Draw minibatches until the standard error is at most this share of the mean.",
-    ),
-    click.option("--min-draws", "draws", default=16, show_default=True, help="At least so many draws."),
-    click.option("--max-draws", default=1000, show_default=True, help="At most so many draws."),
-)

@@ -15,7 +15,7 @@ from landscape import plots
 from landscape.cli import common, options
 from landscape.core.errors import InputError
 from landscape.core.options import positive, quantity
-from landscape.results.run_times import RunTimes
+from landscape.results.tables import RunTimes
 from landscape.train.planning import calibration
 from landscape.train.planning.plan import ALL_REDUCE, SCALINGS, Cluster, Costs, Link, Stragglers, local_batch
 from landscape.train.planning.plan import plan as compute_plan

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import click
 import numpy as np
 import torch
 
@@ -15,17 +18,45 @@ from landscape.analysis.planes import (
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli.analysis import Analysis
+from landscape.cli.choices import Choice
+from landscape.cli.options import grouped
+from landscape.cli.parameters import options_of
 from landscape.core.errors import FailedError, InputError
 from landscape.problem.problem import Problem
 from landscape.results import base
-from landscape.results.plane import Plane
-from landscape.results.surface import Surface
+from landscape.results.grids import Plane, Surface
 
 KINDS = ("random", "between", "pca", "learners", "eigen")
 
 
-def check(kind: str, runs: list[Checkpoint], norm: str, ignore: str | None) -> list[list[Checkpoint]]:
+@dataclass(frozen=True)
+class Chosen:
+    """The kind of the planes; ``norm`` and ``ignore`` are of random ones."""
+
+    kind: str
+    norm: str
+    ignore: str | None
+
+
+option = grouped(
+    "plane",
+    Chosen,
+    click.option(
+        "--plane",
+        "kind",
+        type=Choice(KINDS),
+        default="random",
+        show_default=True,
+        help="random; between (through two or three CKPTs); pca (of the step-*.h5 up to the CKPT); learners "
+        "(nearest to all learners); eigen (Hessian eigenvectors of λ_max and λ_min).",
+    ),
+    *options_of(random_plane, "norm", "ignore"),
+)
+
+
+def check(chosen: Chosen, runs: list[Checkpoint]) -> list[list[Checkpoint]]:
     """The checkpoints of each surface, its own first; all options are checked before any work."""
+    kind, norm, ignore = chosen.kind, chosen.norm, chosen.ignore
     if kind != "random" and (norm != "none" or ignore is not None):
         raise InputError(f"--norm, --ignore: they are for random planes, '--plane {kind}' has none to scale")
     if kind == "random":
@@ -40,13 +71,11 @@ def check(kind: str, runs: list[Checkpoint], norm: str, ignore: str | None) -> l
     return [[run, *trajectory(run)] if kind == "pca" else [run] for run in runs]
 
 
-def make(
-    kind: str, problem: Problem, group: list[Checkpoint], norm: str, ignore: str | None, seed: int
-) -> Plane:
-    """The plane of ``kind`` around the problem of a group's checkpoint; errors name its file."""
+def make(chosen: Chosen, problem: Problem, group: list[Checkpoint], seed: int) -> Plane:
+    """The plane around the problem of a group's checkpoint; errors name its file."""
+    kind, run = chosen.kind, group[0]
     if kind == "random":
-        return random_plane(problem, norm=norm, seed=seed, ignore=ignore)
-    run = group[0]
+        return random_plane(problem, norm=chosen.norm, seed=seed, ignore=chosen.ignore)
     try:
         if kind == "between":
             return between(problem, [r.mean for r in group], names(group), seed=seed)

@@ -12,10 +12,10 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.files import load
 from landscape.cli import animate, common, options
 from landscape.core.errors import FailedError, InputError
+from landscape.geometry.vtk import save_vts
+from landscape.plots.drawing import check_title
 from landscape.plots.surface import STYLES
-from landscape.plots.values import check_title
-from landscape.results.surface import Surface
-from landscape.results.vtk import save_vts
+from landscape.results.grids import Surface
 
 LOOK = options.grouped(
     "look",

@@ -17,8 +17,8 @@ from landscape.core.errors import FailedError, InputError
 from landscape.report import contents, page, scrubber
 from landscape.report.contents import Contents, Run
 from landscape.report.parts import Page
-from landscape.results.spectrum import Spectrum
-from landscape.results.surface import Surface
+from landscape.results.curvature import Spectrum
+from landscape.results.grids import Surface
 
 
 @click.command(epilog="Example: landscape report runs/ss runs/dp contour.h5 -o report.html --analyse")

@@ -2,51 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import click
 
-from landscape.analysis.sharpness import DRAWS, KINDS, STARTS, STEPS, TOL
+from landscape.analysis.sharpness import KINDS
 from landscape.analysis.sharpness import sharpness as compute_sharpness
-from landscape.cli import options
 from landscape.cli.analysis import Analysis, analysis_options
-from landscape.results.sharpness import Sharpness
-
-
-@dataclass(frozen=True)
-class Search:
-    """How the sharpness is found: which kind, of which minibatches, how exactly."""
-
-    kind: str
-    adaptive: bool
-    m: int | None
-    steps: int
-    starts: int
-    tol: float
-    max_draws: int
-
-
-search_options = options.grouped(
-    "search",
-    Search,
-    click.option(
-        "--kind",
-        type=options.Choice(KINDS),
-        default="worst",
-        show_default=True,
-        help="worst: max over ‖δ/c‖ ≤ ρ; average: δ/c ~ N(0, ρ²).",
-    ),
-    click.option(
-        "--adaptive/--not-adaptive", default=True, show_default=True, help="c: |w| of each weight, or 1."
-    ),
-    click.option("--m", type=int, help="Samples of a minibatch, drawn anew. [default: all samples at once]"),
-    click.option("--steps", default=STEPS, show_default=True, help="Gradients for each start of a search."),
-    click.option("--starts", default=STARTS, show_default=True, help="Random starts besides the gradient."),
-    click.option(
-        "--tol", default=TOL, show_default=True, help="Draw until the relative standard error is so small…"
-    ),
-    click.option("--max-draws", default=DRAWS, show_default=True, help="…or until there are so many draws."),
-)
+from landscape.cli.choices import Choice
+from landscape.results.flatness import Sharpness
 
 
 @click.command(
@@ -55,31 +17,35 @@ search_options = options.grouped(
 @click.option(
     "--rho", "radii", type=float, multiple=True, required=True, help="ρ: the radius; can be repeated."
 )
-@search_options
-@analysis_options("Draws minibatches, displacements and starts.")
-def sharpness(analysis: Analysis, search: Search, radii: tuple[float, ...]) -> None:
+@analysis_options(
+    compute_sharpness,
+    "kind",
+    "adaptive",
+    "m",
+    "steps",
+    "starts",
+    "tol",
+    "max_draws",
+    own={
+        "kind": {"type": Choice(KINDS), "help": "worst: max over ‖δ/c‖ ≤ ρ; average: δ/c ~ N(0, ρ²)."},
+        "adaptive": {"flag": "--adaptive/--not-adaptive"},
+        "max_draws": {"help": "…or until there are so many draws."},
+    },
+)
+def sharpness(analysis: Analysis, radii: tuple[float, ...]) -> None:
     """Worst-case or average-case sharpness at w_a of each CKPT: the rise of the loss within ρ.
 
     Adaptive (Kwon et al. 2021) and over minibatches of m samples (Foret et al. 2021), if asked for. Prints
     the value with its standard error. It predicts generalisation poorly (arXiv 2302.07011).
     """
-    runs = analysis.open()
-    path = analysis.target(runs[0], "sharpness", *(["average"] if search.kind == "average" else []))
-    results = []
-    for run, progress in analysis.each("sharpness", runs):
-        problem = analysis.problem(run)
-        for k, rho in enumerate(radii):
-            result = compute_sharpness(
-                problem,
-                rho,
-                **vars(search),
-                seed=analysis.seed,
-                progress=lambda share, k=k, of=progress: of((k + share) / len(radii)),  # type: ignore[misc]
-                **analysis.about(run),
-            )
-            results.append(result)
-            analysis.values(table(result))
-    analysis.write(results, path)
+    variant = ["average"] if analysis.settings["kind"] == "average" else []
+    analysis.compute(
+        "sharpness",
+        [(run, rho) for run in analysis.open() for rho in radii],
+        lambda run, rho, **settings: compute_sharpness(analysis.problem(run), rho, **settings),
+        table,
+        *variant,
+    )
 
 
 def table(r: Sharpness) -> str:

@@ -6,27 +6,16 @@ from typing import Any
 
 import click
 
-from landscape.analysis.smoothing import PAIRS, TOP
 from landscape.analysis.smoothing import smoothing as compute_smoothing
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.options import positive
-from landscape.curvature.lanczos import TOL
-from landscape.results.smoothing import Smoothing
+from landscape.results.flatness import Smoothing
 from landscape.train.experiments.minima import STEPS, effective_rate, mean_path
 from landscape.train.run.launch import pick_device
 
 
 @click.command(epilog="Example: landscape smoothing runs/ss/last.h5 runs/dp/last.h5 --plot smoothing.png")
-@click.option("--pairs", default=PAIRS, show_default=True, help="Antithetic pairs ±δ of displacements.")
-@click.option(
-    "--top-k",
-    "--top",  # its name until version 0.12
-    "top",
-    default=TOP,
-    show_default=True,
-    metavar="K",
-    help="Eigenvectors of the K largest eigenvalues: the result has the share of the spread along each.",
-)
 @click.option(
     "--steps",
     default=STEPS,
@@ -34,9 +23,8 @@ from landscape.train.run.launch import pick_device
     help="Further training steps, in memory, along which the gradient's Lipschitz constant is estimated; "
     "0: none.",
 )
-@click.option("--tol", default=TOL, show_default=True, help="Residual of λ_max, relative to it.")
-@analysis_options("Draws the displacements.")
-def smoothing(analysis: Analysis, pairs: int, top: int, steps: int, tol: float) -> None:
+@analysis_options(compute_smoothing, "pairs", "top", "tol", own={"top": {"flag": "--top-k", "metavar": "K"}})
+def smoothing(analysis: Analysis, steps: int) -> None:
     """The loss at w_a of each CKPT, smoothed over the spread of its learners, and its sharpness.
 
     The displacements have the measured covariance Σ of the learners; for comparison, isotropic ones have the
@@ -45,11 +33,9 @@ def smoothing(analysis: Analysis, pairs: int, top: int, steps: int, tol: float) 
     learning rate α and the effective α_e.
     """
     positive("--steps", steps, least=0)
-    runs = analysis.open()
     source = analysis.source
-    path = analysis.target(runs[0], "smoothing")
-    results = []
-    for run, progress in analysis.each("smoothing", runs):
+
+    def compute(run: Checkpoint, **settings: Any) -> Smoothing:
         problem = analysis.problem(run)
         # A recipe in a file may name a user's code, which a file must never run.
         not_built_in = not run.has_recipe or source.model or source.data or source.loss
@@ -57,22 +43,10 @@ def smoothing(analysis: Analysis, pairs: int, top: int, steps: int, tol: float) 
             analysis.message(f"{run.label}: no further steps, --steps needs built-in model and data")
         device = pick_device(analysis.device)
         route = None if not_built_in or not steps else mean_path(run, steps, device, source.data_dir)
-        result = compute_smoothing(
-            problem,
-            run.weights,
-            pairs=pairs,
-            top=top,
-            path=route,
-            lr=run.lr,
-            alpha_e=effective_rate(run),
-            tol=tol,
-            seed=analysis.seed,
-            progress=progress,
-            **analysis.about(run),
-        )
-        results.append(result)
-        analysis.values(table(result))
-    analysis.write(results, path)
+        rate = effective_rate(run)
+        return compute_smoothing(problem, run.weights, path=route, lr=run.lr, alpha_e=rate, **settings)
+
+    analysis.compute("smoothing", analysis.open(), compute, table)
 
 
 def table(r: Smoothing) -> str:

@@ -129,4 +129,5 @@ SOURCE = (
     data_dir,
     randomness,
 )
+OF_SOURCE = ("model", "data", "loss", "data_dir", "randomness")  # their parameters
 source = grouped("source", Source.of_options, *SOURCE)

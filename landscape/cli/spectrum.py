@@ -2,61 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import click
 import numpy as np
 
 from landscape.analysis.spectrum import spectrum as compute_spectrum
-from landscape.cli import common, options
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
-from landscape.curvature.density import PROBES, STEPS
+from landscape.cli.choices import Choice
 from landscape.curvature.hessian import KINDS
 from landscape.curvature.pyhessian_engine import ENGINES
-from landscape.curvature.trace import TRACE_PRODUCTS
-from landscape.results.spectrum import Spectrum
+from landscape.results.curvature import Spectrum
 from landscape.train.run.preconditioner import preconditioner
 
 
-@dataclass(frozen=True)
-class Quantities:
-    """What is computed, and the products, random vectors and Lanczos steps for trace and density."""
-
-    top_k: int
-    ends: bool
-    with_trace: bool
-    with_density: bool
-    products: int
-    probes: int
-    steps: int
-
-
-quantities_options = options.grouped(
-    "quantities",
-    Quantities,
-    click.option("--top-k", default=0, metavar="K", help="The K largest eigenvalues."),
-    click.option("--ends", is_flag=True, help="λ_max and λ_min. [default without another choice]"),
-    click.option(
-        "--trace", "with_trace", is_flag=True, help="The trace, by Hutch++, with its standard error."
-    ),
-    click.option(
-        "--density", "with_density", is_flag=True, help="The density, by stochastic Lanczos quadrature."
-    ),
-    click.option("--products", default=TRACE_PRODUCTS, show_default=True, help="Products for the trace."),
-    click.option("--probes", default=PROBES, show_default=True, help="Random vectors for the density."),
-    click.option("--steps", default=STEPS, show_default=True, help="Lanczos steps for each random vector."),
-)
-
-
 @click.command(epilog="Example: landscape spectrum runs/dp/last.h5 --top-k 5 --trace --density --plot f.png")
-@quantities_options
 @click.option(
     "--precondition",
     is_flag=True,
     help="Of P^{-1/2} H P^{-1/2}, P from the state of the optimizer: Adam, AdamW, RMSprop, LARS or LAMB.",
-)
-@click.option(
-    "--kind", type=options.Choice(KINDS), default="hessian", show_default=True, help="Which matrix."
 )
 @click.option(
     "--part",
@@ -65,50 +31,49 @@ quantities_options = options.grouped(
     multiple=True,
     help="Only the block of these parameters: a name (1.weight) or a prefix (1); can be repeated.",
 )
-@click.option(
-    "--engine",
-    type=options.Choice(ENGINES),
-    default="landscape",
-    show_default=True,
-    help="landscape, or pyhessian: the eigenvalue of largest magnitude, and the trace.",
+@analysis_options(
+    compute_spectrum,
+    "top_k",
+    "ends",
+    "with_trace",
+    "with_density",
+    "products",
+    "probes",
+    "steps",
+    "kind",
+    "engine",
+    "tol",
+    "max_products",
+    "search",
+    own={
+        "top_k": {"show_default": False, "help": "The K largest eigenvalues."},
+        "ends": {"help": "λ_max and λ_min. [default without another choice]"},
+        "with_trace": {"flag": "--trace"},
+        "with_density": {"flag": "--density"},
+        "probes": {"help": "Random vectors for the density."},
+        "steps": {"help": "Lanczos steps for each random vector."},
+        "kind": {"type": Choice(KINDS), "help": "Which matrix."},
+        "engine": {
+            "type": Choice(ENGINES),
+            "help": "landscape, or pyhessian: the eigenvalue of largest magnitude, and the trace.",
+        },
+    },
 )
-@options.eigenvalues("Products for the eigenvalues, at most.")
-@analysis_options("Draws the random vectors.")
-def spectrum(
-    analysis: Analysis,
-    quantities: Quantities,
-    eigenvalues: options.Eigenvalues,
-    precondition: bool,
-    kind: str,
-    parts: tuple[str, ...],
-    engine: str,
-) -> None:
+def spectrum(analysis: Analysis, precondition: bool, parts: tuple[str, ...]) -> None:
     """Eigenvalues, trace and density of the Hessian at w_a of each CKPT, over the whole split.
 
     Prints each eigenvalue with its relative residual, the bounds outside which there is no other eigenvalue
     (with 99% probability), and the trace with its standard error. With --precondition also the learning rate
     times λ_max, next to the largest stable one of the optimizer.
     """
-    runs = analysis.open()
-    path = analysis.target(runs[0], "spectrum", kind, *(["preconditioned"] if precondition else []))
-    results = []
-    for run, progress in analysis.each("spectrum", runs):
+
+    def compute(run: Checkpoint, **settings: Any) -> Spectrum:
         problem = analysis.problem(run)
-        result = compute_spectrum(
-            problem,
-            precondition=preconditioner(run, problem) if precondition else None,
-            **vars(quantities),
-            kind=kind,
-            part=list(parts) or None,
-            engine=engine,
-            **vars(eigenvalues),
-            seed=analysis.seed,
-            progress=progress,
-            **analysis.about(run),
-        )
-        results.append(result)
-        analysis.values(table(result))
-    analysis.write(results, path)
+        by = preconditioner(run, problem) if precondition else None
+        return compute_spectrum(problem, precondition=by, part=list(parts) or None, **settings)
+
+    variant = [analysis.settings["kind"], *(["preconditioned"] if precondition else [])]
+    analysis.compute("spectrum", analysis.open(), compute, table, *variant)
 
 
 def table(result: Spectrum) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import click
 
@@ -24,7 +25,6 @@ Limits = list[dict[str, float]]  # a row for each delay: "delay", and a value fo
 
 @click.command(epilog="Example: landscape stability runs/dp/last.h5 --delay 0,1,2,4,8,16,32 --plot edge.png")
 @click.option("--delay", "delays", metavar="τ,…", default=DELAYS, show_default=True, help="Delays in steps.")
-@click.option("--momentum", default=0.9, show_default=True, help="m of the ordinary and shifted forms.")
 @click.option("--lr", type=float, help="A learning rate in use: print the rates that keep the same minima.")
 @click.option("--from-delay", default=0, show_default=True, help="Delay that --lr is used with.")
 @click.option("--from-momentum", default=0.0, show_default=True, help="Momentum that --lr is used with.")
@@ -44,17 +44,15 @@ Limits = list[dict[str, float]]  # a row for each delay: "delay", and a value fo
     help="s²/λ²: relative variance of one sample's curvature along the sharpest direction; only with "
     "it does the batch matter.",
 )
-@click.option("--tol", default=0.01, show_default=True, help="Residual of λ_max, relative to it.")
 @click.option(
     "--precondition",
     is_flag=True,
     help="λ_max of P^{-1/2} H P^{-1/2}, P the preconditioner of the run's optimizer, against its limit.",
 )
-@analysis_options("Draws the vector that the search starts from.", metavar="[CKPT…]", required=False)
+@analysis_options(compute_stability, "momentum", "tol", metavar="[CKPT…]", required=False)
 def stability(
     analysis: Analysis,
     delays: str,
-    momentum: float,
     lr: float | None,
     from_delay: int,
     from_momentum: float,
@@ -62,7 +60,6 @@ def stability(
     batch: int,
     from_batch: int,
     noise: float,
-    tol: float,
     precondition: bool,
 ) -> None:
     """The largest stable ηλ_max under delay τ and momentum, and the limits at a CKPT's minimum.
@@ -71,7 +68,7 @@ def stability(
     a CKPT, measures λ_max at w_a over the split and prints the rates above which training leaves this
     minimum.
     """
-    chosen = parse_delays(delays)
+    chosen, momentum = parse_delays(delays), analysis.settings["momentum"]
     if not analysis.checkpoints:
         if analysis.output.picture or analysis.output.path or precondition:
             raise InputError("--plot, -o: not allowed without a CKPT, nor --precondition")
@@ -84,28 +81,21 @@ def stability(
         return
     if lr is not None or noise:
         raise InputError("--lr, --noise: not allowed with a CKPT, which has its own learning rate")
-    runs = analysis.open()
-    path = analysis.target(runs[0], "stability")
-    results = []
-    for run, progress in analysis.each("stability", runs):
+
+    def compute(run: Checkpoint, **settings: Any) -> Stability:
         rate, rule_limit, delay = known(run)
         problem = analysis.problem(run)
-        result = compute_stability(
+        return compute_stability(
             problem,
             chosen,
-            momentum,
             lr=rate,
             own_limit=rule_limit,
             own_delay=delay,
             precondition=preconditioner(run, problem) if precondition else None,
-            tol=tol,
-            seed=analysis.seed,
-            progress=progress,
-            **analysis.about(run),
+            **settings,
         )
-        results.append(result)
-        analysis.values(summary(result))
-    analysis.write(results, path)
+
+    analysis.compute("stability", analysis.open(), compute, summary)
 
 
 def parse_delays(text: str) -> list[int]:

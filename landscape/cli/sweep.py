@@ -15,7 +15,7 @@ import numpy as np
 
 from landscape.cli import common, options, processes
 from landscape.core.errors import InputError
-from landscape.results.sweep import Sweep
+from landscape.results.tables import Sweep
 from landscape.train.experiments import sweep as sweeping
 from landscape.train.processes.process_group import started_by_launcher
 from landscape.train.recipes import table_recipes

@@ -1,4 +1,4 @@
-"""What can be asked for by name: algorithms, optimizers, models, data sets, instruments, figures, commands.
+"""What can be asked for by name: algorithms, topologies, models, data sets, instruments, figures, commands.
 
 Each kind has one :class:`Registry`. The package's own entries add themselves where they are defined, in the
 room that the registry names. Another package adds entries in a module that its metadata lists as an entry
@@ -24,12 +24,12 @@ import importlib.metadata
 import operator
 import pkgutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from landscape.core.errors import FailedError, InputError
-from landscape.core.options import choose
+from landscape.core.options import check_keywords, choose
 
 GROUP = "landscape.plugins"
 T = TypeVar("T")
@@ -57,6 +57,7 @@ class Registry:
             is imported when a name is first looked up, and the plugins after it, when the room has no such
             name or all names are asked for.
         function: gives the function or class behind an entry that is an object of another kind.
+        given: arguments of an entry that the program sets, and are no options of a user.
 
     Example:
         >>> colours = Registry("colour", "--colour")
@@ -71,9 +72,14 @@ class Registry:
     """
 
     def __init__(
-        self, kind: str, option: str, room: str = "", function: Callable[[Any], Any] = lambda entry: entry
+        self,
+        kind: str,
+        option: str,
+        room: str = "",
+        function: Callable[[Any], Any] = lambda entry: entry,
+        given: tuple[str, ...] = (),
     ) -> None:
-        self.kind, self.option, self._room, self._function = kind, option, room, function
+        self.kind, self.option, self._room, self._function, self._given = kind, option, room, function, given
         self._entries: dict[str, Any] = {}
         self._summaries: dict[str, str] = {}
         self._room_loaded = False
@@ -142,6 +148,40 @@ class Registry:
             entry = self._entries[name] = self._imported(name, entry.place)
         return entry
 
+    def options(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """``given`` checked against the signature of the entry called ``name``, with defaults for the rest.
+
+        Args:
+            name: one of :meth:`names`.
+            given: options by name, as a table of a recipe has them.
+
+        Raises:
+            InputError: for an unknown name or option, a value of another type, or a missing one; it names
+                the key.
+
+        Example:
+            >>> algorithms.options("dpsgd", {"mixing": "ring(1)"})
+            {'mixing': 'ring(1)', 'order': 'awc', 'buffers': 'keep'}
+        """
+        return check_keywords(self.option.partition(".")[0], given, self[name], given=self._given)
+
+    def make(self, name: str, given: Mapping[str, Any], **own: Any) -> Any:
+        """What the entry called ``name`` gives for the options ``given``.
+
+        Args:
+            name: one of :meth:`names`.
+            given: options; those left out have their defaults.
+            own: the arguments that the program sets.
+
+        Raises:
+            InputError: as of :meth:`options`, or for a value that the entry does not allow.
+
+        Example:
+            >>> algorithms.make("dpsgd", {"mixing": "ring(2)"}, learners=6, seed=0).stability_limit()
+            0.8
+        """
+        return self[name](**own, **self.options(name, given))
+
     def _imported(self, name: str, place: str) -> Any:
         """What a declared entry is; FailedError where the package that declared it does not have it."""
         module, _, attribute = place.partition(":")
@@ -190,10 +230,11 @@ def load_plugins() -> None:
             )
 
 
-algorithms = Registry("algorithm", "algorithm.name", "landscape.train.algorithms")
+algorithms = Registry("algorithm", "algorithm.name", "landscape.train.algorithms", given=("learners", "seed"))
+topologies = Registry("topology", "algorithm.mixing", "landscape.train.topology")
 optimizers = Registry("optimizer", "optimizer.name", "landscape.train.optimizer")
 models = Registry("model", "model.name", "landscape.models")
-data_sets = Registry("data set", "data.name", "landscape.data")
+data_sets = Registry("data set", "data.name", "landscape.data", given=("data_dir",))
 results = Registry("result", "FILE", "landscape.results")
 instruments = Registry("instrument", "monitor.instruments", "landscape.train.instruments")
 drawings = Registry("drawing", "FILE", "landscape.plots")

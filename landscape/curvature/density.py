@@ -18,7 +18,7 @@ from landscape.curvature.start import start_vector
 from landscape.curvature.trace import signs
 from landscape.evaluation.paths import Progress
 from landscape.problem.problem import Problem
-from landscape.results.spectrum import Density
+from landscape.results.curvature import Density
 
 # Ghorbani, Krishnan and Xiao 2019 use 10 probes of 80 to 90 steps for networks of all sizes.
 PROBES = 10

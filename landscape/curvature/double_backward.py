@@ -24,6 +24,9 @@ MISSING = re.compile(r"derivative for '?(?:aten::)?_?(\w+?)(?:_backward)?'? is n
 # model than its parameters, makes the two differences disagree (ours).
 AGREEMENT, DISAGREEMENT = 0.05, 0.25
 
+# Numbers that are converted to float64 at once (ours): 8 MiB.
+SLICE = 2**20
+
 WHAT_TO_DO = (
     "; write it in differentiable operations, or take another in its place (losses, contours and gradients "
     "do not need it)"
@@ -103,9 +106,22 @@ def check_graph(gradients: Sequence[Tensor]) -> None:
         queue += new
 
 
-def flat(parts: Sequence[Tensor]) -> Tensor:
-    """One float64 vector of all numbers in ``parts``."""
-    return torch.cat([part.detach().flatten() for part in parts]).double()
+def _slices(a: Sequence[Tensor], b: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The numbers of two vectors in parts, in float64, SLICE at a time: no copy of a whole vector."""
+    for part, other in zip(a, b, strict=True):
+        pairs = zip(torch.split(part.flatten(), SLICE), torch.split(other.flatten(), SLICE), strict=True)
+        yield from ((x.double(), y.double()) for x, y in pairs)
+
+
+def inner(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """⟨a, b⟩ of two vectors in parts, in float64."""
+    return torch.stack([x @ y for x, y in _slices(a, b)]).sum()
+
+
+def distance(a: Sequence[Tensor], b: Sequence[Tensor] | None = None) -> Tensor:
+    """‖a − b‖, or ‖a‖, of vectors in parts, in float64."""
+    squares = [(x if b is None else x - y).square().sum() for x, y in _slices(a, b or a)]
+    return torch.stack(squares).sum().sqrt()
 
 
 def check_differences(
@@ -124,22 +140,25 @@ def check_differences(
         active: those among them that the vectors belong to; they are changed.
     """
     start = [a.detach().clone() for a in active]
-    size = float(flat(start).norm()) / float(flat(vectors).norm())
+    size = float(distance(start) / distance(vectors))
     step = torch.finfo(problem.dtype).eps ** (1 / 3) * max(size, 1e-3)
 
-    def slope(t: float) -> Tensor:
+    def gradient(t: float) -> list[Tensor]:
         with torch.no_grad():
             for a, at, v in zip(active, start, vectors, strict=True):
-                a.copy_(at + t * v)
+                torch.add(at, v, alpha=t, out=a)
         x, y, _, seed = next(problem.parts())
         with problem.evaluating(seed):
             loss = problem.criterion(problem.call(leaves, x), y)
-        return flat(gradients(loss, active)) if loss.requires_grad else 0 * flat(start)
+        return gradients(loss, active) if loss.requires_grad else [torch.zeros_like(a) for a in active]
 
-    near, far = ((slope(k * step) - slope(-k * step)) / (2 * k * step) for k in (1, 2))
-    product, scale = flat(image), torch.maximum(near.norm(), far.norm())
-    trusted = bool((near - far).norm() <= AGREEMENT * scale)
-    if trusted and bool((product - near).norm() > DISAGREEMENT * torch.maximum(scale, product.norm())):
+    def slope(t: float) -> list[Tensor]:
+        return [(a - b).div_(2 * t) for a, b in zip(gradient(t), gradient(-t), strict=True)]
+
+    near, far = slope(step), slope(2 * step)
+    scale = torch.maximum(distance(near), distance(far))
+    trusted = bool(distance(near, far) <= AGREEMENT * scale)
+    if trusted and bool(distance(image, near) > DISAGREEMENT * torch.maximum(scale, distance(image))):
         raise InputError(
             "model or loss: its second derivative is wrong: products with the Hessian are not what gradients "
             "differ by, as where a part is detached, or a backward pass of one's own is not differentiable"

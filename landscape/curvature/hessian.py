@@ -18,7 +18,8 @@ from landscape.curvature.double_backward import (
     Decomposed,
     check_differences,
     check_graph,
-    flat,
+    distance,
+    inner,
     missing_named,
 )
 from landscape.problem.batches import aligned
@@ -54,6 +55,7 @@ class HessianChunk:
         loss = problem.criterion(problem.call(leaves, x), y)
         self.model, self.active = problem.model, active
         self.live: list[int] = []
+        self.gradients: list[Tensor] = []
         if not loss.requires_grad and len(active) < len(leaves):  # no parameter in question reaches it
             return
         parts = torch.autograd.grad(differentiable(loss), active, create_graph=True, materialize_grads=True)
@@ -78,6 +80,7 @@ class GaussNewtonChunk:
     def __init__(self, problem: Problem, leaves: dict[str, Tensor], active: list[Tensor], x: Any, y: Any):
         self.model, self.active = problem.model, active
         self.outputs = problem.call(leaves, x)
+        self.gradients: Sequence[Tensor] = ()
         if not isinstance(self.outputs, Tensor):
             raise InputError(
                 f"kind: 'gauss-newton' needs a model whose output is one tensor, this one gives a "
@@ -100,17 +103,17 @@ class GaussNewtonChunk:
             differentiable(loss), self.z, create_graph=True, materialize_grads=True
         )[0]
         self.u = torch.zeros_like(self.z, requires_grad=True)
-        self.pulled = torch.autograd.grad(
+        self.gradients = torch.autograd.grad(
             self.outputs, active, self.u, create_graph=True, materialize_grads=True
         )
-        self.reached = [i for i, part in enumerate(self.pulled) if part.grad_fn]
+        self.reached = [i for i, part in enumerate(self.gradients) if part.grad_fn]
         self.live = self.slope.grad_fn is not None  # a loss linear in the outputs has no curvature there
 
     def product(self, vectors: list[Tensor], keep: bool) -> Sequence[Tensor] | None:
         """JᵀH_L J·v by parameter; None where it is zero whatever v is."""
         if not self.live:
             return None
-        pulled = [self.pulled[i] for i in self.reached]
+        pulled = [self.gradients[i] for i in self.reached]
         along = aligned(self.model, [vectors[i] for i in self.reached])
         pushed = torch.autograd.grad(pulled, self.u, along, retain_graph=True)[0]
         bent = torch.autograd.grad(self.slope, self.z, pushed, retain_graph=keep)[0]
@@ -240,6 +243,7 @@ class HessianOperator:
 
             chunk, saved = with_saved_bytes(built, excluding=self._leaves.values())
             share = count / self.problem.samples
+            saved += sum(part.nbytes for part in chunk.gradients)
             self._full |= saved > self._budget
             if not self._full:
                 self._budget -= saved
@@ -289,30 +293,39 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
         generator = torch.Generator().manual_seed(0)
         draw = []
         for _ in range(TEST_VECTORS):
-            drawn = {
-                name: torch.randn(leaf.shape, dtype=torch.float64, generator=generator).to(leaf)
-                for name, leaf in leaves.items()
-            }
-            vectors = few.layout.views(few.along_weights(few.layout.flatten(drawn)))
-            draw.append([vectors[slot.name] for slot in made.slots])
-        draw.append([sum(parts[1:], parts[0]) for parts in zip(*draw, strict=True)])
+            normal = few.layout.flatten(
+                {
+                    name: torch.randn(leaf.shape, dtype=torch.float64, generator=generator).to(leaf)
+                    for name, leaf in leaves.items()
+                }
+            )
+            views = few.layout.views(few.along_weights(normal))
+            draw.append([views[slot.name] for slot in made.slots])
+        whole = [sum(parts[1:], parts[0]) for parts in zip(*draw, strict=True)]
         x, y, _, seed = next(few.parts())
         with twice_differentiable(few.model), few.evaluating(seed):
             chunk = CHUNKS[made.kind](few, leaves, active, x, y)
-            zero = [torch.zeros_like(a) for a in active]
-            images = [chunk.product(vectors, True) or zero for vectors in draw]  # None: zero for all v
+            pairs = torch.zeros(TEST_VECTORS, TEST_VECTORS, dtype=torch.float64)
+            rest, first, largest = [torch.zeros_like(a) for a in active], list[Tensor](), 0.0
+            for k, vectors in enumerate([*draw, whole]):  # one image at a time: a vector has P numbers
+                image = chunk.product(vectors, True) or [torch.zeros_like(a) for a in active]
+                largest = max(largest, float(distance(image)))
+                for total, part in zip(rest, image, strict=True):
+                    total.add_(part, alpha=1 if k < TEST_VECTORS else -1)
+                if k < TEST_VECTORS:
+                    pairs[k] = torch.stack([inner(u, image) for u in draw])
+                first = first or list(image)
             if isinstance(chunk, HessianChunk):
                 check_graph(chunk.gradients if chunk.live else [])
-        u, h = (torch.stack([flat(v) for v in vs]) for vs in (draw, images))
-        pairs = u[:-1] @ h[:-1].T
+        del chunk, image, normal
         # Products are linear in v, except for rounding, which is therefore what this measures.
-        rounding = (
-            100 * (h[-1] - h[:-1].sum(0)).norm() + torch.finfo(few.dtype).eps ** 0.5 * h.norm(dim=1).max()
-        )
+        rounding = 100 * float(distance(rest)) + torch.finfo(few.dtype).eps ** 0.5 * largest
         if bool((pairs - pairs.T).abs().max() > rounding):  # False for NaN
             return False
         if made.kind == "hessian":
-            check_differences(few, leaves, active, draw[0], images[0])
+            along = draw[0]
+            del draw[:], vectors, whole, rest, views
+            check_differences(few, leaves, active, along, first)
         return True
 
     if not holds_but_for_rounding(made.problem.on(problem.data.few()), symmetric):

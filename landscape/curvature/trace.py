@@ -15,7 +15,7 @@ from landscape.curvature.hessian import HessianOptions, Part
 from landscape.curvature.start import start_vector
 from landscape.evaluation.paths import Progress
 from landscape.problem.problem import Problem
-from landscape.results.spectrum import Trace
+from landscape.results.curvature import Trace
 
 # A third of these are the samples behind the standard error, which 20 give to about 16% (ours).
 TRACE_PRODUCTS = 60

@@ -13,7 +13,7 @@ from landscape.core.hdf5 import Array
 from landscape.evaluation.adaptive import Outcome, interpolate
 from landscape.evaluation.grid import Evaluate, Portions, compute_missing
 from landscape.evaluation.tolerance import Tolerance
-from landscape.results.interpolated import Interpolated
+from landscape.results.grids import Interpolated
 
 ROUGH = (
     5.0  # ours: the accuracy of 10,000 samples, which is no smooth function, is off by about two tolerances
@@ -44,7 +44,7 @@ def complete(
         others: columns that are NaN between exact points if their error is above ROUGH tolerances.
 
     Returns:
-        The fields of :class:`landscape.results.interpolated.Interpolated` that say so.
+        The fields of :class:`landscape.results.grids.Interpolated` that say so.
     """
     known, flat = done.reshape(-1), {name: column.reshape(-1) for name, column in columns.items()}
     if tolerance is None:

@@ -33,8 +33,7 @@ from landscape.paper.record import Record
 from landscape.paper.verdicts import Rows
 from landscape.problem.problem import Problem
 from landscape.results import base
-from landscape.results.hessian_grid import HessianGrid
-from landscape.results.surface import Surface
+from landscape.results.grids import HessianGrid, Surface
 from landscape.train.processes import children
 from landscape.train.recipes.recipe import Recipe
 from landscape.train.run import launch
@@ -164,9 +163,9 @@ class Context:
                 return None
             steps = [Checkpoint.load(p, lambda n: slice(0), whole_history=False).step
                      for p in run_folder.steps(folder)]  # fmt: skip
-            self._records[path] = Record.of(end, steps)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._records[path].write(path)
+            Record.of(end, steps).write(path)
+            self._records[path] = Record.read(path)  # rounded, so that all draw from the same numbers
         return self._records[path]
 
     def missing(self, recipes: Iterable[Recipe] | None = None) -> list[Recipe]:

@@ -107,11 +107,6 @@ def check_dpi(where: str, dpi: float) -> None:
     Raises:
         InputError: naming ``where``, below 20 (nothing can be read) or above 1200 (ours; a picture of 12
             inches then takes 800 MB of memory).
-
-    Example:
-        >>> check_dpi("--dpi", 0)
-        Traceback (most recent call last):
-        landscape.core.errors.InputError: --dpi: 0 is not allowed, it must be from 20 to 1200
     """
     if not 20 <= dpi <= 1200:
         raise InputError(f"{where}: {dpi:g} is not allowed, it must be from 20 to 1200")
@@ -122,12 +117,6 @@ def check_format(path: str | Path) -> None:
 
     Raises:
         InputError: a suffix other than .png, .pdf and .svg.
-
-    Example:
-        >>> check_format("loss.png")
-        >>> check_format("loss.txt")
-        Traceback (most recent call last):
-        landscape.core.errors.InputError: loss.txt: a picture's name must end in .png, .pdf, .svg
     """
     if Path(path).suffix not in FORMATS:
         raise InputError(f"{path}: a picture's name must end in {', '.join(FORMATS)}")

@@ -20,14 +20,13 @@ from matplotlib.figure import Figure
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import read_regular, replacing
 from landscape.core.hdf5 import Array
-from landscape.plots.levels import Look, scale
+from landscape.plots.drawing import drawable
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import color_of, decimal_labels, paper_name
 from landscape.plots.style import style as figure_style
 from landscape.plots.surface import CMAP
-from landscape.plots.surface_parts import LEARNER, MEAN, label_axes, settings
-from landscape.plots.values import drawable
-from landscape.results.surface import Surface
+from landscape.plots.surface_parts import LEARNER, MEAN, Look, label_axes, scale, settings
+from landscape.results.grids import Surface
 
 FORMATS = (".gif", ".mp4")
 LINES = 10  # of a frame (ours)
@@ -43,11 +42,6 @@ class Frame:
         step: of the run.
         lr_lambda_max, limit: ηλ_max at w_a, and its largest stable value; NaN if unknown.
         loss: the training loss of the run there; NaN if unknown.
-
-    Example:
-        >>> from landscape.results.basin import parabola
-        >>> Frame(parabola(), step=50, lr_lambda_max=0.8, limit=1.0).step
-        50
     """
 
     surface: Surface
@@ -59,12 +53,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Film:
-    """A figure and the function that draws frame k into it; ``count`` frames.
-
-    Example:
-        >>> Film(Figure(), print, count=1).draw(0)
-        0
-    """
+    """A figure and the function that draws frame k into it; ``count`` frames."""
 
     figure: Figure
     draw: Callable[[int], None]
@@ -82,11 +71,6 @@ def film(frames: Sequence[Frame], algorithm: str) -> Film:
 
     Raises:
         InputError: no frame, or no loss that is finite.
-
-    Example:
-        >>> film([], "dpsgd")
-        Traceback (most recent call last):
-        landscape.core.errors.InputError: animate: no frame, there is nothing to draw
     """
     if not frames:
         raise InputError("animate: no frame, there is nothing to draw")
@@ -187,14 +171,6 @@ def save_film(made: Film, path: Path, fps: int, dpi: float, progress: Callable[[
     Raises:
         InputError: another suffix.
         FailedError: ffmpeg is missing or fails, or the file cannot be written.
-
-    Example:
-        >>> still = Film(Figure(figsize=(1, 1)), lambda k: None, count=2)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder, "still.gif")
-        ...     save_film(still, path, fps=5, dpi=50, progress=lambda share: None)
-        ...     path.read_bytes()[:6]
-        b'GIF89a'
     """
     check_film(path)
     kind = animation.PillowWriter if path.suffix == ".gif" else animation.FFMpegWriter
@@ -221,12 +197,6 @@ def check_film(path: Path) -> None:
     Raises:
         InputError: another suffix than .gif and .mp4.
         FailedError: an .mp4 without ffmpeg.
-
-    Example:
-        >>> check_film(Path("run.gif"))
-        >>> check_film(Path("run.png"))
-        Traceback (most recent call last):
-        landscape.core.errors.InputError: run.png: a film's name must end in .gif, .mp4
     """
     if path.suffix not in FORMATS:
         raise InputError(f"{path}: a film's name must end in {', '.join(FORMATS)}")

@@ -15,9 +15,8 @@ from landscape.core.errors import InputError
 from landscape.plots.drawing import draws
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import OTHER, colors_of, decimal_labels, paper_name, style
-from landscape.results.comparison import Comparison
+from landscape.results.comparison import Comparison, summary, verdict
 from landscape.results.shown import logarithmic
-from landscape.results.verdicts import summary, verdict
 
 COLUMNS = 4
 # Characters of a verdict in a line below its panel, at its size.
@@ -34,11 +33,6 @@ def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
 
     Raises:
         InputError: several comparisons: each has sides of its own.
-
-    Example:
-        >>> from landscape.results.comparison import example
-        >>> draw_comparisons([example()]).get_suptitle()
-        'DPSGD is flatter than SSGD by 2 of 2 measures'
     """
     if len(results) > 1:
         raise InputError("FILE: several comparisons cannot be drawn in one picture, give one")

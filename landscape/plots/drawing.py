@@ -12,15 +12,77 @@ the group "landscape.plugins" names (see :mod:`landscape.core.registry`).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.mathtext import MathTextParser
 
 from landscape.core.errors import InputError
+from landscape.core.files import printable
+from landscape.core.hdf5 import LARGEST
 from landscape.core.registry import drawings
-from landscape.plots.values import drawable
+from landscape.results.base import Result
+
+# Longest label in characters: more do not fit into any picture (ours).
+LENGTH = 300
+
+
+def literal(text: str) -> str:
+    """``text`` in the form in which matplotlib shows its characters unchanged.
+
+    A dollar sign then begins no formula, and characters that cannot be printed are written as escapes. Texts
+    longer than 300 characters are cut.
+    """
+    short = text if len(text) <= LENGTH else text[:LENGTH] + "…"
+    return "\n".join(printable(line) for line in short.split("\n")).replace("$", r"\$")
+
+
+def drawable(result: Any) -> Any:
+    """A copy of ``result`` with :func:`literal` texts, and with infinity for numbers too large for an axis.
+
+    Drawings leave out infinite numbers. Other objects than results are returned unchanged.
+    """
+    if not isinstance(result, Result):
+        return result
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(result):
+        value = getattr(result, field.name)
+        if isinstance(value, str):
+            changed[field.name] = literal(value)
+        elif isinstance(value, tuple):
+            changed[field.name] = tuple(map(literal, value))
+        elif isinstance(value, float) and abs(value) > LARGEST:
+            changed[field.name] = np.copysign(np.inf, value)
+        elif isinstance(value, np.ndarray) and value.dtype == np.float64:
+            too_large = np.abs(value) > LARGEST
+            if too_large.any():
+                changed[field.name] = np.where(too_large, np.copysign(np.inf, value), value)
+    return dataclasses.replace(result, **changed) if changed else result
+
+
+def check_title(where: str, text: str) -> None:
+    """Check that matplotlib can set the formulas between dollar signs in ``text``.
+
+    Args:
+        where: the option that the text was given with, for the message.
+
+    Raises:
+        InputError: a formula that matplotlib cannot read.
+    """
+    if len(re.findall(r"(?<!\\)\$", text)) % 2:
+        return  # matplotlib then shows every dollar sign as it is
+    try:
+        MathTextParser("agg").parse(text)
+    except (ValueError, RuntimeError) as error:
+        raise InputError(
+            f"{where}: '{text}' holds a formula that cannot be read; write \\$ for a dollar sign"
+        ) from error
+
 
 F = TypeVar("F", bound=Callable[..., Figure])
 
@@ -29,7 +91,7 @@ def draws(kind: type) -> Callable[[F], F]:
     """A decorator that registers a function as the drawing of results of class ``kind``.
 
     The function receives results whose texts and numbers can be drawn (see
-    :func:`landscape.plots.values.drawable`). A parameter ``style`` of the function receives the argument of
+    :func:`landscape.plots.drawing.drawable`). A parameter ``style`` of the function receives the argument of
     :func:`landscape.plots.draw` with that name.
 
     Args:
@@ -67,13 +129,6 @@ def drawing_of(kind: type) -> Callable[..., Figure]:
 
     Raises:
         InputError: neither the class nor any base class has a drawing.
-
-    Example:
-        >>> from landscape.results.line import Line
-        >>> class MyLine(Line):
-        ...     pass
-        >>> drawing_of(MyLine) is drawing_of(Line)
-        True
     """
     for base in kind.__mro__:
         if base.__name__ in drawings:

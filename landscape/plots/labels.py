@@ -15,50 +15,24 @@ def splits(results: Sequence[Any]) -> str:
 
     Returns:
         "train", "train and test", or "data" where no split is known.
-
-    Example:
-        >>> from types import SimpleNamespace as Result
-        >>> splits([Result(split="train"), Result(split="test")])
-        'train and test'
-        >>> splits([Result(split="")])
-        'data'
     """
     return " and ".join(dict.fromkeys(r.split for r in results if r.split)) or "data"
 
 
 def loss_of(results: Sequence[Any]) -> str:
-    """The name of the loss that ``results`` are about: "train loss", or "loss" where no split is known.
-
-    Example:
-        >>> from types import SimpleNamespace as Result
-        >>> loss_of([Result(split="train")]), loss_of([Result(split="")])
-        ('train loss', 'loss')
-    """
+    """The name of the loss that ``results`` are about: "train loss", or "loss" where no split is known."""
     return f"{splits(results)} loss" if any(r.split for r in results) else "loss"
 
 
 def split_names(results: Sequence[Any]) -> str:
-    """The split of the losses in ``results``, or "mean" where it is unknown; several in the order of panels.
-
-    Example:
-        >>> from types import SimpleNamespace as Result
-        >>> split_names([Result(split="train"), Result(split="")])
-        'train, ?'
-    """
+    """The split of the losses in ``results``, or "mean" where it is unknown; several by panels."""
     if len({r.split for r in results}) > 1:
         return ", ".join(r.split or "?" for r in results)
     return results[0].split or "mean"
 
 
 def interpolation_note(results: Sequence[Any]) -> str:
-    """From how many exact points ``results`` are interpolated, and how well, after "; "; "" if none is.
-
-    Example:
-        >>> from types import SimpleNamespace as Result
-        >>> exact, some = Result(interpolation=lambda: ""), Result(interpolation=lambda: "interpolated …")
-        >>> interpolation_note([exact]), interpolation_note([exact, some])
-        ('', '; all points exact / interpolated …')
-    """
+    """From how many exact points ``results`` are interpolated, and how well, after "; "; "" if none is."""
     notes = [r.interpolation() for r in results]
     return f"; {' / '.join(dict.fromkeys(n or 'all points exact' for n in notes))}" if any(notes) else ""
 
@@ -69,10 +43,6 @@ def shared_note(notes: Sequence[str]) -> tuple[str, list[str]]:
     Returns:
         (note of the figure, notes of the panels): a note that all results share belongs to the figure, notes
         that differ belong to the panels.
-
-    Example:
-        >>> shared_note(["a", "a"]), shared_note(["a", "b"])
-        (('a', ['', '']), ('', ['a', 'b']))
     """
     if len(set(notes)) == 1:
         return notes[0], [""] * len(notes)
@@ -91,12 +61,7 @@ def between(counts: Sequence[int]) -> str:
 
 
 def plus_minus(value: float, error: float) -> str:
-    """``value`` ± ``error`` with as many decimals as the error's first digit needs.
-
-    Example:
-        >>> plus_minus(0.6712, 0.0213), plus_minus(1234.5, 67.8), plus_minus(2.5e-5, 1e-6)
-        ('0.67 ± 0.02', '1,234 ± 68', '2.5e-05 ± 1e-06')
-    """
+    """``value`` ± ``error`` with as many decimals as the error's first digit needs."""
     if not math.isfinite(error) or error <= 0:
         return f"{value:.3g}"
     if not 1e-3 <= abs(value) < 1e6:
@@ -110,11 +75,6 @@ def batchnorm_note(result: Any) -> str:
 
     Args:
         result: a surface, a line, a Hessian grid or a spectrum (``batchnorm``, ``bn``, ``bn_samples``).
-
-    Example:
-        >>> from types import SimpleNamespace as Result
-        >>> batchnorm_note(Result(batchnorm=True, bn="recalibrate", bn_samples=1000))
-        '\\nBatchNorm: from 1,000 samples a point'
     """
     if not result.batchnorm:
         return ""

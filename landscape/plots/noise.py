@@ -1,16 +1,19 @@
-"""The four estimates of Δ(2), with their standard errors."""
+"""Pictures of the noise of gradients: Δ(2), noise scales, alignment, critical batches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib import ticker
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.plots.drawing import draws
-from landscape.plots.picture import caption, wrapped_panels
-from landscape.plots.style import paper_name, style
-from landscape.results.noise import NoiseEstimate
+from landscape.plots.labels import batchnorm_note, between, plus_minus, splits
+from landscape.plots.picture import caption, panels, shared_legend, wrapped_panels
+from landscape.plots.style import color_of, colors_of, decimal_labels, paper_name, short_names, style
+from landscape.results.noise import CriticalBatch, NoiseAlignment, NoiseEstimate, NoiseScale
 
 
 @draws(NoiseEstimate)
@@ -18,14 +21,6 @@ def draw_noise(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
     """The four estimates of Δ(2) as bars on a log scale, one panel for each checkpoint.
 
     Error bars are one standard error.
-
-    Example:
-        >>> draws_of = np.array([1.0, 2.0])
-        >>> result = NoiseEstimate(direct=draws_of, first_order=draws_of, delta_s=draws_of, delta_2=draws_of,
-        ...                        delta_cross=draws_of, full_batch=1.5, eq4=1.0, consensus=0.1, lr=0.1,
-        ...                        learners=2, local_batch=4, samples=10, seed=0)
-        >>> [text.get_text() for text in draw_noise([result]).axes[0].texts]
-        ['1.5', '1.5', '1', '1.5']
     """
     names = {
         "direct": "direct\n(definition)",
@@ -78,3 +73,197 @@ def _finding(results: Sequence[NoiseEstimate]) -> str:
     shares = ", ".join(f"{s['eq4'][0] / v:.2g}" for s, v in zip(summaries, direct, strict=True) if v > 0)
     times = f"; Eq. 4 gives {shares} times it" if shares else ""
     return f"Noise of the spread, Δ(2): {', '.join(f'{v:.2g}' for v in direct)}{times}"
+
+
+@draws(NoiseScale)
+def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
+    """The noise scale of each checkpoint on a log axis, a row each, with one standard error.
+
+    Filled points are w_a, open ones are the learners' mean gradient; the bar is the batch.
+    """
+    with style():
+        figure, (ax,) = panels(1, 1, 6.4, 1.6 + 0.5 * len(results))
+        for k, r in enumerate(results):
+            color = color_of(r.label)
+            points = [
+                (r.value, r.standard_error, color, "at w_a", k - 0.12),
+                (
+                    r.learner_value,
+                    r.learner_standard_error,
+                    "white",
+                    "mean gradient of the learners",
+                    k + 0.12,
+                ),
+            ]
+            for value, error, face, name, place in points:
+                if np.isfinite(value) and value > 0:
+                    bar = error if np.isfinite(error) else 0.0
+                    low = min(bar, 0.9 * value)  # a logarithmic axis has no room below 0
+                    ax.errorbar(
+                        value, place, xerr=[[low], [bar]], marker="o", ms=6, mfc=face, color=color, capsize=3,
+                        ls="none", label=name,
+                    )  # fmt: skip
+            ax.plot(r.batch, k, marker="|", ms=18, mew=2, color="k", ls="none", label="batch")
+        ax.set_xscale("log")
+        decimal_labels(ax.xaxis)
+        ax.margins(x=0.15)
+        ax.set_yticks(
+            range(len(results)), [paper_name(r.label) or f"weights {k}" for k, r in enumerate(results)]
+        )
+        ax.set_ylim(len(results) - 0.4, -0.6)
+        ax.set_xlabel("samples")
+        shared_legend(figure, [ax], ncols=3)
+        figure.suptitle(title or _scale_finding(results))
+        first = results[0]
+        counts = [r.draws for r in results]
+        how = {"whole": "‖g‖² exact", "draws": "‖g‖² from pairs of minibatches"}
+        exact = " / ".join(dict.fromkeys(how.get(r.gradient, r.gradient) for r in results))
+        caption(
+            figure,
+            "The noise scale tr Σ/‖g‖² is the batch at which noise and gradient are equal in size; "
+            f"{between(counts)} draws, {exact}; error bars: one standard error; {first.samples:,} samples "
+            f"({splits(results)}){batchnorm_note(first).replace(chr(10), '; ')}.",
+        )
+    return figure
+
+
+def _scale_finding(results: Sequence[NoiseScale]) -> str:
+    """The noise scales at w_a, with their errors."""
+    words = ", ".join(plus_minus(r.value, r.standard_error) for r in results[:6])
+    more = f", … ({len(results)} in all)" if len(results) > 6 else ""
+    return f"Noise scale: {words}{more} samples"
+
+
+@draws(NoiseAlignment)
+def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> Figure:
+    """C_ii against λ_i on logarithmic axes with its power law; beside it tr(HS)/tr S next to λ_max.
+
+    Error bars are one standard error over the draws.
+    """
+    with style():
+        figure, (power, curvature) = panels(1, 2, 4.6, 3.8)
+        colors = colors_of([r.label for r in results])
+        names = [paper_name(r.label) or f"result {k}" for k, r in enumerate(results)]
+        for r, color, name in zip(results, colors, names, strict=True):
+            _draw_power(power, r, color, name)
+        power.set_xscale("log")
+        power.set_yscale("log")
+        decimal_labels(power.xaxis)
+        power.set_xlabel("eigenvalue $\\lambda_i$ of the Hessian (nat)")
+        power.set_ylabel("variance of the gradient along $v_i$")
+        place = np.arange(len(results))
+        for shift, head, value, error in (
+            (-0.25, "tr(HS)/tr S", "ias", "ias_error"),
+            (0.0, "tr(HC)/tr C", "noise_curvature", "noise_curvature_error"),
+        ):
+            curvature.errorbar(
+                place + shift,
+                [getattr(r, value) for r in results],
+                [getattr(r, error) for r in results],
+                marker="o" if shift else "s",
+                color="k" if shift else "#56B4E9",
+                capsize=3,
+                ls="none",
+                label=head,
+            )
+        top = [r.values[0] for r in results]
+        curvature.plot(place + 0.25, top, "_", color="#D55E00", ms=18, mew=2.5, label="$\\lambda_{max}$")
+        curvature.set_xticks(place, [name.replace(", ", ",\n") for name in names])
+        curvature.set_ylim(min(0.0, *(r.ias for r in results), 0.0), None)
+        curvature.margins(x=0.3)
+        curvature.grid(False, axis="x")
+        curvature.set_ylabel("curvature (nat)")
+        curvature.legend(fontsize=8)
+        figure.legend(*power.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        figure.suptitle(title or _alignment_finding(results))
+        caption(figure, _caption(results))
+    return figure
+
+
+def _draw_power(ax: Axes, r: NoiseAlignment, color: str, name: str) -> None:
+    """The points of one result, and the line through them."""
+    used = (r.values > 0) & (r.covariance > 0)
+    x, y = r.values[used], r.covariance[used]
+    below = np.minimum(r.covariance_error[used], 0.9 * y)  # the bar of a logarithm must not reach 0
+    ax.errorbar(
+        x, y, [below, r.covariance_error[used]], color=color, marker="o", ls="none", capsize=2, label=name
+    )
+    if np.isfinite(r.gamma):
+        line = np.exp(np.log(y).mean() + r.gamma * (np.log(x) - np.log(x).mean()))
+        ax.plot(x, line, color=color, lw=1.2, label=f"γ = {r.gamma:.2f} ± {r.gamma_error:.2g}")
+
+
+def _alignment_finding(results: Sequence[NoiseAlignment]) -> str:
+    if len(results) == 1:
+        r = results[0]
+        power = f"; noise along eigenvectors as λ^({r.gamma:.3g} ± {r.gamma_error:.2g})"
+        return (
+            f"tr(HS)/tr S is {r.ias:.3g} ± {r.ias_error:.2g} nat, λ_max {r.values[0]:.3g}"
+            f"{power if np.isfinite(r.gamma) else ''}"
+        )
+    names = short_names([r.label for r in results])
+    named = [f"{name} {r.ias:.3g} ± {r.ias_error:.2g}" for name, r in zip(names, results, strict=True)]
+    return f"tr(HS)/tr S: {', '.join(named)} nat"
+
+
+def _caption(results: Sequence[NoiseAlignment]) -> str:
+    r = results[0]
+    drawn = " / ".join(dict.fromkeys(f"{each.draws} minibatches of {each.batch}" for each in results))
+    scatter = ", ".join(f"{each.gamma_scatter:.2g}" for each in results)
+    note = batchnorm_note(r).strip()
+    return (
+        f"{drawn}, drawn with replacement from {r.samples:,} samples of {splits(results)}; H over all of "
+        "them; error bars: one standard error over the draws. S: second moment, C: covariance of the "
+        f"gradients. The scatter of the points around the line leaves an error of {scatter} in γ."
+        f"{f' {note}.' if note else ''}"
+    )
+
+
+@draws(CriticalBatch)
+def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Figure:
+    """The rise of the loss against the batch, a line for each checkpoint; bars: one standard error.
+
+    Branches that diverged are not drawn.
+    """
+    with style():
+        figure, (ax,) = panels(1, 1, 6.4, 4.0)
+        for r, color in zip(results, colors_of([r.label for r in results]), strict=True):
+            seen = np.isfinite(r.rise)
+            ax.errorbar(
+                r.batch[seen], 100 * r.rise[seen], yerr=100 * np.nan_to_num(r.rise_error[seen]), marker="o",
+                ms=5, capsize=3, color=color, label=_name(r),
+            )  # fmt: skip
+            if np.isfinite(r.value):
+                ax.axvline(r.value, color=color, ls="--", lw=1.2)
+        ax.axhline(100 * results[0].tol, color="#444444", lw=1.0, ls=":", label="allowed")
+        ax.set_xscale("log")
+        # Linear up to what is allowed: far above the critical batch the loss is many times as large.
+        ax.set_yscale("symlog", linthresh=100 * results[0].tol)
+        ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        sizes = sorted({int(batch) for r in results for batch in r.batch})
+        ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        ax.xaxis.set_minor_locator(ticker.NullLocator())
+        ax.set_xlabel("batch (samples)")
+        ax.set_ylabel("rise of the training loss (%)")
+        shared_legend(figure, [ax], ncols=2)
+        figure.suptitle(title or f"Critical batch: {'; '.join(map(_critical_finding, results[:4]))}")
+        first = results[0]
+        caption(
+            figure,
+            f"Branches train on {first.trained_samples:,} samples each, {first.loss.shape[1]} seeds, rate "
+            f"{first.scaling} in the batch; loss at w_a over {first.samples:,} training samples, mean "
+            "over the last quarter of a branch; dashed: the critical batch.",
+        )
+    return figure
+
+
+def _critical_finding(r: CriticalBatch) -> str:
+    """The critical batch of one checkpoint, or its bound."""
+    known = np.isfinite(r.value)
+    words = f"{plus_minus(r.value, r.standard_error)}" if known else f"above {r.bracket[0]:,.0f}"
+    return f"{words} samples ({_name(r)})"
+
+
+def _name(r: CriticalBatch) -> str:
+    """The label, which names the step unless the run ended there."""
+    return paper_name(r.label) if "step" in r.label else f"{paper_name(r.label)}, step {r.step:,}"

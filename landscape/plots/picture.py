@@ -30,10 +30,6 @@ class Picture(Figure):
     """A figure that a notebook shows as the value of a cell, and a script by ``show()``.
 
     pyplot does not know it: pyplot keeps its own figures in memory until they are closed.
-
-    Example:
-        >>> Picture(figsize=(2, 1))._repr_png_()[1:4]
-        b'PNG'
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -59,12 +55,6 @@ class Picture(Figure):
         Args:
             text: it is broken into lines. In place of an earlier caption; "" removes that one. Legends of the
                 figure stand above it; they must be there already.
-
-        Example:
-            >>> figure = Picture(figsize=(4, 3))
-            >>> figure.set_caption("Settings, " * 12)
-            >>> bool(figure.get_size_inches()[1] > 3.2), figure.get_caption()[:9]
-            (True, 'Settings,')
         """
         width, height = self.get_size_inches()
         height -= self._caption_height
@@ -163,11 +153,6 @@ def panels(rows: int, columns: int, width: float, height: float, **options: Any)
 
     Raises:
         InputError: the user gave axes for a picture of several panels, or axes of another projection.
-
-    Example:
-        >>> figure, axes = panels(2, 3, 3.0, 2.0)
-        >>> len(axes), figure.get_size_inches().tolist()
-        (6, [9.0, 4.0])
     """
     given = _GIVEN.get()
     if given is None:
@@ -183,13 +168,7 @@ def panels(rows: int, columns: int, width: float, height: float, **options: Any)
 
 
 def wrapped_panels(count: int, width: float, height: float, **options: Any) -> tuple[Figure, list[Any]]:
-    """A figure of ``count`` axes, three a row, but four as two rows of two; otherwise as :func:`panels`.
-
-    Example:
-        >>> figure, axes = wrapped_panels(5, 3.0, 2.0)
-        >>> len(axes), figure.get_size_inches().tolist()
-        (5, [9.0, 4.0])
-    """
+    """A figure of ``count`` axes, three a row, but four as two rows of two; otherwise as :func:`panels`."""
     columns = 2 if count == 4 else min(3, count)
     figure, axes = panels(-(-count // columns), columns, width, height, **options)
     for unused in axes[count:]:
@@ -208,11 +187,6 @@ def stacked_panels(
 
     Returns:
         (figure, panels, those below them or []).
-
-    Example:
-        >>> figure, above, below = stacked_panels(2, 3.0, (3.0, 1.0))
-        >>> len(above), len(below), figure.get_size_inches().tolist()
-        (2, 2, [6.0, 4.0])
     """
     if len(heights) == 1 or has_given_axes():
         figure, axes = wrapped_panels(count, width, heights[0], **options)
@@ -231,14 +205,7 @@ def stacked_panels(
 
 
 def caption(figure: Figure, text: str) -> None:
-    """Put ``text`` below ``figure``; axes that the user gave have no caption.
-
-    Example:
-        >>> figure, axes = panels(1, 1, 3.0, 2.0)
-        >>> caption(figure, "digits, three seeds")
-        >>> figure.get_caption()
-        'digits, three seeds'
-    """
+    """Put ``text`` below ``figure``; axes that the user gave have no caption."""
     if isinstance(figure, Picture):
         figure.set_caption(text)
 
@@ -248,13 +215,6 @@ def shared_legend(figure: Figure, axes: Sequence[Axes], **options: Any) -> None:
 
     Args:
         options: passed to matplotlib's ``Figure.legend``.
-
-    Example:
-        >>> figure, axes = panels(1, 2, 3.0, 2.0)
-        >>> lines = [ax.plot([0, 1], label="loss") for ax in axes]
-        >>> shared_legend(figure, axes)
-        >>> [text.get_text() for text in figure.legends[0].get_texts()]
-        ['loss']
     """
     entries: dict[str, Any] = {}
     for ax in axes:
@@ -266,14 +226,7 @@ def shared_legend(figure: Figure, axes: Sequence[Axes], **options: Any) -> None:
 
 @contextlib.contextmanager
 def drawn_into(ax: Axes | None) -> Iterator[None]:
-    """A context in which pictures are drawn into ``ax``; None: into figures of their own.
-
-    Example:
-        >>> figure, (ax,) = panels(1, 1, 3.0, 2.0)
-        >>> with drawn_into(ax):
-        ...     panels(1, 1, 3.0, 2.0)[1] == [ax]
-        True
-    """
+    """A context in which pictures are drawn into ``ax``; None: into figures of their own."""
     token = _GIVEN.set(ax)
     try:
         yield
@@ -282,10 +235,5 @@ def drawn_into(ax: Axes | None) -> Iterator[None]:
 
 
 def has_given_axes() -> bool:
-    """Whether pictures are drawn into axes that the user gave.
-
-    Example:
-        >>> has_given_axes()
-        False
-    """
+    """Whether pictures are drawn into axes that the user gave."""
     return _GIVEN.get() is not None

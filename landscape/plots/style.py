@@ -15,81 +15,47 @@ import numpy as np
 from matplotlib import ticker
 from matplotlib.colors import to_hex, to_rgb
 
-# The one colour of each algorithm in every picture, and its name in the papers. DPSGD-2020's Figure 2 has
-# DPSGD green, SSGD red, SSGD* blue; these are its colours in the palette of Okabe and Ito, and so are the
-# next ones. The last three are from Tol's muted palette, which colour-blind readers can tell apart, too.
-ALGORITHMS = {
-    "ssgd": ("SSGD", "#D55E00"),
-    "ssgd*": ("SSGD*", "#0072B2"),
-    "dpsgd": ("DPSGD", "#009E73"),
-    "local-sgd": ("local SGD", "#E69F00"),
-    "slowmo": ("SlowMo", "#CC79A7"),
-    "ad-psgd": ("AD-PSGD", "#56B4E9"),
-    "async-sgd": ("async SGD", "#000000"),
-    "sgp": ("SGP", "#882255"),
-    "diloco": ("DiLoCo", "#332288"),
-    "dsgd-ac": ("DSGD-AC", "#999933"),
-}
-OTHER = "#777777"  # the colour of what is no algorithm of this table, and of lines for comparison
+from landscape.core import registry
+
+# The colours of algorithms stand in their rules. DPSGD-2020's Figure 2 has DPSGD green, SSGD red, SSGD* blue;
+# these are its colours in the palette of Okabe and Ito, and so are most others; the rest are from Tol's muted
+# palette, which colour-blind readers can tell apart, too.
+OTHER = "#777777"  # of what is no algorithm or has no colour, and of lines for comparison
 _SETTINGS = str(Path(__file__).with_name("style.mplstyle"))
 
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """A context in which matplotlib draws with the settings of ``style.mplstyle``.
-
-    Example:
-        >>> import matplotlib
-        >>> with style():
-        ...     matplotlib.rcParams["savefig.dpi"]
-        150.0
-    """
+    """A context in which matplotlib draws with the settings of ``style.mplstyle``."""
     with matplotlib.style.context(_SETTINGS):
         yield
 
 
 def color_of(algorithm: str) -> str:
-    """The colour of ``algorithm`` in all pictures; grey where it is none of the package.
+    """The colour of ``algorithm`` in all pictures, which its rule declares; else grey.
 
     Args:
         algorithm: a name as recipes have it, such as "ssgd*", or a label with one, such as "VGG-19, SSGD".
-
-    Example:
-        >>> color_of("dpsgd") == color_of("dpsgd awc") == color_of("DPSGD, seed 0")
-        True
     """
-    return ALGORITHMS.get(algorithm_in(algorithm), ("", OTHER))[1]
+    name = algorithm_in(algorithm)
+    return (registry.algorithms[name].color if name else "") or OTHER
 
 
 def algorithm_in(label: str) -> str:
-    """The algorithm that one of the parts of ``label`` begins with, as recipes call it; "" for none.
-
-    Example:
-        >>> algorithm_in("VGG-19, SSGD*, epoch 3"), algorithm_in("dpsgd awc"), algorithm_in("mine")
-        ('ssgd*', 'dpsgd', '')
-    """
+    """The algorithm that one of the parts of ``label`` begins with, as recipes call it; "" for none."""
     words = [_first_word(part) for part in re.split(r",\s*", label)]
-    return next((word for word in words if word in ALGORITHMS), "")
+    return next((word for word in words if word in registry.algorithms), "")
 
 
 def paper_name(label: str) -> str:
-    """``label`` with the algorithm at its beginning, if there is one, named as in the papers.
-
-    Example:
-        >>> paper_name("ssgd*"), paper_name("dpsgd, seed 0"), paper_name("mine, step 3")
-        ('SSGD*', 'DPSGD, seed 0', 'mine, step 3')
-    """
+    """``label`` with the algorithm at its beginning, if there is one, named as in the papers."""
     first = _first_word(label)
-    return ALGORITHMS[first][0] + label[len(first) :] if first in ALGORITHMS else label
+    named = registry.algorithms[first].label if first in registry.algorithms else ""
+    return (named or label[: len(first)]) + label[len(first) :]
 
 
 def short_names(labels: Sequence[str]) -> list[str]:
-    """The beginning of each label up to its first comma, where these differ; else the whole labels.
-
-    Example:
-        >>> short_names(["ssgd, seed 0", "dpsgd, seed 0"]), short_names(["dpsgd, step 1", "dpsgd, step 2"])
-        (['SSGD', 'DPSGD'], ['DPSGD, step 1', 'DPSGD, step 2'])
-    """
+    """The beginning of each label up to its first comma, where these differ; else the whole labels."""
     short = [paper_name(label.split(",")[0]) for label in labels]
     names = short if len(set(short)) == len(short) else [paper_name(label) for label in labels]
     return [name or f"result {k}" for k, name in enumerate(names)]
@@ -100,12 +66,7 @@ def _first_word(label: str) -> str:
 
 
 def shades(color: str, count: int) -> list[str]:
-    """``count`` shades of ``color``, the darkest first: settings of one algorithm.
-
-    Example:
-        >>> shades("#009E73", 1), len(set(shades("#009E73", 4)))
-        (['#009E73'], 4)
-    """
+    """``count`` shades of ``color``, the darkest first: settings of one algorithm."""
     if count == 1:
         return [color]
     rgb = np.array(to_rgb(color))
@@ -115,17 +76,11 @@ def shades(color: str, count: int) -> list[str]:
 
 
 def colors_of(labels: Sequence[str]) -> list[str]:
-    """A colour for each of ``labels``: shades of its algorithm's colour, others in matplotlib's cycle.
-
-    Example:
-        >>> first, second, third = colors_of(["ssgd, seed 0", "mine", "ssgd, seed 1"])
-        >>> second, first != third
-        ('C0', True)
-    """
+    """A colour for each of ``labels``: shades of its algorithm's colour, others in matplotlib's cycle."""
     algorithms = [algorithm_in(label) for label in labels]
     tones = {name: iter(shades(color_of(name), algorithms.count(name))) for name in algorithms}
     cycle = (f"C{k % 7}" for k in itertools.count())
-    return [next(tones[name] if name in ALGORITHMS else cycle) for name in algorithms]
+    return [next(tones[name] if color_of(name) != OTHER else cycle) for name in algorithms]
 
 
 def decimal_labels(axis: Any) -> None:
@@ -133,14 +88,6 @@ def decimal_labels(axis: Any) -> None:
 
     Args:
         axis: an x or y axis of matplotlib, ``ax.xaxis`` or ``ax.yaxis``.
-
-    Example:
-        >>> from landscape.plots.picture import panels
-        >>> figure, (ax,) = panels(1, 1, 4.0, 3.0)
-        >>> ax.set_yscale("log")
-        >>> decimal_labels(ax.yaxis)
-        >>> ax.yaxis.get_major_formatter()(0.1)
-        '0.1'
     """
     for setter in (axis.set_major_formatter, axis.set_minor_formatter):
         setter(_Decimal(labelOnlyBase=False, minor_thresholds=(2, 0.5)))

@@ -1,4 +1,4 @@
-"""Loss surfaces: contours, hillshaded contours, three-dimensional surfaces, differences of two."""
+"""Loss surfaces as contours, reliefs, differences, and in three dimensions."""
 
 from __future__ import annotations
 
@@ -8,31 +8,131 @@ from typing import Any
 
 import numpy as np
 import seaborn as sns
-from matplotlib import colormaps, ticker
+from matplotlib import colormaps, colors, ticker
 from matplotlib.axes import Axes
 from matplotlib.colors import LightSource, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from scipy.interpolate import RegularGridInterpolator
 
+from landscape.core.errors import InputError
 from landscape.core.options import choose
-from landscape.plots import surface_3d
+from landscape.geometry import profiles
+from landscape.geometry.profiles import loss_at
 from landscape.plots.drawing import draws
-from landscape.plots.levels import Look, Scale, scale
-from landscape.plots.picture import caption, stacked_panels
-from landscape.plots.style import color_of, decimal_labels
+from landscape.plots.labels import split_names
+from landscape.plots.picture import caption, panels, stacked_panels, wrapped_panels
+from landscape.plots.style import color_of, decimal_labels, paper_name
 from landscape.plots.style import style as figure_style
 from landscape.plots.surface_parts import (
+    CENTER,
+    Look,
+    Scale,
     add_scale_and_legend,
+    axis_labels,
     check_grids,
     finding,
     label_axes,
     mark,
+    marks,
     panel_title,
+    scale,
     settings,
 )
-from landscape.results import basin
-from landscape.results.surface import Surface
+from landscape.results.grids import Surface
+
+MAX_FACETS = 100  # along each axis of a 3-D picture: more than can be seen, and slow to draw (ours)
+
+
+def draw_3d(results: Sequence[Surface], title: str, look: Look, cmap: Any) -> Figure:
+    """The loss as height above the plane, one panel for each surface, with shared heights and colours.
+
+    The markers are those of contours, at the height of the surface.
+
+    Args:
+        results, title, look, cmap: as :func:`landscape.plots.surface.draw_surfaces` has them.
+
+    Returns:
+        The figure.
+    """
+    figure, axes = wrapped_panels(len(results), 4.8, 4.5, subplot_kw={"projection": "3d"})
+    chosen = scale([r.loss for r in results], look)
+    highest = max(float(np.max(r.loss, initial=-np.inf, where=np.isfinite(r.loss))) for r in results)
+    top = chosen.levels[-1] if look.vmax is not None else max(chosen.levels[-1], highest)
+    for ax, r in zip(axes, results, strict=True):
+        x, y = np.meshgrid(r.x, r.y)
+        height = np.where(
+            np.isfinite(r.loss) & (r.loss <= top), r.loss, np.nan
+        )  # facets at a NaN are left out
+        ax.plot_surface(
+            x, y, height, cmap=cmap, norm=chosen.norm, lw=0.1, edgecolor="#00000040",
+            rcount=MAX_FACETS, ccount=MAX_FACETS,
+        )  # fmt: skip
+        ax.computed_zorder = False  # the markers lie on the surface, not in it
+        for places, label, marker in marks(r):
+            inside = places[(np.abs(places) <= np.abs([r.x[0], r.y[0]])).all(1)]
+            heights = loss_at(r, *inside.T) if len(inside) else np.zeros(0)
+            seen = np.isfinite(heights) & (heights <= top)
+            options = {k: v for k, v in marker.items() if k != "clip_on"}
+            ax.plot(*inside[seen].T, heights[seen], label=label, **options)
+        ax.set_zlim(chosen.levels[0], top)
+        ax.view_init(elev=32, azim=-58)
+        ax.set_box_aspect(None, zoom=0.85)
+        label_axes(ax, r)
+        ax.tick_params(labelsize=7.5, pad=0)
+        for axis, label in zip((ax.xaxis, ax.yaxis), axis_labels(r), strict=True):
+            axis.set_label_text(label.partition("(weights")[0].strip(), fontsize=8)
+        ax.set_title(panel_title(r))
+    add_scale_and_legend(figure, axes, chosen.norm, cmap, "loss (nat)")
+    figure.suptitle(title or finding(results))
+    caption(figure, f"{settings(results)} Colours: {chosen.why}.")
+    return figure
+
+
+def draw_difference(results: Sequence[Surface], title: str, look: Look) -> Figure:
+    """The loss of the first surface minus that of the second: blue where it is negative, red where positive.
+
+    Raises:
+        InputError: not two surfaces, different grids, directions that were drawn in different ways, or an
+            option of contours.
+    """
+    if len(results) != 2:
+        raise InputError(f"difference: {len(results)} surfaces are not allowed, it takes two")
+    for name, value in vars(look).items():
+        if value not in (None, False):
+            raise InputError(f"--{name}: not allowed with style difference, its scale is symmetric around 0")
+    a, b = results
+    same_grid = np.array_equal(a.x, b.x) and np.array_equal(a.y, b.y)
+    if not same_grid or (a.kind, a.norm, a.seed, a.ignore) != (b.kind, b.norm, b.seed, b.ignore):
+        raise InputError("difference: the two surfaces must have the same grid, span, kind of plane and seed")
+    with np.errstate(invalid="ignore"):
+        change = np.ma.masked_invalid(a.loss - b.loss)
+    if change.count() == 0:
+        raise InputError("loss: no value is finite in both, there is nothing to draw")
+    reach = max(float(np.abs(change).max()), 1e-12)
+    figure, (ax,) = panels(1, 1, 5.2, 4.8)
+    norm = colors.Normalize(-reach, reach)
+    ax.set_facecolor("#bbbbbb")
+    ax.grid(False)
+    ax.set_aspect("equal")
+    label_axes(ax, a)
+    ax.contourf(a.x, a.y, change, np.linspace(-reach, reach, 25), cmap="RdBu_r", norm=norm)
+    label = f"difference of {split_names(results)} loss (nat)"
+    if float(change.min()) < 0 < float(change.max()):
+        ax.contour(a.x, a.y, change, [0.0], colors="k", linewidths=1.0)
+        label += ", line: 0"
+    ax.plot(0, 0, label="centre", **CENTER)
+    add_scale_and_legend(figure, [ax], norm, "RdBu_r", label)
+    names = [
+        paper_name(r.label) or usual for r, usual in zip(results, ("the first", "the second"), strict=True)
+    ]
+    higher = float((change > 0).sum() / change.count())
+    figure.suptitle(
+        title or f"The loss of {names[0]} is higher than that\nof {names[1]} at {higher:.0%} of points"
+    )
+    caption(figure, settings(results))
+    return figure
+
 
 STYLES = ("contour", "hillshade", "surface", "difference")
 CMAP = "mako_r"  # of seaborn: dark where the loss is high, and monotone in lightness
@@ -70,10 +170,6 @@ def draw_surfaces(
     Raises:
         InputError: an unknown style or colour map, nothing finite to draw, a grid below 2 × 2, or levels that
             the losses do not allow.
-
-    Example:
-        >>> draw_surfaces([basin.parabola()], title="A parabola").get_suptitle()
-        'A parabola'
     """
     choose("style", style, STYLES)
     if cmap is not None:
@@ -82,10 +178,10 @@ def draw_surfaces(
     look = Look(log, levels, vmax, cmap, labels)
     with figure_style():
         if style == "difference":
-            return surface_3d.draw_difference(results, title, look)
+            return draw_difference(results, title, look)
         colors = cmap or sns.color_palette(CMAP, as_cmap=True)
         if style == "surface":
-            return surface_3d.draw_3d(results, title, look, colors)
+            return draw_3d(results, title, look, colors)
         return _draw_contours(results, title, look, colors, shaded=style == "hillshade")
 
 
@@ -108,8 +204,8 @@ def _draw_contours(results: Sequence[Surface], title: str, look: Look, cmap: Any
     is at the same rise above the centre in all panels.
     """
     chosen = scale([r.loss for r in results], look)
-    shared = _Colors(chosen, cmap, basin.shared_rise(results), look.labels, shaded)
-    profiled = all(map(basin.has_profile, results))
+    shared = _Colors(chosen, cmap, profiles.shared_rise(results), look.labels, shaded)
+    profiled = all(map(profiles.has_profile, results))
     width = 5.0 if len(results) == 1 else 3.9
     figure, axes, below = stacked_panels(len(results), width, (4.7, 1.7) if profiled else (4.7,))
     for ax, r in zip(axes, results, strict=True):
@@ -139,8 +235,8 @@ def _draw_panel(ax: Axes, r: Surface, shared: _Colors) -> None:
         texts = ax.clabel(lines, levels[:: max(1, len(levels) // 8)], fontsize=7.5, fmt=lambda v: f"{v:.3g}")
         for text in texts:
             text.set(color="k", path_effects=[withStroke(linewidth=2, foreground="w")])
-    if np.isfinite(shared.rise) and basin.has_profile(r):
-        ax.contour(r.x, r.y, masked, [basin.center_loss(r) + shared.rise], **_EQUAL)
+    if np.isfinite(shared.rise) and profiles.has_profile(r):
+        ax.contour(r.x, r.y, masked, [profiles.center_loss(r) + shared.rise], **_EQUAL)
     mark(ax, r)
     ax.set_title(panel_title(r))
 
@@ -168,12 +264,12 @@ def _draw_relief(ax: Axes, r: Surface, shared: _Colors) -> None:
 
 def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], shared: _Colors) -> None:
     """The loss against the distance: the panel's own with its quartiles, the others in grey."""
-    profiles = [basin.profile(r) for r in results]
+    curves = [profiles.profile(r) for r in results]
     levels = shared.scale.levels
-    highest = [float(np.max(p.high, initial=0.0, where=p.high <= levels[-1])) for p in profiles]
+    highest = [float(np.max(p.high, initial=0.0, where=p.high <= levels[-1])) for p in curves]
     log = isinstance(shared.scale.norm, LogNorm)
-    for ax, r, own in zip(axes, results, profiles, strict=True):
-        for p in profiles:
+    for ax, r, own in zip(axes, results, curves, strict=True):
+        for p in curves:
             if p is not own:
                 ax.plot(p.distance, np.where(np.isfinite(p.median), p.median, np.nan), color="#BBBBBB", lw=1)
         color = color_of(r.label)
@@ -183,10 +279,10 @@ def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], shared: _Co
         ax.fill_between(own.distance, own.low, own.high, color=color, alpha=0.25, lw=0)
         ax.plot(own.distance, own.median, color=color)
         if np.isfinite(shared.rise):
-            ax.axhline(basin.center_loss(r) + shared.rise, color="#E69F00", lw=1.2)
+            ax.axhline(profiles.center_loss(r) + shared.rise, color="#E69F00", lw=1.2)
         ax.set_yscale("log" if log else "linear")
         ax.set_ylim(levels[0], max(*highest, levels[1]))
-        ax.set_xlim(0, max(p.distance[-1] for p in profiles))
+        ax.set_xlim(0, max(p.distance[-1] for p in curves))
         ax.set_xlabel("distance from the centre")
         if log:
             decimal_labels(ax.yaxis)
@@ -204,7 +300,7 @@ def _caption(results: Sequence[Surface], shared: _Colors, profiled: bool) -> str
             f"{' of the flattest one' if many else ''} (ours)."
         )
     if profiled:
-        rises = ", ".join(f"{basin.median_rise(r):.3g}" for r in results)
+        rises = ", ".join(f"{profiles.median_rise(r):.3g}" for r in results)
         parts.append(f"Flatness: median rise over the plane, {rises} nat.")
         others = "; grey: the other panels' medians" if many else ""
         parts.append(f"Below: median and quartiles over directions{others}.")

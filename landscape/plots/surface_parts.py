@@ -1,24 +1,142 @@
-"""What all pictures of surfaces share: axes in distances, markers, titles, captions, one colour bar."""
+"""Parts of pictures of surfaces: colour scales and levels, markers, axes, panels of profiles."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from matplotlib import cm, ticker
+from matplotlib import cm, colors, ticker
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
-from landscape.core.hdf5 import LARGEST
+from landscape.core.hdf5 import LARGEST, Array
+from landscape.core.options import positive
+from landscape.geometry import profiles
 from landscape.plots.labels import batchnorm_note, interpolation_note, split_names
 from landscape.plots.picture import shared_legend
 from landscape.plots.style import algorithm_in, decimal_labels, paper_name
-from landscape.results import basin
-from landscape.results.plane import Plane
-from landscape.results.surface import Surface
+from landscape.results.grids import Plane, Surface
+from landscape.results.shown import LOG_RATIO, logarithmic
+
+PAPER_SPACING = 0.005  # distance between contour lines in DPSGD-2020, Figure 3
+MAX_LEVELS = 40  # more lines than this cannot be told apart at this size (ours)
+LOG_LEVELS = 25  # at equal ratios (ours)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How surfaces are drawn where the user says so; None: the default.
+
+    Attributes:
+        log: whether levels and colours are at equal ratios; None: see :func:`.shown.logarithmic`.
+        levels: about how many levels.
+        vmax: the highest level; higher losses have the last colour.
+        cmap: a colour map of matplotlib.
+        labels: whether contour lines are labelled with their losses.
+    """
+
+    log: bool | None = None
+    levels: int | None = None
+    vmax: float | None = None
+    cmap: str | None = None
+    labels: bool = False
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Increasing ``levels``, the colour scale ``norm``, the ``step`` between lines and ``why`` it is so."""
+
+    levels: Array
+    norm: colors.Normalize
+    step: str
+    why: str
+
+
+def levels(losses: Sequence[Array], look: Look | None = None) -> Array:
+    """Contour levels for surfaces that are drawn together.
+
+    The levels are 0.005 apart (DPSGD-2020, Figure 3) if that takes 4 to 40 lines, else at round numbers.
+    Losses that differ by more than a factor of 100 get levels at equal ratios: at equal distances a whole
+    valley would lie below the first level. The highest 2% of the losses lie above the last level if they
+    would otherwise take more than half of the levels.
+
+    Args:
+        losses: arrays of losses in nats; values that are not finite are ignored.
+        look: what the user chose.
+
+    Returns:
+        Increasing levels; the first is at most the lowest loss.
+
+    Raises:
+        InputError: no loss is finite, or a choice that these losses do not allow.
+    """
+    return scale(losses, look).levels
+
+
+def scale(losses: Sequence[Array], look: Look | None = None) -> Scale:
+    """Levels, colour scale and texts for surfaces that are drawn together; see :func:`levels`."""
+    look = look or Look()
+    low, high = _range(losses, look)
+    log, why = _is_logarithmic(low, high, look)
+    flat = high - low <= 1e-12 * max(1.0, abs(high))
+    if flat:  # one level on either side
+        pad = max(abs(high), 1.0) * 1e-6
+        chosen, log = np.array([low - pad, high + pad]), False
+    elif log:
+        chosen = np.geomspace(low, high, max(2, look.levels or LOG_LEVELS))
+    elif look.levels is None and 4 <= (high - low) / PAPER_SPACING <= MAX_LEVELS:
+        start, stop = np.floor(low / PAPER_SPACING), np.ceil(high / PAPER_SPACING)
+        chosen = np.arange(start, stop + 1) * PAPER_SPACING
+    else:
+        chosen = np.asarray(ticker.MaxNLocator(look.levels or 24).tick_values(low, high))
+    chosen[0] = min(chosen[0], low)  # a rounding must not leave a hole
+    chosen[-1] = max(chosen[-1], high)
+    if log:
+        return Scale(
+            chosen,
+            colors.LogNorm(chosen[0], chosen[-1]),
+            f"each line {100 * (chosen[1] / chosen[0] - 1):.0f}% above the last",
+            why,
+        )
+    step = f"lines {float(chosen[1] - chosen[0]):.3g} apart"
+    return Scale(chosen, colors.Normalize(chosen[0], chosen[-1]), step, why)
+
+
+def _range(losses: Sequence[Array], look: Look) -> tuple[float, float]:
+    """The lowest and the highest level."""
+    finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses])
+    if finite.size == 0:
+        raise InputError("loss: no value is finite, there is nothing to draw")
+    low, high, usual = float(finite.min()), float(finite.max()), float(np.quantile(finite, 0.98))
+    if look.levels is not None:
+        positive("--levels", look.levels, least=2)
+    if look.vmax is not None:
+        if not np.isfinite(look.vmax) or look.vmax <= low:
+            raise InputError(
+                f"--vmax: {look.vmax:g} is not allowed, it must be above the lowest loss, {low:.4g}"
+            )
+        return low, look.vmax
+    return low, usual if usual > low and high - low > 2 * (usual - low) else high
+
+
+def _is_logarithmic(low: float, high: float, look: Look) -> tuple[bool, str]:
+    """Whether levels are at equal ratios, and why, for the caption."""
+    if look.log is not None:
+        if look.log and low <= 0:
+            raise InputError(
+                f"--log: not allowed, the lowest loss is {low:.4g}; it must be > 0 (or --linear)"
+            )
+        return look.log, f"{'logarithmic' if look.log else 'linear'}, as asked"
+    if logarithmic(np.array([low, high])):
+        return True, f"logarithmic, as losses differ by a factor of {high / low:.3g}, more than {LOG_RATIO:g}"
+    if low <= 0:
+        return False, "linear, as not all losses are > 0"
+    return False, f"linear, as losses differ by a factor of {high / low:.3g}, at most {LOG_RATIO:g}"
+
 
 # Markers, as keyword arguments of matplotlib's plot. Colours from Okabe and Ito's palette.
 _POINT: dict[str, Any] = {"ls": "none", "mec": "k", "mew": 0.8, "zorder": 5}
@@ -49,9 +167,6 @@ def check_grids(results: Sequence[Surface]) -> None:
 
     Raises:
         InputError: for a smaller one.
-
-    Example:
-        >>> check_grids([basin.parabola()])
     """
     for r in results:
         if min(r.loss.shape) < 2:
@@ -75,13 +190,8 @@ def _number(value: float) -> str:
 
 
 def axis_labels(r: Surface) -> tuple[str, str]:
-    """The labels of the two axes of a surface.
-
-    Example:
-        >>> axis_labels(basin.parabola())[0]
-        "distance along u (weights' norm = 0)"
-    """
-    weights = basin.lengths(r)[2]
+    """The labels of the two axes of a surface."""
+    weights = profiles.lengths(r)[2]
     if r.kind == "between":
         return r.axes[0], r.axes[1]
     usual = Plane.__dataclass_fields__["axes"].default
@@ -91,16 +201,8 @@ def axis_labels(r: Surface) -> tuple[str, str]:
 
 
 def label_axes(ax: Axes, r: Surface) -> None:
-    """Label the axes with distances in weight space; coordinates stay those of the plane.
-
-    Example:
-        >>> from landscape.plots.picture import panels
-        >>> figure, (ax,) = panels(1, 1, 4.0, 3.0)
-        >>> label_axes(ax, basin.parabola())
-        >>> ax.get_ylabel()
-        'distance along v'
-    """
-    lengths = (1.0, 1.0) if r.kind == "between" else basin.lengths(r)[:2]
+    """Label the axes with distances in weight space; coordinates stay those of the plane."""
+    lengths = (1.0, 1.0) if r.kind == "between" else profiles.lengths(r)[:2]
     for axis, length, label in zip((ax.xaxis, ax.yaxis), lengths, axis_labels(r), strict=True):
         if 0 < length < LARGEST:
             axis.set_major_locator(_Distances(length))
@@ -112,10 +214,6 @@ def marks(r: Surface) -> list[tuple[np.ndarray[Any, Any], str, dict[str, Any]]]:
     """(coordinates (n, 2), name, look) of what is marked on a surface.
 
     That is the lowest grid point, and the centre or the markers of the plane.
-
-    Example:
-        >>> [name for _, name, _ in marks(basin.parabola())]
-        ['lowest grid point', 'centre']
     """
     finite = np.where(np.isfinite(r.loss), r.loss, np.inf)
     i, j = np.unravel_index(finite.argmin(), finite.shape)
@@ -134,15 +232,7 @@ def marks(r: Surface) -> list[tuple[np.ndarray[Any, Any], str, dict[str, Any]]]:
 
 
 def mark(ax: Axes, r: Surface) -> None:
-    """Draw :func:`marks` on a contour, which keeps the limits of the grid.
-
-    Example:
-        >>> from landscape.plots.picture import panels
-        >>> figure, (ax,) = panels(1, 1, 4.0, 3.0)
-        >>> mark(ax, basin.parabola())
-        >>> len(ax.lines)
-        2
-    """
+    """Draw :func:`marks` on a contour, which keeps the limits of the grid."""
     for places, label, look in marks(r):
         ax.plot(*places.T, label=label, **look)
     ax.set_xlim(r.x[0], r.x[-1])
@@ -159,13 +249,6 @@ def add_scale_and_legend(
     Args:
         figure, axes: the figure and its panels.
         norm, cmap, label, extend: of the colour bar, as matplotlib has them.
-
-    Example:
-        >>> from landscape.plots.picture import panels
-        >>> figure, axes = panels(1, 2, 4.0, 3.0)
-        >>> add_scale_and_legend(figure, axes, LogNorm(0.1, 10), "viridis", "loss")
-        >>> figure.axes[-1].get_ylabel()
-        'loss'
     """
     bar = figure.colorbar(cm.ScalarMappable(norm, cmap), ax=axes, shrink=0.85, pad=0.02, extend=extend)
     bar.set_label(label)
@@ -176,28 +259,18 @@ def add_scale_and_legend(
 
 
 def plane_note(r: Surface) -> str:
-    """How the plane was chosen, and how far it reaches.
-
-    Example:
-        >>> plane_note(basin.parabola())
-        'random directions u, v, normalisation: none, ‖u‖ = 1, ‖v‖ = 1, span 1'
-    """
+    """How the plane was chosen, and how far it reaches."""
     note = _KINDS.get(r.kind, r.kind)
     if r.kind == "random":
         fixed = ", bias and norm parameters fixed" if r.ignore == "bias+norm" else ""
         note = f"random directions u, v, normalisation: {r.norm}{fixed}"
-    u, v, _ = basin.lengths(r)
+    u, v, _ = profiles.lengths(r)
     steps = f", ‖u‖ = {u:.3g}, ‖v‖ = {v:.3g}" if r.kind == "random" else ""
     return f"{note}{steps}, span {r.span:.3g}"
 
 
 def panel_title(r: Surface) -> str:
-    """The name of a surface, the loss at its centre and the lowest one.
-
-    Example:
-        >>> panel_title(basin.parabola())
-        'surface\\nnear centre 0, lowest 0'
-    """
+    """The name of a surface, the loss at its centre and the lowest one."""
     center = r.loss[np.abs(r.y).argmin(), np.abs(r.x).argmin()]
     lowest = np.nanmin(np.where(np.isfinite(r.loss), r.loss, np.nan)) if np.isfinite(r.loss).any() else np.nan
     where = "near middle" if r.kind == "between" else "near centre"
@@ -205,12 +278,7 @@ def panel_title(r: Surface) -> str:
 
 
 def settings(results: Sequence[Surface]) -> str:
-    """What the surfaces are of, for the caption; what differs is named in the order of the panels.
-
-    Example:
-        >>> settings([basin.parabola()])[:54]
-        'Mean loss over 1 samples; 41 × 41 points; random direc'
-    """
+    """What the surfaces are of, for the caption; what differs is named in the order of the panels."""
     data = [
         f"{split_names(results).capitalize()} loss over {_joined(f'{r.samples:,}' for r in results)} samples"
     ]
@@ -226,13 +294,8 @@ def _joined(texts: Any) -> str:
 
 
 def finding(results: Sequence[Surface]) -> str:
-    """One line that says what the surfaces show, with numbers from them.
-
-    Example:
-        >>> finding([basin.parabola()])
-        'Around the centre the loss rises by 0.663 nat (median over the plane)'
-    """
-    if basin.comparable(results):
+    """One line that says what the surfaces show, with numbers from them."""
+    if profiles.comparable(results):
         return _flatness(results)
     if len(results) == 1 and len(results[0].marker_loss):
         losses = results[0].marker_loss
@@ -250,8 +313,8 @@ def _flatness(results: Sequence[Surface]) -> str:
     for k, r in enumerate(results):
         algorithm = algorithm_in(r.label)
         name = paper_name(algorithm) or r.label.split(",")[0] or f"surface {k + 1}"
-        rises.setdefault(name, []).append(basin.median_rise(r))
-        centers.setdefault(name, []).append(basin.center_loss(r))
+        rises.setdefault(name, []).append(profiles.median_rise(r))
+        centers.setdefault(name, []).append(profiles.center_loss(r))
     middle = {name: float(np.median(values)) for name, values in rises.items()}
     if len(middle) == 1:
         ((name, rise),) = middle.items()

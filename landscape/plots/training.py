@@ -13,11 +13,10 @@ from matplotlib.figure import Figure
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.plots.drawing import draws
+from landscape.plots.drawing import draws, literal
 from landscape.plots.picture import caption
 from landscape.plots.picture import panels as make_panels
 from landscape.plots.style import OTHER, colors_of, decimal_labels, paper_name, style
-from landscape.plots.values import literal
 from landscape.results.shown import running_quartiles
 
 
@@ -38,18 +37,6 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
 
     Raises:
         InputError: imported weights, which have no training history.
-
-    Example:
-        >>> import torch
-        >>> from landscape.checkpoint.history import UNITS
-        >>> from landscape.problem.layout import Layout, Slot
-        >>> run = Checkpoint(
-        ...     torch.zeros(2, 3), Layout((Slot("w", (3,), 0, 3, "weight"),)), step=4, epoch=1.0,
-        ...     algorithm="ssgd", recipe="lr = 0.1", model={"name": "mlp", "options": {}},
-        ...     data={"name": "digits", "options": {}}, lr=0.1, local_batch=8, seed=0,
-        ...     history={name: np.arange(1.0, 5.0) for name in UNITS})
-        >>> draw_training([run]).get_suptitle()
-        'Test error after step 4: SSGD -300.00%'
     """
     for run in runs:
         if run.algorithm == IMPORTED:
@@ -198,12 +185,6 @@ def groups_of(runs: Sequence[Checkpoint]) -> list[tuple[str, Any, list[Checkpoin
     """(label, colour, runs) of each setting; the label names the algorithm and the keys that differ.
 
     Runs of one setting have recipes that differ only in the seed, or in keys that do not change the weights.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> runs = [SimpleNamespace(algorithm="ssgd", recipe=f"lr = 0.1\\nseed = {k}") for k in range(3)]
-        >>> [(label, len(members)) for label, _, members in groups_of(runs)]
-        [('SSGD', 3)]
     """
     settings = [recipe_keys(run) for run in runs]
     runs_of: dict[tuple[str, ...], list[Checkpoint]] = {}
@@ -220,13 +201,7 @@ def groups_of(runs: Sequence[Checkpoint]) -> list[tuple[str, Any, list[Checkpoin
 
 
 def recipe_keys(run: Checkpoint) -> dict[str, Any]:
-    """The keys of a run's recipe that change its weights, dotted, with their values.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> recipe_keys(SimpleNamespace(recipe="lr = 0.1\\nseed = 3\\n[algorithm]\\nname = 'ssgd'"))
-        {'lr': 0.1, 'algorithm.name': 'ssgd'}
-    """
+    """The keys of a run's recipe that change its weights, dotted, with their values."""
     flat: dict[str, Any] = {}
     for key, value in tomllib.loads(run.recipe).items():
         if key not in _IRRELEVANT:

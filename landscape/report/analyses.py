@@ -25,11 +25,10 @@ from landscape.report.parts import (
 from landscape.report.settings import lines_of
 from landscape.results.base import Result
 from landscape.results.comparison import Comparison
-from landscape.results.hessian_grid import HessianGrid
+from landscape.results.curvature import Spectrum
+from landscape.results.grids import HessianGrid, Surface
 from landscape.results.noise import NoiseEstimate
 from landscape.results.shown import logarithmic
-from landscape.results.spectrum import Spectrum
-from landscape.results.surface import Surface
 
 _RATIOS = [[0, "#fff7ec"], [0.25, "#fdd49e"], [0.5, "#fc8d59"], [0.75, "#d7301f"], [1, "#4f0000"]]
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

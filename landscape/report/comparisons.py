@@ -10,8 +10,7 @@ from landscape.plots.style import paper_name
 from landscape.report.analyses import picture_of
 from landscape.report.contents import Contents
 from landscape.report.parts import Cell, Picture, Section, Table, text_cells
-from landscape.results.comparison import Comparison
-from landscape.results.verdicts import cell, footnotes, summary, verdict
+from landscape.results.comparison import Comparison, cell, footnotes, summary, verdict
 
 
 def section(contents: Contents) -> Section:
@@ -33,12 +32,7 @@ def comparisons(contents: Contents) -> list[Comparison]:
 
 
 def sentences(contents: Contents) -> list[str]:
-    """By how many measures one side is flatter, for each pair of each comparison.
-
-    Example:
-        >>> sentences(Contents((), ()))
-        []
-    """
+    """By how many measures one side is flatter, for each pair of each comparison."""
     found = comparisons(contents)
     return [f"{line}{_setting(c)}." for c in found for line in summary(c)]
 

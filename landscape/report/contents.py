@@ -88,11 +88,6 @@ def read(paths: Iterable[Path]) -> Contents:
     Raises:
         FailedError: a file that is missing, damaged or of another program, or a folder without a run. A
             damaged result that was found in a folder is left out, with a note.
-
-    Example:
-        >>> read([Path("missing.h5")])
-        Traceback (most recent call last):
-        landscape.core.errors.FailedError: missing.h5: no such file; ...
     """
     checkpoints: dict[Path, Checkpoint] = {}
     found: dict[Path, list[base.Result]] = {}
@@ -119,12 +114,7 @@ def read(paths: Iterable[Path]) -> Contents:
 
 
 def missing_of(text: str, command: str, options: str, runs: Sequence[Run]) -> tuple[Missing, ...]:
-    """That something is missing of ``runs``, with the one command that makes it; nothing for no runs.
-
-    Example:
-        >>> missing_of("There is no contour around", "contour", "", [])
-        ()
-    """
+    """That something is missing of ``runs``, with the one command that makes it; nothing for no runs."""
     if not runs:
         return ()
     names = [run.name for run in runs]

@@ -14,9 +14,9 @@ from landscape.report import comparisons, surfaces
 from landscape.report.contents import Contents, Run
 from landscape.report.curves import values_of
 from landscape.report.settings import Setting, settings_of
+from landscape.results.curvature import Spectrum
 from landscape.results.noise import NoiseEstimate
 from landscape.results.shown import in_words
-from landscape.results.spectrum import Spectrum
 
 # Two settings are told apart where the 95% interval of their difference leaves zero out (the usual level).
 LEVEL = 0.95
@@ -40,12 +40,7 @@ class TestError:
 
 
 def sentences(contents: Contents) -> tuple[str, ...]:
-    """What the files say, a sentence each; the most important first.
-
-    Example:
-        >>> sentences(Contents((), ()))
-        ('The files hold no run and no result that a sentence can be made of.',)
-    """
+    """What the files say, a sentence each; the most important first."""
     settings = settings_of(contents.runs)
     errors = {s.name: e for s in settings if (e := test_error(contents.runs, s))}
     said = [f"{name}: test error {error.words}." for name, error in errors.items()]

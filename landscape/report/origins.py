@@ -15,10 +15,9 @@ from landscape.report.contents import Contents, Run
 from landscape.report.parts import Cell, Section, Table, number, text_cells
 from landscape.results.base import Result
 from landscape.results.comparison import Comparison
-from landscape.results.hessian_grid import HessianGrid
+from landscape.results.curvature import Spectrum
+from landscape.results.grids import HessianGrid, Surface
 from landscape.results.noise import NoiseEstimate
-from landscape.results.spectrum import Spectrum
-from landscape.results.surface import Surface
 
 _COLUMNS = (
     "run", "algorithm", "model", "parameters", "data", "training samples", "n", "nB", "lr", "seed", "step",

@@ -109,12 +109,7 @@ class Page:
 
 
 def number(value: float, error: float = math.nan, unit: str = "") -> Cell:
-    """A number with its error, if it has one, as a cell: "0.123 ± 0.004"; "–" for NaN.
-
-    Example:
-        >>> number(0.12345, 0.004).text, number(float("nan")).text, number(3.0, unit="%").text
-        ('0.123 ± 0.004', '–', '3%')
-    """
+    """A number with its error, if it has one, as a cell: "0.123 ± 0.004"; "–" for NaN."""
     if math.isnan(value):
         return Cell("–", -math.inf)
     return Cell(in_words(value, error) + unit, value)
@@ -126,12 +121,7 @@ def text_cells(*texts: object) -> tuple[Cell, ...]:
 
 
 def listed(values: Array | Sequence[float]) -> list[Any]:
-    """Numbers as lists for JSON, to six digits, with None for those that are not finite.
-
-    Example:
-        >>> listed(np.array([[1 / 3, np.nan], [np.inf, 2.0]]))
-        [[0.333333, None], [None, 2.0]]
-    """
+    """Numbers as lists for JSON, to six digits, with None for those that are not finite."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim > 1:
         return [listed(row) for row in array]
@@ -139,12 +129,7 @@ def listed(values: Array | Sequence[float]) -> list[Any]:
 
 
 def chart_text(text: str) -> str:
-    """``text`` in the form in which Plotly shows its characters unchanged: it reads some tags of HTML.
-
-    Example:
-        >>> chart_text("<b>a & b</b>")
-        '&lt;b&gt;a &amp; b&lt;/b&gt;'
-    """
+    """``text`` in the form in which Plotly shows its characters unchanged: it reads some tags of HTML."""
     return html.escape(printable(text), quote=False)
 
 
@@ -153,10 +138,6 @@ def script_json(value: Any) -> str:
 
     Raises:
         ValueError: a number that is not finite.
-
-    Example:
-        >>> script_json({"label": "</script>"})
-        '{"label":"\\\\u003c/script\\\\u003e"}'
     """
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for character in "<>&":

@@ -14,7 +14,7 @@ from landscape.core.hdf5 import Array
 from landscape.report import surfaces
 from landscape.report.contents import NAMED, Contents, Run, missing_of
 from landscape.report.parts import Missing, Section, chart_text, listed
-from landscape.results.surface import Surface
+from landscape.results.grids import Surface
 
 MAX_FRAMES = 60  # step files of one run, at equal distances (ours: more cannot be told apart on a slider)
 LEAST = 3  # step files: a plane of the trajectory takes two before the last

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from landscape.plots.style import ALGORITHMS, paper_name, shades
+from landscape.plots.style import OTHER, color_of, paper_name, shades
 from landscape.plots.training import recipe_keys
 from landscape.report.contents import Run
 
@@ -54,9 +54,9 @@ def settings_of(runs: Sequence[Run]) -> list[Setting]:
 def _tones(algorithms: Sequence[str]) -> list[str]:
     """A colour for each setting: shades of its algorithm's colour; others in turn."""
     tones = {
-        name: iter(shades(ALGORITHMS[name][1], algorithms.count(name)))
+        name: iter(shades(color_of(name), algorithms.count(name)))
         for name in algorithms
-        if name in ALGORITHMS
+        if color_of(name) != OTHER
     }
     others = itertools.cycle(_OTHERS)
     return [next(tones[name]) if name in tones else next(others) for name in algorithms]

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from matplotlib.colors import LogNorm
 
-from landscape.plots.levels import scale
+from landscape.plots.surface_parts import scale
 from landscape.report.contents import Contents, missing_of
 from landscape.report.parts import Chart, Missing, Section, Table, chart_text, listed, number, text_cells
-from landscape.results.surface import Surface
+from landscape.results.grids import Surface
 
 # Points of all surfaces together: about 1.6 MB of the page. Finer grids are drawn with every k-th row (ours).
 MAX_POINTS = 200_000

@@ -1,4 +1,4 @@
-"""The base class of results: arrays and attributes of a finished analysis, saved and loaded as HDF5."""
+"""The base classes of results: arrays and attributes of a finished analysis, saved and loaded as HDF5."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 import re
 import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -17,7 +18,7 @@ from landscape.core import registry
 from landscape.core.errors import FailedError
 from landscape.core.hdf5 import LARGEST, attribute, dataset, group, location, reading, writing
 from landscape.core.options import type_hints
-from landscape.results import frames, html
+from landscape.results import frames, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,16 +52,17 @@ class Result:
     attributes. A field with a default may be missing from a file that is older than the field; an empty array
     is then not written.
 
-    A subclass describes its fields in class variables. Values that do not fit raise a ValueError.
+    A subclass describes its fields in their annotations, ``Annotated[Array, "y x", "nat"]`` or
+    ``Annotated[float, "nat"]``, and in class variables. Values that do not fit raise a ValueError.
 
     - ``schema``: the name of the file format, under which the class is registered. A subclass without a name
       of its own is saved as its base class.
-    - ``shapes``: field -> dimensions, separated by blanks, such as "y x". A name stands for the same size
-      everywhere; "+" after it means that the size is not 0. A dimension named like a field has that field as
-      its coordinates.
+    - ``shapes``: from the annotations, field -> dimensions, separated by blanks, such as "y x". A name stands
+      for the same size everywhere; "+" after it means that the size is not 0. A dimension named like a field
+      has that field as its coordinates.
     - ``axes_of``: coordinates that must be finite and increasing.
     - ``labels_of``: dimension of fixed size -> the names of its places.
-    - ``units``: field -> unit; "1" for numbers without a unit.
+    - ``units``: from the annotations, field -> unit; "1" for numbers without a unit.
     - ``table``: the dimensions whose points are the rows of :meth:`to_dataframe`.
     - ``texts``: arrays of UTF-8 bytes.
 
@@ -92,11 +94,9 @@ class Result:
     Example:
         >>> @dataclasses.dataclass(frozen=True)
         ... class Curve(Result):
-        ...     shapes: ClassVar[Mapping[str, str]] = {"step": "step+", "loss": "step"}
-        ...     units: ClassVar[Mapping[str, str]] = {"loss": "nat"}
         ...     table: ClassVar[str] = "step"
-        ...     step: np.ndarray
-        ...     loss: np.ndarray
+        ...     step: typing.Annotated[np.ndarray, "step+"]
+        ...     loss: typing.Annotated[np.ndarray, "step", "nat"]
         ...     label: str = ""
         >>> Curve(np.arange(2), np.array([0.5, 0.25]), label="a run")
         Curve('a run', step (2,), loss (2,))
@@ -117,6 +117,9 @@ class Result:
         super().__init_subclass__()
         if "__repr__" not in vars(cls):  # or a dataclass would print its arrays
             cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
+        if any("Annotated[" in str(text) for text in vars(cls).get("__annotations__", {}).values()):
+            for name, hint in typing.get_type_hints(cls, include_extras=True).items():
+                _describe(cls, name, hint)
         if "schema" in vars(cls):
             registry.results.add(cls.schema)(cls)
 
@@ -150,7 +153,7 @@ class Result:
     def _repr_html_(self) -> str:
         """A small picture and a table of the fields, for notebooks."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return html.summary(type(self).__name__, values, self.units, self.plot)
+        return shown.html_of(type(self).__name__, values, self.units, self.plot)
 
     def plot(
         self,
@@ -176,7 +179,7 @@ class Result:
             FailedError: ``path`` cannot be written.
 
         Example:
-            >>> from landscape.results.escape import Escape
+            >>> from landscape.results.stability import Escape
             >>> times, rates = np.ones((1, 2, 6)), np.array([0.1, 0.2])
             >>> result = Escape(times, rates, "lr", ("ssgd",), share=0.5, steps=9)
             >>> result.plot(title="Escape from a saddle").get_suptitle()
@@ -201,7 +204,7 @@ class Result:
             FailedError: xarray is not installed.
 
         Example:
-            >>> from landscape.results.escape import Escape
+            >>> from landscape.results.stability import Escape
             >>> times = np.arange(12.0).reshape(1, 2, 6)
             >>> result = Escape(times, np.array([0.1, 0.2]), "lr", ("ssgd",), share=0.5, steps=20)
             >>> float(result.to_xarray().times.sel(algorithms="ssgd", values=0.2).mean())
@@ -225,7 +228,7 @@ class Result:
             InputError: a dimension that the result does not have.
 
         Example:
-            >>> from landscape.results.escape import Escape
+            >>> from landscape.results.stability import Escape
             >>> times = np.arange(12.0).reshape(1, 2, 6)
             >>> result = Escape(times, np.array([0.1, 0.2]), "lr", ("ssgd",), share=0.5, steps=20)
             >>> result.to_dataframe().groupby("values").times.mean().tolist()
@@ -244,7 +247,7 @@ class Result:
 
         Example:
             >>> import tempfile
-            >>> from landscape.results.escape import Escape
+            >>> from landscape.results.stability import Escape
             >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     result.save(f"{folder}/escape.h5")
@@ -267,7 +270,7 @@ class Result:
             FailedError: the file holds something else or several results, is damaged or cannot be read.
 
         Example:
-            >>> from landscape.results.escape import Escape
+            >>> from landscape.results.stability import Escape
             >>> Escape.load("missing.h5")
             Traceback (most recent call last):
             landscape.core.errors.FailedError: missing.h5: no such file; ...
@@ -309,6 +312,15 @@ class Result:
         return cls(**values)
 
 
+def _describe(cls: type[Result], name: str, hint: Any) -> None:
+    """Take the dimensions of a field, of arrays and tuples, and its unit from its annotation."""
+    about = list(getattr(hint, "__metadata__", ()))
+    if about and hint.__origin__ not in (float, int):
+        cls.shapes = {**cls.shapes, name: about.pop(0)}
+    if about:
+        cls.units = {**cls.units, name: about[0]}
+
+
 def _optional(field: dataclasses.Field[Any]) -> bool:
     return (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
 
@@ -325,7 +337,7 @@ def save(results: Sequence[Result], path: str | Path) -> None:
 
     Example:
         >>> import tempfile
-        >>> from landscape.results.escape import Escape
+        >>> from landscape.results.stability import Escape
         >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save([result, result], f"{folder}/two.h5")
@@ -360,3 +372,52 @@ def load_results(path: str | Path) -> list[Result]:
             raise ValueError(f"its groups are {', '.join(sorted(numbers))}, they must be 0, 1, …")
         numbered = [group(file, str(i)) for i in range(len(numbers))]
         return [kind._read(part) for part in numbered or [file]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sourced(Result):
+    """A result about the weights of a file, or of a network in memory.
+
+    Attributes:
+        split, label, source, source_sha256: the part of the data, a name for pictures, the checkpoint's file
+            and its SHA-256; "" where unknown.
+    """
+
+    split: str = ""
+    label: str = ""
+    source: str = ""
+    source_sha256: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Sourced):
+    """A result with the data, the precision and the statistics of BatchNorm that it was measured with.
+
+    Attributes:
+        samples: the number of samples of the problem.
+        dtype: of the weights, such as "float32".
+        batchnorm: whether the model has BatchNorm.
+        bn, bn_samples: whose statistics it used, and from how many samples, as in
+            :class:`landscape.Surface`; "train" means those of each minibatch.
+    """
+
+    samples: int
+    dtype: str
+    batchnorm: bool = False
+    bn: str = "center"
+    bn_samples: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Measured):
+    """A number measured at the weights of a problem; subclasses have ``value`` and ``standard_error``.
+
+    Attributes:
+        seed: of the random draws.
+
+    Example:
+        >>> Measurement(samples=100, seed=0, dtype="float64").bn
+        'center'
+    """
+
+    seed: int

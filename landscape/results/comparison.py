@@ -1,16 +1,18 @@
-"""Several checkpoints, or groups of them, in one table: quantities with errors, and tests of differences."""
+"""Several checkpoints, or groups of them, in one table: quantities with errors, tests, and verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import t_quantile
 from landscape.results.base import Result
+from landscape.results.shown import in_words
 
 #: What the error of a number is: one standard error, a bound, or nothing but rounding.
 ERRORS = ("standard error", "bound", "exact")
@@ -65,69 +67,49 @@ class Comparison(Result):
     """
 
     schema: ClassVar[str] = "landscape.comparison"
-    shapes: ClassVar[Mapping[str, str]] = {
-        "quantities": "quantities+",
-        "sides": "sides+",
-        "labels": "labels+",
-        **dict.fromkeys(
-            ("titles", "unit_names", "flatter", "kinds", "own_kinds", "over", "tests"), "quantities"
-        ),
-        **dict.fromkeys(("value", "error", "freedom"), "quantities sides"),
-        **dict.fromkeys(
-            ("side_of", "sources", "sources_sha256", "steps", "given_steps", "sample_counts"), "labels"
-        ),
-        **dict.fromkeys(("own_value", "own_error"), "quantities labels"),
-        **dict.fromkeys(("first", "second"), "pair"),
-        **dict.fromkeys(
-            ("difference", "difference_error", "difference_freedom", "p", "p_holm", "told"), "quantities pair"
-        ),
-    }
-    units: ClassVar[Mapping[str, str]] = {"equal_loss": "nat", "rise": "nat"} | dict.fromkeys(
-        ("p", "p_holm", "level", "freedom", "difference_freedom", "rho", "rho_average"), "1"
-    )
     table: ClassVar[str] = "quantities sides"
 
-    quantities: tuple[str, ...]
-    titles: tuple[str, ...]
-    unit_names: tuple[str, ...]
-    flatter: Array
-    kinds: tuple[str, ...]
-    own_kinds: tuple[str, ...]
-    over: tuple[str, ...]
-    tests: tuple[str, ...]
-    sides: tuple[str, ...]
-    value: Array
-    error: Array
-    freedom: Array
-    labels: tuple[str, ...]
-    sources: tuple[str, ...]
-    sources_sha256: tuple[str, ...]
-    side_of: Array
-    own_value: Array
-    own_error: Array
-    steps: Array
-    given_steps: Array
-    first: Array
-    second: Array
-    difference: Array
-    difference_error: Array
-    difference_freedom: Array
-    p: Array
-    p_holm: Array
-    told: Array
-    level: float
+    quantities: Annotated[tuple[str, ...], "quantities+"]
+    titles: Annotated[tuple[str, ...], "quantities"]
+    unit_names: Annotated[tuple[str, ...], "quantities"]
+    flatter: Annotated[Array, "quantities"]
+    kinds: Annotated[tuple[str, ...], "quantities"]
+    own_kinds: Annotated[tuple[str, ...], "quantities"]
+    over: Annotated[tuple[str, ...], "quantities"]
+    tests: Annotated[tuple[str, ...], "quantities"]
+    sides: Annotated[tuple[str, ...], "sides+"]
+    value: Annotated[Array, "quantities sides"]
+    error: Annotated[Array, "quantities sides"]
+    freedom: Annotated[Array, "quantities sides", "1"]
+    labels: Annotated[tuple[str, ...], "labels+"]
+    sources: Annotated[tuple[str, ...], "labels"]
+    sources_sha256: Annotated[tuple[str, ...], "labels"]
+    side_of: Annotated[Array, "labels"]
+    own_value: Annotated[Array, "quantities labels"]
+    own_error: Annotated[Array, "quantities labels"]
+    steps: Annotated[Array, "labels"]
+    given_steps: Annotated[Array, "labels"]
+    first: Annotated[Array, "pair"]
+    second: Annotated[Array, "pair"]
+    difference: Annotated[Array, "quantities pair"]
+    difference_error: Annotated[Array, "quantities pair"]
+    difference_freedom: Annotated[Array, "quantities pair", "1"]
+    p: Annotated[Array, "quantities pair", "1"]
+    p_holm: Annotated[Array, "quantities pair", "1"]
+    told: Annotated[Array, "quantities pair"]
+    level: Annotated[float, "1"]
     grouped: bool
-    equal_loss: float
+    equal_loss: Annotated[float, "nat"]
     notes: tuple[str, ...]
     batch: int
     draws: int
     planes: int
-    rise: float
-    rho: float
-    rho_average: float
+    rise: Annotated[float, "nat"]
+    rho: Annotated[float, "1"]
+    rho_average: Annotated[float, "1"]
     top_k: int
     seed: int
-    sample_counts: Array
+    sample_counts: Annotated[Array, "labels"]
     dtype: str
     split: str
     batchnorm: bool
@@ -167,12 +149,7 @@ class Comparison(Result):
 
 
 def example() -> Comparison:
-    """Two checkpoints, of which the second is flatter, for examples.
-
-    Example:
-        >>> example().sides
-        ('SSGD', 'DPSGD')
-    """
+    """Two checkpoints, of which the second is flatter, for examples."""
     two, k = ("lambda-max", "batch-sharpness"), np.array([[0]])
     return Comparison(
         quantities=two,
@@ -220,3 +197,141 @@ def example() -> Comparison:
         split="train",
         batchnorm=False,
     )
+
+
+# Pairs of which each is named where not all are told apart (ours): more make no readable line.
+NAMED_PAIRS = 6
+
+
+def cell(comparison: Comparison, quantity: int, side: int) -> str:
+    """A number with its error: "12.0 ± 0.5" (a standard error), "20 (bound 0.1)" or "0.01 (exact)"."""
+    value, error = float(comparison.value[quantity, side]), float(comparison.error[quantity, side])
+    if math.isnan(value):
+        return "–"
+    kind = comparison.kinds[quantity]
+    if kind == "bound":
+        return f"{value:.4g} (bound {error:.1g})"
+    if math.isnan(error):
+        return f"{value:.4g} (no error)"
+    return in_words(value, error) if kind == "standard error" and error else f"{value:.4g} (exact)"
+
+
+def verdict(comparison: Comparison, quantity: int) -> str:
+    """The last column of the table: which sides are told apart, and how surely."""
+    c, pairs = comparison, range(len(comparison.first))
+    known = [k for k in pairs if not math.isnan(c.difference[quantity, k])]
+    if not known:
+        return "not measured at two"
+    if len(pairs) == 1:
+        return _of_a_pair(c, quantity, 0)
+    told = [k for k in known if c.told[quantity, k]]
+    if not told:
+        return f"none told apart{_evidence(c, quantity, known, least=True)}"
+    if len(told) == len(pairs):
+        order = sorted(range(len(c.sides)), key=lambda s: _rank(c, quantity, s))
+        return f"all told apart: {' < '.join(c.sides[s] for s in order)}{_evidence(c, quantity, told)}"
+    if len(pairs) > NAMED_PAIRS:
+        return f"{len(told)} of {len(pairs)} pairs told apart{_evidence(c, quantity, told)}"
+    word = " flatter than " if c.flatter[quantity] else " below "
+    beaten: dict[int, list[str]] = {}
+    for k in told:
+        low, high = _ordered(c, quantity, k)
+        beaten.setdefault(low, []).append(c.sides[high])
+    said = [f"{c.sides[low]}{word}{', '.join(others)}" for low, others in beaten.items()]
+    return f"{'; '.join(said)}{_evidence(c, quantity, told)}; others not told apart"
+
+
+def _of_a_pair(c: Comparison, q: int, k: int) -> str:
+    if not c.told[q, k]:
+        return f"not told apart{_evidence(c, q, [k], least=True)}"
+    low, high = _ordered(c, q, k)
+    values = float(c.value[q, low]), float(c.value[q, high])
+    word = "flatter" if c.flatter[q] else "lower"
+    factor = f", {values[0] / values[1]:.2g} times {c.sides[high]}'s" if values[0] * values[1] > 0 else ""
+    return f"{c.sides[low]} {word}{factor}{_evidence(c, q, [k])}"
+
+
+def _rank(c: Comparison, q: int, side: int) -> float:
+    """By which sides are ordered: the flattest first, or the lowest where flatness is not meant."""
+    value = float(c.value[q, side])
+    return -value if c.flatter[q] > 0 else value
+
+
+def _ordered(c: Comparison, q: int, k: int) -> tuple[int, int]:
+    """Both sides of a pair, the flatter (or lower) one first."""
+    a, b = int(c.first[k]), int(c.second[k])
+    return (a, b) if _rank(c, q, a) <= _rank(c, q, b) else (b, a)
+
+
+def _evidence(c: Comparison, q: int, pairs: Sequence[int], least: bool = False) -> str:
+    """The corrected p-value in brackets: the largest of these pairs, or with ``least`` the smallest."""
+    kind = c.kinds[q]
+    if kind == "bound":
+        return " (bounds overlap)" if least else " (bounds apart)"
+    if kind == "exact":
+        return " (equal)" if least else " (exact)"
+    values = [float(c.p_holm[q, k]) for k in pairs if math.isfinite(c.p_holm[q, k])]
+    if not values:
+        return " (no statement)"
+    p = min(values) if least else max(values)
+    sign = "=" if len(pairs) == 1 else "≥" if least else "≤"
+    return " (p < 0.001)" if p < 1e-3 else f" (p {sign} {p:.2g})"
+
+
+def summary(comparison: Comparison) -> list[str]:
+    """How many measures of flatness say that one side is flatter, a line for each pair."""
+    c, lines = comparison, []
+    measures = [q for q in range(len(c.quantities)) if c.flatter[q]]
+    for k in range(len(c.first)):
+        known = [q for q in measures if not math.isnan(c.difference[q, k])]
+        if not known:
+            continue
+        told = [_ordered(c, q, k) for q in known if c.told[q, k]]
+        first, second = int(c.first[k]), int(c.second[k])
+        wins = [sum(low == side for low, _ in told) for side in (first, second)]
+        if wins[1] > wins[0]:
+            first, second, wins = second, first, wins[::-1]
+        a, b, total = c.sides[first], c.sides[second], len(known)
+        if not told:
+            lines.append(f"{a} and {b} are not told apart by any of {total} measures of flatness")
+            continue
+        line = f"{a} is flatter than {b} by {wins[0]} of {total} measures"
+        line += f", sharper by {wins[1]}" if wins[1] else ""
+        left = total - sum(wins)
+        lines.append(f"{line}; {left} {'does' if left == 1 else 'do'} not tell them apart" if left else line)
+    return lines
+
+
+def footnotes(comparison: Comparison) -> list[str]:
+    """What the errors are, how the differences were tested, at which loss, and the notes."""
+    c = comparison
+    errors = []
+    if "standard error" in c.kinds:
+        errors.append("±: one standard error over what the row names")
+    if "bound" in c.kinds:
+        errors.append("bound: the residual of the eigenvalue, no standard error: one lies within it")
+    if "exact" in c.kinds:
+        errors.append("exact: nothing is drawn")
+    lines = [f"{'; '.join(errors)}."]
+    named = {
+        test: ", ".join(name for name, own in zip(c.quantities, c.tests, strict=True) if own == test)
+        for test in dict.fromkeys(c.tests)
+    }
+    drawn = [f"{test} ({names})" for test, names in named.items() if test not in ("bounds", "exact")]
+    count = int(np.isfinite(c.p).sum())
+    said = []
+    if drawn:
+        tests = f"{count} tests" if count > 1 else "1 test"
+        said.append(f"p ≤ {c.level:g} by {' or '.join(drawn)}, with Holm's correction for {tests}")
+    if "bounds" in named:
+        said.append(f"bounds where they do not overlap ({named['bounds']})")
+    if "exact" in named:
+        said.append(f"exact numbers where they differ by more than rounding ({named['exact']})")
+    lines.append(f"Told apart: {'; '.join(said)}.")
+    if math.isfinite(c.equal_loss):
+        steps = zip(c.labels, c.given_steps.tolist(), strict=True)
+        taken = "; ".join(f"{label} (of {given:,})" for label, given in steps)
+        lines.append(f"At the training loss nearest to {c.equal_loss:.4g} nat: {taken}.")
+    if not c.grouped:
+        lines.append("This is about these weights alone; what made them is compared by groups of seeds.")
+    return [*lines, *(f"Note: {note}" for note in c.notes)]

@@ -22,12 +22,6 @@ def arrays(result: Any) -> dict[str, tuple[tuple[str, ...], Array]]:
     """The arrays of a result whose class names their dimensions: field -> (dimensions, values).
 
     Texts are arrays of str.
-
-    Example:
-        >>> from landscape.results.escape import Escape
-        >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
-        >>> arrays(result)["times"][0], arrays(result)["algorithms"][1].tolist()
-        (('algorithms', 'values', 'run'), ['ssgd'])
     """
     named: dict[str, tuple[tuple[str, ...], Array]] = {}
     for field in dataclasses.fields(result):
@@ -40,14 +34,7 @@ def arrays(result: Any) -> dict[str, tuple[tuple[str, ...], Array]]:
 
 
 def attributes(result: Any) -> dict[str, Any]:
-    """The other fields of a result, scalars and texts, and its schema; lists in place of tuples and arrays.
-
-    Example:
-        >>> from landscape.results.escape import Escape
-        >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
-        >>> attributes(result)["vary"]
-        'lr'
-    """
+    """The other fields of a result, and its schema; lists in place of tuples and arrays."""
     values: dict[str, Any] = {"schema": result.schema}
     for field in dataclasses.fields(result):
         if field.name not in result.shapes:
@@ -59,14 +46,7 @@ def attributes(result: Any) -> dict[str, Any]:
 
 
 def to_dataset(result: Any) -> xr.Dataset:
-    """A result as a data set of xarray; see :meth:`landscape.results.base.Result.to_xarray`.
-
-    Example:
-        >>> from landscape.results.escape import Escape
-        >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
-        >>> dict(to_dataset(result).sizes)
-        {'algorithms': 1, 'values': 2, 'run': 6}
-    """
+    """A result as a data set of xarray; see :meth:`landscape.results.base.Result.to_xarray`."""
     xarray = optional("xarray", "to_xarray", EXTRA)
     variables = {name: (d, value) for name, (d, value) in arrays(result).items() if value.size}
     dimensions = dict.fromkeys(d for names, _ in variables.values() for d in names)
@@ -82,14 +62,7 @@ def to_dataset(result: Any) -> xr.Dataset:
 
 
 def to_frame(result: Any, dims: str = "") -> pd.DataFrame:
-    """A result as a table of pandas; see :meth:`landscape.results.base.Result.to_dataframe`.
-
-    Example:
-        >>> from landscape.results.escape import Escape
-        >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
-        >>> list(to_frame(result).columns), len(to_frame(result))
-        (['run', 'times', 'values', 'algorithms'], 12)
-    """
+    """A result as a table of pandas; see :meth:`landscape.results.base.Result.to_dataframe`."""
     pandas = optional("pandas", "to_dataframe", EXTRA)
     named = arrays(result)
     sizes = {d: n for names, value in named.values() for d, n in zip(names, value.shape, strict=True)}

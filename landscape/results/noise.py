@@ -1,20 +1,20 @@
-"""Δ(2), the noise that the spread of the learners adds to a step, in four estimates."""
+"""The noise of gradients: Δ(2), the noise scale, its alignment with curvature, the critical batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.core.statistics import mean_and_error
-from landscape.results.base import Result
+from landscape.core.statistics import mean_and_error, standard_error
+from landscape.results.base import Measurement, Sourced
 
 
 @dataclass(frozen=True)
-class NoiseEstimate(Result):
+class NoiseEstimate(Sourced):
     """Δ(2) at one checkpoint, with learners w_j = w_a + Δw_j, learning rate α and local batch B.
 
     All values are squared weights. Arrays (draws,) have one value for each draw of n minibatches of B samples
@@ -42,29 +42,21 @@ class NoiseEstimate(Result):
     """
 
     schema: ClassVar[str] = "landscape.noise"
-    shapes: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("direct", "first_order", "delta_s", "delta_2", "delta_cross"), "draw+"
-    )
-    units: ClassVar[Mapping[str, str]] = dict.fromkeys((*shapes, "full_batch", "eq4", "consensus", "lr"), "1")
     table: ClassVar[str] = "draw"
 
-    direct: Array
-    first_order: Array
-    delta_s: Array
-    delta_2: Array
-    delta_cross: Array
-    full_batch: float
-    eq4: float
-    consensus: float
-    lr: float
+    direct: Annotated[Array, "draw+", "1"]
+    first_order: Annotated[Array, "draw+", "1"]
+    delta_s: Annotated[Array, "draw+", "1"]
+    delta_2: Annotated[Array, "draw+", "1"]
+    delta_cross: Annotated[Array, "draw+", "1"]
+    full_batch: Annotated[float, "1"]
+    eq4: Annotated[float, "1"]
+    consensus: Annotated[float, "1"]
+    lr: Annotated[float, "1"]
     learners: int
     local_batch: int
     samples: int
     seed: int
-    split: str = ""
-    label: str = ""
-    source: str = ""
-    source_sha256: str = ""
 
     def summary(self) -> dict[str, tuple[float, float]]:
         """All estimates of Δ(2), and the parts of Δ_DP.
@@ -85,3 +77,270 @@ class NoiseEstimate(Result):
             value = getattr(self, name)
             rows[name] = mean_and_error(value) if np.ndim(value) else (float(value), 0.0)
         return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseScale(Measurement):
+    """B_simple = tr Σ/‖g‖² in samples, g = ∇L and Σ the covariance of one sample's gradient.
+
+    The scale is that of McCandlish et al. 2018, section 2.2.
+
+    Attributes:
+        estimates: (replicates,), numbers whose mean is B_simple at w_a, and whose standard error is its own.
+        trace, trace_error: tr Σ in squared nats, and one standard error.
+        norm2, norm2_error: ‖g‖² in squared nats, and one standard error; 0 where it is exact.
+        draws: how many minibatches of ``batch`` samples were drawn.
+        gradient: "whole": g is of all data; "draws": ‖g‖² is estimated from pairs of minibatches.
+        batch: samples of a minibatch.
+        learner_draws: how often one minibatch of ``local_batch`` samples was drawn for each learner.
+        learner_estimates: (learner replicates,), as ``estimates``, of the learners' mean gradient at their
+            own weights; empty without learners.
+        learner_trace, learner_trace_error, learner_norm2, learner_norm2_error: the same of tr Σ and ‖g‖²; NaN
+            without learners.
+        round_trace, round_trace_error, round_norm2, round_norm2_error: the means of what a single draw shows,
+            tr Σ and ‖g‖² from the n gradients of one step. With V the variance of the learners' own mean
+            gradients (divided by n − 1), tr Σ then includes local_batch · V, and ‖g‖² lacks V/n, so that it
+            may be below 0. NaN without learners.
+        tol: the relative standard error asked for.
+        converged: whether the standard errors of w_a and of the learners are that small.
+
+    Example:
+        >>> result = NoiseScale(
+        ...     estimates=np.array([90.0, 110.0]), trace=200.0, trace_error=20.0, norm2=2.0, norm2_error=0.0,
+        ...     batch=8, draws=2, gradient="whole", tol=0.05, converged=False, samples=100, seed=0,
+        ...     dtype="float64")
+        >>> result.value, result.standard_error
+        (100.0, 10.0)
+    """
+
+    schema: ClassVar[str] = "landscape.noise_scale"
+    table: ClassVar[str] = "replicate"
+
+    estimates: Annotated[Array, "replicate+", "samples"]
+    trace: Annotated[float, "nat2"]
+    trace_error: Annotated[float, "nat2"]
+    norm2: Annotated[float, "nat2"]
+    norm2_error: Annotated[float, "nat2"]
+    batch: Annotated[int, "samples"]
+    draws: int
+    gradient: str
+    tol: Annotated[float, "1"]
+    converged: bool
+    learners: int = 0
+    local_batch: Annotated[int, "samples"] = 0
+    learner_draws: int = 0
+    learner_estimates: Annotated[Array, "learner_replicate", "samples"] = field(
+        default_factory=lambda: np.zeros(0)
+    )
+    learner_trace: Annotated[float, "nat2"] = np.nan
+    learner_trace_error: Annotated[float, "nat2"] = np.nan
+    learner_norm2: Annotated[float, "nat2"] = np.nan
+    learner_norm2_error: Annotated[float, "nat2"] = np.nan
+    round_trace: Annotated[float, "nat2"] = np.nan
+    round_trace_error: Annotated[float, "nat2"] = np.nan
+    round_norm2: Annotated[float, "nat2"] = np.nan
+    round_norm2_error: Annotated[float, "nat2"] = np.nan
+
+    @property
+    def value(self) -> float:
+        """B_simple at w_a, in samples."""
+        return float(self.estimates.mean())
+
+    @property
+    def standard_error(self) -> float:
+        """The standard error of ``value``."""
+        return standard_error(self.estimates)
+
+    @property
+    def learner_value(self) -> float:
+        """B_simple of the learners' mean gradient, in samples; NaN without learners."""
+        return float(self.learner_estimates.mean()) if self.learner_estimates.size else np.nan
+
+    @property
+    def learner_standard_error(self) -> float:
+        """The standard error of ``learner_value``."""
+        return standard_error(self.learner_estimates)
+
+    @property
+    def resolved(self) -> bool:
+        """Whether ‖g‖² at w_a is at least twice its standard error: otherwise B_simple has no upper bound."""
+        return self.norm2 > 2 * self.norm2_error
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseAlignment(Measurement):
+    """How the gradients g_B of minibatches of B samples, drawn with replacement, lie in the curvature.
+
+    H is the Hessian and g the gradient over all samples, v_i and λ_i the eigenvectors and eigenvalues of the
+    k largest; S = E g_B g_Bᵀ the second moment, C = E (g_B − g)(g_B − g)ᵀ the covariance. Errors are one
+    standard error over the drawn minibatches, by the jackknife.
+
+    Attributes:
+        values, residuals: (k,), λ_i in nats, descending, and ‖Hv − λv‖.
+        covariance, covariance_error: (k,), C_ii = v_iᵀCv_i.
+        ias, ias_error: tr(HS)/tr S in nats, the interaction-aware sharpness: of a gradient step on a
+            minibatch, the mean curvature that it meets. At most λ_1.
+        noise_curvature, noise_curvature_error: tr(HC)/tr C in nats, the same of the noise alone.
+        trace_s, trace_c: tr S and tr C.
+        grad_norm2: ‖g‖².
+        gamma, gamma_error: γ in C_ii ∝ λ_i^γ (arXiv 2602.05600, in the eigenbasis of H), the least-squares
+            slope of log C_ii over log λ_i > 0, and the error that the draws leave in it; NaN for fewer
+            than 2.
+        gamma_scatter: the standard error of the slope from the scatter of the points around the line, as if
+            they were independent: large where there is no power law. NaN for fewer than 3.
+        batch: B.
+        draws: the number of minibatches.
+        estimates: (draws,), one number a minibatch: their mean is ``ias``, their standard error its own, so
+            that results of the same minibatches can be compared in pairs. Empty in older files.
+        reached: whether the relative standard error that was asked for was reached by ``ias``.
+        batchnorm, bn, bn_samples: as in :class:`landscape.Surface`; with BatchNorm the statistics are those
+            of each minibatch, and H and g are means over minibatches of that size.
+
+    Example:
+        >>> import numpy as np
+        >>> two = np.array([2.0, 1.0])
+        >>> result = NoiseAlignment(
+        ...     values=two, residuals=two / 99, covariance=two, covariance_error=two / 9, ias=1.5,
+        ...     ias_error=0.1, noise_curvature=1.4, noise_curvature_error=0.1, trace_s=5.0, trace_c=4.0,
+        ...     grad_norm2=1.0, gamma=1.0, gamma_error=0.1, gamma_scatter=np.nan, batch=4, draws=32,
+        ...     reached=True, parameters=9, hvps=50, converged=True, tol=0.05, seed=0, samples=9,
+        ...     dtype="float64")
+        >>> result.value, result.standard_error, result.shares.tolist()
+        (1.5, 0.1, [0.5, 0.25])
+    """
+
+    schema: ClassVar[str] = "landscape.noise_alignment"
+    table: ClassVar[str] = "rank"
+
+    values: Annotated[Array, "rank+", "nat"]
+    residuals: Annotated[Array, "rank", "nat"]
+    covariance: Annotated[Array, "rank", "nat^2"]
+    covariance_error: Annotated[Array, "rank", "nat^2"]
+    ias: Annotated[float, "nat"]
+    ias_error: Annotated[float, "nat"]
+    noise_curvature: Annotated[float, "nat"]
+    noise_curvature_error: Annotated[float, "nat"]
+    trace_s: Annotated[float, "nat^2"]
+    trace_c: Annotated[float, "nat^2"]
+    grad_norm2: Annotated[float, "nat^2"]
+    gamma: Annotated[float, "1"]
+    gamma_error: Annotated[float, "1"]
+    gamma_scatter: Annotated[float, "1"]
+    batch: int
+    draws: int
+    reached: bool
+    parameters: int
+    hvps: int
+    converged: bool
+    tol: float
+    estimates: Annotated[Array, "draw", "nat"] = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def value(self) -> float:
+        """The interaction-aware sharpness in nats."""
+        return self.ias
+
+    @property
+    def standard_error(self) -> float:
+        """The standard error of :attr:`value`."""
+        return self.ias_error
+
+    @property
+    def shares(self) -> Array:
+        """(k,), C_ii/tr C: the share of the noise along each eigenvector."""
+        share: Array = self.covariance / self.trace_c
+        return share
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticalBatch(Measurement):
+    """The loss after branches that train on equally many samples, by batch; the first is the reference.
+
+    The critical batch is where the mean loss exceeds that of the reference by the share ``tol`` of it.
+
+    Attributes:
+        batch: (K,), samples of a step, nB, increasing.
+        lr: (K,), the learning rate of each branch.
+        steps: (K,), its length.
+        loss: (K, seeds) in nats, the training loss at w_a near the end; inf where a branch diverged.
+        own_batch: nB of the run that the branches start from.
+        step: the step that they start at.
+        trained_samples: the samples that each branch sees.
+        tol: the allowed rise of the loss, relative to the reference.
+        scaling: how the learning rate follows the batch: "linear", "sqrt" or "none".
+
+    Example:
+        >>> result = CriticalBatch(
+        ...     batch=np.array([10, 40]), lr=np.array([0.1, 0.4]), steps=np.array([40, 10]),
+        ...     loss=np.array([[1.0, 1.0], [1.1, 1.3]]), own_batch=10, step=100, trained_samples=400, tol=0.1,
+        ...     scaling="linear", samples=50, seed=0, dtype="float32")
+        >>> result.value, result.rise.round(3).tolist()
+        (20.0, [0.0, 0.2])
+    """
+
+    schema: ClassVar[str] = "landscape.critical_batch"
+    axes_of: ClassVar[tuple[str, ...]] = ("batch",)
+    table: ClassVar[str] = "batch seed_of_branch"
+
+    batch: Annotated[Array, "batch+", "samples"]
+    lr: Annotated[Array, "batch", "1"]
+    steps: Annotated[Array, "batch", "steps"]
+    loss: Annotated[Array, "batch seed_of_branch+", "nat"]
+    own_batch: Annotated[int, "samples"]
+    step: Annotated[int, "steps"]
+    trained_samples: Annotated[int, "samples"]
+    tol: Annotated[float, "1"]
+    scaling: str
+
+    @property
+    def rise(self) -> Array:
+        """(K,), the mean loss above that of the reference, relative to it."""
+        mean = self.loss.mean(1)
+        rise: Array = mean / mean[0] - 1
+        return rise
+
+    @property
+    def rise_error(self) -> Array:
+        """(K,), the standard error of ``rise`` over the seeds, in pairs; NaN for one seed."""
+        mean = self.loss.mean(1)
+        with np.errstate(invalid="ignore"):
+            spread = self.loss / mean[0] - mean[:, None] / mean[0] ** 2 * self.loss[0]
+        return np.array([standard_error(row) for row in spread])
+
+    @property
+    def value(self) -> float:
+        """The critical batch in samples; inf where no branch is worse than allowed."""
+        return self._crossing(self.loss)
+
+    @property
+    def standard_error(self) -> float:
+        """The standard error of ``value`` over the seeds, by the jackknife; NaN where it is unknown.
+
+        The distance to the batches that were tried on both sides, :attr:`bracket`, is not in it.
+        """
+        n = self.loss.shape[1]
+        left = np.array([self._crossing(np.delete(self.loss, k, 1)) for k in range(n)]) if n > 1 else None
+        if left is None or not np.isfinite(left).all():
+            return math.nan
+        return float(np.sqrt((n - 1) / n * ((left - left.mean()) ** 2).sum()))
+
+    @property
+    def bracket(self) -> tuple[float, float]:
+        """(the largest batch that is good enough, the next one; inf if there is none)."""
+        k = self._first_worse(self.rise)
+        return float(self.batch[k - 1]), float(self.batch[k]) if k < len(self.batch) else math.inf
+
+    def _first_worse(self, rise: Array) -> int:
+        worse = np.flatnonzero(~(rise <= self.tol))
+        return int(worse[0]) if len(worse) else len(rise)
+
+    def _crossing(self, loss: Array) -> float:
+        """Where the rise passes ``tol``: linear in the logarithm of the batch; in its middle from inf."""
+        mean = loss.mean(1)
+        rise = mean / mean[0] - 1
+        k = self._first_worse(rise)
+        if k == len(rise):
+            return math.inf
+        share = (self.tol - rise[k - 1]) / (rise[k] - rise[k - 1]) if np.isfinite(rise[k]) else 0.5
+        low, high = np.log(self.batch[k - 1 : k + 1])
+        return float(round(math.exp(low + share * (high - low)), 9))

@@ -1,11 +1,17 @@
-"""How numbers are shown, in pictures and on pages: on which scale, and noisy ones as running quartiles."""
+"""How results are shown in pictures, pages and notebooks: numbers in words, scales, and HTML."""
 
 from __future__ import annotations
 
+import base64
+import html
+import io
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
+from landscape.core.files import printable
 from landscape.core.hdf5 import Array
 
 # The ratio of the largest to the smallest number above which a scale is logarithmic (ours): at equal
@@ -24,10 +30,6 @@ def logarithmic(values: Array) -> bool:
 
     Returns:
         True where all finite numbers are > 0 and the largest is more than 100 times the smallest.
-
-    Example:
-        >>> logarithmic(np.array([0.01, 2.0])), logarithmic(np.array([0.1, 2.0])), logarithmic(np.zeros(2))
-        (True, False, False)
     """
     values = np.asarray(values, dtype=np.float64)
     finite = values[np.isfinite(values)]
@@ -47,11 +49,6 @@ def running_quartiles(steps: Array, values: Array) -> tuple[Array, Array]:
     Returns:
         (at, quartiles): at (K,) steps, and quartiles (3, K), the lower quartile, the median and the upper
         quartile of the values at most 2.5% of the range of the steps away. Empty without a finite value.
-
-    Example:
-        >>> at, (low, median, high) = running_quartiles(np.arange(1000.0), np.arange(1000.0) % 5)
-        >>> float(low[100]), float(median[100]), float(high[100])
-        (1.0, 2.0, 3.0)
     """
     finite = np.isfinite(values) & np.isfinite(steps)
     order = np.argsort(steps[finite], kind="stable")
@@ -67,14 +64,7 @@ def running_quartiles(steps: Array, values: Array) -> tuple[Array, Array]:
 
 
 def in_words(value: float, error: float = math.nan) -> str:
-    """A number to four digits; with an error, to its first digit, or to its second where it begins with 1.
-
-    Example:
-        >>> in_words(1234.5678), in_words(0.5), in_words(12.3456, 0.21), in_words(1.5e-7, 2e-9)
-        ('1,235', '0.5', '12.3 ± 0.2', '1.5e-07 ± 2e-09')
-        >>> in_words(1.38, 1.21), in_words(3.178e-5, 3.1e-6)
-        ('1.4 ± 1.2', '3.2e-05 ± 3e-06')
-    """
+    """A number to four digits; with an error, to its first digit, or to its second where it begins with 1."""
     if not math.isfinite(error) or error < 0:
         return f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.4g}"
     if error == 0 or not math.isfinite(value):
@@ -86,3 +76,64 @@ def in_words(value: float, error: float = math.nan) -> str:
         digits = places + math.floor(math.log10(abs(value))) if value else 0
         return f"{value:.{min(max(digits, 0), 15) + 1}g} ± {error:.{more}e}"
     return f"{value:,.{max(places, 0)}f} ± {error:,.{max(places, 0)}f}"
+
+
+LONGEST = 200  # characters of a value in the table (ours)
+DPI = 72  # pixels per inch: a picture of 5 × 4.7 inches is then 360 pixels wide (ours)
+
+
+def html_of(title: str, values: Mapping[str, Any], units: Mapping[str, str], draw: Callable[[], Any]) -> str:
+    """A title, a picture and a table of ``values`` as HTML, with all texts escaped.
+
+    Args:
+        values: numbers, texts, tuples of texts and arrays by name. Of an array the table shows the shape;
+            empty arrays and texts are left out.
+        units: of the values that have one, by name.
+        draw: returns a figure of matplotlib. Where it raises an error about the values, such as that none is
+            finite, the error's text takes the place of the picture.
+    """
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{_escaped(name)}</th>"
+        f"<td style='text-align:left'>{_escaped(_text(value, units.get(name, '')))}</td></tr>"
+        for name, value in values.items()
+        if np.size(value) and not (isinstance(value, str) and not value)
+    )
+    inside = f"<div>{_picture(draw)}</div><table>{rows}</table>"
+    return f"<b>{_escaped(title)}</b><div style='display:flex;gap:1em;align-items:start'>{inside}</div>"
+
+
+def _picture(draw: Callable[[], Any]) -> str:
+    buffer = io.BytesIO()
+    try:
+        draw().savefig(buffer, format="png", dpi=DPI)
+    except (
+        ArithmeticError,
+        LookupError,
+        ValueError,
+    ) as error:  # as for landscape plot: values without a place
+        return f"<i>no picture: {_escaped(_short(str(error)))}</i>"
+    return f"<img alt='picture' src='data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}'>"
+
+
+def _text(value: Any, unit: str) -> str:
+    """A value as the table shows it; the unit "1" is left out."""
+    if isinstance(value, np.ndarray):
+        text = f"{' × '.join(map(str, value.shape))} {value.dtype}"
+    elif isinstance(value, tuple):
+        text = ", ".join(map(str, value))
+    elif isinstance(value, float):
+        text = f"{value:.6g}"
+    elif isinstance(value, int) and not isinstance(value, bool):
+        text = f"{value:,}"
+    else:
+        text = str(value)
+    return _short(text) + (f" {unit}" if unit not in ("", "1") else "")
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
+
+
+def _escaped(text: str) -> str:
+    return html.escape(printable(text))

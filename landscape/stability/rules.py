@@ -168,17 +168,19 @@ def max_matching_momentum_step(
     return min(mean, first_unstable(radius, mean))
 
 
-def first_unstable(radius: Callable[[float], float], top: float) -> float:
-    """The smallest h in (0, ``top``] from which on ``radius``(h) is above 1; ``top`` if there is none."""
-    grid = np.linspace(0, top, 401)[1:]
-    above = next((k for k, h in enumerate(grid) if radius(h) > 1 + 1e-12), None)
-    if above is None:
-        return top
-    low, high = grid[above] - grid[0], grid[above]
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if radius(middle) > 1 + 1e-12 else (middle, high)
-    return float(low)
+def first_unstable(radius: Callable[[float], float], top: float, points: int = 400) -> float:
+    """The smallest h in (0, ``top``] from which on ``radius``(h), continuous, is above 1; ``top`` if none is.
+
+    Such ranges of h are seen if they are wider than ``top``/``points``.
+    """
+    from scipy.optimize import brentq  # only here: it would slow down every import
+
+    def above(h: float) -> float:
+        return radius(h) - 1 - 1e-12
+
+    grid = np.linspace(0, top, points + 1)
+    first = next((k for k, h in enumerate(grid) if k and above(h) > 0), None)
+    return top if first is None else float(brentq(above, grid[first - 1], grid[first]))
 
 
 def max_period_step(

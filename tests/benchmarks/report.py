@@ -17,7 +17,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import UNITS
 from landscape.problem.layout import Layout, Slot
 from landscape.results.base import save
-from landscape.results.surface import Surface
+from landscape.results.grids import Surface
 
 SURFACES, POINTS, STEPS, WEIGHTS = 20, 51, 10_000, 1000
 ROUNDS, MOST = 3, 10.0  # seconds that a report may take

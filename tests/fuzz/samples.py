@@ -23,12 +23,9 @@ from landscape.paper.context import Context, identity
 from landscape.problem.layout import Layout, Slot
 from landscape.results import base
 from landscape.results.comparison import example as comparison
-from landscape.results.escape import Escape
-from landscape.results.minima import Minima
-from landscape.results.run_times import RunTimes
-from landscape.results.smoothing import Smoothing
-from landscape.results.stability import Stability
-from landscape.results.sweep import COLUMNS, Sweep, texts
+from landscape.results.flatness import Smoothing
+from landscape.results.stability import Escape, Minima, Stability
+from landscape.results.tables import COLUMNS, RunTimes, Sweep, texts
 from landscape.train.recipes import recipe
 
 RNG = np.random.default_rng(0)

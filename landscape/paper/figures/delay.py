@@ -17,7 +17,7 @@ from landscape.paper.verdicts import Effect, Rows, by_seed, measured, select, se
 from landscape.plots.picture import panels
 from landscape.plots.stability import without_bridge
 from landscape.plots.style import style
-from landscape.results.minima import Minima
+from landscape.results.stability import Minima
 from landscape.train.experiments.minima import minima
 from landscape.train.recipes.recipe import read
 from landscape.train.run.loop import recipe_of

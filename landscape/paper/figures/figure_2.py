@@ -36,7 +36,7 @@ from landscape.paper.verdicts import (
 )
 from landscape.plots.picture import panels
 from landscape.plots.style import decimal_labels, style
-from landscape.results.surface import Surface
+from landscape.results.grids import Surface
 
 NAMED = {"ssgd": "SSGD", "ssgd-noise": "SSGD*", "dpsgd": "DPSGD"}
 # Test errors in % that the paper prints.

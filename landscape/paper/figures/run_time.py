@@ -11,7 +11,7 @@ from landscape import plots
 from landscape.paper.context import Context
 from landscape.paper.figure import Compared, Drawing, figure
 from landscape.paper.verdicts import Effect, Rows, need
-from landscape.results.run_times import RunTimes
+from landscape.results.tables import RunTimes
 from landscape.train.planning import calibration, plan
 from landscape.train.planning.plan import Cluster, Costs, Link, Stragglers
 from landscape.train.recipes.recipe import read

@@ -9,7 +9,7 @@ from landscape import plots
 from landscape.paper.context import Context
 from landscape.paper.figure import Compared, Drawing, figure, summary
 from landscape.paper.verdicts import Effect, Rows, pair, ratio_effect, settings
-from landscape.results.escape import Escape
+from landscape.results.stability import Escape
 from landscape.train.experiments import saddles
 from landscape.train.run.loop import Trainer
 

@@ -13,7 +13,7 @@ from landscape.paper.context import Context, Point, Runs, Scale, runs_of
 from landscape.paper.figure import Compared, Drawing, figure, summary
 from landscape.paper.scales import mnist, seeds
 from landscape.paper.verdicts import Effect, Rows, need
-from landscape.results.smoothing import Smoothing
+from landscape.results.flatness import Smoothing
 from landscape.train.experiments import minima
 
 OURS = "only the abstract is at hand: all settings are ours"

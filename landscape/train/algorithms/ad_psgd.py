@@ -30,6 +30,7 @@ class ADPSGD(DPSGD):
         mixing: The mixing matrix, as for dpsgd. Source: Lian et al. 2018.
     """
 
+    label, color = "AD-PSGD", "#56B4E9"
     columns = DELAY
     purposes = ("delay",)
 

@@ -39,6 +39,7 @@ class AsyncSGD(Rule):
         staleness_aware: The rate of a gradient d steps old is α/max(1, d) (Zhang et al. 2016). Source: ours.
     """
 
+    label, color = "async SGD", "#000000"
     columns = DELAY
     purposes = ("delay",)
     synchronous = True

@@ -36,6 +36,10 @@ class Rule(ABC):
         class MyRule(Rule): ...
     """
 
+    #: Its name in pictures, by default that of recipes, and its one colour in all of them, by default grey. A
+    #: subclass has its own.
+    label: ClassVar[str] = ""
+    color: ClassVar[str] = ""
     #: The history's columns that this rule adds to those of the loop: name -> unit.
     columns: ClassVar[Mapping[str, str]] = {}
     #: The purposes of this rule's random draws, with which it calls :meth:`generator`.
@@ -57,6 +61,7 @@ class Rule(ABC):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
+        cls.label, cls.color = (vars(cls).get(name, "") for name in ("label", "color"))
         for kind, declared, reserved in (
             ("column", cls.columns, UNITS.keys()),
             ("purpose", cls.purposes, RESERVED),

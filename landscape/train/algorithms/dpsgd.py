@@ -21,9 +21,8 @@ class DPSGD(Rule):
     """Each learner takes its gradient at its own weights and averages with its neighbours.
 
     Args:
-        mixing: The mixing matrix M: full, ring(k), torus, torus(RxC), exponential, one-peer-exponential,
-            hypercube, random-matching, star, nodes(k), lazy(a, FORM), or a .csv, .txt or .npy file with a
-            doubly stochastic matrix. Source: DPSGD-2020, Figure 2(a).
+        mixing: The mixing matrix M: a topology by name, such as full, ring(2) or random-matching, or a .csv,
+            .txt or .npy file with a doubly stochastic matrix. Source: DPSGD-2020, Figure 2(a).
         order: "awc" (adapt with combine): w_j ← Σ_k M_jk w_k − α ∇L^{μ_j}(w_j); "atc" (adapt then combine):
             w_j ← Σ_k M_jk (w_k − α ∇L^{μ_k}(w_k)). Source: DPSGD-2020, Eq. 2.
         buffers: "keep": the optimizer's state of each learner is its own. "mix": it is averaged with the
@@ -31,6 +30,7 @@ class DPSGD(Rule):
             that is DmSGD (Yu et al. 2019; Ying et al. 2021, Algorithm 1). Source: DPSGD-2020's update.
     """
 
+    label, color = "DPSGD", "#009E73"
     lr_is_factor = True
 
     def __init__(

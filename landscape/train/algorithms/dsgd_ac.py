@@ -22,6 +22,7 @@ class DSGDAC(DPSGD):
         power: The power p. Source: ours.
     """
 
+    label, color = "DSGD-AC", "#999933"
     lr_is_factor = False
     uses_peak_lr = True
 

@@ -42,6 +42,7 @@ class LocalSGD(Rule):
             averaged, too. Source: torch's PostLocalSGDOptimizer.
     """
 
+    label, color = "local SGD", "#E69F00"
     lr_is_factor = True
 
     def __init__(

@@ -32,6 +32,7 @@ class SGP(Rule):
             which is doubly stochastic, so that the push-sum weights w stay 1. Source: Assran et al. 2019.
     """
 
+    label, color = "SGP", "#882255"
     purposes = ("push",)
     lr_is_factor = True
 

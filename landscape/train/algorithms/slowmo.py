@@ -42,6 +42,7 @@ class SlowMo(_Outer):
         slow_momentum: β. Source: ours.
     """
 
+    label, color = "SlowMo", "#CC79A7"
     lr_is_factor = False
 
     def __init__(
@@ -84,6 +85,8 @@ class DiLoCo(_Outer):
         outer_lr: ν. Source: Douillard et al. 2023.
         outer_momentum: μ. Source: Douillard et al. 2023.
     """
+
+    label, color = "DiLoCo", "#332288"
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ class SSGD(Rule):
     With one learner it is plain SGD.
     """
 
+    label, color = "SSGD", "#D55E00"
     synchronous = True
     at_mean = True
     lr_is_factor = True

@@ -21,6 +21,7 @@ class SSGDNoise(SSGD):
         sigma: Standard deviation σ of the noise on each weight.
     """
 
+    label, color = "SSGD*", "#0072B2"
     purposes = ("noise",)
 
     def __init__(self, learners: int, seed: int, sigma: float) -> None:

@@ -18,7 +18,7 @@ from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.layout import average
 from landscape.results.base import Provenance
-from landscape.results.critical_batch import CriticalBatch
+from landscape.results.noise import CriticalBatch
 from landscape.train.recipes.recipe import Decompose, Monitor, Recipe, Save
 from landscape.train.recipes.schedule import Schedule
 from landscape.train.run.loop import Hooks, Trainer, recipe_of

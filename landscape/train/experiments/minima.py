@@ -23,7 +23,7 @@ from landscape.evaluation.paths import Progress
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.minima import Minima
+from landscape.results.stability import Minima
 from landscape.stability import limits, max_stable_step, polynomials
 from landscape.train import algorithms
 from landscape.train.optimizer import SGD
@@ -61,11 +61,11 @@ def minima(
     Args:
         problem: its centre is the minimum, of its loss plus ½ ``weight_decay`` ‖w‖².
         delays: τ of each experiment.
-        momentum: of the ordinary and of the shifted form; the third form has none.
+        momentum: m of the ordinary and of the shifted form; the third form has none.
         weight_decay: the optimizer's.
         tol: rates are bisected until the one at which training leaves is at most 1 + ``tol`` times the one at
             which it stays.
-        seed: of the start of the search for λ_max.
+        seed: draws the vector that the search for λ_max starts from.
         progress: takes the share that is done.
         **about: the provenance of the result.
 

@@ -10,7 +10,7 @@ import numpy as np
 from landscape.core.errors import InputError
 from landscape.core.numerics import numerics
 from landscape.models.analytic import Saddle
-from landscape.results.escape import Escape
+from landscape.results.stability import Escape
 from landscape.train.recipes.recipe import read
 from landscape.train.run.loop import Hooks, Trainer
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import InputError
-from landscape.results.sweep import COLUMNS, Sweep, texts
+from landscape.results.tables import COLUMNS, Sweep, texts
 from landscape.train.recipes.recipe import Recipe, key_and_value, parse_value, toml_value
 from landscape.train.run import launch
 from landscape.train.run.runs import Ended, Run
@@ -34,7 +34,7 @@ Execute = Callable[[Sequence[Run], Ended, Callable[[float], None]], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of a run; see :class:`landscape.results.sweep.Sweep`."""
+    """The results of a run; see :class:`landscape.results.tables.Sweep`."""
 
     test_loss: float
     test_error: float

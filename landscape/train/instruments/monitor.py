@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
+import numpy as np
 from torch import Tensor
 
 from landscape.core import registry
 from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
 from landscape.curvature.preconditioner import Preconditioner
 from landscape.problem.problem import Problem
 from landscape.train.instruments.base import Gradients, Instrument, Moment, Setting
@@ -103,12 +104,16 @@ class Monitoring:
             if instrument.key in shared:
                 instrument.restore(shared[instrument.key])
 
-    def warning(self, row: Mapping[str, float], before: Sequence[Mapping[str, float]]) -> str:
-        """A line where ``row`` is the first whose lr·λ_max exceeds the limit; "" if one ``before`` did."""
-        if math.isnan(row["lr_lambda_max"]):
+    def warning(self, row: Mapping[str, float], column: Callable[[str], Array]) -> str:
+        """A line where ``row`` is the first whose lr·λ_max exceeds the limit; "" if one before did.
+
+        Args:
+            row: the last of the history.
+            column: gives the history's column of a name.
+        """
+        if not row["lr_lambda_max"] > row["lr_lambda_limit"]:  # NaN where one is not known
             return ""
-        over = [r["lr_lambda_max"] > r["lr_lambda_limit"] for r in (row, *before)]
-        if not over[0] or any(over[1:]):
+        if np.any(column("lr_lambda_max")[:-1] > column("lr_lambda_limit")[:-1]):
             return ""
         return (
             f"step {row['step']:.0f}: lr·λ_max = {row['lr_lambda_max']:.3g} is above "

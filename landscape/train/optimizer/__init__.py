@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from landscape.core.options import check_keywords, choose
+from landscape.core.options import choose
 from landscape.core.registry import optimizers
 from landscape.train.optimizer import torch_optim
 from landscape.train.optimizer.base import Optimizer
@@ -70,7 +70,7 @@ def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
     name = full_name(name)
     if torch_optim.is_torch(name):
         return torch_optim.options(name, given)
-    return check_keywords("optimizer", given, optimizers[name])
+    return optimizers.options(name, given)
 
 
 def make(name: str, given: dict[str, Any]) -> Optimizer:
@@ -92,5 +92,5 @@ def make(name: str, given: dict[str, Any]) -> Optimizer:
     name = full_name(name)
     if torch_optim.is_torch(name):
         return TorchOptimizer(name, options(name, given))
-    optimizer: Optimizer = optimizers[name](**options(name, given))
+    optimizer: Optimizer = optimizers.make(name, given)
     return optimizer

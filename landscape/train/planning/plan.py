@@ -28,20 +28,17 @@ from typing import Any, Literal
 
 import numpy as np
 
+from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.numerics import numerics
 from landscape.core.options import choose, positive
-from landscape.results.run_times import RunTimes
+from landscape.results.tables import RunTimes
 from landscape.train.processes.comm import Plan
 from landscape.train.recipes.recipe import Recipe
+from landscape.train.topology.forms import forms
 from landscape.train.topology.mixing import Mixing, averages_all
 
-# The forms of landscape.train.topology.mixing, rings with one and two neighbours a side.
-TOPOLOGIES = (
-    "full", "ring(1)", "ring(2)", "torus", "exponential", "one-peer-exponential", "hypercube",
-    "random-matching", "star",
-)  # fmt: skip
 # Number of random matchings that are drawn, and then used in turn (ours).
 MATCHINGS = 50
 # Loss and spread, in float64.
@@ -332,8 +329,9 @@ def plan(
         workers: numbers of processes W.
         costs: gives the seconds that a worker computes with a local batch; see :func:`.calibrate`.
         cluster: the machines.
-        mixings: all of TOPOLOGIES by default. A mixing that is not possible with some number of learners is
-            left out there, with a message; one that is given must be possible with some number.
+        mixings: by default those of :func:`planned_topologies`. A mixing that is not possible with some
+            number of learners is left out there, with a message; one that is given must be possible with
+            some number.
         scaling: "local": each learner has the recipe's local batch, so that the total grows with n (default:
             the batch that is measured is then the one that runs); "total": all share the recipe's total
             batch. Either way a run goes through the recipe's samples.
@@ -360,7 +358,7 @@ def plan(
             Case("ssgd", "", "before", mean, reduced),
             Case("ssgd*", "", "before", mean, reduced, measured.noise),
         ]
-        for spec in mixings or TOPOLOGIES:
+        for spec in mixings or planned_topologies():
             try:
                 cases += decentralised(spec, measured, w, cluster, recipe.seed)
             except InputError as refusal:
@@ -379,6 +377,12 @@ def plan(
         bandwidth=link.bandwidth, latency=link.latency, straggler=stragglers.coefficient,
         slow=stragglers.slow, all_reduce=cluster.all_reduce, news=cluster.exchange_loss, seed=recipe.seed,
     )  # fmt: skip
+
+
+def planned_topologies() -> list[str]:
+    """The topologies whose name is enough, and rings with one and two neighbours a side."""
+    alone = [spec for form in forms() for spec in form.split(", ") if spec in registry.topologies]
+    return [alone[0], "ring(1)", "ring(2)", *alone[1:]]
 
 
 def _row(

@@ -250,7 +250,9 @@ class Recipe:
     def rule(self) -> algorithms.Rule:
         """A new update rule, as the table "algorithm" says."""
         with known_matrices(self.matrices):
-            rule = algorithms.make(*self.part("algorithm"), learners=self.learners, seed=self.seed)
+            rule: algorithms.Rule = algorithms.make(
+                *self.part("algorithm"), learners=self.learners, seed=self.seed
+            )
         rule.peak_lr = self.schedule.peak_lr(self.lr, self.batch)
         return rule
 

@@ -18,10 +18,12 @@ from landscape.train.recipes.recipe import Diverge
 Row = dict[str, float]
 # Number of last rows for the mean speed in logs (ours).
 RECENT = 100
+# Rows of a block of the history (ours): a row in it takes 8 bytes a column, as a dict 1.2 kB.
+BLOCK = 1000
 
 
 class History:
-    """The steps of a run so far.
+    """The steps of a run so far: the last ones as rows that can still change, those before as arrays.
 
     Args:
         algorithm: the name of the update rule, for messages.
@@ -31,7 +33,7 @@ class History:
         >>> history = History("my-rule", {"age": "steps"})
         >>> row = history.new_row(step=1, lr=0.5)
         >>> history.record(row, {"age": 3.0})
-        >>> history.rows.append(row)
+        >>> history.append(row)
         >>> history.columns()["age"]
         array([3.])
     """
@@ -40,11 +42,20 @@ class History:
         self.algorithm = algorithm
         #: Column -> unit.
         self.units = {**UNITS, **columns}
+        #: The last rows: all of them, or at least RECENT.
         self.rows: list[Row] = []
+        self._blocks: list[dict[str, Array]] = []
 
     def new_row(self, step: int, lr: float) -> Row:
         """A row that is not among ``rows`` yet: NaN in all columns but these two."""
         return dict.fromkeys(self.units, math.nan) | {"step": step, "lr": lr}
+
+    def append(self, row: Row) -> None:
+        """Add ``row``, the last one; it may be changed until RECENT others follow."""
+        self.rows.append(row)
+        if len(self.rows) >= BLOCK + RECENT:
+            old, self.rows = self.rows[:BLOCK], self.rows[BLOCK:]
+            self._blocks.append({name: _column(old, name) for name in self.units})
 
     def record(self, row: Row, values: Mapping[str, float]) -> None:
         """Write ``values`` to ``row``.
@@ -63,13 +74,20 @@ class History:
     def restore(self, columns: Mapping[str, Array], units: Mapping[str, str]) -> None:
         """Take the rows of a checkpoint; columns that this run does not record are NaN in later rows."""
         self.units |= units
-        table = zip(*(columns[name].tolist() for name in columns), strict=True)
-        unknown = dict.fromkeys(self.units, math.nan)
-        self.rows = [unknown | dict(zip(columns, row, strict=True)) for row in table]
+        length = len(next(iter(columns.values()), ()))
+        whole = {name: columns.get(name, np.full(length, np.nan)) for name in self.units}
+        first = max(0, length - RECENT)
+        self._blocks = [{name: column[:first] for name, column in whole.items()}] if first else []
+        last = zip(*(column[first:].tolist() for column in whole.values()), strict=True)
+        self.rows = [dict(zip(whole, row, strict=True)) for row in last]
+
+    def column(self, name: str) -> Array:
+        """(T,) float64, a copy."""
+        return np.concatenate([*(block[name] for block in self._blocks), _column(self.rows, name)])
 
     def columns(self) -> dict[str, Array]:
         """Column -> (T,) float64, copies."""
-        return {name: np.array([row[name] for row in self.rows], dtype=np.float64) for name in self.units}
+        return {name: self.column(name) for name in self.units}
 
     def pace(self, batch: int) -> str:
         """For logs: the speed of the last steps and the share of waiting; "" before the first step.
@@ -84,6 +102,10 @@ class History:
         waited = sum(row["wait_s"] for row in recent)
         speed = len(recent) * batch / seconds
         return f"; {speed:.0f} samples/s, {100 * waited / seconds:.0f}% of the time waiting"
+
+
+def _column(rows: Sequence[Row], name: str) -> Array:
+    return np.array([row[name] for row in rows], dtype=np.float64)
 
 
 # Consecutive steps in which the spread must exceed its bound (ours): a burst, such as one huge gradient, is

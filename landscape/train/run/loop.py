@@ -223,7 +223,7 @@ class Trainer:
             self.history.record(row, decomposition.columns(new, lr))
         self._pending = self._start_mean_loss(row, state, new, losses, measured)
         self.weights, self.step = new, t
-        self.history.rows.append(row)
+        self.history.append(row)
         # With several processes a step waits for the other processes' losses of the step before only.
         if measured or _is_due(recipe.checkpoint.every, t) or self.monitor.due(t):
             self._complete_pending()
@@ -322,7 +322,7 @@ class Trainer:
             self._evaluate(row)
         if self.monitor.due(t):
             self.history.record(row, self.monitor.measure(t, row["lr"], self.weights))
-            if warning := self.monitor.warning(row, rows[:-1]):
+            if warning := self.monitor.warning(row, self.history.column):
                 self.hooks.message(warning)
         self.hooks.step(t, self.recipe.steps)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-import re
 import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -21,12 +20,10 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.files import open_regular
 from landscape.core.hdf5 import Array
 from landscape.problem.layout import average
+from landscape.stability.rules import first_unstable
 from landscape.train.run.randomness import generator
+from landscape.train.topology.forms import matrices
 
-FORMS = (
-    "full, ring(k), torus, torus(RxC), exponential, one-peer-exponential, hypercube, random-matching, star, "
-    "nodes(k), lazy(a, FORM), or a .csv, .txt or .npy file with an n × n matrix"
-)
 # Row and column sums may miss 1 by this much: a matrix typed with four decimals passes (ours).
 SUM_TOLERANCE = 1e-4
 # Most learners a matrix is made for, and largest file of a matrix: 128 MiB in memory (ours).
@@ -50,20 +47,11 @@ def known_matrices(matrices: dict[str, Array]) -> Iterator[None]:
 class Mixing:
     """The mixing of n learners: a fixed matrix, a cycle of matrices, or one drawn for every step.
 
-    ``spec`` is one of FORMS. Fixed, with equal weights for a learner and its neighbours where nothing else is
-    said: "full" (M = 11ᵀ/n); "ring(k)", k neighbours on either side; "torus(RxC)", the four neighbours on an
-    R × C grid that wraps round, "torus" the most nearly square one; "exponential", learner j takes from those
-    1, 2, 4, … after it; "hypercube", from those whose number differs in one bit; "star", learner 0 with all
-    others, by Metropolis–Hastings weights 1/(1 + max(deg j, deg k)); "nodes(k)", k nodes of n/k learners
-    each, which average within their node; "lazy(a, FORM)", (1 − a)I + aM with 0 < a ≤ 1 and M one of the
-    other named forms: an eigenvalue ω becomes 1 − a(1 − ω), so that gap and ω_min can be chosen apart.
-    Changing with the step t: "one-peer-exponential", half from the one 2^((t−1) mod ⌈log₂ n⌉) after it, which
-    averages exactly after ⌈log₂ n⌉ steps if n is a power of two and never otherwise (both exponential graphs:
-    Ying et al. 2021); "random-matching" pairs the learners anew, each pair averages, and an odd learner sits
-    out (DPSGD-2020, section 4: "a learner randomly picks a neighbor"), the same on every process.
+    ``spec`` is a topology by name (:mod:`landscape.train.topology.forms`) such as ring(2), or a .csv, .txt or
+    .npy file with a doubly stochastic n × n matrix.
 
     Args:
-        spec: one of FORMS.
+        spec: a topology, or the file of a matrix.
         learners: n.
         seed: of random matchings.
         where: the option that ``spec`` was given to, for messages.
@@ -84,12 +72,15 @@ class Mixing:
 
     def __init__(self, spec: str, learners: int, seed: int, where: str = "algorithm.mixing") -> None:
         if learners > MAX_LEARNERS:
-            raise _refusal(
-                where, spec, learners, f"at most {MAX_LEARNERS:,} are allowed: their matrix has n² numbers"
+            raise InputError(
+                f"{where}: '{spec}' is not allowed with {learners} learners, at most {MAX_LEARNERS:,} are "
+                "allowed: their matrix has n² numbers"
             )
         self.spec, self.learners, self.seed = spec, learners, seed
         #: The matrices (n, n) float64 that the steps go through in turn; none if each step draws its own.
-        self.cycle: list[Array] = [] if spec == "random-matching" else _cycle(spec, learners, where)
+        self.cycle: list[Array] = (
+            [read_matrix(where, Path(spec), learners)] if is_file(spec) else matrices(spec, learners, where)
+        )
 
     def matrix(self, step: int) -> Array:
         """M (n, n) float64 of this step, counted from 1."""
@@ -158,11 +149,7 @@ class Mixing:
         def growth(x: float) -> float:
             return float(np.abs(self.modes - x).prod(0).max())
 
-        low, high = next((x - 1e-3, x) for x in np.arange(1e-3, 2.01, 1e-3) if growth(x) > 1)
-        for _ in range(40):
-            middle = (low + high) / 2
-            low, high = (low, middle) if growth(middle) > 1 else (middle, high)
-        return float(low)
+        return first_unstable(growth, 2.01, 2010)
 
     def degree(self, step: int) -> float:
         """Vectors that a learner sends at ``step``, the mean over the learners.
@@ -229,87 +216,6 @@ def expected_matching(n: int) -> Array:
     m = np.full((n, n), meet / 2)
     np.fill_diagonal(m, 1 - meet / 2 * (n - 1))
     return m
-
-
-def _cycle(spec: str, n: int, where: str) -> list[Array]:
-    """The matrices of a ``spec`` that is not drawn."""
-    if is_file(spec):
-        return [read_matrix(where, Path(spec), n)]
-    if lazy := re.fullmatch(r"lazy\(([^,()]*),(.+)\)", spec.replace(" ", "")):
-        return _lazy(spec, lazy[1], lazy[2], n, where)
-    form = re.fullmatch(r"([a-z-]+)(?:\((\d+)(?:x(\d+))?\))?", spec.replace(" ", ""))
-    name, a, b = form.groups() if form else ("", None, None)
-    powers = [2**i for i in range(math.ceil(math.log2(n)))]  # 1, 2, 4, … below n
-    learners = np.arange(n)
-    if spec == "full":
-        return [np.full((n, n), 1 / n)]
-    if name == "ring" and a and not b:
-        k = int(a)
-        if k < 1 or 2 * k + 1 > n:
-            least = f"k must be 1…{(n - 1) // 2}" if n > 2 else "a ring needs at least 3"
-            raise _refusal(where, spec, n, least)
-        return [_equal([learners, *((learners + s * i) % n for i in range(1, k + 1) for s in (1, -1))])]
-    if name == "torus" and (not a or b):
-        rows = int(a) if a else max(r for r in range(1, math.isqrt(n) + 1) if n % r == 0)
-        columns = int(b) if b else n // rows
-        if min(rows, columns) < 2 or rows * columns != n:
-            needs = f"{a} × {b} is not {n}" if a else f"{n} is not R × C"
-            raise _refusal(where, spec, n, f"{needs} with both at least 2")
-        i, j = np.divmod(learners, columns)
-        steps = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
-        return [_equal([(i + u) % rows * columns + (j + v) % columns for u, v in steps])]
-    if spec == "exponential":
-        return [_equal([learners, *((learners + p) % n for p in powers)])]
-    if spec == "one-peer-exponential":
-        return [_equal([learners, (learners + p) % n]) for p in powers] or [np.ones((1, 1))]
-    if spec == "hypercube":
-        if n != 2 ** len(powers):
-            raise _refusal(
-                where,
-                spec,
-                n,
-                f"there must be a power of two, such as {2 ** (len(powers) - 1)} or {2 ** len(powers)}",
-            )
-        return [_equal([learners, *(learners ^ p for p in powers)])]
-    if name == "nodes" and a and not b:
-        k = int(a)
-        if k < 1 or n % k:
-            raise _refusal(where, spec, n, "k must divide their number")
-        return [np.kron(np.eye(k), np.full((n // k, n // k), k / n))]
-    if spec == "star":  # the hub has n − 1 neighbours, so that every edge's weight is 1/n
-        m = np.eye(n) * (1 - 1 / n)
-        m[0, :] = m[:, 0] = 1 / n
-        return [m]
-    raise InputError(f"{where}: '{spec}' is not known (allowed: {FORMS})")
-
-
-def _lazy(spec: str, share: str, inner: str, n: int, where: str) -> list[Array]:
-    """(1 − a)I + aM for each matrix M of ``inner``, a being ``share``."""
-    try:
-        a = float(share)
-    except ValueError:
-        a = math.nan
-    if not 0 < a <= 1:
-        raise InputError(f"{where}: '{spec}' is not allowed, a of lazy(a, FORM) must be > 0 and ≤ 1")
-    if inner == "random-matching" or inner.startswith("lazy") or is_file(inner):
-        raise InputError(
-            f"{where}: '{spec}' is not allowed, FORM of lazy(a, FORM) must be a named mixing that is not "
-            "drawn, such as ring(1)"
-        )
-    return [(1 - a) * np.eye(n) + a * m for m in _cycle(inner, n, where)]
-
-
-def _equal(sources: list[Array]) -> Array:
-    """M with equal weights: learner j takes from ``sources[i][j]`` for every i, each source counted once."""
-    m = np.zeros((len(sources[0]),) * 2)
-    for source in sources:
-        m[np.arange(len(m)), source] = 1.0
-    m /= m.sum(1, keepdims=True)
-    return m
-
-
-def _refusal(where: str, spec: str, n: int, reason: str) -> InputError:
-    return InputError(f"{where}: '{spec}' is not allowed with {n} learners, {reason}")
 
 
 def _memory_map(path: Path) -> Array:

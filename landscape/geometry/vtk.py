@@ -9,7 +9,7 @@ import numpy as np
 from landscape.core.errors import InputError
 from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
-from landscape.results.surface import Surface
+from landscape.results.grids import Surface
 
 HIDDEN_POINT = 2  # vtkDataSetAttributes::HIDDENPOINT: a point with this bit set is not drawn
 

@@ -1,4 +1,4 @@
-"""How far the loss rises around the centre of a surface: what its pictures and titles say."""
+"""The rise of the loss above the centre of a surface, by distance in weight space."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.results.plane import CENTERED
-from landscape.results.surface import Surface
+from landscape.results.grids import CENTERED, Surface
 
 # Directions that a profile is a median over, and its points (ours: more change nothing that can be seen).
 DIRECTIONS, POINTS = 128, 60
@@ -23,10 +22,6 @@ class Profile:
         distance: (K,), Euclidean distances in weight space, from 0 to the edge of the grid.
         low, median, high: (K,), quartiles of the loss over the directions, in nats; infinite where more
             than a quarter (half, three quarters) of the directions have no finite loss.
-
-    Example:
-        >>> profile(parabola()).distance.shape
-        (60,)
     """
 
     distance: Array
@@ -36,12 +31,7 @@ class Profile:
 
 
 def lengths(surface: Surface) -> tuple[float, float, float]:
-    """(‖u‖, ‖v‖, ‖centre‖): the lengths of the directions and of the weights at the centre.
-
-    Example:
-        >>> lengths(parabola())
-        (1.0, 1.0, 0.0)
-    """
+    """(‖u‖, ‖v‖, ‖centre‖): the lengths of the directions and of the weights at the centre."""
     norms = [float(np.linalg.norm(v.astype(np.float64))) for v in (*surface.directions, surface.center)]
     return norms[0], norms[1], norms[2]
 
@@ -50,10 +40,6 @@ def loss_at(surface: Surface, x: Array, y: Array) -> Array:
     """The loss at points of the plane, between the points of the grid by bilinear interpolation.
 
     Losses that are not finite count as infinite, also beside such a point.
-
-    Example:
-        >>> loss_at(parabola(), np.array([0.0, 0.5]), np.array([1.0, 0.0])).round(3).tolist()
-        [1.0, 0.25]
     """
     loss = np.where(np.isfinite(surface.loss), surface.loss, np.inf)
     total = np.zeros(np.broadcast(x, y).shape)
@@ -72,13 +58,7 @@ def _neighbours(grid: Array, at: Array) -> list[tuple[Array, Array]]:
 
 
 def profile(surface: Surface) -> Profile:
-    """The loss against the distance from the centre: quartiles over all directions of the plane.
-
-    Example:
-        >>> p = profile(parabola())
-        >>> float(p.distance[-1]), round(float(p.median[-1]), 2)
-        (1.0, 1.0)
-    """
+    """The loss against the distance from the centre: quartiles over all directions of the plane."""
     u, v = surface.directions.astype(np.float64)
     gram = np.array([[u @ u, u @ v], [u @ v, v @ v]])
     angle = np.arange(DIRECTIONS) / DIRECTIONS * 2 * np.pi
@@ -96,12 +76,7 @@ def profile(surface: Surface) -> Profile:
 
 
 def has_profile(surface: Surface) -> bool:
-    """Whether a surface has a profile: its centre is a set of weights inside the grid, its loss finite there.
-
-    Example:
-        >>> has_profile(parabola())
-        True
-    """
+    """Whether a surface has a profile: its centre is a set of weights inside the grid, with a finite loss."""
     if surface.kind not in CENTERED or min(surface.loss.shape) < 2:
         return False
     inside = all(grid[0] < 0 < grid[-1] and np.all(np.diff(grid) > 0) for grid in (surface.x, surface.y))
@@ -114,22 +89,12 @@ def has_profile(surface: Surface) -> bool:
 
 
 def center_loss(surface: Surface) -> float:
-    """The loss at the centre, interpolated where the grid has no point there.
-
-    Example:
-        >>> center_loss(parabola())
-        0.0
-    """
+    """The loss at the centre, interpolated where the grid has no point there."""
     return float(loss_at(surface, np.zeros(1), np.zeros(1))[0])
 
 
 def median_rise(surface: Surface) -> float:
-    """The median over the plane of the loss, less that at the centre: how flat a minimum is, in nats.
-
-    Example:
-        >>> round(median_rise(parabola()), 2)
-        0.66
-    """
+    """The median over the plane of the loss, less that at the centre: how flat a minimum is, in nats."""
     finite = surface.loss[np.isfinite(surface.loss)]
     return float(np.median(finite)) - center_loss(surface) if finite.size else np.nan
 
@@ -139,10 +104,6 @@ def shared_rise(surfaces: Sequence[Surface]) -> float:
 
     Half the median rise at the edge of the profile, of the surface on which that is the smallest (ours): the
     contour is then inside every picture.
-
-    Example:
-        >>> round(shared_rise([parabola()]), 2)
-        0.5
     """
     rises = [float(p.median[-1] - p.median[0]) for p in map(profile, filter(has_profile, surfaces))]
     positive = [rise for rise in rises if np.isfinite(rise) and rise > 0]
@@ -153,22 +114,13 @@ def comparable(surfaces: Sequence[Surface]) -> bool:
     """Whether the rises of ``surfaces`` can be compared.
 
     They must be of networks of one size, over one kind of plane, one span and one split of the data.
-
-    Example:
-        >>> comparable([parabola(), parabola()])
-        True
     """
     kinds = {(s.kind, s.norm, s.seed, s.ignore, s.span, s.split, len(s.center)) for s in surfaces}
     return len(kinds) == 1 and all(map(has_profile, surfaces))
 
 
 def parabola() -> Surface:
-    """L = x² + y² on 41 × 41 points, for examples.
-
-    Example:
-        >>> parabola().loss.shape
-        (41, 41)
-    """
+    """L = x² + y² on 41 × 41 points, for examples."""
     grid = np.linspace(-1, 1, 41)
     loss = grid**2 + grid[:, None] ** 2
     return Surface(

@@ -1,4 +1,4 @@
-"""Tables of sweeps: test error against a setting."""
+"""Pictures of sweeps and of predicted times."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.plots.drawing import draws
-from landscape.plots.picture import wrapped_panels
-from landscape.plots.style import decimal_labels, style
-from landscape.plots.values import literal
-from landscape.results.sweep import Sweep
+from landscape.plots.drawing import draws, literal
+from landscape.plots.picture import panels, wrapped_panels
+from landscape.plots.style import color_of, decimal_labels, paper_name, shades, style
+from landscape.results.tables import RunTimes, Sweep
 
 # An axis is logarithmic from this ratio of the largest to the smallest value (ours).
-LOG_RATIO = 5.0
+WIDE = 5.0
 
 
 @draws(Sweep)
@@ -32,14 +31,6 @@ def draw_sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
 
     Raises:
         InputError: no key varies.
-
-    Example:
-        >>> from landscape.results.sweep import COLUMNS, texts
-        >>> column = np.array([30.0, 20.0])
-        >>> sweep = Sweep(keys=("lr",), settings=texts([["0.1"], ["1.0"]]), seeds=texts(["0 1", "0 1"]),
-        ...               **dict.fromkeys(COLUMNS, column))
-        >>> draw_sweeps([sweep]).axes[0].get_xlabel()
-        'lr'
     """
     with style():
         figure, axes = wrapped_panels(len(results), 5.2, 4.0)
@@ -88,7 +79,7 @@ def _draw_sweep(ax: Axes, r: Sweep) -> None:
 def _label_axes(ax: Axes, ticks: list[str], numbers: list[float], mean: Array) -> None:
     """Choose linear or logarithmic axes and label the x axis with the values of its key."""
     if numbers:
-        if min(numbers) > 0 and max(numbers) >= LOG_RATIO * min(numbers):
+        if min(numbers) > 0 and max(numbers) >= WIDE * min(numbers):
             ax.set_xscale("log")
         if len(numbers) <= 8:
             ax.set_xticks(numbers, ticks)
@@ -96,7 +87,7 @@ def _label_axes(ax: Axes, ticks: list[str], numbers: list[float], mean: Array) -
     else:
         ax.set_xticks(range(len(ticks)), ticks, rotation=20, ha="right")
     finite = mean[np.isfinite(mean)]
-    if finite.size and finite.min() > 0 and finite.max() >= LOG_RATIO * finite.min():
+    if finite.size and finite.min() > 0 and finite.max() >= WIDE * finite.min():
         ax.set_yscale("log")
         decimal_labels(ax.yaxis)
 
@@ -112,3 +103,46 @@ def _numbers(words: list[str]) -> list[float]:
         return [float(word) for word in words]
     except ValueError:
         return []
+
+
+@draws(RunTimes)
+def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
+    """Seconds per step against workers, a line for each algorithm and topology, two panels for each result.
+
+    The panels show the two orders of DPSGD (AWC, ATC); SSGD is in both. Error bars are one standard error of
+    the simulation.
+    """
+    # All topologies are DPSGD's: shades of its colour, told apart by their markers.
+    names = list(dict.fromkeys(m for r in results for m in r.mixing if m))
+    tones = shades(color_of("dpsgd"), max(1, len(names)))
+    styles = {
+        m: (tone, "sD^v<>Pp*hH8"[i % 12]) for i, (m, tone) in enumerate(zip(names, tones, strict=False))
+    }
+    with style():
+        figure, axes = panels(len(results), 2, 4.6, 4.0, sharey="row")
+        for k, r in enumerate(results):
+            lines: dict[tuple[str, str], list[int]] = {}
+            for i, key in enumerate(zip(r.algorithm, r.mixing, strict=True)):
+                lines.setdefault(key, []).append(i)
+            for order, ax in zip(("awc", "atc"), axes[2 * k : 2 * k + 2], strict=True):
+                for (algorithm, mixing), rows in lines.items():
+                    if mixing and not algorithm.endswith(order):
+                        continue
+                    color, marker = styles[mixing] if mixing else (color_of(algorithm), "o")
+                    thin = {"color": color, "lw": 1.2, "marker": marker, "mfc": "none"}
+                    thick = {**thin, "lw": 2.2, "ls": "--" if algorithm == "ssgd*" else "-"}
+                    ax.errorbar(
+                        r.workers[rows], r.step_s[rows], r.step_error[rows], **(thin if mixing else thick),
+                        label=mixing or paper_name(algorithm),
+                    )  # fmt: skip
+                ax.set_xscale("log", base=2)
+                ax.set_yscale("log")
+                ax.xaxis.set_major_formatter(ticker.ScalarFormatter())
+                ax.set_xticks(np.unique(r.workers).astype(int))
+                ax.set_xlabel("workers (log scale)")
+                ax.set_title(f"{r.label}\nDPSGD, {order.upper()} order")
+            decimal_labels(axes[2 * k].yaxis)
+            axes[2 * k].set_ylabel("time a step (s, log scale)")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        figure.suptitle(title or "Predicted time a step: SSGD, and DPSGD by topology")
+    return figure

@@ -1,14 +1,14 @@
-"""The table of a sweep: a row for each setting, with means and standard deviations over its seeds."""
+"""Tables about runs: a sweep, and predicted times of a step."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -27,12 +27,7 @@ COLUMNS = (
 
 
 def texts(table: Sequence[Any]) -> Array:
-    """Strings as an array of UTF-8 bytes, which HDF5 stores at any length.
-
-    Example:
-        >>> texts([["0.1", "10"]]).tolist()
-        [[b'0.1', b'10']]
-    """
+    """Strings as an array of UTF-8 bytes, which HDF5 stores at any length."""
     return np.char.encode(np.array(table, dtype=str), "utf-8")
 
 
@@ -70,29 +65,20 @@ class Sweep(Result):
     """
 
     schema: ClassVar[str] = "landscape.sweep"
-    shapes: ClassVar[Mapping[str, str]] = {
-        "seeds": "row",
-        "keys": "keys",
-        "settings": "row keys",
-    } | dict.fromkeys(COLUMNS, "row")
-    units: ClassVar[Mapping[str, str]] = {
-        "test_loss": "nat", "test_loss_std": "nat", "test_error": "%", "test_error_std": "%",
-        "best_test_error": "%", "best_test_error_std": "%", "seconds": "s",
-    }  # fmt: skip
     table: ClassVar[str] = "row"
     texts: ClassVar[tuple[str, ...]] = ("settings", "seeds")
 
-    keys: tuple[str, ...]
-    settings: Array
-    seeds: Array
-    test_loss: Array
-    test_loss_std: Array
-    test_error: Array
-    test_error_std: Array
-    best_test_error: Array
-    best_test_error_std: Array
-    diverged: Array
-    seconds: Array
+    keys: Annotated[tuple[str, ...], "keys"]
+    settings: Annotated[Array, "row keys"]
+    seeds: Annotated[Array, "row"]
+    test_loss: Annotated[Array, "row", "nat"]
+    test_loss_std: Annotated[Array, "row", "nat"]
+    test_error: Annotated[Array, "row", "%"]
+    test_error_std: Annotated[Array, "row", "%"]
+    best_test_error: Annotated[Array, "row", "%"]
+    best_test_error_std: Annotated[Array, "row", "%"]
+    diverged: Annotated[Array, "row"]
+    seconds: Annotated[Array, "row", "s"]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,3 +148,79 @@ class Sweep(Result):
         for i, (row, seeds) in enumerate(zip(self.rows, self.seed_lists, strict=True)):
             writer.writerow([*row.values(), len(seeds), *(f"{getattr(self, c)[i]:.9g}" for c in COLUMNS)])
         write_text(path, out.getvalue())
+
+
+@dataclass(frozen=True)
+class RunTimes(Result):
+    """Predicted times of a step, a row for each number of workers, algorithm and mixing.
+
+    Attributes:
+        workers: (rows,), number of workers.
+        algorithm: (rows,), "ssgd", "ssgd*", "dpsgd awc" or "dpsgd atc".
+        mixing: (rows,), "" for algorithms without mixing.
+        gradient_s, update_s: (rows,), seconds of computation of a worker without stragglers.
+        exchange_s: (rows,), seconds of an exchange if no worker is late.
+        step_s, step_error: (rows,), seconds of a step, and the standard error of the simulation.
+        steps, run_s: (rows,), steps for the samples of the recipe, and their seconds.
+        waiting: (rows,), the share of a step in which a worker does not compute.
+        samples_per_s: (rows,), of all workers together.
+        speedup: (rows,), ``samples_per_s`` relative to SSGD with the same number of workers.
+        efficiency: (rows,), ``samples_per_s`` relative to workers without exchange and stragglers.
+        recipe, parameters: name of the recipe, and number of parameters of its network.
+        held: learners per worker.
+        bandwidth, latency: of the link, in bytes per second and seconds.
+        straggler: s, where computing takes (1 + s·E) times as long, E ~ Exp(1) anew for each worker and step.
+        slow: factor by which one worker is slower than the others.
+        all_reduce: algorithm of the all-reduce.
+        news: whether all workers receive the loss of each step before the next one ends.
+        seed: of the simulation.
+
+    Example:
+        >>> import numpy as np
+        >>> one = np.ones(1)
+        >>> result = RunTimes(
+        ...     workers=np.array([2]), algorithm=("ssgd",), mixing=("",), gradient_s=one, update_s=one,
+        ...     exchange_s=one, step_s=3 * one, step_error=0 * one, steps=one, run_s=3 * one, waiting=0 * one,
+        ...     samples_per_s=one, speedup=one, efficiency=one, recipe="r", parameters=9, held=1,
+        ...     bandwidth=1e9, latency=1e-5, straggler=0.0, slow=1.0, all_reduce="ring", news=True, seed=0)
+        >>> print(result.label)
+        r, 9 parameters
+        8 Gbit/s, 10 µs
+    """
+
+    schema: ClassVar[str] = "landscape.plan"
+    table: ClassVar[str] = "row"
+
+    workers: Annotated[Array, "row+"]
+    algorithm: Annotated[tuple[str, ...], "row+"]
+    mixing: Annotated[tuple[str, ...], "row+"]
+    gradient_s: Annotated[Array, "row+", "s"]
+    update_s: Annotated[Array, "row+", "s"]
+    exchange_s: Annotated[Array, "row+", "s"]
+    step_s: Annotated[Array, "row+", "s"]
+    step_error: Annotated[Array, "row+", "s"]
+    steps: Annotated[Array, "row+"]
+    run_s: Annotated[Array, "row+", "s"]
+    waiting: Annotated[Array, "row+", "1"]
+    samples_per_s: Annotated[Array, "row+", "1/s"]
+    speedup: Annotated[Array, "row+", "1"]
+    efficiency: Annotated[Array, "row+", "1"]
+    recipe: str
+    parameters: int
+    held: int
+    bandwidth: Annotated[float, "byte/s"]
+    latency: Annotated[float, "s"]
+    straggler: float
+    slow: float
+    all_reduce: str
+    news: bool
+    seed: int
+
+    @property
+    def label(self) -> str:
+        """The recipe with the size of its network, and the link, in two lines."""
+        rate = f"{8e-9 * self.bandwidth:.3g} Gbit/s"
+        slow = f", stragglers {self.straggler:g}" if self.straggler else ""
+        slow += f", one worker {self.slow:g}× slower" if self.slow != 1 else ""
+        network = f"{self.recipe}, {self.parameters:,} parameters"
+        return f"{network}\n{rate}, {1e6 * self.latency:.3g} µs{slow}"

@@ -1,0 +1,263 @@
+"""Pictures of sharpness, smoothed losses, and local learning coefficients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from landscape.core.hdf5 import Array
+from landscape.plots.drawing import draws
+from landscape.plots.labels import batchnorm_note, loss_of, plus_minus, splits
+from landscape.plots.picture import caption, panels, shared_legend, wrapped_panels
+from landscape.plots.style import (
+    OTHER,
+    color_of,
+    colors_of,
+    decimal_labels,
+    paper_name,
+    shades,
+    short_names,
+    style,
+)
+from landscape.results.flatness import LearningCoefficient, Sharpness, Smoothing
+
+
+@draws(Sharpness)
+def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
+    """The sharpness of each checkpoint against ρ where there are several, else one beside the other.
+
+    Error bars are one standard error over the draws.
+    """
+    labels = list(dict.fromkeys(r.label for r in results))
+    many = len({r.rho for r in results}) > 1
+    with style():
+        figure, (ax,) = panels(1, 1, max(5.0, 1.5 * len(labels)), 3.8)
+        for k, (label, color) in enumerate(zip(labels, colors_of(labels), strict=True)):
+            own = sorted((r for r in results if r.label == label), key=lambda r: r.rho)
+            at = [r.rho for r in own] if many else [k] * len(own)
+            ax.errorbar(
+                at,
+                [r.value for r in own],
+                [r.standard_error for r in own],
+                color=color,
+                marker="o",
+                capsize=4,
+                ls="-" if many else "none",
+                label=paper_name(label) or f"result {k}",
+            )
+        if many:
+            ax.set_xscale("log")
+            if min(r.value for r in results) > 0:
+                ax.set_yscale("log")
+            decimal_labels(ax.xaxis)
+            ax.set_xlabel("ρ (relative to each weight)" if results[0].adaptive else "ρ (distance)")
+            figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        else:
+            names = [
+                (paper_name(label) or f"result {k}").replace(", ", ",\n") for k, label in enumerate(labels)
+            ]
+            ax.set_xticks(range(len(labels)), names)
+            ax.set_ylim(min(0.0, *(r.value for r in results), 0.0), None)
+            ax.margins(x=0.3)
+            ax.grid(False, axis="x")
+        ax.set_ylabel(f"rise of the {loss_of(results)} (nat)")
+        figure.suptitle(title or _finding(results))
+        caption(figure, _caption(results))
+    return figure
+
+
+def _name(r: Sharpness) -> str:
+    kind = "Worst-case" if r.kind == "worst" else "Average-case"
+    return f"{kind} {'adaptive ' * r.adaptive}{f'{r.m}-' if r.m else ''}sharpness"
+
+
+def _finding(results: Sequence[Sharpness]) -> str:
+    """One line with the sharpness of each label at the largest ρ."""
+    rho = max(r.rho for r in results)
+    own = [r for r in results if r.rho == rho]
+    named = []
+    for name, r in zip(short_names([r.label for r in own]), own, strict=True):
+        error = f" ± {r.standard_error:.2g}" if r.standard_error else ""
+        named.append(f"{name} {r.value:.3g}{error}")
+    names = " / ".join(dict.fromkeys(_name(r) for r in results))
+    return f"{names} at ρ = {rho:g}: {', '.join(named)} nat"
+
+
+def _caption(results: Sequence[Sharpness]) -> str:
+    r = results[0]
+    draws_of = " / ".join(dict.fromkeys(str(each.draws) for each in results))
+    of = f"minibatches of {r.m} from " if r.m else ""
+    drawn = (
+        f"; {draws_of} draws, error bars: one standard error" if any(each.draws for each in results) else ""
+    )
+    how = (
+        f"a lower bound, by at most {r.steps} gradients from each of {r.starts + 1} starts"
+        if r.kind == "worst"
+        else "mean over pairs of displacements ±δ"
+    )
+    note = batchnorm_note(r).strip()
+    return (
+        f"{of.capitalize()}{r.samples:,} samples of {splits(results)}; {how}{drawn}."
+        f"{f' {note}.' if note else ''} Sharpness of this kind predicts generalisation poorly "
+        "(arXiv 2302.07011)."
+    )
+
+
+# The loss itself, and smoothed by the measured and by an isotropic spread.
+_NAMES = ("loss", "smoothed by the spread", "smoothed, isotropic")
+_MARKERS: list[dict[str, Any]] = [
+    {"marker": m, "ls": "none", "ms": 7, "capsize": 3, "color": f"C{c}"} for m, c in ("o3", "s1", "D0")
+]
+
+
+@draws(Smoothing)
+def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
+    """Four panels: learning rates, sharpness and loss at the checkpoints, and the directions of the spread.
+
+    The first three show the loss itself and the loss smoothed by the spread, with one standard error.
+    Learning rates are 2/λ_max, against the rates α and α_e of the run. Dashes beside the sharpness are the
+    steepest change of the gradient along the steps. The fourth panel shows the share of the spread along the
+    eigenvectors of the Hessian.
+    """
+    with style():
+        figure, axes = panels(2, 2, max(4.6, 1.3 * len(results)), 3.4)
+        rate, sharpness, loss, spread = axes
+        for k in range(len(_NAMES)):
+            _draw_smoothed(rate, sharpness, loss, results, k)
+        place = np.arange(len(results))
+        rate.plot(place, [r.lr for r in results], "k_", ms=26, mew=2, label=r"$\alpha$")
+        rate.plot(place, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"$\alpha_e$")
+        _draw_spread(spread, results)
+        titles = ("learning rates", "sharpness; dashes: steepest gradient change", "loss", "the spread")
+        labels = (
+            "rate",
+            "$\\lambda_{max}$ (nat)",
+            f"{loss_of(results)} (nat)",
+            "share of the spread along it",
+        )
+        for ax, head, label in zip(axes, titles, labels, strict=True):
+            ax.set_title(head)
+            ax.set_ylabel(label)
+            ax.set_yscale("log")
+            if ax is not spread:
+                decimal_labels(ax.yaxis)
+                names = [
+                    (paper_name(r.label) or f"{k}").replace(", step", ",\nstep")
+                    for k, r in enumerate(results)
+                ]
+                ax.set_xticks(place, names)
+                ax.tick_params(axis="x", labelsize=8)
+                ax.margins(x=0.15)
+        figure.legend(*rate.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        samples = f"{results[0].samples:,} samples of {splits(results)}"
+        figure.suptitle(title or f"Smoothing by the learners' spread, {samples}")
+    return figure
+
+
+def _draw_smoothed(rate: Axes, sharpness: Axes, loss: Axes, results: Sequence[Smoothing], k: int) -> None:
+    """Draw the rates, sharpness and loss of the loss itself (k = 0) or of a smoothed loss (1, 2)."""
+    at, markers = np.arange(len(results)) + 0.12 * (k - 1), _MARKERS[k]
+    value, error, mean, mean_error = np.array(
+        [
+            _value(r.lambda_max, r.lambda_smooth, r.lambda_smooth_se, k)
+            + _value(r.loss, r.loss_smooth, r.loss_smooth_se, k)
+            for r in results
+        ]
+    ).T
+    sharpness.errorbar(at, value, error, label=f"$\\lambda_{{max}}$, {_NAMES[k]}", **markers)
+    loss.errorbar(at, mean, mean_error, **markers)
+    rates = np.array([r.rates[k] for r in results])
+    finite = np.where(np.isfinite(rates), rates, np.nan)
+    label = f"2/$\\lambda_{{max}}$, {_NAMES[k]}"
+    rate.errorbar(at, finite, finite * error / np.abs(value), label=label, **markers)
+    slopes = [(r.lipschitz, *r.lipschitz_smooth)[k] for r in results]
+    steepest = [s.max() if s.size else np.nan for s in slopes]
+    sharpness.plot(at, steepest, marker="_", ls="none", ms=14, mew=2.5, color=markers["color"], alpha=0.6)
+
+
+def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
+    """Draw the share of the spread along each eigenvector, against that of an isotropic spread."""
+    colors = colors_of([r.label for r in results])
+    for k, r in enumerate(results):
+        rank, share = np.arange(1, len(r.share) + 1), np.maximum(r.share, 0.1 / r.parameters)
+        ax.plot(rank, share, marker="o", ms=4, label=paper_name(r.label) or f"{k}", color=colors[k])
+    ax.axhline(1 / results[0].parameters, color="#777777", lw=0.9, ls=":")
+    ax.annotate("isotropic", (1, 1 / results[0].parameters), va="bottom", fontsize=9, color="#555555")
+    ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    ax.set_xlabel("eigenvector of the Hessian, the sharpest first")
+    ax.legend(fontsize=8)
+
+
+def _value(loss: float, smooth: Array, error: Array, k: int) -> tuple[float, float]:
+    """(value, standard error) of the loss itself (k = 0) or of a smoothed loss (1, 2)."""
+    return (loss, 0.0) if k == 0 else (float(smooth[k - 1]), float(error[k - 1]))
+
+
+@draws(LearningCoefficient)
+def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str = "") -> Figure:
+    """The chains' nβ (L(w) − L(w*)) without heating against the step, one panel for each result.
+
+    The line is λ̂ with a band of one standard error; the grey part is the burn-in.
+    """
+    with style():
+        figure, axes = wrapped_panels(len(results), 4.8, 3.4, sharey=True)
+        for ax, result in zip(axes, results, strict=True):
+            _draw_chains(ax, result)
+        shared_legend(figure, axes, ncols=3)
+        figure.suptitle(title or _coefficient_finding(results))
+        caption(figure, _coefficient_caption(results))
+    return figure
+
+
+def _draw_chains(ax: Axes, result: LearningCoefficient) -> None:
+    """Traces, burn-in and estimate of one result."""
+    traces = result.rise - result.heating
+    steps = (np.arange(traces.shape[1]) + 0.5) * result.steps_a_draw
+    for k, (trace, color) in enumerate(zip(traces, shades(color_of(result.label), len(traces)), strict=True)):
+        ax.plot(steps, trace, color=color, lw=0.7, alpha=0.8, label="chains" if k == 0 else None)
+    ax.axvspan(0, result.burn_in * result.steps_a_draw, color=OTHER, alpha=0.15, lw=0, label="burn-in")
+    kept = result.burn_in * result.steps_a_draw, result.steps
+    low, high = result.value - result.standard_error, result.value + result.standard_error
+    ax.fill_between(kept, low, high, color="k", alpha=0.25, lw=0)
+    ax.plot(kept, [result.value] * 2, color="k", lw=1.5, label="estimate ± standard error")
+    # A chain that begins far from where it settles must not hide the rest.
+    after = traces[:, result.burn_in :]
+    ax.set_ylim(min(0.0, float(after.min())), 1.15 * float(after.max()))
+    ax.set_xlim(0, result.steps)
+    ax.set_title(paper_name(result.label) or "weights")
+    ax.set_xlabel("step of the chain")
+    ax.set_ylabel("nβ (L(w) − L(w*))")
+
+
+def _coefficient_finding(results: Sequence[LearningCoefficient]) -> str:
+    """λ̂ of each result, and P/2 where it is one number."""
+    names = short_names([r.label for r in results]) if any(r.label for r in results) else [""] * len(results)
+    shown = [
+        f"{plus_minus(r.value, r.standard_error)} {name}".strip()
+        for name, r in zip(names[:6], results, strict=False)
+    ]
+    more = f", … ({len(results)} in all)" if len(results) > 6 else ""
+    sizes = {r.parameters for r in results}
+    half = f" (P/2 = {sizes.pop() / 2:,g})" if len(sizes) == 1 else ""
+    return f"Local learning coefficient: {', '.join(shown)}{more}{half}"
+
+
+def _coefficient_caption(results: Sequence[LearningCoefficient]) -> str:
+    def each(form: str, *names: str) -> str:
+        return " / ".join(dict.fromkeys(form.format(*(getattr(r, n) for n in names)) for r in results))
+
+    note = batchnorm_note(results[0]).strip()
+    return (
+        f"SGLD from w*: {each('{} chains of {:,} steps', 'chains', 'steps')}, minibatches of "
+        f"{each('{:,}', 'batch')} from {each('{:,}', 'samples')} samples ({splits(results)}); "
+        f"nβ = {each('{:.4g}', 'nbeta')}, γ = {each('{:g}', 'localization')}, ε = "
+        f"{each('{:.2g}', 'step_size')}; R̂ {each('{:.3f}', 'r_hat')}, effective draws "
+        f"{each('{:,.0f}', 'ess')}; heating taken off: "
+        f"{' / '.join(f'{r.uncorrected - r.value:.3g}' for r in results)}; a point is the mean of "
+        f"{each('{}', 'steps_a_draw')} steps.{f' {note}.' if note else ''}"
+    )

@@ -1,0 +1,365 @@
+"""The Hessian at one set of weights: spectrum, batch sharpness, and where the learners' spread lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from landscape.core.hdf5 import Array
+from landscape.core.options import positive
+from landscape.core.statistics import mean_and_error, standard_error, t_quantile
+from landscape.results.base import Measured, Measurement
+
+# Standard deviation of the Gaussians of a density, relative to the range of the nodes (ours: as fine as a
+# plot shows).
+BROADENING = 0.01
+
+
+@dataclass(frozen=True)
+class Trace:
+    """An estimate of the trace of a Hessian.
+
+    Attributes:
+        value: tr H, in nats.
+        standard_error: of the value, in nats.
+        hvps: the number of Hessian-vector products.
+        draws: (n,), the estimates of which it is the mean, and whose standard error is its own; one where
+            nothing was drawn.
+
+    Example:
+        >>> Trace(3.0, standard_error=0.1, hvps=30).value
+        3.0
+    """
+
+    value: float
+    standard_error: float
+    hvps: int
+    draws: Array = field(default_factory=lambda: np.zeros(0), compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Density:
+    """The spectral density of a P × P matrix, as quadratures: nodes with weights.
+
+    Attributes:
+        nodes, weights: (probes, steps), a row for each random probe. The weights of a probe sum to 1; a probe
+            whose Krylov space ended early has nodes of weight 0 at its end.
+        size: P.
+        hvps: number of Hessian-vector products.
+
+    Example:
+        >>> density = Density(np.array([[0.0, 2.0]]), np.array([[0.75, 0.25]]), size=4, hvps=2)
+        >>> density.moment(1)[0], density.width()
+        (0.5, 0.02)
+        >>> density.broadened(np.array([0.0, 1.0]), width=0.1).round(3).tolist()
+        [2.992, 0.0]
+    """
+
+    nodes: Array
+    weights: Array
+    size: int
+    hvps: int
+
+    def moment(self, order: int) -> tuple[float, float]:
+        """A moment of the spectral density, tr(H^order)/P.
+
+        Args:
+            order: 0, 1, 2, …
+
+        Returns:
+            (estimate, its standard error over the probes, which is NaN for one probe).
+
+        Example:
+            >>> density = Density(np.array([[0.0, 2.0]]), np.array([[0.75, 0.25]]), size=4, hvps=2)
+            >>> density.moment(2)[0]
+            1.0
+        """
+        values = (self.weights * self.nodes**order).sum(1)
+        return mean_and_error(values)
+
+    def broadened(self, at: Array, width: float | None = None) -> Array:
+        """The density with each node as a Gaussian (Ghorbani et al. 2019, Eq. 4).
+
+        Args:
+            at: (n,), eigenvalues.
+            width: standard deviation of the Gaussians; default: that of :meth:`width`.
+
+        Returns:
+            (n,), the mean over the probes of Σ_i weight_i N(at; node_i, width²), whose integral is 1.
+
+        Raises:
+            InputError: a width that is not positive.
+
+        Example:
+            >>> density = Density(np.array([[0.0, 2.0]]), np.array([[0.75, 0.25]]), size=4, hvps=2)
+            >>> density.broadened(np.array([0.0, 2.0]), width=0.1).round(3).tolist()
+            [2.992, 0.997]
+        """
+        width = self.width() if width is None else width
+        positive("width", width)
+        total = np.zeros(len(at))
+        for node, weight in zip(self.nodes.ravel(), self.weights.ravel(), strict=True):
+            total += weight * np.exp(-0.5 * ((at - node) / width) ** 2)
+        scaled: Array = total / (len(self.nodes) * width * np.sqrt(2 * np.pi))
+        return scaled
+
+    def width(self) -> float:
+        """The default width of :meth:`broadened`: 1% of the range of the nodes (ours).
+
+        Returns:
+            The width; where all nodes are equal 1% of their magnitude, or 0.01 if that is 0.
+
+        Example:
+            >>> Density(np.array([[0.0, 2.0]]), np.array([[0.75, 0.25]]), size=4, hvps=2).width()
+            0.02
+        """
+        span = float(np.ptp(self.nodes))
+        largest = float(np.abs(self.nodes).max())
+        return BROADENING * (span if span > 1e-6 * largest else largest or 1.0)
+
+
+@dataclass(frozen=True)
+class Spectrum(Measured):
+    """Eigenvalues, trace and density of one Hessian, or of the block of some parameters; each may be missing.
+
+    Attributes:
+        values: (k,), eigenvalues in nats, descending: the largest ones, and then the ``lowest`` smallest.
+        residuals: (k,), ‖Hv − λv‖ in nats.
+        lowest: how many of ``values`` are the smallest ones.
+        trace, trace_error: tr H and one standard error, in nats; NaN if not computed.
+        nodes, weights: (probes, steps), as in :class:`Density`; (0, 0) if not computed.
+        parameters: size of the Hessian or block.
+        hvps: number of all Hessian-vector products.
+        kind: "hessian" or "gauss-newton".
+        part: names of the parameters of the block, joined by commas; "" for all.
+        engine: "lanczos" or "pyhessian".
+        search: the products with which the search was done.
+        bound_low, bound_high, verified: as in :class:`landscape.Eigenpairs`; infinite in files older than
+            these fields.
+        batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
+        precondition: the optimizer whose preconditioner P was used, or "given": all is then of P^{-1/2} H
+            P^{-1/2}, in units of 1/η; "" for none.
+        lr, limit: the optimizer's η and the largest stable ηλ with P fixed; NaN if unknown or without P.
+
+    Example:
+        >>> none = np.zeros((0, 0))
+        >>> result = Spectrum(
+        ...     values=np.array([2.0, -1.0]), residuals=np.zeros(2), lowest=1, converged=True, trace=np.nan,
+        ...     trace_error=np.nan, nodes=none, weights=none, parameters=9, hvps=12, kind="hessian", part="",
+        ...     engine="lanczos", tol=0.01, seed=0, samples=10, dtype="float64")
+        >>> result.density is None
+        True
+    """
+
+    schema: ClassVar[str] = "landscape.spectrum"
+    table: ClassVar[str] = "rank"
+
+    values: Annotated[Array, "rank", "nat"]
+    residuals: Annotated[Array, "rank", "nat"]
+    lowest: int
+    converged: bool
+    trace: Annotated[float, "nat"]
+    trace_error: Annotated[float, "nat"]
+    nodes: Annotated[Array, "probe node", "nat"]
+    weights: Annotated[Array, "probe node", "1"]
+    parameters: int
+    hvps: int
+    kind: str
+    part: str
+    engine: str
+    tol: float
+    seed: int
+    search: str = ""
+    bound_low: Annotated[float, "nat"] = -np.inf
+    bound_high: Annotated[float, "nat"] = np.inf
+    verified: bool = False
+    precondition: str = ""
+    lr: float = np.nan
+    limit: float = np.nan
+
+    @property
+    def density(self) -> Density | None:
+        """The spectral density; None if it was not computed."""
+        return Density(self.nodes, self.weights, self.parameters, self.hvps) if self.nodes.size else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSharpness(Measurement):
+    """g_Bᵀ H_B g_B/‖g_B‖² of drawn minibatches, at w_a and at the weights of the learners.
+
+    Batch sharpness is that of Andreyev and Beneventano 2024 (arXiv 2412.20553).
+
+    Attributes:
+        curvature: (draws,) in nats, one for each minibatch of ``batch`` samples, at w_a.
+        norm2: (draws,) ‖g_B‖² of these.
+        learner_curvature, learner_norm2: (learner draws, learners), the same of learner j's minibatch of
+            ``local_batch`` samples at w_j; (0, 0) without learners.
+        batch, local_batch: samples of a minibatch; local_batch 0 without learners.
+        lambda_max, residual: the largest eigenvalue of ∇²L at w_a over all data, in nats, and ‖Hv − λv‖; NaN
+            if not computed.
+        lr: η of the run; NaN if unknown.
+        limit: the largest stable ηλ of the run's update rule on a quadratic; NaN if unknown.
+        tol: the relative standard error asked for.
+        converged: whether the standard errors of w_a and of the learners are that small.
+
+    Example:
+        >>> result = BatchSharpness(
+        ...     curvature=np.array([3.0, 5.0]), norm2=np.array([1.0, 3.0]), batch=8, lambda_max=6.0,
+        ...     residual=0.0, lr=0.5, limit=2.0, tol=0.05, converged=False, samples=100, seed=0,
+        ...     dtype="float64")
+        >>> result.value, result.standard_error, result.lr * result.value, result.pooled
+        (4.0, 1.0, 2.0, 4.5)
+    """
+
+    schema: ClassVar[str] = "landscape.batch_sharpness"
+    table: ClassVar[str] = "draw"
+
+    curvature: Annotated[Array, "draw+", "nat"]
+    norm2: Annotated[Array, "draw", "nat2"]
+    batch: Annotated[int, "samples"]
+    lambda_max: Annotated[float, "nat"]
+    residual: Annotated[float, "nat"]
+    lr: Annotated[float, "1"]
+    limit: Annotated[float, "1"]
+    tol: Annotated[float, "1"]
+    converged: bool
+    local_batch: Annotated[int, "samples"] = 0
+    learner_curvature: Annotated[Array, "learner_draw learner", "nat"] = field(
+        default_factory=lambda: np.zeros((0, 0))
+    )
+    learner_norm2: Annotated[Array, "learner_draw learner", "nat2"] = field(
+        default_factory=lambda: np.zeros((0, 0))
+    )
+
+    @property
+    def value(self) -> float:
+        """Batch sharpness at w_a, E[g_Bᵀ H_B g_B/‖g_B‖²], in nats: the mean over the draws."""
+        return float(self.curvature.mean())
+
+    @property
+    def standard_error(self) -> float:
+        """The standard error of ``value`` over the draws; NaN of one draw."""
+        return standard_error(self.curvature)
+
+    @property
+    def pooled(self) -> float:
+        """E[g_Bᵀ H_B g_B]/E‖g_B‖², in nats: the mean in which large gradients weigh more."""
+        return float((self.curvature * self.norm2).sum() / self.norm2.sum())
+
+    @property
+    def learner_value(self) -> float:
+        """The mean over learners of the batch sharpness at their weights, in nats; NaN without learners."""
+        return float(self.learner_curvature.mean()) if self.learner_curvature.size else np.nan
+
+    @property
+    def learner_standard_error(self) -> float:
+        """The standard error of ``learner_value`` over the draws."""
+        return standard_error(self.learner_curvature.mean(1)) if self.learner_curvature.size else np.nan
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The confidence interval of ``value``, from Student's t distribution.
+
+        Args:
+            level: the probability with which it contains the expectation.
+
+        Returns:
+            (lower end, upper end), in nats.
+
+        Example:
+            >>> none = dict(lambda_max=6.0, residual=0.0, lr=0.5, limit=2.0, tol=0.05, converged=False)
+            >>> four = np.array([3.0, 5.0, 3.0, 5.0])
+            >>> result = BatchSharpness(curvature=four, norm2=np.ones(4), batch=8, samples=9, seed=0,
+            ...                         dtype="float64", **none)
+            >>> [round(end, 2) for end in result.interval()]
+            [2.16, 5.84]
+        """
+        half = float(t_quantile(level, len(self.curvature) - 1)) * self.standard_error
+        return self.value - half, self.value + half
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disagreement(Measurement):
+    """How much of the learners' spread Δw_j = w_j − w_a, and of the gradient, is in the top-k Hessian space.
+
+    H is the Hessian and g the gradient of the mean loss at w_a, over all samples; v_i the eigenvectors of
+    the k largest eigenvalues of H; C = n⁻¹ Σ_j Δw_jΔw_jᵀ the covariance of the learners (not n⁻² Σ, as in
+    Eq. 4 of DPSGD-2020). Errors are one standard error by the jackknife over the learners, as if these were
+    independent draws; learners that have mixed are not, and the error is then too small. They are NaN for
+    two learners. For these very learners the numbers are exact, but for the residuals of the eigenvectors.
+
+    Attributes:
+        values, residuals: (k,), eigenvalues in nats, descending, and ‖Hv − λv‖.
+        spread_share: (k,), v_iᵀCv_i/tr C.
+        spread_error: (k,), the error of its sum over the first i eigenvectors.
+        gradient_share: (k,), (v_iᵀg)²/‖g‖²; NaN, as all shares of the gradient, where it is zero.
+        consensus: tr C, the consensus distance.
+        cost, cost_error: ½ tr(HC) in nats: to second order, the mean loss of the learners above that of w_a.
+        cost_top: the part of it from the top-k space, ½ Σ_i λ_i v_iᵀCv_i.
+        loss, learners_loss: at w_a, and the mean over the learners at their own weights, in nats, with the
+            statistics of BatchNorm that ``bn`` names at both.
+        gradient_in_span: ‖Pg‖²/‖g‖², P the projector on the span of the Δw_j, of dimension ``rank``.
+        rank: the dimension of the span of the Δw_j, at most n − 1.
+        dominant_in_span: ‖PQg‖²/‖Qg‖², Q the projector on the top-k space: the share of the gradient's sharp
+            part that the spread alone shows (arXiv 2605.27739).
+        grad_norm2: ‖g‖².
+        parameters: P; an isotropic vector has the share k/P in the top-k space, and rank/P in the span.
+        hvps: the number of Hessian-vector products.
+
+    Example:
+        >>> import numpy as np
+        >>> half = np.array([0.5, 0.25])
+        >>> result = Disagreement(
+        ...     values=np.array([4.0, 1.0]), residuals=half, spread_share=half, spread_error=half,
+        ...     gradient_share=half, consensus=0.1, cost=0.15, cost_error=0.01, cost_top=0.1, loss=0.5,
+        ...     learners_loss=0.64, gradient_in_span=0.2, dominant_in_span=0.3, rank=3, grad_norm2=0.01,
+        ...     parameters=100, learners=4, hvps=20, converged=True, tol=0.01, seed=0, samples=9,
+        ...     dtype="float64")
+        >>> result.value, result.standard_error, result.chance
+        (0.75, 0.25, 0.02)
+    """
+
+    schema: ClassVar[str] = "landscape.disagreement"
+    table: ClassVar[str] = "rank_of_eigenvalue"
+
+    values: Annotated[Array, "rank_of_eigenvalue+", "nat"]
+    residuals: Annotated[Array, "rank_of_eigenvalue", "nat"]
+    spread_share: Annotated[Array, "rank_of_eigenvalue", "1"]
+    spread_error: Annotated[Array, "rank_of_eigenvalue", "1"]
+    gradient_share: Annotated[Array, "rank_of_eigenvalue", "1"]
+    consensus: Annotated[float, "1"]
+    cost: Annotated[float, "nat"]
+    cost_error: Annotated[float, "nat"]
+    cost_top: Annotated[float, "nat"]
+    loss: Annotated[float, "nat"]
+    learners_loss: Annotated[float, "nat"]
+    gradient_in_span: Annotated[float, "1"]
+    dominant_in_span: Annotated[float, "1"]
+    rank: int
+    grad_norm2: float
+    parameters: int
+    learners: int
+    hvps: int
+    converged: bool
+    tol: float
+
+    @property
+    def value(self) -> float:
+        """The share of the spread in the top-k space."""
+        return float(self.spread_share.sum())
+
+    @property
+    def standard_error(self) -> float:
+        """The standard error of :attr:`value`."""
+        return float(self.spread_error[-1])
+
+    @property
+    def chance(self) -> float:
+        """k/P: the expected share of an isotropic spread."""
+        return len(self.values) / self.parameters
+
+    @property
+    def gradient_value(self) -> float:
+        """The share of the gradient in the top-k space."""
+        return float(self.gradient_share.sum())

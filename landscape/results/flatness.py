@@ -1,0 +1,252 @@
+"""How flat a minimum is: sharpness, smoothed losses, and the local learning coefficient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from landscape.core.hdf5 import Array
+from landscape.results.base import Measurement, Sourced
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharpness(Measurement):
+    """Worst-case or average-case (m-)sharpness, in nats.
+
+    With c = |w| ("adaptive") or c = 1, and S all samples or minibatches of m of them:
+
+    - kind "worst": E_S max over ‖δ/c‖ ≤ ρ of L_S(w + δ) − L_S(w). A search finds each maximum, so that the
+      value is a lower bound.
+    - kind "average": E_S E L_S(w + δ) − L_S(w), δ ~ N(0, ρ² diag(c²)), so that ‖δ/c‖ is about ρ√P.
+
+    Attributes:
+        values: (draws,), of each minibatch, or pair ±δ; one where nothing is drawn.
+        standard_error: of their mean; 0 where nothing is drawn. That of the search is not in it.
+        loss: L(w), the mean over the draws.
+        kind: "worst" or "average".
+        adaptive: whether displacements are relative to each weight.
+        steps, starts: gradients of a search, and searches for each draw; 0 of "average".
+        rho: ρ, without a unit if ``adaptive``, else a distance in weight space.
+        m: samples of a minibatch, drawn with replacement; 0: all samples.
+        reached: whether the relative standard error that was asked for was reached.
+        residual: of "worst", the mean angle in radians between gradient and displacement where the search
+            ended, 0 at a maximum; 0 of "average".
+        gradients: the number of gradients ("worst") or losses ("average"), each of m samples or of all.
+        fixed: weights that are exactly 0, which "adaptive" displacements never move.
+
+    Example:
+        >>> import numpy as np
+        >>> result = Sharpness(
+        ...     values=np.array([0.1, 0.3]), standard_error=0.1, loss=0.5, kind="average", rho=0.05,
+        ...     adaptive=True, m=0, reached=False, residual=0.0, gradients=5, steps=0, starts=0, fixed=0,
+        ...     parameters=9, seed=0, samples=9, dtype="float64")
+        >>> result.value, result.standard_error
+        (0.2, 0.1)
+    """
+
+    schema: ClassVar[str] = "landscape.sharpness"
+    table: ClassVar[str] = "draw"
+
+    values: Annotated[Array, "draw+", "nat"]
+    standard_error: Annotated[float, "nat"]
+    loss: Annotated[float, "nat"]
+    kind: str
+    rho: float
+    adaptive: bool
+    m: int
+    reached: bool
+    residual: float
+    gradients: int
+    steps: int
+    starts: int
+    fixed: int
+    parameters: int
+
+    @property
+    def value(self) -> float:
+        """The sharpness in nats: the mean of ``values``."""
+        return float(self.values.mean())
+
+    @property
+    def draws(self) -> int:
+        """The number of minibatches or pairs ±δ; 0 where nothing was drawn."""
+        return 0 if self.m == 0 and self.kind == "worst" else len(self.values)
+
+
+@dataclass(frozen=True)
+class Smoothing(Sourced):
+    """The loss L at w_a, and L_Σ(w) = E L(w + δ), smoothed by displacements δ ~ N(0, Σ) (DPSGD-2021's paper).
+
+    Arrays (2,) and (2, S) have two rows: Σ of the measured spread of the learners, and the isotropic Σ of the
+    same trace. Expectations are means over m pairs ±δ_i, the same pairs for all numbers of one row.
+
+    Attributes:
+        loss, loss_smooth, loss_smooth_se: L in nats; L_Σ (2,) and its standard error (2,).
+        lambda_max, residual: the largest eigenvalue of ∇²L in nats, and its residual ‖Hv − λv‖.
+        lambda_smooth, lambda_smooth_residual: (2,), the largest eigenvalue of the mean of ∇²L(w_a ± δ_i), and
+            its residual.
+        lambda_smooth_se: (2,), the standard error of vᵀ∇²L_Σ v with the eigenvector v.
+        lambda_smooth_bias: (2,), an estimate of how far ``lambda_smooth`` is too large. The largest
+            eigenvalue of a mean of random matrices lies above that of their expectation; to second order,
+            with the rest of the spectrum near 0, by m⁻¹ E‖P⊥(∇²L(w_a ± δ_i) v − mean)‖²/λ.
+        eigenvalues: (k,), of ∇²L, descending.
+        share: (k,), vᵀΣv/tr Σ of their eigenvectors v with the measured Σ; 1/P for an isotropic Σ.
+        trace_hs: tr(HΣ) = n⁻¹ Σ_j Δw_jᵀHΔw_j, exact; half of it is the second-order term of E L − L.
+        consensus: tr Σ.
+        lipschitz: (S,), ‖∇L(w(t+1)) − ∇L(w(t))‖/‖w(t+1) − w(t)‖ for S steps of w_a, a lower bound on the
+            Lipschitz constant of the gradient; empty if no steps were given.
+        lipschitz_smooth, lipschitz_smooth_se: (2, S), the same for the smoothed gradients.
+        pairs: m, the number of pairs ±δ_i.
+        lr, alpha_e: α and α_e of the run; NaN if unknown.
+
+    Example:
+        >>> two = np.array([1.0, 0.5])
+        >>> result = Smoothing(
+        ...     loss=0.5, loss_smooth=two, loss_smooth_se=two / 9, lambda_max=2.0, residual=0.1,
+        ...     lambda_smooth=two, lambda_smooth_residual=two, lambda_smooth_se=two, lambda_smooth_bias=two,
+        ...     eigenvalues=two, share=two, trace_hs=0.1, consensus=0.1, lipschitz=np.zeros(0),
+        ...     lipschitz_smooth=np.zeros((2, 0)), lipschitz_smooth_se=np.zeros((2, 0)), lr=0.1,
+        ...     alpha_e=0.1, parameters=9, learners=3, pairs=4, samples=9, seed=0, converged=True)
+        >>> result.rates.tolist()
+        [1.0, 2.0, 4.0]
+    """
+
+    schema: ClassVar[str] = "landscape.smoothing"
+    labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {"spread": ("measured", "isotropic")}
+    table: ClassVar[str] = "spread"
+
+    loss: Annotated[float, "nat"]
+    loss_smooth: Annotated[Array, "spread", "nat"]
+    loss_smooth_se: Annotated[Array, "spread", "nat"]
+    lambda_max: Annotated[float, "nat"]
+    residual: Annotated[float, "nat"]
+    lambda_smooth: Annotated[Array, "spread", "nat"]
+    lambda_smooth_residual: Annotated[Array, "spread", "nat"]
+    lambda_smooth_se: Annotated[Array, "spread", "nat"]
+    lambda_smooth_bias: Annotated[Array, "spread", "nat"]
+    eigenvalues: Annotated[Array, "rank", "nat"]
+    share: Annotated[Array, "rank", "1"]
+    trace_hs: Annotated[float, "nat"]
+    consensus: float
+    lipschitz: Annotated[Array, "step", "nat"]
+    lipschitz_smooth: Annotated[Array, "spread step", "nat"]
+    lipschitz_smooth_se: Annotated[Array, "spread step", "nat"]
+    lr: float
+    alpha_e: float
+    parameters: int
+    learners: int
+    pairs: int
+    samples: int
+    seed: int
+    converged: bool
+
+    @property
+    def rates(self) -> Array:
+        """(3,): 2/λ_max of L, and of L smoothed by the measured and by the isotropic spread; inf if λ ≤ 0."""
+        sharpness = np.array([self.lambda_max, *self.lambda_smooth])
+        return np.where(sharpness > 0, 2 / np.where(sharpness > 0, sharpness, 1.0), np.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningCoefficient(Measurement):
+    """λ̂ = nβ (E L(w) − L(w*)), w ~ exp(−nβ L(w) − γ/2 ‖w − w*‖²), from chains of SGLD that begin at w*.
+
+    L is the mean loss of n samples, in nats a negative logarithm of the likelihood; λ̂ has no unit. A draw is
+    the mean of ``steps_a_draw`` steps of a chain; the first ``burn_in`` draws are discarded.
+
+    Attributes:
+        rise: (chains, draws), nβ (L(w) − L(w*)), on minibatches.
+        heating: (chains, draws), by how much step size and minibatches raise it.
+        distance2: (chains, draws), ‖w − w*‖².
+        standard_error: of ``value``, from the effective sample size; no chain's error, and not that of γ.
+        r_hat: rank-normalised split R̂ of rise − heating (Vehtari et al. 2021), 1 where chains have mixed.
+        r_hat_distance: the same of ``distance2``.
+        ess: the effective sample size of the mean of rise − heating, all chains together.
+        nbeta: nβ, the inverse temperature times the number of samples.
+        localization: γ.
+        step_size: ε.
+        batch: samples of a minibatch.
+        steps: of each chain, those of the burn-in included.
+        burn_in: draws of each chain that are discarded.
+        loss: L(w*) in nats.
+        weights_norm2: ‖w*‖².
+        lambda_max: the largest eigenvalue of the Hessian at w* in nats, where ε was chosen by it; else NaN.
+        parameters: P; a regular model has λ = P/2.
+        max_rhat: the limit on ``r_hat``.
+        tol: the relative standard error asked for.
+        converged: whether it, and an effective sample size of 100 a chain, was reached.
+
+    Example:
+        >>> import numpy as np
+        >>> rise = np.array([[0.0, 3.0, 5.0], [0.0, 4.0, 4.0]])
+        >>> result = LearningCoefficient(
+        ...     rise=rise, heating=rise / 4, distance2=rise, standard_error=0.3, r_hat=1.0,
+        ...     r_hat_distance=1.0, ess=4.0, nbeta=10.0, localization=1.0, step_size=0.1, batch=8, steps=3,
+        ...     burn_in=1, loss=0.5, weights_norm2=1.0, lambda_max=2.0, parameters=6, max_rhat=1.01,
+        ...     tol=0.05, converged=False, samples=36, seed=0, dtype="float64")
+        >>> result.value, result.uncorrected, result.chain_values.tolist(), result.mean_loss
+        (3.0, 4.0, [3.0, 3.0], 0.8)
+    """
+
+    schema: ClassVar[str] = "landscape.learning_coefficient"
+    table: ClassVar[str] = "chain draw"
+
+    rise: Annotated[Array, "chain+ draw+", "1"]
+    heating: Annotated[Array, "chain draw", "1"]
+    distance2: Annotated[Array, "chain draw"]
+    standard_error: Annotated[float, "1"]
+    r_hat: Annotated[float, "1"]
+    r_hat_distance: Annotated[float, "1"]
+    ess: Annotated[float, "1"]
+    nbeta: Annotated[float, "1"]
+    localization: float
+    step_size: float
+    batch: Annotated[int, "samples"]
+    steps: int
+    burn_in: int
+    loss: Annotated[float, "nat"]
+    weights_norm2: float
+    lambda_max: Annotated[float, "nat"]
+    parameters: int
+    max_rhat: float
+    tol: float
+    converged: bool
+
+    @property
+    def value(self) -> float:
+        """λ̂: the mean of rise − heating over all chains after the burn-in."""
+        return float(self.chain_values.mean())
+
+    @property
+    def chain_values(self) -> Array:
+        """(chains,), λ̂ of each chain."""
+        values: Array = (self.rise - self.heating)[:, self.burn_in :].mean(1)
+        return values
+
+    @property
+    def uncorrected(self) -> float:
+        """λ̂ with its heating: the mean of ``rise``, the estimator as Lau et al. write it."""
+        return float(self.rise[:, self.burn_in :].mean())
+
+    @property
+    def chains(self) -> int:
+        """The number of chains."""
+        return len(self.rise)
+
+    @property
+    def steps_a_draw(self) -> int:
+        """The steps that a draw is the mean of."""
+        return int(self.steps // self.rise.shape[1])
+
+    @property
+    def mean_loss(self) -> float:
+        """E L(w) of the chains without heating, L(w*) + λ̂/nβ, in nats."""
+        return self.loss + self.value / self.nbeta
+
+    @property
+    def distance(self) -> float:
+        """The root mean square of ‖w − w*‖ after the burn-in."""
+        return float(self.distance2[:, self.burn_in :].mean() ** 0.5)

@@ -1,0 +1,530 @@
+"""Losses and eigenvalues on planes and lines, which may be interpolated, and the basins of a surface."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.core.hdf5 import Array
+from landscape.results.base import Measured, Sourced
+
+SPAN = 0.1  # x, y ∈ [−0.1, 0.1] around w_a (DPSGD-2020, section 4.1)
+# Planes whose centre is a set of weights that training reached.
+CENTERED = ("random", "eigen", "learners")
+MARGIN = 1.25  # the span of a plane with markers, relative to the outermost marker (ours)
+
+
+@dataclass(frozen=True)
+class Plane:
+    """The points ``center + x·directions[0] + y·directions[1]`` in weight space.
+
+    Attributes:
+        center: (P,).
+        directions: (2, P).
+        kind: "random", "between", "pca", "learners" or "eigen": how the directions were chosen.
+        norm: normalisation of random directions: "none", "filter" or "layer".
+        seed: of random directions.
+        ignore: parameters that random directions do not change: "none" or "bias+norm".
+        axes: what a step of length 1 along each direction means, for plots.
+        thetas: (M, P), the weight vectors that define the plane, if any.
+        markers: (M, 2), their coordinates, or those of the nearest point of the plane; else (0, 2).
+        labels: (M,), their names.
+        explained: (2,), the share of their variance along each direction; (0,) if unknown.
+
+    Example:
+        >>> import torch
+        >>> plane = Plane(torch.zeros(3), torch.eye(3)[:2], "random", "none", seed=0)
+        >>> plane.span
+        0.1
+    """
+
+    center: Tensor
+    directions: Tensor
+    kind: str
+    norm: str
+    seed: int
+    ignore: str = "none"
+    axes: tuple[str, ...] = ("step along direction 1", "step along direction 2")
+    markers: Array = field(default_factory=lambda: np.zeros((0, 2)))
+    labels: tuple[str, ...] = ()
+    explained: Array = field(default_factory=lambda: np.zeros(0))
+    thetas: Tensor | None = None
+
+    @property
+    def span(self) -> float:
+        """The default half width of a picture: 0.1, or 1.25 times the largest coordinate of the markers."""
+        largest = float(np.abs(self.markers).max(initial=0.0))
+        return MARGIN * largest if largest > 0 else SPAN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpolated(Measured):
+    """A result with values at points, of which ``done`` are exact and the others, if any, interpolated.
+
+    Subclasses have the field ``done``.
+
+    Attributes:
+        tolerance: the error that was asked for, such as "1%" (of the range shown) or "0.005"; "" where all
+            points are exact or the computation is not finished.
+        columns: the names of the arrays that were interpolated; the tolerance is that of the first, and
+            of all eigenvalues.
+        stated_error: (columns,), a bound on the error at any point: a share of the range of the values as
+            they are here if the tolerance is one, else in the unit of the values. It is twice the estimate
+            that rests on the measured errors, but no more than the tolerance, which is stated after a long
+            refinement. It held on at least 99% of 200 surfaces (tests/surfaces.py); it is no guarantee.
+        largest_error: (columns,), the largest measured error, at the last ``checks`` points, which were drawn
+            at random, most in the widest holes between exact points, and unknown to the interpolation. In
+            the end it passes through them as well.
+        checks: the number of these points.
+        log_columns: of ``columns``, those with an error that is one of logarithms: values that differ by more
+            than a factor of 100, which pictures show on a logarithmic scale.
+    """
+
+    #: What a command may ask for otherwise and still go on with an earlier result. All other options that are
+    #: fields must be equal.
+    may_differ: ClassVar[frozenset[str]] = frozenset(
+        ("span", "tolerance", "max_products", "path", "bn", "bn_samples")
+    )
+
+    tolerance: str = ""
+    columns: Annotated[tuple[str, ...], "column"] = ()
+    stated_error: Annotated[Array, "column"] = field(default_factory=lambda: np.zeros(0))
+    largest_error: Annotated[Array, "column"] = field(default_factory=lambda: np.zeros(0))
+    checks: int = 0
+    log_columns: Annotated[tuple[str, ...], "log_column"] = ()
+
+    @property
+    def exact(self) -> Array:
+        """``done`` of the subclass, where it has its place among the fields."""
+        done: Array = vars(self)["done"]
+        return done
+
+    @property
+    def evaluations(self) -> int:
+        """The number of exact points."""
+        return int(self.exact.sum())
+
+    def interpolation(self) -> str:
+        """The number of exact points and the stated errors in words.
+
+        Returns:
+            A phrase for captions; "" where all points are exact.
+
+        Example:
+            >>> from landscape.results.grids import Line
+            >>> t = np.array([0.0, 0.5, 1.0])
+            >>> line = Line(
+            ...     t=t, loss=t, accuracy=t, done=t < 2, start=t, direction=t, kind="direction", barrier=0.0,
+            ...     samples=1, dtype="float64", bn="center", batchnorm=False, bn_samples=0, path="batched")
+            >>> line.interpolation()
+            ''
+        """
+        if not self.columns:
+            return ""
+        relative = self.tolerance.endswith("%")
+        errors = [
+            f"{name.replace('_', ' ')} below " + (f"{100 * error:.2g}%" if relative else f"{error:.2g}")
+            for name, error in zip(self.columns, self.stated_error, strict=True)
+        ]
+        unit = " of the range shown" if relative else ""
+        return (
+            f"interpolated from {self.evaluations:,} of {self.exact.size:,} points, error of "
+            f"{', '.join(errors)}{unit}"
+        )
+
+
+@dataclass(frozen=True)
+class Basins(Sourced):
+    """The basins of a surface, and the region around one point in which the loss rises by less than a bound.
+
+    All numbers are of the surface as it was computed: of its grid, and of bilinear interpolation between the
+    points. They have no standard errors; another sample of the data, or another plane, gives other numbers.
+
+    A basin is a component of the points below a level, where a point of the grid has eight neighbours; it
+    ends at the saddle where it meets a deeper one (persistence, :mod:`landscape.geometry.basins`).
+
+    Attributes:
+        x, y, loss: of the surface: (nx,), (ny,), (ny, nx).
+        gram: (2, 2), the inner products of the directions, by which steps in the plane become distances.
+        basin: (ny, nx), the number of the basin to which a descent from each point leads, from neighbour to
+            lowest neighbour; −1 where the loss is not finite.
+        minimum, saddle: (M, 2), coordinates of the lowest point of each basin and of the saddle where it
+            meets a deeper one (NaN: nowhere on the grid), in order of persistence, the largest first.
+        minimum_loss, saddle_loss: (M,), the losses there in nats; infinite where there is no saddle.
+        share: (M,), of the points of the grid.
+        at_edge: (M,), whether the lowest point lies on the edge of the grid, so that there is none inside.
+        least: the smallest persistence in nats of a basin that is listed; all others belong to one that is.
+        minima: the number of local minima of the grid, whatever their persistence.
+        smad: the saddle-minimum average distance in nats (Landscaper; arXiv 2602.07135): the mean over all
+            local minima of the rise to the first saddle, unweighted; 0 where there is but one minimum. That
+            package may join other points of the grid as neighbours.
+        around: "center" or "lowest": the point of which the other numbers are.
+        reference, reference_loss: its coordinates (2,), and the loss there in nats.
+        rise: (R,), rises above it in nats.
+        area: (R,), of the connected region around it where the loss is at most that high, in squared
+            distances.
+        volume: (R,), the integral over that region of what the loss lies below that height, in nats times
+            squared distances.
+        width: (R, 2), the axes of the ellipse with the region's second moments, the longer one first: for an
+            elliptic region its own. Distances in weight space.
+        cut: (R,), whether the region reaches the edge of the grid, so that area, volume and widths are too
+            small.
+        edge_rise: the rise at which the region reaches the edge; infinite if it never does.
+        split, label, source, source_sha256: of the surface.
+
+    Example:
+        >>> from landscape.geometry.profiles import parabola
+        >>> basins = parabola().basins([0.25])
+        >>> len(basins.minimum), basins.width.round(2).tolist(), basins.anisotropy.round(2).tolist()
+        (1, [[1.0, 1.0]], [1.0])
+    """
+
+    schema: ClassVar[str] = "landscape.basins"
+    axes_of: ClassVar[tuple[str, ...]] = ("x", "y", "rise")
+    labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "direction": ("x", "y"),
+        "other_direction": ("x", "y"),
+        "axis": ("long", "short"),
+    }
+    table: ClassVar[str] = "rise"
+
+    x: Annotated[Array, "x+"]
+    y: Annotated[Array, "y+"]
+    loss: Annotated[Array, "y x", "nat"]
+    gram: Annotated[Array, "direction other_direction"]
+    basin: Annotated[Array, "y x"]
+    minimum: Annotated[Array, "number+ direction"]
+    saddle: Annotated[Array, "number direction"]
+    minimum_loss: Annotated[Array, "number", "nat"]
+    saddle_loss: Annotated[Array, "number", "nat"]
+    share: Annotated[Array, "number", "1"]
+    at_edge: Annotated[Array, "number"]
+    least: Annotated[float, "nat"]
+    minima: int
+    smad: Annotated[float, "nat"]
+    around: str
+    reference: Annotated[Array, "direction"]
+    reference_loss: Annotated[float, "nat"]
+    rise: Annotated[Array, "rise+", "nat"]
+    area: Annotated[Array, "rise", "1"]
+    volume: Annotated[Array, "rise", "nat"]
+    width: Annotated[Array, "rise axis", "1"]
+    cut: Annotated[Array, "rise"]
+    edge_rise: Annotated[float, "nat"]
+
+    @property
+    def persistence(self) -> Array:
+        """(M,), the rise from each minimum to its saddle; infinite for one that meets no deeper basin."""
+        return self.saddle_loss - self.minimum_loss
+
+    @property
+    def anisotropy(self) -> Array:
+        """(R,), the longer over the shorter axis: √(λ₁/λ₂) for curvatures λ₁ > λ₂ in the plane."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio: Array = self.width[:, 0] / self.width[:, 1]
+        return ratio
+
+    @property
+    def equivalent_width(self) -> Array:
+        """(R,), the diameter of the circle with the region's area."""
+        width: Array = 2 * np.sqrt(self.area / np.pi)
+        return width
+
+
+@dataclass(frozen=True)
+class Surface(Interpolated):
+    """Loss and accuracy on a grid: ``loss[i, j]`` is L(center + x[j]·directions[0] + y[i]·directions[1]).
+
+    Attributes:
+        x, y: (nx,) and (ny,), coordinates in the plane.
+        loss: (ny, nx), in nats; NaN or infinite where the model returns that, NaN where not computed yet.
+        accuracy: (ny, nx), between 0 and 1; NaN without class labels, and between exact points if it is too
+            rough to be interpolated.
+        done: (ny, nx), True where the values are exact; elsewhere they are interpolated, or not computed yet.
+        tolerance, columns, stated_error, largest_error, checks, log_columns: of interpolated values, as in
+            :class:`landscape.results.grids.Interpolated`.
+        directions, center: (2, P) and (P,), the plane in weight space.
+        kind, norm, seed, ignore: how the directions were chosen, see :class:`landscape.Plane`; ``ignore`` is
+            "" in files older than this field.
+        span: half the width of the grid.
+        samples: number of samples of the data.
+        batchnorm: whether the model has BatchNorm.
+        bn: the statistics that BatchNorm used: "center", "recalibrate" or "train".
+        bn_samples: from how many samples they were estimated at each point, or the size of the batches.
+        path: how the losses were computed, see :func:`landscape.contour`.
+        precision: "model", "tf32" or "bfloat16".
+        precision_error: the largest difference in loss to the precision of the model, measured at some of the
+            points; 0 if that precision was used.
+        provenance: lines on the model, the loss and the data, with which an unfinished surface is compared
+            before it is resumed; files older than this field have none.
+        split, label, source, source_sha256: the split of the data, a name for plots, the checkpoint file and
+            its SHA-256.
+        markers: (M, 2), coordinates of the weights that define the plane, if any.
+        labels: (M,), their names.
+        marker_loss: (M,), the loss at these weights themselves, which may lie outside the plane.
+        explained, axes: as in :class:`landscape.Plane`.
+
+    Example:
+        >>> grid = np.linspace(-1, 1, 3)
+        >>> loss = grid**2 + grid[:, None] ** 2
+        >>> surface = Surface(
+        ...     x=grid, y=grid, loss=loss, accuracy=loss, done=loss < 9, directions=np.eye(2),
+        ...     center=np.zeros(2), kind="random", norm="none", seed=0, span=1.0, samples=1, dtype="float64",
+        ...     bn="center", path="batched")
+        >>> float(surface.to_xarray().loss.sel(x=1.0, y=0.0))
+        1.0
+    """
+
+    schema: ClassVar[str] = "landscape.surface"
+    axes_of: ClassVar[tuple[str, ...]] = ("x", "y")
+    labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {"direction": ("x", "y")}
+    table: ClassVar[str] = "y x"
+
+    x: Annotated[Array, "x+"]
+    y: Annotated[Array, "y+"]
+    loss: Annotated[Array, "y x", "nat"]
+    accuracy: Annotated[Array, "y x", "1"]
+    done: Annotated[Array, "y x"]
+    directions: Annotated[Array, "direction parameter"]
+    center: Annotated[Array, "parameter"]
+    kind: str
+    norm: str
+    seed: int
+    span: float
+    path: str
+    ignore: str = ""  # "": a file older than the option
+    provenance: tuple[str, ...] = ()
+    precision: str = "model"
+    precision_error: Annotated[float, "nat"] = 0.0
+    axes: Annotated[tuple[str, ...], "direction"] = ("step along direction 1", "step along direction 2")
+    markers: Annotated[Array, "marker direction"] = field(default_factory=lambda: np.zeros((0, 2)))
+    labels: Annotated[tuple[str, ...], "marker"] = ()
+    marker_loss: Annotated[Array, "marker", "nat"] = field(default_factory=lambda: np.zeros(0))
+    explained: Array = field(default_factory=lambda: np.zeros(0))
+
+    def plane(self, like: Tensor) -> Plane:
+        """The plane with its markers.
+
+        Args:
+            like: a tensor on the device and in the precision that the plane is wanted in, such as
+                ``problem.theta``.
+
+        Returns:
+            The plane of which this is a surface.
+
+        Example:
+            >>> from landscape.geometry.profiles import parabola
+            >>> parabola().plane(torch.zeros(2)).directions.tolist()
+            [[1.0, 0.0], [0.0, 1.0]]
+        """
+        return Plane(
+            torch.from_numpy(self.center).to(like),
+            torch.from_numpy(self.directions).to(like),
+            self.kind,
+            self.norm,
+            self.seed,
+            self.ignore,
+            self.axes,
+            self.markers,
+            self.labels,
+            self.explained,
+        )
+
+    def compact(self) -> Surface:
+        """The same surface over a plane in two dimensions instead of P, a file of a few kilobytes.
+
+        Lengths and angles of the directions, and so drawings, basins and tables, are the same, and so is
+        the length of the centre. The weights are lost: it cannot be resumed.
+
+        Returns:
+            A surface with directions (2, 2) and center (2,).
+
+        Example:
+            >>> from landscape.geometry.profiles import parabola
+            >>> parabola().compact().directions.tolist()
+            [[1.0, 0.0], [0.0, 1.0]]
+        """
+        directions = self.directions.astype(np.float64)
+        if directions.shape[1] <= 2 or not np.isfinite(directions).all():
+            return self
+        values, vectors = np.linalg.eigh(directions @ directions.T)
+        root = vectors @ np.diag(np.sqrt(values.clip(min=0))) @ vectors.T
+        center = np.array([np.linalg.norm(self.center.astype(np.float64)), 0.0])
+        return dataclasses.replace(self, directions=root, center=center)
+
+    def basins(
+        self, rises: Sequence[float] | None = None, *, least: float | None = None, around: str | None = None
+    ) -> Basins:
+        """The surface's basins, and the width, area and volume of the region around one point, by its rise.
+
+        Args:
+            rises: rises of the loss in nats at which the region is measured; default: 24 up to the one at
+                which it reaches the edge of the grid.
+            least: the smallest persistence in nats of a basin that is listed; default: 1% of the median rise
+                above the lowest loss, and no less than twice the error of interpolated losses (ours).
+            around: the point that the region contains: "center" or "lowest", the lowest point of the grid;
+                default: the centre of planes around one set of weights, else the lowest point.
+
+        Returns:
+            Basins in order of persistence, and for each rise the area, volume and widths (R, 2).
+
+        Raises:
+            InputError: a rise that is not positive, or an unknown ``around``.
+            FailedError: no finite loss, none at the centre, fewer than 2 × 2 points, parallel directions.
+
+        Example:
+            >>> from landscape.geometry.profiles import parabola
+            >>> parabola().basins([0.25]).area.round(1).tolist()  # π/4
+            [0.8]
+        """
+        # By name, as plot() does: a result does not depend on what is computed from it.
+        found: Basins = importlib.import_module("landscape.geometry.basins").basins_of(
+            self, rises, least, around
+        )
+        return found
+
+
+@dataclass(frozen=True)
+class Line(Interpolated):
+    """Loss and accuracy at the weights ``start + t·direction``.
+
+    Attributes:
+        t: (K,), coordinates on the line.
+        loss: (K,), in nats.
+        accuracy: (K,), between 0 and 1; NaN without class labels.
+        start, direction: (P,), weights.
+        kind: "interpolation" (from one set of weights at t = 0 to another at t = 1) or "direction" (t around
+            0, start is the centre).
+        done: (K,), True where the values are exact; files older than this field are. Elsewhere they are
+            interpolated, see :class:`landscape.results.grids.Interpolated`.
+        barrier: of an interpolation, in nats (see :func:`landscape.barrier`); NaN of a direction.
+        ends: names of the two sets of weights.
+        batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
+
+    Example:
+        >>> t = np.linspace(0, 1, 3)
+        >>> line = Line(t=t, loss=t**2, accuracy=1 - t, start=np.zeros(2), direction=np.ones(2),
+        ...             kind="interpolation", barrier=0.0, samples=1, dtype="float64", bn="center",
+        ...             batchnorm=False, bn_samples=0, path="batched", ends=("a", "b"))
+        >>> line.to_dataframe().loss.tolist()
+        [0.0, 0.25, 1.0]
+    """
+
+    schema: ClassVar[str] = "landscape.line"
+    axes_of: ClassVar[tuple[str, ...]] = ("t",)
+    table: ClassVar[str] = "t"
+
+    t: Annotated[Array, "t+"]
+    loss: Annotated[Array, "t", "nat"]
+    accuracy: Annotated[Array, "t", "1"]
+    start: Annotated[Array, "parameter"]
+    direction: Annotated[Array, "parameter"]
+    kind: str
+    barrier: Annotated[float, "nat"]
+    path: str
+    ends: tuple[str, ...] = ()
+    done: Annotated[Array, "t"] = field(default_factory=lambda: np.zeros(0, bool))
+
+    def __post_init__(self) -> None:
+        if self.done.size == 0:
+            object.__setattr__(self, "done", np.ones(self.loss.shape, bool))
+        super().__post_init__()
+
+
+def barrier(t: Array, loss: Array) -> float:
+    """The loss barrier between the ends of a line: max_t [L(t) − ((1−t)·L(0) + t·L(1))] ≥ 0.
+
+    A barrier of 0 means that the loss never rises above the straight line between its ends, as in a convex
+    valley: the two ends are linearly connected (Frankle et al. 2020, who use the mean of the two ends in
+    place of the straight line; this form is from Entezari et al. 2022, section 2).
+
+    Args:
+        t: (K,), from 0 to 1.
+        loss: (K,).
+
+    Returns:
+        The barrier in the unit of the loss; NaN if a loss is NaN or an end is infinite.
+
+    Example:
+        >>> barrier(np.array([0.0, 0.5, 1.0]), np.array([1.0, 4.0, 3.0]))
+        2.0
+    """
+    with np.errstate(invalid="ignore"):
+        return float(np.max(loss - ((1 - t) * loss[0] + t * loss[-1])))
+
+
+@dataclass(frozen=True)
+class HessianGrid(Interpolated):
+    """λ_min, λ_max and the ratio |λ_min|/|λ_max| of the Hessian on a grid, as in DPSGD-2020, Figure 4.
+
+    A low ratio means a nearly convex region, a high ratio a saddle.
+
+    Attributes:
+        x, y: (nx,) and (ny,), coordinates in the plane.
+        lambda_min, lambda_max: (ny, nx), in nats; NaN where not computed yet.
+        ratio: (ny, nx); infinite where λ_max is 0.
+        residual_min, residual_max: (ny, nx), ‖Hv − λv‖ in nats: an eigenvalue lies within this distance.
+        hvps: (ny, nx), number of Hessian-vector products.
+        converged: (ny, nx), whether both residuals met the tolerance ``tol``.
+        done: (ny, nx), True where the values are exact; elsewhere they are interpolated, or not computed yet.
+            Files older than this field are complete.
+        tolerance, columns, stated_error, largest_error, checks, log_columns: of interpolated values, as in
+            :class:`landscape.results.grids.Interpolated`. Residuals are NaN there, ``converged`` is
+            False.
+        plane_sha256: SHA-256 of the bytes of the centre and the directions.
+        batchnorm, bn, bn_samples, provenance: as in :class:`landscape.Surface`. Files older than these fields
+            used the statistics of the centre.
+
+    Example:
+        >>> one = np.ones((1, 2))
+        >>> grid = HessianGrid(
+        ...     x=np.arange(2.0), y=np.zeros(1), lambda_min=-one, lambda_max=2 * one, ratio=one / 2,
+        ...     residual_min=one, residual_max=one, hvps=one, converged=one > 0, kind="random", norm="none",
+        ...     seed=0, span=0.1, tol=0.01, samples=1, dtype="float64")
+        >>> grid.to_dataframe()[["x", "ratio"]].to_numpy().tolist()
+        [[0.0, 0.5], [1.0, 0.5]]
+    """
+
+    schema: ClassVar[str] = "landscape.hessian_grid"
+    axes_of: ClassVar[tuple[str, ...]] = ("x", "y")
+    table: ClassVar[str] = "y x"
+
+    x: Annotated[Array, "x+"]
+    y: Annotated[Array, "y+"]
+    lambda_min: Annotated[Array, "y x", "nat"]
+    lambda_max: Annotated[Array, "y x", "nat"]
+    ratio: Annotated[Array, "y x", "1"]
+    residual_min: Annotated[Array, "y x", "nat"]
+    residual_max: Annotated[Array, "y x", "nat"]
+    hvps: Annotated[Array, "y x"]
+    converged: Annotated[Array, "y x"]
+    kind: str
+    norm: str
+    seed: int
+    span: float
+    tol: float
+    search: str = ""
+    plane_sha256: str = ""
+    done: Annotated[Array, "y x"] = field(default_factory=lambda: np.zeros((0, 0), bool))
+    max_products: int = 0
+    randomness: str = ""
+    provenance: tuple[str, ...] = ()
+
+    @property
+    def trusted(self) -> Array:
+        """(ny, nx): where the eigenvalues converged, or are interpolated between exact points."""
+        interpolated = ~self.done if "ratio" in self.columns else np.zeros_like(self.done)
+        found: Array = self.converged.astype(bool) | interpolated
+        return found
+
+    def __post_init__(self) -> None:
+        if self.done.size == 0:
+            object.__setattr__(self, "done", np.ones(self.ratio.shape, bool))
+        super().__post_init__()
