@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
+from landscape.core import registry
 from landscape.problem.problem import Problem
 from landscape.results.base import Result, load_results
-from landscape.testing.checks import classification, refuses, register, require, run, same_result
-from landscape.testing.interface import check_command, check_drawing
+from landscape.testing.checks import CHECKS, classification, refuses, require, run, same_result
+from landscape.testing.interface import check_command, check_drawing, run_command
 
 Analysis = Callable[..., Result]
 
@@ -45,33 +47,15 @@ class Truth:
     rtol: float = 1e-6
 
 
-@dataclass(frozen=True)
-class _Case:
-    analysis: Analysis
-    options: Mapping[str, Any]
-    refused: Mapping[str, Any]
-    truth: Truth | None
-    command: Sequence[str]
-    seeded: bool
-    rtol: float
-    device: str
-
-    def __call__(self, form: str = "tensors", **changes: Any) -> Any:
-        return self.analysis(classification(self.device, form), **{**self.options, **changes})
+#: What may differ with the form of the data: how the loss was computed.
+PATHS = ("path", "search", "hvps", "residual", "residuals", "provenance")
 
 
 def check_analysis(
-    analysis: Analysis,
-    options: Mapping[str, Any] | None = None,
-    *,
-    refused: Mapping[str, Any] | None = None,
-    truth: Truth | None = None,
-    command: Sequence[str] = (),
-    seeded: bool = True,
-    rtol: float = 1e-6,
-    device: str = "cpu",
-    only: str | None = None,
-) -> None:
+    analysis: Analysis, options: Mapping[str, Any] | None = None, *, refused: Mapping[str, Any] | None = None,
+    truth: Truth | None = None, command: Sequence[str] = (), seeded: bool = True, rtol: float = 1e-6,
+    forms: Sequence[str] = ("batches", "dict", "dict batches"), device: str = "cpu", only: str | None = None,
+) -> None:  # fmt: skip
     """Check an analysis: seeds, files, forms of data, BatchNorm, error bar, refusals, command, picture.
 
     Args:
@@ -84,6 +68,7 @@ def check_analysis(
             for an analysis that has none.
         seeded: whether it draws random numbers from an option ``seed``.
         rtol: by how much its numbers may differ, relatively, for data in other forms.
+        forms: the forms of data that it is defined for, besides tensors.
         device: where it is computed.
         only: the check that is run, of ``CHECKS["analysis"]``; all by default.
 
@@ -96,81 +81,65 @@ def check_analysis(
         >>> options = {"batch": 6, "top_k": 2, "max_draws": 4}
         >>> check_analysis(landscape.noise_alignment, options, refused={"tol": 0.0}, only="seed")
     """
-    run("analysis", _Case(analysis, options or {}, refused or {}, truth, command, seeded, rtol, device), only)
+    given = options or {}
+
+    def call(changes: Mapping[str, Any], form: str = "tensors") -> Result:
+        return analysis(classification(device, form), **{**given, **changes})
+
+    case = SimpleNamespace(
+        call=call, analysis=analysis, options=given, refused=refused or {}, truth=truth, command=command,
+        seeded=seeded, rtol=rtol, forms=forms, device=device,
+    )  # fmt: skip
+    run("analysis", case, only)
 
 
-@register("analysis")
-def seed(case: _Case) -> None:
+def seed(case: Any) -> None:
     """The same seed gives the same numbers and another one others; the global state stays as it was."""
     before = torch.get_rng_state()
-    one = case()
+    one = case.call({})
     require(torch.equal(torch.get_rng_state(), before), "the analysis draws from the global generator")
-    same_result(one, case())
+    same_result(one, case.call({}))
     if case.seeded:
-        same_result(case(seed=7), case(seed=7))
-        try:
-            same_result(one, _with(case(seed=7), seed=one.seed))  # type: ignore[attr-defined]
-        except AssertionError:
-            return
-        raise AssertionError("another seed gives the same numbers")
+        other = vars(case.call({"seed": 7})) | {"seed": one.seed}
+        require(str(other) != str(vars(one)), "another seed gives the same numbers")
 
 
-def _with(result: Result, **changes: Any) -> Result:
-    return dataclasses.replace(result, **changes)
-
-
-@register("analysis")
-def file(case: _Case) -> None:
+def file(case: Any) -> None:
     """A file keeps every field, and the short form of the result is one line."""
-    result = case()
+    result = case.call({})
     require("\n" not in repr(result), f"its repr has several lines: {result!r}")
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "result.h5"
-        result.save(path)
-        same_result(load_results(path)[0], result)
+        result.save(Path(folder) / "result.h5")
+        same_result(load_results(Path(folder) / "result.h5")[0], result)
 
 
-@register("analysis")
-def batches(case: _Case) -> None:
+def batches(case: Any) -> None:
     """Data as a list of batches, as a dict, and as a list of dicts gives the same numbers."""
-    whole = case()
-    for form in ("batches", "dict", "dict batches"):
-        same_result(_with(case(form), **_path(whole)), whole, case.rtol)
+    for form in case.forms:
+        same_result(case.call({}, form), case.call({}), case.rtol, PATHS)
 
 
-def _path(result: Result) -> dict[str, Any]:
-    """How the loss was computed may differ with the form of the data."""
-    return {
-        name: getattr(result, name)
-        for name in ("path", "search", "hvps", "residual", "residuals")
-        if hasattr(result, name)
-    }
-
-
-@register("analysis")
-def batchnorm(case: _Case) -> None:
+def batchnorm(case: Any) -> None:
     """With BatchNorm the result says whose statistics it used; the model's own, and its weights, are left."""
     problem = classification(case.device, norm=True)
-    kept = {name: tensor.clone() for name, tensor in problem.model.state_dict().items()}
+    kept = copy.deepcopy(problem.model.state_dict())
     for policy in ("center", "recalibrate"):
         result: Any = case.analysis(problem.with_batchnorm(policy, 24), **case.options)
-        if hasattr(result, "batchnorm"):
-            require(result.batchnorm, "the result does not say that the model has BatchNorm")
-            require(result.bn in (policy, "train"), f"bn is {result.bn!r}, the problem has {policy!r}")
+        said = getattr(result, "bn", policy) in (policy, "train") and getattr(result, "batchnorm", True)
+        require(said, f"the result does not say that BatchNorm has the statistics of {policy!r}")
     require(not problem.model.training, "the model is left in training mode")
     for name, tensor in problem.model.state_dict().items():
         require(torch.equal(tensor, kept[name]), f"the model's {name} is changed")
 
 
-@register("analysis")
-def truth(case: _Case) -> None:
+def truth(case: Any) -> None:
     """Exact numbers are the truth's; the others lie around it as their standard errors say."""
-    known = case.truth
+    known: Truth | None = case.truth
     if known is None:
         return
     problem, options = known.problem(case.device), {**case.options, **known.options}
-    seeds = range(known.draws if known.errors else 1)
-    results = [case.analysis(problem, **options, **({"seed": s} if case.seeded else {})) for s in seeds]
+    seeds = [{"seed": s} if case.seeded else {} for s in range(known.draws if known.errors else 1)]
+    results = [case.analysis(problem, **options, **one) for one in seeds]
     for name, value in known.values.items():
         found = np.array([getattr(result, name) for result in results])
         if name not in known.errors:
@@ -184,29 +153,34 @@ def truth(case: _Case) -> None:
         require(off < 4, f"{name} is biased: its mean is {off:.1f} standard errors of a mean from the truth")
 
 
-@register("analysis")
-def refusals(case: _Case) -> None:
+def refusals(case: Any) -> None:
     """What is not allowed is refused in one line that names option and value."""
-    for option, value in case.refused.items():
-        refuses(option, value, lambda option=option, value=value: case(**{option: value}))  # type: ignore[misc]
+    refuses(case.call, case.refused)
 
 
-@register("analysis")
-def command(case: _Case) -> None:
-    """The command writes a result of the same class, and passes :func:`check_command`."""
+def command(case: Any) -> None:
+    """The command writes such a result, and refuses what the function does; see :func:`check_command`."""
     if not case.command:
         return
+    name, *words = case.command
+    words = ["{run}/last.h5", *words, "-o", "{folder}/out.h5"]
+    flags = {flag for each in registry.commands[name].params for flag in each.opts}
+    options = {option: f"--{option.replace('_', '-')}" for option in case.refused}
+    refused = {o: [*words, flag, case.refused[o]] for o, flag in options.items() if flag in flags}
+    check_command(name, [*words, "--plot", "{folder}/out.png"], refused=refused)
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.h5"
-        name, *words = case.command
-        check_command(
-            name, ["{run}/last.h5", *words, "-o", str(out), "--plot", f"{folder}/out.png", "--force"]
+        code, _, error = run_command(name, words, folder)
+        require(code == 0, error)
+        require(
+            type(load_results(f"{folder}/out.h5")[0]) is type(case.call({})), "the file has another result"
         )
-        (result,) = load_results(out)
-        require(type(result) is type(case()), f"the file has a {type(result).__name__}")
 
 
-@register("analysis")
-def picture(case: _Case) -> None:
+def picture(case: Any) -> None:
     """The result has a drawing, which passes :func:`check_drawing`."""
-    check_drawing([case()])
+    check_drawing([case.call({})])
+
+
+CHECKS["analysis"] = {
+    check.__name__: check for check in (seed, file, batches, batchnorm, truth, refusals, command, picture)
+}

@@ -10,15 +10,15 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
 
 from landscape.core import registry
 from landscape.results.base import Result
-from landscape.testing.checks import lent, register, require, run, same_result
+from landscape.testing.checks import CHECKS, lent, require, run, same_result
 
 #: The run whose folder commands are given: DPSGD with four learners on a Gaussian mixture.
 RECIPE: dict[str, Any] = {
@@ -28,27 +28,14 @@ RECIPE: dict[str, Any] = {
     "data": {"name": "synthetic", "samples": 200, "dimension": 6, "classes": 3},
     "decompose": {"every": 3}, "evaluate": {"every": 6}, "checkpoint": {"every": 5},
 }  # fmt: skip
+TITLE = "A title of one's own"
 
 
-@dataclass(frozen=True)
-class _Drawing:
-    results: Sequence[Result]
-    options: Mapping[str, Any]
-
-    def figure(self, **changes: Any) -> Any:
-        from landscape import plots
-
-        return plots.draw(list(self.results), **{**self.options, **changes})
-
-
-def check_drawing(
-    results: Sequence[Result], options: Mapping[str, Any] | None = None, *, only: str | None = None
-) -> None:
-    """Check the drawing that is registered for a class of results: axes, title, files, no side effects.
+def check_drawing(results: Sequence[Result], *, only: str | None = None) -> None:
+    """Check the drawing that is registered for a class of results: axes, title, file, no side effects.
 
     Args:
         results: finished ones of one class.
-        options: of :func:`landscape.plots.draw`.
         only: the check that is run, of ``CHECKS["drawing"]``; all by default.
 
     Raises:
@@ -58,75 +45,47 @@ def check_drawing(
         >>> from landscape.results.comparison import example
         >>> check_drawing([example()])
     """
-    run("drawing", _Drawing(results, options or {}), only)
+    run("drawing", list(results), only)
 
 
-@register("drawing")
-def axes(case: _Drawing) -> None:
-    """Something is drawn, on axes with names, under the title that was asked for; twice it is the same."""
-    figure = case.figure(title="A title of one's own")
-    shown = [text.get_text() for text in figure.findobj(lambda each: hasattr(each, "get_text"))]
-    require("A title of one's own" in shown, "the title is not on the figure")
-    drawn = [ax for ax in figure.axes if ax.has_data()]
-    require(drawn, "nothing is drawn")
-    require(any(ax.get_xlabel() or ax.get_ylabel() for ax in drawn), "no axis has a name")
-    require(
-        _pixels(figure) == _pixels(case.figure(title="A title of one's own")),
-        "drawn twice it is another picture",
-    )
+def axes(results: list[Result]) -> None:
+    """Something is drawn, on axes with names, under the title that was asked for; the file is a picture."""
+    from matplotlib.text import Text
 
-
-def _pixels(figure: Any) -> bytes:
-    out = io.BytesIO()
-    figure.savefig(out, format="rgba", dpi=50)
-    return out.getvalue()
-
-
-@register("drawing")
-def files(case: _Drawing) -> None:
-    """It is written as PNG, PDF and SVG."""
     from landscape import plots
 
+    figure = plots.draw(results, title=TITLE)
+    require(TITLE in [text.get_text() for text in figure.findobj(Text)], "the title is not on the figure")
+    drawn = [ax for ax in figure.axes if ax.has_data()]
+    require(
+        any(ax.get_xlabel() or ax.get_ylabel() for ax in drawn), "nothing is drawn, or no axis has a name"
+    )
     with tempfile.TemporaryDirectory() as folder:
-        for suffix, begin in (("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")):
-            path = Path(folder) / f"drawing.{suffix}"
-            plots.save_figure(case.figure(), path)
-            require(path.read_bytes().startswith(begin), f"the {suffix} file is none")
+        plots.save_figure(figure, Path(folder) / "drawing.png")
+        require((Path(folder) / "drawing.png").read_bytes().startswith(b"\x89PNG"), "the file is no picture")
 
 
-@register("drawing")
-def effects(case: _Drawing) -> None:
+def effects(results: list[Result]) -> None:
     """The results and matplotlib's settings are left as they were."""
     import matplotlib
 
-    kept, settings = copy.deepcopy(list(case.results)), {**matplotlib.rcParams}
-    case.figure()
-    for mine, result in zip(kept, case.results, strict=True):
+    from landscape import plots
+
+    kept, settings = copy.deepcopy(results), {**matplotlib.rcParams}
+    plots.draw(results)
+    for mine, result in zip(kept, results, strict=True):
         same_result(mine, result)
     changed = [
         key for key, value in settings.items() if key != "backend" and matplotlib.rcParams[key] != value
     ]
-    require(not changed, f"{changed}: the drawing changes matplotlib's settings")
-
-
-@dataclass(frozen=True)
-class _Command:
-    name: str
-    arguments: Sequence[object]
-    refused: Mapping[str, Sequence[object]]
-
-    def words(self, folder: str, arguments: Sequence[object]) -> list[str]:
-        return [str(word).replace("{run}", _run()).replace("{folder}", folder) for word in arguments]
+    require(not changed, f"the drawing changes matplotlib's {changed}")
 
 
 def check_command(
-    command: str | click.Command,
-    arguments: Sequence[object] = (),
-    *,
-    refused: Mapping[str, Sequence[object]] | None = None,
-    only: str | None = None,
-) -> None:
-    """Check a command: help with an example, its files, ``-q``, ``--json``, and refusals in one line.
+    command: str | click.Command, arguments: Sequence[object] = (), *,
+    refused: Mapping[str, Sequence[object]] | None = None, only: str | None = None,
+) -> None:  # fmt: skip
+    """Check a command: help with an example, ``-q``, ``--json``, and refusals in one line.
 
     Args:
         command: its name; or a command that is not registered.
@@ -140,16 +99,28 @@ def check_command(
     Example:
         >>> check_command("info", ["{run}/last.h5"], refused={"none.h5": ["none.h5"]})
     """
-    with lent(registry.commands, command, getattr(command, "name", "") or "") as name:
-        run("command", _Command(name, arguments, refused or {}), only)
+    with lent(registry.commands, command, str(getattr(command, "name", ""))) as name:
+        run("command", SimpleNamespace(name=name, arguments=arguments, refused=refused or {}), only)
 
 
-def run_command(*words: object) -> tuple[int, str, str]:
-    """``landscape WORDS`` in this process: its exit code, stdout and stderr."""
+@functools.cache
+def trained() -> tempfile.TemporaryDirectory[str]:
+    """The folder of the small run, which is trained once a process and goes with it."""
+    from landscape.train.recipes import recipe
+    from landscape.train.run.launch import launch
+
+    folder = tempfile.TemporaryDirectory(prefix="landscape-testing-")
+    launch(recipe.from_values(RECIPE), folder.name, device="cpu")
+    return folder
+
+
+def run_command(name: str, words: Sequence[object], folder: str) -> tuple[int, str, str]:
+    """``landscape NAME WORDS`` in this process: its exit code, stdout and stderr."""
     from landscape import cli
 
+    given = [str(word).replace("{run}", trained().name).replace("{folder}", folder) for word in words]
     out, err, code, argv = io.StringIO(), io.StringIO(), 0, sys.argv
-    sys.argv = ["landscape", *map(str, words)]
+    sys.argv = ["landscape", name, *given]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             cli.main()
@@ -160,59 +131,31 @@ def run_command(*words: object) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-@functools.cache
-def _trained() -> tempfile.TemporaryDirectory[str]:
-    """The small run; its folder goes with the process."""
-    from landscape.train.recipes import recipe
-    from landscape.train.run.launch import launch
-
-    folder = tempfile.TemporaryDirectory(prefix="landscape-testing-")
-    launch(recipe.from_values(RECIPE), Path(folder.name) / "run", device="cpu")
-    return folder
-
-
-def _run() -> str:
-    return f"{_trained().name}/run"
-
-
-@register("command")
-def help(case: _Command) -> None:
-    """The help has an example."""
-    code, out, err = run_command(case.name, "--help")
-    require((code, err) == (0, ""), f"--help exits with {code}: {err}")
-    require("Example" in out, "the help has no example")
-
-
-@register("command")
-def output(case: _Command) -> None:
-    """It ends with 0; -q leaves stdout as it is and stderr empty; --json prints one object of JSON alone."""
+def output(case: Any) -> None:
+    """The help has an example; -q leaves stdout as it is and stderr empty; --json prints JSON alone."""
+    require("Example" in run_command(case.name, ["--help"], "")[1], "the help has no example")
     shown: list[str] = []
-    for more in ((), ("-q",), ("-q", "--json")):
+    for more in ([], ["-q"], ["-q", "--json"]):
         with tempfile.TemporaryDirectory() as folder:
-            words = [case.name, *case.words(folder, case.arguments), *more]
-            code, out, err = run_command(*words)
-            require(code == 0, f"landscape {' '.join(words)} exits with {code}: {err}")
-            require(not (more and err), f"with {' '.join(more)} it writes to stderr: {err}")
-            shown.append(out.replace(folder, "{folder}"))
+            code, out, err = run_command(case.name, [*case.arguments, *more], folder)
+            require(code == 0 and not (more and err), f"{more}: exit code {code}, stderr: {err}")
+            shown.append(out.replace(folder, ""))
     require(shown[0] == shown[1], "-q changes stdout")
-    try:
-        found = json.loads(shown[2], parse_constant=_refuse)
-    except ValueError as error:
-        raise AssertionError(f"--json: {error} in {shown[2][:200]}") from error
-    require(found.get("command") == case.name, f"--json names the command {found.get('command')!r}")
+    bad: list[str] = []
+    found = json.loads(shown[2], parse_constant=bad.append) if shown[2].startswith("{") else {}
+    require(
+        found.get("command") == case.name and not bad, f"--json prints no JSON of it: {shown[2][:200]} {bad}"
+    )
 
 
-def _refuse(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")
-
-
-@register("command")
-def refusals(case: _Command) -> None:
+def one_line(case: Any) -> None:
     """What is wrong is one line on stderr that names it, with the exit code 1 or 2."""
     for named, wrong in {"--no-such-option": [*case.arguments, "--no-such-option"], **case.refused}.items():
         with tempfile.TemporaryDirectory() as folder:
-            code, _, err = run_command(case.name, *case.words(folder, wrong))
-        require(code in (1, 2), f"{wrong} exits with {code}")
-        require(
-            err.count("\n") == 1 and named in err, f"{wrong} is not refused in one line with {named!r}: {err}"
-        )
+            code, _, err = run_command(case.name, wrong, folder)
+        refused = code in (1, 2) and err.count("\n") == 1 and named in err
+        require(refused, f"{wrong} is not refused in one line with {named!r}: exit code {code}, {err}")
+
+
+CHECKS["drawing"] = {check.__name__: check for check in (axes, effects)}
+CHECKS["command"] = {check.__name__: check for check in (output, one_line)}
