@@ -225,19 +225,18 @@ COMMANDS: dict[str, tuple[list[str], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-SLOW = {
-    "learning-coefficient",
-    "noise-scale",
-    "noise-alignment",
-    "batch-sharpness",
-}  # of which the truth takes seconds
+def is_slow(name: str, check: str) -> bool:
+    """The learning coefficient takes 1,000 steps at least, and many draws make some truths slow."""
+    if name == "learning-coefficient":
+        return check != "refusals"
+    return check == "truth" and name in ("noise-scale", "noise-alignment", "batch-sharpness")
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("name", "check"),
     [
-        pytest.param(name, check, marks=[pytest.mark.slow] if check == "truth" and name in SLOW else [])
+        pytest.param(name, check, marks=[pytest.mark.slow] * is_slow(name, check))
         for name in ANALYSES
         for check in CHECKS["analysis"]
     ],
