@@ -307,6 +307,7 @@ ODD: dict[str, tuple[str, Change, str]] = {
     "version": ("checkpoint", attribute("version", "x"), "version"),
     "version of a result": ("surface", attribute("version", np.zeros(2)), "version"),
     "schema": ("surface", attribute("schema", 3), "not one that landscape wrote"),
+    "schema of two lines": ("surface", attribute("schema", "landscape.s\nx"), "not one that landscape wrote"),
     "history": ("checkpoint", instead("history", lambda f: f.__setitem__("history", 1.0)), "/history is a data set"),
     "column": ("checkpoint", instead("history/lr", lambda f: f.create_group("history/lr")), "/history/lr is a group"),
     "layout": ("checkpoint", not_utf8, "utf-8"),
@@ -405,7 +406,7 @@ def test_escape_sequences_and_odd_names_are_shown(sound: Path, tmp_path: Path, c
 
 
 def test_temporary_files_cannot_be_foreseen(sound: Path, tmp_path: Path) -> None:
-    """A link under the name that version 0.6.0 would take is not followed, and names are not repeated."""
+    """A link under a name that could be foreseen is not followed, and names are not repeated."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     for name in ("s.h5", "t.csv"):

@@ -13,13 +13,13 @@ from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
 from landscape.core.numerics import numerics
 from landscape.core.options import expect
+from landscape.core.progress import Progress
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.directional import gradient_curvature
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.lanczos import TOL as EIGENVALUE_TOL
 from landscape.evaluation import needs
 from landscape.evaluation.minibatches import Minibatches, stream
-from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance

@@ -33,7 +33,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import hdf5
 from landscape.core.errors import InputError
 from landscape.core.options import SPLIT, below_one, choose, expect, positive
-from landscape.evaluation.paths import Progress
+from landscape.core.progress import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.comparison import Comparison

@@ -16,6 +16,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
 from landscape.core.numerics import numerics
 from landscape.core.options import expect, positive
+from landscape.core.progress import Progress
 from landscape.evaluation import evaluate, needs
 from landscape.evaluation.adaptive import first_points
 from landscape.evaluation.filling import complete, meets
@@ -94,7 +95,7 @@ def contour(
     save: Callable[[Surface], None] | None = None,
     group: dist.ProcessGroup | None = None,
     cluster: Workers | None = None,
-    progress: evaluate.Progress | None = None,
+    progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Surface:
     """Loss and accuracy of ``problem`` on an (nx, ny) ``grid`` over ``plane``.
@@ -185,7 +186,7 @@ def contour(
             x=x, y=y, span=span, done=done.copy(), precision_error=error, **copies, **fields, **about
         )
 
-    def values(points: Tensor, progress: evaluate.Progress) -> dict[str, Tensor]:
+    def values(points: Tensor, progress: Progress) -> dict[str, Tensor]:
         at_points = run(points, progress)
         return {"loss": at_points.loss, "accuracy": at_points.accuracy}
 

@@ -14,12 +14,11 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
 from landscape.core.options import SPLIT, expect, positive
-from landscape.core.progress import portion
+from landscape.core.progress import Progress, portion
 from landscape.curvature import jackknife
 from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
 from landscape.evaluation import needs
-from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem

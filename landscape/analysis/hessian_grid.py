@@ -14,6 +14,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
 from landscape.core.numerics import numerics
 from landscape.core.options import expect
+from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import eigenpairs, extreme_eigenvalues, points_at_once
 from landscape.curvature.hessian import HessianOptions
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, SearchOptions, ends_of
@@ -21,7 +22,6 @@ from landscape.curvature.start import start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.filling import complete, meets
 from landscape.evaluation.grid import MismatchError, Portions, Workers, copy_common, difference
-from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import changed, provenance, setting
 from landscape.evaluation.tolerance import Tolerance
 from landscape.problem.batchnorm import SAMPLES

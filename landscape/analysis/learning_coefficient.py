@@ -15,13 +15,13 @@ from landscape.core.extras import optional
 from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
 from landscape.core.options import expect, positive
+from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import standard_error
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.lanczos import TOL as EIGENVALUE_TOL
 from landscape.evaluation import needs
 from landscape.evaluation.langevin import Langevin
 from landscape.evaluation.minibatches import stream
-from landscape.evaluation.paths import Progress, no_progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem

@@ -11,6 +11,7 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.memory import bounded
 from landscape.core.options import expect, positive
+from landscape.core.progress import Progress
 from landscape.evaluation import evaluate, needs
 from landscape.evaluation.adaptive import first_points
 from landscape.evaluation.filling import complete
@@ -39,7 +40,7 @@ def line(
     path: str = "auto",
     tolerance: str | float | None = None,
     max_memory: int | None = None,
-    progress: evaluate.Progress | None = None,
+    progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Line:
     """Loss and accuracy of ``problem`` at ``points`` weights on a line.
@@ -104,7 +105,7 @@ def line(
         path=path,
     )
 
-    def values(places: Tensor, report: evaluate.Progress) -> dict[str, Tensor]:
+    def values(places: Tensor, report: Progress) -> dict[str, Tensor]:
         at_points = run(places, report)
         return {"loss": at_points.loss, "accuracy": at_points.accuracy}
 

@@ -11,9 +11,9 @@ from landscape.core.errors import InputError
 from landscape.core.memory import bounded
 from landscape.core.numerics import numerics
 from landscape.core.options import expect, positive
+from landscape.core.progress import Progress
 from landscape.curvature.hessian import HessianOperator
 from landscape.evaluation import needs
-from landscape.evaluation.paths import Progress
 from landscape.evaluation.stack import Stack
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import average

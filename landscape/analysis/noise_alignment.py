@@ -15,14 +15,13 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
 from landscape.core.options import expect, positive
-from landscape.core.progress import portion
+from landscape.core.progress import Progress, portion
 from landscape.core.statistics import standard_error
 from landscape.curvature import jackknife
 from landscape.curvature.eigenvalues import Products, exact_products, top_eigenvalues
 from landscape.curvature.lanczos import TOL as EIGEN_TOL
 from landscape.evaluation import needs
 from landscape.evaluation.minibatches import Minibatches, stream
-from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance

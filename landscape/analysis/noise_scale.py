@@ -12,10 +12,10 @@ from landscape.analysis.precision import LEAST, MOST, TOL, Precision, learners_o
 from landscape.core.errors import FailedError, InputError
 from landscape.core.memory import bounded
 from landscape.core.options import choose, expect
+from landscape.core.progress import Progress
 from landscape.evaluation import needs
 from landscape.evaluation.gradient_noise import AroundWhole, Estimator, Jackknife, Learners, Scale
 from landscape.evaluation.minibatches import Minibatches, stream
-from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
 from landscape.core.numerics import numerics
 from landscape.core.options import choose, expect, positive
+from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
 from landscape.evaluation import needs
@@ -240,7 +241,7 @@ def eigen_plane(
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Callable[[float], None] | None = None,
+    progress: Progress | None = None,
 ) -> Plane:
     """The unit eigenvectors of λ_max (x) and λ_min (y) of the Hessian at the problem's centre.
 

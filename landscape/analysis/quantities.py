@@ -20,12 +20,12 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
+from landscape.core.progress import Progress
 from landscape.core.statistics import Estimate
 from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
 from landscape.curvature.lanczos import Eigenpairs, Ends
 from landscape.curvature.preconditioner import Preconditioner
 from landscape.curvature.trace import trace
-from landscape.evaluation.paths import Progress
 from landscape.problem.losses import correct_shares
 from landscape.problem.problem import Problem
 from landscape.results.curvature import Disagreement

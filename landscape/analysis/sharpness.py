@@ -15,12 +15,12 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.memory import bounded
 from landscape.core.options import choose, expect, positive
+from landscape.core.progress import Progress
 from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.start import start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.ascent import Ascent, largest_rise
 from landscape.evaluation.minibatches import Minibatches, stream
-from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance

@@ -22,7 +22,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded, spare
 from landscape.core.numerics import numerics
 from landscape.core.options import expect, positive
-from landscape.core.progress import portion
+from landscape.core.progress import Progress, portion
 from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import exact_products, points_at_once, top_eigenvalues
@@ -31,7 +31,6 @@ from landscape.curvature.lanczos import TOL, lanczos
 from landscape.curvature.start import start_vector, warm_start
 from landscape.evaluation import needs
 from landscape.evaluation.needs import GRAPH_BYTES
-from landscape.evaluation.paths import Progress
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance

@@ -11,6 +11,7 @@ from landscape.core.errors import InputError
 from landscape.core.memory import bounded
 from landscape.core.numerics import numerics
 from landscape.core.options import choose, expect, positive
+from landscape.core.progress import Progress
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.density import PROBES, STEPS, quadrature
 from landscape.curvature.eigenvalues import (
@@ -26,7 +27,6 @@ from landscape.curvature.preconditioner import Preconditioner, as_preconditioner
 from landscape.curvature.start import start_vector
 from landscape.curvature.trace import TRACE_PRODUCTS, hutchpp, trace
 from landscape.evaluation import needs
-from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from landscape.cli.output import values as values
 from landscape.core import hdf5, progress
 from landscape.core.errors import FailedError, InputError
 from landscape.core.lock import Lock
+from landscape.core.progress import Progress
 from landscape.results import base
 
 
@@ -78,7 +79,7 @@ def residual(absolute: float, value: float) -> str:
     return f"relative residual {absolute / abs(value):.1e}" if value else f"residual {absolute:.1e}"
 
 
-def progress_bar(title: str, quiet: bool = False) -> AbstractContextManager[Callable[[float], None]]:
+def progress_bar(title: str, quiet: bool = False) -> AbstractContextManager[Progress]:
     """The progress of one piece of work, on stderr; none with -q."""
     return progress.progress_bar(title, quiet or output.current().silent)
 

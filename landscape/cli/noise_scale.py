@@ -15,7 +15,7 @@ from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.batch_sharpness import batch_sizes, check_learners
 from landscape.cli.choices import Choice
 from landscape.results.noise import NoiseScale
-from landscape.train.run.loop import recipe_of
+from landscape.train.recipes.recipe import recipe_of
 
 
 @click.command(

@@ -14,11 +14,11 @@ from landscape.cli import output
 from landscape.cli.choices import Choice as Choice
 from landscape.cli.choices import names as names
 from landscape.cli.choices import paths as paths
+from landscape.core.devices import DEVICES
 from landscape.core.errors import InputError
 from landscape.core.memory import at_most, parse_size
 from landscape.core.options import SPLIT
 from landscape.data.base import SPLITS
-from landscape.train.run.launch import DEVICES
 
 F = TypeVar("F", bound=Callable[..., Any])
 Option = Callable[[Any], Any]

@@ -15,7 +15,7 @@ from landscape.cli.choices import Choice
 from landscape.curvature.hessian import KINDS
 from landscape.curvature.pyhessian_engine import ENGINES
 from landscape.results.curvature import Spectrum
-from landscape.train.run.preconditioner import preconditioner
+from landscape.train.optimizer.preconditioning import preconditioner
 
 
 @click.command(epilog="Example: landscape spectrum runs/dp/last.h5 --top-k 5 --trace --density --plot f.png")

@@ -23,8 +23,8 @@ except ImportError:  # Windows
 HAS_LOCKS = fcntl is not None
 
 # Names of temporary files are random, so that nobody can create a link of that name in advance. They do not
-# contain the name of the file, so that they are never too long. The second form is that of version 0.6.0.
-_TEMPORARY = re.compile(r"\.landscape-[0-9a-f]{16}\.tmp|\.(step-\d{7}\.h5|last\.h5|recipe\.toml)\.\d+\.tmp")
+# contain the name of the file, so that they are never too long.
+_TEMPORARY = re.compile(r"\.landscape-[0-9a-f]{16}\.tmp")
 # Windows has none of these flags but the last, without which it translates line ends.
 _NO_LINK, _CLOSED, _NO_WAIT, _BINARY = (
     getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "O_BINARY")

@@ -11,6 +11,7 @@ from torch import Tensor
 from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
 from landscape.core.options import positive
+from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import Products, exact_products
 from landscape.curvature.hessian import HessianOptions, Part
 from landscape.curvature.krylov import negligible, orthogonalise, small_eigh
@@ -19,7 +20,6 @@ from landscape.curvature.start import start_vector
 from landscape.curvature.trace import signs
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BASIS_BYTES
-from landscape.evaluation.paths import Progress
 from landscape.problem.problem import Problem
 from landscape.results.curvature import Density
 

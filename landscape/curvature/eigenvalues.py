@@ -17,6 +17,7 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.memory import bounded, spare
 from landscape.core.options import choose, positive
+from landscape.core.progress import Progress
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.approximation import MIN_PARAMETERS, MIN_TOL, Approximation, cheapest
 from landscape.curvature.chain_hessian import ChainHessian, agrees
@@ -46,7 +47,6 @@ from landscape.evaluation.needs import BASIS_BYTES, GRAPH_BYTES, MAX_BASIS
 from landscape.problem.problem import Problem
 
 Products = Callable[[Tensor], Tensor]
-Progress = Callable[[float], None]
 
 SEARCHES = ("auto", "exact")
 # Points of a grid at once, at most. On 2 cores a product of one of 16 points costs half of a lone one's.

@@ -14,6 +14,7 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
+from landscape.core.progress import Progress
 from landscape.curvature.krylov import NEAR_ZERO, ends, krylov, outermost, second_start, small_eigh
 
 Product = Callable[[Tensor], Tensor]
@@ -36,7 +37,7 @@ class SearchOptions:
     high: int = 1
     tol: float = TOL
     max_products: int = MAX_PRODUCTS
-    progress: Callable[[float], None] | None = None
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def search_eigenpairs(
     high: int = 1,
     tol: float = TOL,
     max_products: int = MAX_PRODUCTS,
-    progress: Callable[[float], None] | None = None,
+    progress: Progress | None = None,
 ) -> Search:
     """The ``low`` smallest and ``high`` largest eigenvalues (algebraically) of a symmetric operator.
 
@@ -243,7 +244,7 @@ class _Decline:
     It takes the residual relative to what the tolerance allows, and never goes back.
     """
 
-    def __init__(self, progress: Callable[[float], None]) -> None:
+    def __init__(self, progress: Progress) -> None:
         self._progress, self._largest, self._share = progress, math.e, 0.0
 
     def __call__(self, ratio: float) -> None:
@@ -339,7 +340,7 @@ def lanczos(
     high: int = 1,
     tol: float = TOL,
     max_products: int = MAX_PRODUCTS,
-    progress: Callable[[float], None] | None = None,
+    progress: Progress | None = None,
 ) -> Eigenpairs:
     """:func:`search_eigenpairs` for one operator, ``product`` (P,) -> (P,), with exact residuals."""
     one = search_eigenpairs(start, low=low, high=high, tol=tol, max_products=max_products, progress=progress)

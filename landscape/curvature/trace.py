@@ -9,6 +9,7 @@ from torch import Tensor
 from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
 from landscape.core.options import choose, positive
+from landscape.core.progress import Progress
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.eigenvalues import Products, exact_products
@@ -16,7 +17,6 @@ from landscape.curvature.hessian import HessianOptions, Part
 from landscape.curvature.start import start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BLOCK
-from landscape.evaluation.paths import Progress
 from landscape.problem.problem import Problem
 from landscape.results.curvature import Trace
 

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from landscape._version import __version__
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import open_regular, replacing
+from landscape.core.progress import Progress
 from landscape.data.idx import FILES
 
 # Seconds without an answer, bytes that are read at once, and the slowest download: bytes a second (ours).
@@ -153,7 +154,7 @@ def fetch(
     *,
     mirror: str | None = None,
     force: bool = False,
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Progress = lambda share: None,
     message: Callable[[str], None] = lambda line: None,
 ) -> dict[Path, bool]:
     """Download the files of a data set that are missing below ``root``, and verify all of them.
@@ -174,11 +175,6 @@ def fetch(
         InputError: a mirror that is no http or https address.
         FailedError: no mirror gives a file with the right checksum, a file that is there is another, or one
             cannot be written.
-
-    Example:
-        >>> fetch("mnist", Path("data"), mirror="file:///etc/")
-        Traceback (most recent call last):
-        landscape.core.errors.InputError: --mirror: 'file:///etc/' is not allowed, it must be an http:// ...
     """
     if mirror is not None and not mirror.startswith(("http://", "https://")):
         raise InputError(f"--mirror: '{mirror}' is not allowed, it must be an http:// or https:// address")
@@ -249,7 +245,7 @@ def _download(
     mirrors: tuple[str, ...],
     file: File,
     path: Path,
-    progress: Callable[[float], None],
+    progress: Progress,
     message: Callable[[str], None],
 ) -> None:
     """Write a file from the first mirror that gives it; an archive that is there already is kept."""
@@ -317,7 +313,7 @@ def _opened(url: str, seconds: float) -> Any:
     return reply
 
 
-def _blocks(url: str, most: int, progress: Callable[[float], None]) -> Generator[bytes]:
+def _blocks(url: str, most: int, progress: Progress) -> Generator[bytes]:
     """The bytes at an address, ``most`` of them at most; _MirrorError names the address and the reason."""
     from http.client import HTTPException
     from urllib.error import HTTPError
