@@ -12,8 +12,11 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     # For -m, Python puts the current folder first; what lies there must not stand in for installed packages.
-    if not sys.flags.safe_path and os.path.isdir(".") and sys.path[:1] == [os.getcwd()]:
-        del sys.path[0]
+    try:
+        if sys.path[:1] == [os.getcwd()] and not sys.flags.safe_path:
+            del sys.path[0]
+    except FileNotFoundError:  # without one, MKL cannot be loaded
+        sys.exit("landscape: the current folder has been deleted; change to one that exists (cd)")
     from landscape.cli import main as run
 
     run()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gzip
 import io
 import os
+import re
+import resource
 import shutil
 import signal
+import struct
 import time
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,8 +30,10 @@ import landscape
 from landscape import FailedError, InputError, data
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.foreign_weights import read_state
-from landscape.core import hdf5_verify
+from landscape.core import files, hdf5_verify, lock
 from landscape.core.files import printable, replacing, write_text
+from landscape.core.hdf5 import changed_copy
+from landscape.core.lock import Lock
 from landscape.data.idx import FILES, read_idx
 from landscape.data.images import decode
 from landscape.data.speech import read_wav
@@ -109,7 +116,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         lambda f: f.create_dataset(W, (1 << 40, 1), "f4", chunks=(1 << 16, 1)),
         "more than the file",
     ),
-    "circle": (lambda f: f.__setitem__(W, f["/"]), "deep, or in a circle"),
+    "circle": (lambda f: f.__setitem__(W, f["/"]), "in a circle"),
 }
 
 
@@ -136,6 +143,97 @@ def test_a_small_file_takes_little_memory(sound: Path, tmp_path: Path) -> None:
     assert path.stat().st_size < 1_000_000
     with pytest.raises(FailedError, match="/loss: shape .* is too much for a file of"):
         landscape.load(path)
+
+
+def own_child(raw: bytes) -> bytes:
+    """``raw`` with the B-tree of its root as the child of itself."""
+    place = raw.index(b"TREE")
+    return (
+        raw[: place + 5] + b"\1" + raw[place + 6 : place + 32] + struct.pack("<Q", place) + raw[place + 40 :]
+    )
+
+
+def own_sibling(raw: bytes) -> bytes:
+    """``raw`` with a heap whose list of free blocks goes round in a circle."""
+    place = raw.index(b"HEAP")
+    heap = struct.unpack_from("<Q", raw, place + 24)[0]
+    free = struct.pack("<QQ", 0, 16)
+    return raw[: place + 16] + bytes(8) + raw[place + 24 : heap] + free + raw[heap + 16 :]
+
+
+def many_names(raw: bytes) -> bytes:
+    """A file of eight groups within each other, each with ten names in the one above."""
+    buffer = io.BytesIO(raw)
+    with h5py.File(buffer, "r+") as file:
+        inner = file.create_group("bottom")
+        for level in range(7):
+            outer = file.create_group(f"level {level}")
+            for name in range(10):
+                outer[str(name)] = inner
+            inner = outer
+    return buffer.getvalue()
+
+
+def packed_twice(raw: bytes) -> bytes:
+    """A small file with a column of many gigabytes, gzip of gzip."""
+    buffer = io.BytesIO(raw)
+    with h5py.File(buffer, "r+") as file:
+        made = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        made.set_chunk((1 << 20,))
+        made.set_deflate(9)
+        made.set_deflate(9)
+        space = h5py.h5s.create_simple((1 << 20,))
+        data = h5py.h5d.create(file.id, b"packed", h5py.h5t.IEEE_F64LE, space, made)
+        once = zlib.compressobj(9)
+        zeros = b"".join(once.compress(bytes(1 << 20)) for _ in range(1 << 12)) + once.flush()
+        data.write_direct_chunk((0,), zlib.compress(zeros, 9))
+    return buffer.getvalue()
+
+
+FORGED = {
+    own_child: "damaged or incomplete (HDF5 crashes",
+    own_sibling: "damaged or incomplete",
+    many_names: "second name",
+    packed_twice: "filter 1 is applied twice",
+}
+
+
+@pytest.mark.parametrize("forge", FORGED, ids=lambda forge: forge.__name__)
+def test_a_forged_checksum_opens_no_door(
+    forge: Callable[[bytes], bytes], sound: Path, tmp_path: Path, command: Command
+) -> None:
+    """Whoever mends the checksum does not crash, hold up or fill the process that reads the file."""
+    path = tmp_path / "last.h5"
+    path.write_bytes(sealed(forge(unsealed((sound / "checkpoint.h5").read_bytes()))))
+    hdf5_verify._examiner.stop()
+    begun, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    with pytest.raises(FailedError, match=re.escape(FORGED[forge])):
+        landscape.load(path)
+    assert time.monotonic() - begun < hdf5_verify.PATIENCE
+    hdf5_verify._examiner.stop()
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss <= max(before, hdf5_verify.MEMORY >> 10)
+    for reader in ("info", "contour", "plot"):
+        one_line(command(reader, path), 1, "last.h5", FORGED[forge])
+    one_line(command("watch", tmp_path), 1, "last.h5", FORGED[forge])
+
+
+def test_what_this_process_wrote_is_not_examined(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(hdf5_verify._examiner, "ask", lambda path, length: asked.append(path) or "")
+    shutil.copy(sound / "line.h5", tmp_path / "a.h5")
+    landscape.load(tmp_path / "a.h5")
+    assert not asked
+    changed(sound / "line.h5", tmp_path / "b.h5", attribute("label", "another"), seal=True)
+    for _ in range(2):
+        landscape.load(tmp_path / "b.h5")
+    assert len(asked) == 1
+    with (
+        pytest.raises(FailedError, match="b.h5: is not as this process wrote it"),
+        changed_copy(tmp_path / "b.h5", tmp_path / "c.h5"),
+    ):
+        pass
 
 
 def test_every_flipped_bit_is_noticed(sound: Path, tmp_path: Path) -> None:
@@ -209,6 +307,7 @@ ODD: dict[str, tuple[str, Change, str]] = {
     "version": ("checkpoint", attribute("version", "x"), "version"),
     "version of a result": ("surface", attribute("version", np.zeros(2)), "version"),
     "schema": ("surface", attribute("schema", 3), "not one that landscape wrote"),
+    "schema of two lines": ("surface", attribute("schema", "landscape.s\nx"), "not one that landscape wrote"),
     "history": ("checkpoint", instead("history", lambda f: f.__setitem__("history", 1.0)), "/history is a data set"),
     "column": ("checkpoint", instead("history/lr", lambda f: f.create_group("history/lr")), "/history/lr is a group"),
     "layout": ("checkpoint", not_utf8, "utf-8"),
@@ -243,6 +342,30 @@ def test_what_does_not_belong_is_one_line(name: str, sound: Path, tmp_path: Path
         return
     for reader in ("info", "plot"):
         one_line(command(reader, path), 1, "x.h5", words)
+
+
+RECIPES = {
+    "prose": ("not TOML", "last.h5: recipe: not valid TOML"),
+    "deep": ("a = " + "[" * 3000 + "]" * 3000, "lists within each other"),
+    "dots": ("a = {" + "b." * 6000 + "c = 1}", "dots are not allowed"),
+    "digits": ("seed = " + "9" * 5000, "last.h5: recipe: not valid TOML"),
+    **{
+        value: (f"steps = {value}", "steps of its recipe")
+        for value in ("'x'", "[3]", "2026-11-24", "1.5", "true", "-1")
+    },
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_any_recipe_in_a_checkpoint_is_one_line(
+    name: str, sound: Path, tmp_path: Path, command: Command
+) -> None:
+    text, words = RECIPES[name]
+    changed(sound / "checkpoint.h5", tmp_path / "last.h5", attribute("recipe", text), seal=True)
+    for reader in ("watch", "report"):
+        one_line(command(reader, tmp_path), 1, words)
+    for reader in ("info", "plot"):
+        one_line(command(reader, tmp_path / "last.h5"), 1, words)
 
 
 @pytest.mark.slow
@@ -283,7 +406,7 @@ def test_escape_sequences_and_odd_names_are_shown(sound: Path, tmp_path: Path, c
 
 
 def test_temporary_files_cannot_be_foreseen(sound: Path, tmp_path: Path) -> None:
-    """A link under the name that version 0.6.0 would take is not followed, and names are not repeated."""
+    """A link under a name that could be foreseen is not followed, and names are not repeated."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     for name in ("s.h5", "t.csv"):
@@ -324,6 +447,77 @@ def test_stale_temporary_files_are_removed_and_those_in_use_are_not(tmp_path: Pa
         fcntl.flock(held, fcntl.LOCK_EX)
         write_text(tmp_path / "x.txt", "x")
         assert sorted(p.name for p in tmp_path.iterdir()) == [live.name, mine.name, "x.txt"]
+
+
+def test_no_temporary_file_is_taken_for_a_stale_one_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process looks for stale ones between the opening of the file and its lock, three times."""
+    lock, removed = files.lock_descriptor, []
+
+    def late(descriptor: int, **options: bool) -> bool:
+        if len(removed) < 3:
+            removed.extend(tmp_path.glob(".landscape-*"))
+            with monkeypatch.context() as patch:
+                patch.setattr(files, "lock_descriptor", lock)
+                files.remove_stale(tmp_path)
+        return lock(descriptor, **options)
+
+    (tmp_path / "x").write_text("old")
+    files.remove_stale(tmp_path)
+    monkeypatch.setattr(files, "lock_descriptor", late)
+    with replacing(tmp_path / "x") as file:
+        file.write(b"new")
+    assert len(removed) == 3
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x", "new")]
+
+
+ODD_LOCKS: dict[str, Callable[[Path, Path], Any]] = {
+    "link": lambda path, victim: path.symlink_to(victim),
+    "hard link": lambda path, victim: path.hardlink_to(victim),
+    "pipe": lambda path, victim: os.mkfifo(path),
+    "folder": lambda path, victim: path.mkdir(),
+    "device": lambda path, victim: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_LOCKS)
+def test_a_lock_is_a_file_of_its_own(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    """Nothing is written to what another user put there, before the lock is taken or just after."""
+    run, victim = tmp_path / "run", tmp_path / "victim"
+    run.mkdir()
+    victim.write_text("mine")
+    ODD_LOCKS[kind](run / ".lock", victim)
+    with pytest.raises(FailedError, match=r"run/\.lock: is a link, a folder"):
+        Lock(run).acquire()
+    if kind in ("pipe", "folder", "device"):
+        one_line(command("watch", run), 1, ".lock: is no regular file")
+    shutil.rmtree(run) if kind == "folder" else (run / ".lock").unlink()
+    run.mkdir(exist_ok=True)
+
+    def swapped(descriptor: int) -> bool:
+        (run / ".lock").unlink()
+        ODD_LOCKS[kind](run / ".lock", victim)
+        return files.lock_descriptor(descriptor)
+
+    monkeypatch.setattr(lock, "lock_descriptor", swapped)
+    with pytest.raises(FailedError, match=r"run/\.lock: is a link, a folder"):
+        Lock(run).acquire()
+    assert victim.read_text() == "mine"
+
+
+def test_no_lock_file_is_left_where_there_are_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.warns(UserWarning, match="has no locks"):
+        Lock(tmp_path).acquire()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_last_checkpoint_gives_way_to_the_newest_sound_one(tiny: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import FailedError, InputError, Problem
+from landscape.checkpoint import user_code
 from landscape.checkpoint.user_code import as_data, load_loss, parse
 from tests import problems
 from tests.conftest import Command
@@ -478,3 +481,20 @@ def test_from_python_the_model_names_itself(tmp_path: Path) -> None:
     wider.norm = nn.BatchNorm2d(3, track_running_stats=False)
     with pytest.raises(FailedError, match="its buffer 'norm.running_mean'|its buffer 'norm.num_batches"):
         back.problem(model=wider, data=unseen())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there can the current folder be deleted")
+def test_a_current_folder_that_was_deleted_is_one_line(tmp_path: Path) -> None:
+    command = f"mkdir here; cd here; rmdir ../here; {sys.executable} -m landscape recipes"
+    path = str(Path(user_code.__file__).parents[2])
+    ended = subprocess.run(
+        command,
+        shell=True,
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.count("\n") == 1
+    assert "the current folder has been deleted" in ended.stderr

@@ -112,6 +112,11 @@ def test_a_regular_model_has_half_of_its_parameters_in_any_units(scale: float) -
     assert truth == pytest.approx(2.0, abs=0.05)
     assert abs(found.value - truth) < 4 * found.standard_error < 2
     assert found.chain_values.mean() == pytest.approx(found.value)
+    kept = (found.rise - found.heating)[:, found.burn_in :].reshape(20, -1).mean(1)
+    assert found.standard_error >= kept.std(ddof=1) / math.sqrt(20) * (1 - 1e-12)
+    low, high = found.interval()
+    assert (low + high) / 2 == pytest.approx(found.value)
+    assert high - low == pytest.approx(2 * 2.093 * found.standard_error, rel=1e-3)  # Student's t, 19
     assert found.mean_loss == pytest.approx(problem.loss() + found.value / found.nbeta)
 
 
@@ -172,6 +177,22 @@ def test_linear_networks_with_two_layers(sizes: tuple[int, int, int]) -> None:
     truth = exact_two_layers(m, h, n, 300.0)
     assert abs(found.value - truth) < 4 * found.standard_error < 0.5
     assert found.value == pytest.approx(reduced_rank(m, h, n, 0), rel=0.15)  # far below P/2
+
+
+@pytest.mark.slow
+def test_the_error_bars_cover_the_truth() -> None:
+    problem = regression(samples=200, spread=0.2)
+    truth = coefficient_of_a_quadratic(problem, 1.0)
+    results = [
+        landscape.learning_coefficient(problem, 100, localization=1.0, max_rhat=1.05, seed=s)
+        for s in range(200)
+    ]
+    deviations = np.array([(r.value - truth) / r.standard_error for r in results])
+    assert 0.58 <= np.mean(np.abs(deviations) < 1) <= 0.8
+    covered = np.mean([low <= truth <= high for low, high in (r.interval() for r in results)])
+    print(f"{covered:.1%} covered; deviations of {deviations.std():.2f} standard errors")
+    assert 0.92 <= covered <= 0.99
+    assert abs(deviations.mean()) < 0.3
 
 
 @pytest.mark.slow

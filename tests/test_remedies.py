@@ -221,6 +221,21 @@ def a_module_in_place_of_a_problem() -> Any:
     return net(), F.cross_entropy, (inputs(), classes())
 
 
+def test_a_single_result_is_saved_as_it_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        save_one()
+    eval(caught.value.remedy, {"result": result(), "path": tmp_path / "x.h5"})
+    assert landscape.load(tmp_path / "x.h5").t.tolist() == [0, 1]
+
+
+def result() -> landscape.Line:
+    return landscape.line(plain(), torch.zeros(2, 39).double(), points=2)
+
+
+def save_one() -> None:
+    landscape.save(result(), "x.h5")  # type: ignore[arg-type]
+
+
 def sites() -> Iterator[tuple[Site, int]]:
     """Where the package makes an InputError with a remedy, and the last line of that."""
     package = Path(landscape.__file__).parent
@@ -275,6 +290,8 @@ def test_each_remedy_of_the_package_is_run(made: list[Site]) -> None:
         torch.manual_seed(0)
         with pytest.raises(InputError):
             case.refuse(*case.build())
+    with pytest.raises(InputError):
+        save_one()
     places = list(sites())
     assert len(places) >= 13
     missing = [

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
+from landscape.core.memory import bounded
 from landscape.core.numerics import numerics
 from landscape.core.options import expect, positive
-from landscape.evaluation import evaluate
+from landscape.core.progress import Progress
+from landscape.evaluation import evaluate, needs
 from landscape.evaluation.adaptive import first_points
 from landscape.evaluation.filling import complete, meets
 from landscape.evaluation.grid import (
@@ -50,12 +52,23 @@ def axes(grid: int | tuple[int, int], span: float) -> tuple[Array, Array]:
     counts = (grid, grid) if isinstance(grid, numbers.Integral) else grid  # type: ignore[redundant-expr]
     if not isinstance(counts, Sequence) or [isinstance(n, numbers.Integral) for n in counts] != [True, True]:
         raise InputError(f"grid: {grid!r} is not allowed, it must be a whole number or two, such as (51, 25)")
-    nx, ny = map(int, counts)
-    for count in (nx, ny):
+    for count in counts:
         positive("grid", count, least=1)
+    nx, ny = map(int, counts)
     positive("span", span)
     x, y = (np.linspace(-span, span, n) if n > 1 else np.zeros(1) for n in (nx, ny))
     return x, y
+
+
+def check_plane(problem: Problem, plane: Plane) -> None:
+    """Check that ``plane`` is one through the weights of ``problem``. InputError otherwise."""
+    expect("plane", plane, Plane)
+    size = problem.layout.size
+    if plane.directions.shape != (2, size) or plane.center.shape != (size,):
+        raise InputError(
+            f"plane: it is of a model with {plane.directions.shape[-1]:,} parameters, this one has {size:,}; "
+            "make it with the same problem, such as by landscape.random_plane(problem)"
+        )
 
 
 def grid_points(x: Array, y: Array) -> Tensor:
@@ -65,6 +78,7 @@ def grid_points(x: Array, y: Array) -> Tensor:
 
 
 @numerics(1)
+@bounded(needs.contour)
 def contour(
     problem: Problem,
     plane: Plane,
@@ -81,7 +95,7 @@ def contour(
     save: Callable[[Surface], None] | None = None,
     group: dist.ProcessGroup | None = None,
     cluster: Workers | None = None,
-    progress: evaluate.Progress | None = None,
+    progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Surface:
     """Loss and accuracy of ``problem`` on an (nx, ny) ``grid`` over ``plane``.
@@ -137,6 +151,7 @@ def contour(
         (3, 5)
     """
     expect("problem", problem, Problem)
+    check_plane(problem, plane)
     span = plane.span if span is None else span
     x, y = axes(grid, span)
     allowed = None if tolerance is None else Tolerance.parse(tolerance, problem.dtype)
@@ -160,7 +175,7 @@ def contour(
     count = done.size if allowed is None else first_points(done.shape)
     run = evaluate.evaluator(
         problem, plane.center, plane.directions, count,
-        path=path, precision=precision, max_memory=max_memory,
+        path=path, precision=precision,
     )  # fmt: skip
     fields = setting | _description(problem, plane, previous) | {"path": run.path, "provenance": made_of}
     error = 0.0 if precision == "model" else math.nan
@@ -171,7 +186,7 @@ def contour(
             x=x, y=y, span=span, done=done.copy(), precision_error=error, **copies, **fields, **about
         )
 
-    def values(points: Tensor, progress: evaluate.Progress) -> dict[str, Tensor]:
+    def values(points: Tensor, progress: Progress) -> dict[str, Tensor]:
         at_points = run(points, progress)
         return {"loss": at_points.loss, "accuracy": at_points.accuracy}
 

@@ -20,6 +20,7 @@ from landscape.checkpoint.user_code import UserData, as_data, command_text, is_u
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import SPLIT
+from landscape.core.toml import parse
 from landscape.data.base import Dataset
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import Layout, average
@@ -106,6 +107,15 @@ class Checkpoint:
     def has_recipe(self) -> bool:
         """Whether ``landscape train`` made it: ``recipe`` then says how the run goes on."""
         return self.algorithm not in (IMPORTED, RECORDED)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The values in ``recipe``; none for imported weights. FailedError where they cannot be read."""
+        try:
+            where = f"{self.path or 'checkpoint'}: recipe"
+            return {} if self.algorithm == IMPORTED else parse(self.recipe, where)
+        except InputError as error:
+            raise FailedError(str(error)) from error
 
     @property
     def learners(self) -> int:
@@ -389,6 +399,11 @@ class Checkpoint:
         if min(self.step, self.local_batch, self.data["train"], self.data["test"], self.diverged_at + 1) < 0:
             raise ValueError("step, local_batch, sizes of the data and diverged_at must not be negative")
         parts.check_layout(self.layout)
+        steps = self.settings.get("steps", 0)
+        if type(steps) is not int or steps < 0:
+            raise ValueError(
+                f"steps of its recipe must be a whole number ≥ 0, not of the kind {type(steps).__name__}"
+            )
         missing = [name for name in history.UNITS if name not in self.history]
         if missing:
             raise ValueError(f"/history/{missing[0]} is missing")

@@ -5,6 +5,7 @@ Only modules that the user names are imported: a module name in a file is never 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import json
@@ -27,6 +28,7 @@ from landscape import data as datasets
 from landscape import models
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import choose, near
+from landscape.core.toml import toml_value
 from landscape.data.base import Dataset, fingerprint
 from landscape.problem.batches import is_resident, named_tensors
 from landscape.problem.data import batched
@@ -74,16 +76,8 @@ def parse(where: str, text: str) -> Spec:
 
 def command_text(name: str, options: Mapping[str, Any]) -> str:
     """NAME, or NAME(KEY=VALUE, …) in quotes for a shell: the text of a command's option."""
-    text = ", ".join(f"{key}={_toml(value)}" for key, value in options.items())
+    text = ", ".join(f"{key}={toml_value(value)}" for key, value in options.items())
     return shlex.quote(f"{name}({text})") if text else name
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{json.dumps(k)} = {_toml(v)}' for k, v in value.items())}}}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_toml, value))}]"
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def model_spec(where: str, text: str) -> Spec:
@@ -107,8 +101,9 @@ def data_spec(where: str, text: str) -> Spec:
 def find(where: str, name: str) -> Any:
     """The object MODULE:NAME, after an import of its module. InputError in one line if that fails."""
     module_name, _, path = name.partition(":")
-    if os.getcwd() not in sys.path:  # last: it must not hide an installed module
-        sys.path.append(os.getcwd())
+    with contextlib.suppress(FileNotFoundError):  # the current folder has been deleted
+        if os.getcwd() not in sys.path:  # last: it must not hide an installed module
+            sys.path.append(os.getcwd())
     try:
         value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

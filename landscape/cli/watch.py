@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +142,7 @@ def look(folder: Path) -> Status:
     end = Checkpoint.load(last, learners=lambda n: slice(0))
     if end.algorithm == IMPORTED:
         raise FailedError(f"{last}: imported weights, there is no run to watch")
-    steps = tomllib.loads(end.recipe).get("steps", 0) if end.has_recipe else 0
+    steps = end.settings.get("steps", 0) if end.has_recipe else 0
     if end.diverged:
         state = "diverged"
     elif steps and end.step >= steps:

@@ -1,9 +1,9 @@
 """Checks of the content of an HDF5 file before it is used.
 
-This module is also run as a script, the examiner: a separate process that reads files without a checksum. A
-damaged file can make HDF5 crash, loop or allocate too much memory, and then does so only in that process. The
-module therefore imports nothing of the package. The script reads one path per line and answers with one line:
-"ok", or a description of the problem.
+This module is also run as a script, the examiner: a separate process that reads files before any other does.
+A damaged file can make HDF5 crash, loop or allocate too much memory, and then does so only in that process.
+The module therefore imports nothing of the package. The script reads one path per line and answers with one
+line: "ok", or a description of the problem.
 """
 
 from __future__ import annotations
@@ -47,17 +47,32 @@ class _Walk:
         self.uncompressed = 0  # bytes of uncompressed data sets and attributes
         self.expanded = 0  # bytes of compressed data sets once they are expanded
         self.objects = 0
+        self.most = min(OBJECTS, length // 8)  # links that so many bytes can hold
+        self.seen: set[int] = set()  # addresses of objects
+
+    def once(self, thing: Any, where: str) -> None:
+        """Raise Unsound for an object that was seen before: a small file can give it a great many names."""
+        address = h5py.h5o.get_info(thing).addr
+        if address in self.seen:
+            raise Unsound(f"{where}: is a second name of an object, or lies in a circle; it is not followed")
+        self.seen.add(address)
 
     def group(self, group: Any, where: str, depth: int) -> None:
         if depth > DEPTH:
-            raise Unsound(f"{where or '/'}: groups lie {DEPTH} deep, or in a circle")
+            raise Unsound(f"{where or '/'}: groups lie more than {DEPTH} deep")
+        self.once(group, where or "/")
         self.attributes(group, where or "/")
         names: list[bytes] = []
-        group.links.iterate(names.append)
+
+        def take(name: bytes) -> bool | None:  # True ends the iteration, which a damaged index may never do
+            names.append(name)
+            return self.objects + len(names) > self.most or None
+
+        group.links.iterate(take)
+        self.objects += len(names)
+        if self.objects > self.most:
+            raise Unsound(f"{where or '/'}: more than {self.most:,} objects")
         for name in names:
-            self.objects += 1
-            if self.objects > OBJECTS:
-                raise Unsound(f"{where or '/'}: more than {OBJECTS:,} objects")
             path = f"{where}/{name.decode('utf-8', 'surrogateescape')}"
             kind = group.links.get_info(name).type
             if kind != h5py.h5l.TYPE_HARD:
@@ -73,6 +88,7 @@ class _Walk:
                 raise Unsound(f"{path}: is neither a group nor a data set")
 
     def dataset(self, dataset: Any, where: str) -> None:
+        self.once(dataset, where)
         made = dataset.get_create_plist()
         layout = made.get_layout()
         if layout == h5py.h5d.VIRTUAL:
@@ -81,10 +97,12 @@ class _Walk:
             raise Unsound(f"{where}: its storage is of an unknown kind")
         if made.get_external_count():
             raise Unsound(f"{where}: its data lie in another file, which is not followed")
-        for i in range(made.get_nfilters()):
-            if (code := made.get_filter(i)[0]) not in FILTERS:
+        filters = [made.get_filter(i)[0] for i in range(made.get_nfilters())]
+        for code in filters:
+            if code not in FILTERS or filters.count(code) > 1:  # gzip of gzip expands a millionfold
+                problem = "is applied twice" if code in FILTERS else "is not known"
                 allowed = ", ".join(FILTERS.values())
-                raise Unsound(f"{where}: filter {code} is not known (allowed: {allowed})")
+                raise Unsound(f"{where}: filter {code} {problem} (allowed: {allowed}, each once)")
         self.attributes(dataset, where)
         kind = dataset.get_type()
         check_type(kind, where)
@@ -101,19 +119,28 @@ class _Walk:
             count = math.prod(-(-n // c) for n, c in zip(shape, chunk, strict=True))
             size = count * math.prod(chunk) * kind.get_size()
             most = EXPANSION * self.length + ALWAYS
-            if made.get_nfilters() and self.expanded + size > most:
+            if filters and self.expanded + size > most:
                 raise Unsound(
                     f"{where}: shape {shape} is too much for a file of {self.length:,} bytes; repack it "
                     "without compression (h5repack -f NONE)"
                 )
             if size > most or dataset.get_num_chunks() != count:
                 raise Unsound(f"{where}: shape {shape} is more than the file holds")
-            if made.get_nfilters():
+            dataset.chunk_iter(
+                lambda c: self._chunk(c, 0 if filters else math.prod(chunk) * kind.get_size(), where)
+            )
+            if filters:
                 self.expanded += size
                 return
         if size != stored:
             raise Unsound(f"{where}: shape {shape} needs {size:,} bytes, {stored:,} are there")
         self._take(size, where, shape)
+
+    def _chunk(self, chunk: Any, size: int, where: str) -> None:
+        """Raise Unsound unless a chunk lies in the file, with all filters; ``size``: 0 if not known."""
+        inside = chunk.byte_offset is not None and chunk.byte_offset + chunk.size <= self.length
+        if not inside or chunk.filter_mask or chunk.size != (size or chunk.size):
+            raise Unsound(f"{where}: its chunk at {chunk.chunk_offset} is not as its header says")
 
     def _take(self, size: int, where: str, shape: tuple[int, ...]) -> None:
         self.uncompressed += size
@@ -196,15 +223,15 @@ def check(file: h5py.File, length: int) -> None:
 
 
 def read_all(group: h5py.Group) -> None:
-    """Read everything that HDF5 has to decode: attributes, text, and data in chunks."""
+    """Read everything that HDF5 has to decode: attributes, text, and data with filters."""
     dict(group.attrs)
     for item in group.values():
         if isinstance(item, h5py.Group):
             read_all(item)
             continue
         dict(item.attrs)
-        if item.chunks is None and item.dtype.kind in "fiub":
-            continue  # stored as they are
+        if item.dtype.kind in "fiub" and not item.id.get_create_plist().get_nfilters():
+            continue  # stored as they are, and where they lie is known
         if item.ndim == 0:
             item[()]
             continue
@@ -244,6 +271,8 @@ def _serve() -> None:
     with contextlib.suppress(ImportError):  # Windows has no such limits
         import resource
 
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin.buffer:

@@ -1,10 +1,11 @@
 """Verification of HDF5 files: all files are opened here, and are checked before they are read.
 
-A file of this version ends with a line that contains the SHA-256 of all bytes before it; HDF5 ignores bytes
-after its own end. If the line is there, it must match. If it is missing (in files up to version 0.6.0, and in
-files that another program changed), a separate process reads the file first (hdf5_check.py), because a
-damaged file can make HDF5 crash or loop. In both cases links to other files are not followed, and no data set
-may be larger than the file allows.
+A file ends with a line that contains the SHA-256 of all bytes before it; HDF5 ignores bytes after its own
+end. If the line is there, it must match; it is missing in files that
+another program changed. Anybody can compute a checksum, so that it shows damage and no more: a separate
+process (hdf5_check.py) reads each file first, because a forged file can make HDF5 crash, loop or fill the
+memory. A file with the checksum of one that this very process wrote is spared that. Links to other files are
+not followed, and no data set may be larger than the file allows.
 """
 
 from __future__ import annotations
@@ -12,15 +13,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
-import io
 import os
 import re
-import select
 import shutil
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,8 +36,9 @@ _SEAL = re.compile(rb"\nlandscape sha256 ([0-9a-f]{64})\n")
 _SEAL_LENGTH = 83
 # Time limit of the examiner: seconds for its start, and bytes per second, a tenth of the speed of a disk
 # (ours). Its memory limit in bytes, plus twice the size of the file: Python, numpy and HDF5 need half of it.
-PATIENCE, PACE, MEMORY = 10.0, 20e6, 1 << 30
+PATIENCE, PACE, MEMORY = 10.0, 20e6, 1 << 29
 _known: dict[str, tuple[int, ...]] = {}  # files that were verified, with their state then
+_own: set[bytes] = set()  # the checksums of files that this process wrote
 
 
 class ChecksumWarning(UserWarning):
@@ -68,8 +67,9 @@ def writing(raw: CalmFile, source: Path | None = None) -> Iterator[h5py.File]:
             shutil.copyfileobj(origin, raw, 1 << 20)
         if raw.error:
             raise raw.error
-        if _seal(raw) is not None:
-            raw.truncate(raw.seek(0, os.SEEK_END) - _SEAL_LENGTH)
+        if _verify(raw, source, check=True) not in _own:
+            raise FailedError(f"{source}: is not as this process wrote it; another one changed it")
+        raw.truncate(raw.seek(0, os.SEEK_END) - _SEAL_LENGTH)
     with h5py.File(raw, "w" if source is None else "r+") as file:
         yield file
     if raw.error is None:
@@ -77,6 +77,7 @@ def writing(raw: CalmFile, source: Path | None = None) -> Iterator[h5py.File]:
         digest = hashlib.file_digest(raw, "sha256").hexdigest()
         raw.seek(0, os.SEEK_END)
         raw.write(f"\nlandscape sha256 {digest}\n".encode())
+        _own.add(digest.encode())
 
 
 @contextlib.contextmanager
@@ -87,26 +88,23 @@ def reading(path: Path) -> Iterator[tuple[h5py.File, bool]]:
         FailedError: the file is missing, damaged, or contains something that this project does not write.
     """
     with open_regular(path) as raw:
-        stamp = _stamp(raw.fileno())
-        key = os.path.abspath(path)
-        sealed = _verify(raw, path, check=_known.get(key) != stamp)
-    if not sealed and _known.get(key) != stamp:
-        _examine(path, stamp[2])
-    try:
-        # Its writer may still have it locked for a moment, after it took its name as a whole file.
-        file = h5py.File(path, "r", locking=False if sealed else None)
-    except (OSError, RuntimeError) as error:
-        raise FailedError(f"{path}: not a readable HDF5 file ({first_words(error)})") from error
-    with file:
+        stamp, key = _stamp(raw.fileno()), os.path.abspath(path)
+        seal = _verify(raw, path, check=_known.get(key) != stamp)
+        # The open file, whatever takes its name meanwhile; where there is no /proc, the name.
+        opened = f"/proc/{os.getpid()}/fd/{raw.fileno()}"
+        place = opened if os.path.exists(opened) else key
+        if _known.get(key) != stamp and seal not in _own and (problem := _examiner.ask(place, stamp[2])):
+            raise FailedError(f"{path}: {problem}")
         try:
-            if _known.get(key) != _stamp(file.id.get_vfd_handle()):
-                hdf5_check.check(file, stamp[2])
-        except hdf5_check.Unsound as error:
-            raise FailedError(f"{path}: {error}") from error
-        except Exception as error:  # HDF5 and h5py raise errors of many types for damaged files
-            raise FailedError(f"{path}: damaged or incomplete ({first_words(error)})") from error
-        _known[key] = stamp
-        yield file, sealed
+            # Its writer may still have it locked for a moment, after it took its name as a whole file.
+            file = h5py.File(place, "r", locking=False if seal else None)
+        except (OSError, RuntimeError) as error:
+            raise FailedError(f"{path}: not a readable HDF5 file ({first_words(error)})") from error
+        with file:
+            if _stamp(file.id.get_vfd_handle()) != stamp:
+                raise FailedError(f"{path}: was changed while it was opened; try again")
+            _known[key] = stamp
+            yield file, seal is not None
 
 
 def has_checksum(path: str | Path) -> bool:
@@ -118,8 +116,8 @@ def has_checksum(path: str | Path) -> bool:
 def warn_unsealed(path: Path) -> None:
     """Warn that ``path`` has no checksum."""
     warnings.warn(
-        f"{printable(path)}: has no checksum, damage to its numbers would not be seen (it is of version "
-        "0.6.0 or older, or another program changed it)",
+        f"{printable(path)}: has no checksum, damage to its numbers would not be seen (another "
+        "program changed it)",
         ChecksumWarning,
         stacklevel=4,
     )
@@ -137,8 +135,8 @@ def _seal(raw: IO[bytes]) -> bytes | None:
     return match[1] if match else None
 
 
-def _verify(raw: io.BufferedReader, path: Path, check: bool) -> bool:
-    """Whether ``raw`` has a checksum. With ``check``, raises FailedError unless it matches."""
+def _verify(raw: Any, path: Path, check: bool) -> bytes | None:
+    """The checksum in ``raw``, or None. With ``check``, raises FailedError unless it matches."""
     try:
         seal = _seal(raw)
         raw.seek(0)
@@ -156,39 +154,52 @@ def _verify(raw: io.BufferedReader, path: Path, check: bool) -> bool:
                 )
     except OSError as error:
         raise FailedError(f"{path}: cannot be read ({error.strerror})") from error
-    return seal is not None
+    return seal
 
 
 class _Examiner:
-    """The process that reads files without a checksum; started when needed, and again after a crash."""
+    """The process that reads files before this one does; started when needed, and again after a crash."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner, self._memory = 0, 0
 
-    def ask(self, path: Path, length: int) -> str:
-        """The answer of the examiner about ``path``, or a description of how its process failed."""
-        memory, seconds = MEMORY + 2 * length, PATIENCE + length / PACE
+    def ask(self, path: str, length: int) -> str:
+        """What is wrong with the file at ``path``, or how the process failed over it; "" for a sound file."""
+        memory, seconds, late = MEMORY + 2 * length, PATIENCE + length / PACE, threading.Event()
         with self._lock:
-            if self._process is None or self._owner != os.getpid() or self._memory < memory:
-                self.stop()
-                self._start(memory)
-            process: Any = self._process
             try:
-                process.stdin.write(os.fsencode(os.path.abspath(path)).hex().encode() + b"\n")
+                if self._process is None or self._owner != os.getpid() or self._memory < memory:
+                    self.stop()
+                    self._start(memory)
+            except OSError as error:
+                return f"cannot be examined, no process can be started for it ({error.strerror})"
+            process: Any = self._process
+
+            def end() -> None:
+                late.set()
+                process.kill()
+
+            clock = threading.Timer(seconds, end)
+            clock.daemon = True
+            clock.start()
+            try:
+                process.stdin.write(os.fsencode(path).hex().encode() + b"\n")
                 process.stdin.flush()
-                answer = _line(process.stdout, seconds)
-            except (OSError, TimeoutError) as error:
+                answer = process.stdout.readline()
+            except OSError:
                 answer = b""
-                slow = isinstance(error, TimeoutError)
-            else:
-                slow = False
-            if answer:
-                return answer.decode("ascii").rstrip("\n")
+            except BaseException:  # an interrupt: its answer must not be taken for that about another file
+                self.stop()
+                raise
+            finally:
+                clock.cancel()
+            if answer.endswith(b"\n"):
+                return "" if answer == b"ok\n" else answer.decode("ascii").rstrip("\n")
             self.stop()
-            failure = f"HDF5 does not come to an end in {seconds:.0f} s" if slow else "HDF5 crashes over it"
-            return f"damaged or incomplete ({failure})"
+            how = f"does not come to an end in {seconds:.0f} s" if late.is_set() else "crashes over it"
+            return f"damaged or incomplete (HDF5 {how})"
 
     def _start(self, memory: int) -> None:
         # -I: ignore modules in the current folder and in PYTHONPATH.
@@ -213,26 +224,5 @@ class _Examiner:
                 pipe.close()  # type: ignore[union-attr]
 
 
-def _line(pipe: IO[bytes], seconds: float) -> bytes:
-    """A line from ``pipe``; empty at the end of the pipe. Raises TimeoutError after ``seconds``."""
-    line, deadline, poll = b"", time.monotonic() + seconds, select.poll()
-    poll.register(pipe, select.POLLIN | select.POLLHUP)
-    while not line.endswith(b"\n"):
-        if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
-            raise TimeoutError
-        part = os.read(pipe.fileno(), 1 << 16)
-        if not part:
-            return b""
-        line += part
-    return line
-
-
 _examiner = _Examiner()
 atexit.register(_examiner.stop)
-
-
-def _examine(path: Path, length: int) -> None:
-    """Raise FailedError unless the examiner can read all of ``path``."""
-    answer = _examiner.ask(path, length)
-    if answer != "ok":
-        raise FailedError(f"{path}: {answer}")

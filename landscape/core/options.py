@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import numbers
 import re
 import types
 import typing
@@ -53,7 +54,7 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 def positive(where: str, value: float, *, least: float | None = None) -> None:
-    """Check that ``value`` is finite and > 0, or ≥ ``least`` if that is given.
+    """Check that ``value`` is a number, no bool, that is finite and > 0, or ≥ ``least`` if that is given.
 
     Args:
         where: the option that the value was given with, for the message.
@@ -67,7 +68,9 @@ def positive(where: str, value: float, *, least: float | None = None) -> None:
         landscape.core.errors.InputError: --grid: 0 is not allowed, it must be a finite number ≥ 1
     """
     bits = value.bit_length() if isinstance(value, int) else 0
-    ok = value > 0 if least is None else value >= least
+    given: Any = value  # typeshed does not know that a float is a Real
+    ok = isinstance(given, numbers.Real) and not isinstance(given, bool)
+    ok = ok and (value > 0 if least is None else value >= least)
     if not ok or bits > 1023 or value == float("inf"):  # larger integers do not fit into a float
         allowed = "a finite number > 0" if least is None else f"a finite number ≥ {least:g}"
         shown = f"a whole number of {bits} bits" if bits > 1023 else value

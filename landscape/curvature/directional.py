@@ -8,6 +8,7 @@ from torch import Tensor
 
 from landscape.core.errors import FailedError
 from landscape.curvature.hessian import HessianOperator
+from landscape.curvature.precision import in_full_precision
 from landscape.problem.problem import Problem
 
 
@@ -28,6 +29,8 @@ def gradient_curvature(problem: Problem, theta: Tensor | None = None) -> tuple[f
         >>> round(gradient_curvature(problem, torch.tensor([1.0, 0.0]))[0], 4)  # H = diag(1, 9)
         1.0
     """
+    problem = in_full_precision(problem)
+    theta = (problem.theta if theta is None else theta).to(problem.dtype)
     g = problem.gradient(theta)
     product = HessianOperator(problem, theta)(g)
     norm2, curved = float(g.double() @ g.double()), float(g.double() @ product.double())

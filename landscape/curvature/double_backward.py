@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from landscape.core.errors import InputError
-from landscape.problem.layout import gradients
+from landscape.curvature.precision import FullPrecision, first_loss
+from landscape.problem.function import moved
+from landscape.problem.layout import Slot, differentiable, gradients
 from landscape.problem.problem import Problem
 
 # PyTorch's message on operations without a second derivative, with the operation's name.
@@ -23,7 +25,9 @@ MISSING = re.compile(r"derivative for '?(?:aten::)?_?(\w+?)(?:_backward)?'? is n
 # product differs from them by the second: a kink within the step, or arithmetic that is coarser inside the
 # model than its parameters, makes the two differences disagree (ours).
 AGREEMENT, DISAGREEMENT = 0.05, 0.25
-
+# The same two of losses and their gradient, where a loss changes by at least so many units of its rounding;
+# and how much a small part of the gradient counts at most (ours).
+SAME, OTHER, UNITS, BALANCE = 0.002, 0.02, 1000, 30
 # Numbers that are converted to float64 at once (ours): 8 MiB.
 SLICE = 2**20
 
@@ -106,6 +110,91 @@ def check_graph(gradients: Sequence[Tensor]) -> None:
         queue += new
 
 
+def check_gradient(few: Problem, theta: Tensor, slots: Sequence[Slot]) -> None:
+    """Raise InputError unless the gradient in ``slots`` is the derivative of the loss near ``theta`` (P,).
+
+    It is not where a part is detached, with straight-through estimators, and with phantom gradients: what its
+    derivatives are then is no Hessian of the loss. It is compared with central differences of the loss, along
+    itself and random directions, in float64 where the model runs in that, and at weights a little off
+    ``theta``, where no kink of ReLU or max pooling lies. Once a problem and part.
+    """
+    key = ("gradient", few.batchnorm.name, tuple(slot.name for slot in slots))
+    if key in few.checked:
+        return
+    for dtype in dict.fromkeys((torch.float64, few.dtype)):
+        try:
+            part = few.to(dtype)
+            part.theta = theta.to(dtype)
+            with FullPrecision(dtype):
+                agrees = _is_derivative(part, slots)
+            break
+        except InputError:
+            raise
+        except Exception:  # the user's model raises any kind of error where dtypes do not fit
+            if dtype == few.dtype:
+                raise
+    if not agrees:
+        raise InputError(
+            "model or loss: its gradient is not the derivative of the loss, which changes by another amount "
+            "along random directions (a straight-through estimator, a phantom gradient, a detached part, "
+            f"rounding?), so that the loss's second derivatives are not to be had from it{WHAT_TO_DO}"
+        )
+    few.checked[key] = True
+
+
+def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
+    """Whether differences of the loss show no other derivative than autograd's; true where they show none."""
+    layout, places = problem.layout, [slice(slot.offset, slot.offset + slot.size) for slot in slots]
+
+    def move(seed: int) -> Tensor:
+        return problem.along_weights(moved(problem, seed).sub_(problem.theta))
+
+    at = problem.theta.add(move(0), alpha=0.01)
+    leaves = {name: view.detach().clone().requires_grad_() for name, view in layout.views(at).items()}
+    with torch.enable_grad():
+        value = differentiable(first_loss(problem, leaves))
+    slope = torch.zeros_like(at)
+    for place, part in zip(places, gradients(value, [leaves[s.name] for s in slots]), strict=True):
+        slope[place] = part.flatten()
+    del leaves
+
+    def direction(k: int) -> Tensor:
+        """Random for k = 1 and 2; for 0 along the gradient, where each tensor counts nearly the same."""
+        random, chosen = move(max(k, 1)), torch.zeros_like(at)
+        sizes = [(float(slope[place].norm()), float(random[place].norm())) for place in places]
+        most = max(a * b for a, b in sizes)
+        for place, (size, length) in zip(places, sizes, strict=True):
+            if k:
+                chosen[place] = random[place]
+            elif size > 0:  # no wrong one hides behind the others
+                chosen[place] = slope[place] * (length / size * most / max(size * length, most / BALANCE))
+        return chosen
+
+    @torch.no_grad()
+    def difference(d: Tensor, step: float) -> float:
+        ends = (float(first_loss(problem, layout.views(at.add(d, alpha=t)))) for t in (step, -step))
+        return (next(ends) - next(ends)) / (2 * step)
+
+    eps = torch.finfo(at.dtype).eps
+    unit = eps * max(1.0, abs(float(value.detach())))  # small losses may come from logits that cancel
+    for step in (eps**0.5, 30 * eps**0.5, 900 * eps**0.5):
+        clear = True
+        for group in ((0,), (1, 2)):
+            rows = []
+            for d in map(direction, group):
+                rows.append([difference(d, step), difference(d, 2 * step), float(d @ slope)])
+            near, far, said = torch.tensor(rows, dtype=torch.float64).T
+            scale = torch.stack([near.norm(), far.norm(), said.norm()]).max()
+            resolved = 2 * step * scale >= UNITS * unit
+            trusted = bool(resolved & ((near - far).norm() <= SAME * scale))
+            if trusted and bool((near - said).norm() > OTHER * scale):
+                return False
+            clear &= trusted
+        if clear:
+            break
+    return True
+
+
 def _slices(a: Sequence[Tensor], b: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """The numbers of two vectors in parts, in float64, SLICE at a time: no copy of a whole vector."""
     for part, other in zip(a, b, strict=True):
@@ -147,9 +236,7 @@ def check_differences(
         with torch.no_grad():
             for a, at, v in zip(active, start, vectors, strict=True):
                 torch.add(at, v, alpha=t, out=a)
-        x, y, _, seed = next(problem.parts())
-        with problem.evaluating(seed):
-            loss = problem.criterion(problem.call(leaves, x), y)
+        loss = first_loss(problem, leaves)
         return gradients(loss, active) if loss.requires_grad else [torch.zeros_like(a) for a in active]
 
     def slope(t: float) -> list[Tensor]:

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
+from landscape.core.memory import bounded, spare
 from landscape.core.options import choose, positive
+from landscape.core.progress import Progress
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.approximation import MIN_PARAMETERS, MIN_TOL, Approximation, cheapest
 from landscape.curvature.chain_hessian import ChainHessian, agrees
 from landscape.curvature.hessian import (
     FULL_HESSIAN,
-    GRAPH_BYTES,
     HessianOperator,
     HessianOptions,
     Part,
 )
-from landscape.curvature.krylov import BASIS_BYTES, MAX_BASIS
 from landscape.curvature.lanczos import (
     MAX_PRODUCTS,
     TOL,
@@ -39,12 +39,14 @@ from landscape.curvature.lanczos import (
     search_eigenpairs,
     verify_and_refine,
 )
+from landscape.curvature.precision import INSIDE, in_full_precision
 from landscape.curvature.preconditioner import Preconditioner, as_preconditioner
 from landscape.curvature.start import start_vector, warm_start
+from landscape.evaluation import needs
+from landscape.evaluation.needs import BASIS_BYTES, GRAPH_BYTES, MAX_BASIS
 from landscape.problem.problem import Problem
 
 Products = Callable[[Tensor], Tensor]
-Progress = Callable[[float], None]
 
 SEARCHES = ("auto", "exact")
 # Points of a grid at once, at most. On 2 cores a product of one of 16 points costs half of a lone one's.
@@ -53,6 +55,7 @@ MAX_POINTS = 16
 
 def points_at_once(problem: Problem, part: Part = None) -> int:
     """The number of sets of weights for one call of :func:`eigenpairs` with bounded memory."""
+    problem = in_full_precision(problem)
     saved = _chain_bytes(problem, problem.theta, HessianOptions(part=part))
     if saved is None:
         return 1
@@ -62,7 +65,8 @@ def points_at_once(problem: Problem, part: Part = None) -> int:
 
 def _chain_bytes(problem: Problem, theta: Tensor, options: HessianOptions) -> int | None:
     """Bytes of a set of weights for the fast products of chains; None where these do not serve."""
-    saved = ChainHessian.saved_bytes(problem) if options.part is None else None
+    low = problem.checked.get(INSIDE)
+    saved = ChainHessian.saved_bytes(problem) if options.part is None and not low else None
     return saved if saved is not None and agrees(problem, theta, options.kind) else None
 
 
@@ -94,6 +98,7 @@ def eigenpairs(
     Each product counts as one.
     """
     choose("search", search, SEARCHES)
+    problem = in_full_precision(problem)
     searches = _PointSearches(problem, options, wanted, done, _saved_on_chain(problem, thetas, options))
     thetas = thetas.to(problem.theta)
     whole = Approximation(problem, problem.dtype)
@@ -112,7 +117,7 @@ def eigenpairs(
 def _saved_on_chain(problem: Problem, thetas: Tensor, options: HessianOptions) -> bool:
     """Whether the fast products of chains serve, and all of ``thetas`` fit into memory."""
     saved = _chain_bytes(problem, thetas[0].to(problem.theta), options)
-    return saved is not None and saved * len(thetas) <= GRAPH_BYTES
+    return saved is not None and saved * len(thetas) <= min(GRAPH_BYTES, spare())
 
 
 @dataclass(frozen=True)
@@ -178,10 +183,11 @@ def exact_products(
 
     Raises InputError as :class:`landscape.HessianOperator`.
     """
+    problem = in_full_precision(problem)
     h = options.at(problem, theta)
-    at = problem.theta if theta is None else theta
+    at = (problem.theta if theta is None else theta).to(problem.dtype)
     saved = _chain_bytes(problem, at, options)
-    if saved is not None and saved <= GRAPH_BYTES:
+    if saved is not None and saved <= min(GRAPH_BYTES, spare()):
         return ChainHessian(problem, at[None], kind=options.kind), h.size
     return functools.partial(_rows, h), h.size
 
@@ -203,6 +209,7 @@ def _in_lockstep(h: ChainHessian, share: float, dtype: torch.dtype) -> Callable[
     return products
 
 
+@bounded(needs.extremes)
 def extreme_eigenvalues(
     problem: Problem,
     tol: float = TOL,
@@ -213,6 +220,7 @@ def extreme_eigenvalues(
     search: str = "auto",
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
+    max_memory: int | None = None,
     progress: Progress | None = None,
 ) -> Ends:
     """λ_min and λ_max of ∇²L(θ) over all of the problem's data, by one Lanczos run (Lanczos 1950).
@@ -229,6 +237,7 @@ def extreme_eigenvalues(
         max_products: Hessian-vector products, at most; where they end first, ``converged`` is False and the
             residuals show the error.
         seed: draws the starting vector.
+        max_memory: bytes that the process may take, at most.
         progress: called with an estimate of the share of the search that is done, from the decline of the
             residuals.
 
@@ -253,6 +262,7 @@ def extreme_eigenvalues(
     return ends_of(eigenpairs(problem, at[None], start, wanted, options, search=search)[0])
 
 
+@bounded(needs.top)
 def top_eigenvalues(
     problem: Problem,
     k: int = 1,
@@ -267,6 +277,7 @@ def top_eigenvalues(
     start: Tensor | None = None,
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
+    max_memory: int | None = None,
     progress: Progress | None = None,
 ) -> Eigenpairs:
     """The ``k`` algebraically largest eigenvalues of ∇²L(θ), descending, with vectors and residuals.
@@ -294,6 +305,7 @@ def top_eigenvalues(
         max_products: Hessian-vector products, at most; where they end first, ``converged`` is False and the
             residuals show the error.
         seed: draws the starting vector.
+        max_memory: bytes that the process may take, at most.
         progress: called with an estimate of the share of the search that is done, from the decline of the
             residuals.
 

@@ -12,23 +12,23 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.core.errors import InputError
-from landscape.core.memory import with_saved_bytes
-from landscape.core.options import choose, expect
+from landscape.core.memory import spare, with_saved_bytes
+from landscape.core.options import choose, expect, positive
 from landscape.curvature.double_backward import (
     Decomposed,
     check_differences,
+    check_gradient,
     check_graph,
     distance,
     inner,
     missing_named,
 )
+from landscape.curvature.precision import INSIDE, FullPrecision, in_full_precision
+from landscape.evaluation.needs import GRAPH_BYTES
 from landscape.problem.batches import aligned
-from landscape.problem.layout import differentiable, gradients
+from landscape.problem.layout import check_recording, differentiable, gradients
 from landscape.problem.problem import Problem
 
-# Memory for gradient graphs (ours: small compared to the 24 GB of a usual machine, and enough for all of
-# MNIST's test set with a small network).
-GRAPH_BYTES = 2**30
 KINDS = ("hessian", "gauss-newton")
 # Random vectors of the test of symmetry; one of their 6 pairs alone might miss an asymmetry (ours).
 TEST_VECTORS = 4
@@ -37,14 +37,17 @@ Part = str | Sequence[str] | None
 
 
 @contextlib.contextmanager
-def twice_differentiable(model: nn.Module) -> Iterator[None]:
+def twice_differentiable(problem: Problem) -> Iterator[None]:
     """No fused attention and no recurrent layers of cuDNN, which have no double backward, in the block.
 
-    An operation that has none at all raises InputError.
+    An operation that has none at all raises InputError. Nothing is in half precision
+    (:func:`.in_full_precision`).
     """
-    recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.modules())
+    recurrent = any(isinstance(layer, nn.RNNBase) for layer in problem.model.modules())
     cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
-    with sdpa_kernel(SDPBackend.MATH), cudnn, Decomposed(), missing_named():
+    low = problem.checked.get(INSIDE)
+    full = FullPrecision(problem.dtype) if low else contextlib.nullcontext()
+    with sdpa_kernel(SDPBackend.MATH), cudnn, Decomposed(), full, missing_named():
         yield
 
 
@@ -190,8 +193,11 @@ class HessianOperator:
         graph_bytes: int = GRAPH_BYTES,
     ) -> None:
         expect("problem", problem, Problem)
+        check_recording()
+        positive("graph_bytes", graph_bytes, least=0)
         self.kind = choose("kind", kind, KINDS)
-        theta = problem.theta if theta is None else theta
+        problem = in_full_precision(problem)
+        theta = (problem.theta if theta is None else theta).to(problem.dtype)
         self.problem = problem.at(theta)
         self.slots = problem.layout.select(part)
         self.size = sum(slot.size for slot in self.slots)
@@ -199,7 +205,7 @@ class HessianOperator:
         self._leaves = {k: v.detach().clone() for k, v in views.items()}
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
         self._graphs: list[tuple[Chunk, float]] = []
-        self._budget = graph_bytes
+        self._budget = min(graph_bytes, spare())
         self._full = self._complete = False
         self._penalties = penalty_hessians(problem, [theta])
         self.products = 0
@@ -214,7 +220,7 @@ class HessianOperator:
         vectors = [piece.to(leaf).view(leaf.shape) for piece, leaf in zip(pieces, self._active, strict=True)]
         total = torch.zeros_like(v)
         for chunk, share, keep in self._chunks():
-            with twice_differentiable(self.problem.model):
+            with twice_differentiable(self.problem):
                 parts = chunk.product(vectors, keep)
             if parts is not None:
                 total.add_(torch.cat([part.flatten() for part in parts]).to(v), alpha=share)
@@ -238,7 +244,7 @@ class HessianOperator:
                 continue
 
             def built(x: Any = x, y: Any = y, seed: int | None = seed) -> Chunk:
-                with twice_differentiable(self.problem.model), self.problem.evaluating(seed):
+                with twice_differentiable(self.problem), self.problem.evaluating(seed):
                     return build(self.problem, self._leaves, self._active, x, y)
 
             chunk, saved = with_saved_bytes(built, excluding=self._leaves.values())
@@ -259,12 +265,11 @@ class HessianOperator:
 def holds_but_for_rounding(problem: Problem, test: Callable[[Problem], bool]) -> bool:
     """Whether ``test`` is true for the problem, or else for the same problem in float64.
 
-    (Where a network fits its data well, products have few correct digits: 1 − p cancels.) Half precisions are
-    too coarse for the test, which then runs in float32. A model that runs in one precision only is judged by
-    that precision.
+    (Where a network fits its data well, products have few correct digits: 1 − p cancels.) A model that runs
+    in one precision only is judged by that precision.
     """
     tested = False
-    for dtype in dict.fromkeys((torch.promote_types(problem.dtype, torch.float32), torch.float64)):
+    for dtype in dict.fromkeys((problem.dtype, torch.float64)):
         try:
             if test(problem if dtype == problem.dtype else problem.to(dtype)):
                 return True
@@ -281,7 +286,8 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
     """Raise InputError if products differ from those of a symmetric matrix, which every Hessian is.
 
     On a few samples, vᵀ(Hu) and uᵀ(Hv) of random u, v differ by some ‖Hu‖ where a layer's second derivative
-    is wrong, and otherwise by rounding. Once a problem, part and kind; not with ``check`` "off".
+    is wrong, and otherwise by rounding. The gradient must be the loss's, too. Once a problem, part and kind;
+    not with ``check`` "off".
     """
     key = ("symmetric", made.kind, problem.batchnorm.name, tuple(slot.name for slot in made.slots))
     if key in problem.checked or problem.check == "off":
@@ -303,7 +309,7 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
             draw.append([views[slot.name] for slot in made.slots])
         whole = [sum(parts[1:], parts[0]) for parts in zip(*draw, strict=True)]
         x, y, _, seed = next(few.parts())
-        with twice_differentiable(few.model), few.evaluating(seed):
+        with twice_differentiable(few), few.evaluating(seed):
             chunk = CHUNKS[made.kind](few, leaves, active, x, y)
             pairs = torch.zeros(TEST_VECTORS, TEST_VECTORS, dtype=torch.float64)
             rest, first, largest = [torch.zeros_like(a) for a in active], list[Tensor](), 0.0
@@ -328,7 +334,9 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
             check_differences(few, leaves, active, along, first)
         return True
 
-    if not holds_but_for_rounding(made.problem.on(problem.data.few()), symmetric):
+    few = made.problem.on(problem.data.few())
+    check_gradient(few, theta, made.slots)
+    if not holds_but_for_rounding(few, symmetric):
         other = "" if made.kind == "gauss-newton" else ", or use kind 'gauss-newton'"
         raise InputError(
             f"model: its products (kind '{made.kind}') are not symmetric, as a Hessian's are: the second "
@@ -358,5 +366,5 @@ def dense_hessian(
 ) -> Tensor:
     """∇²L(θ), or its Gauss-Newton part, or a block of it, as a matrix, for very small models: P products."""
     made = HessianOperator(problem, theta, kind=kind, part=part)
-    eye = torch.eye(made.size, dtype=problem.dtype, device=problem.device)
+    eye = torch.eye(made.size, dtype=made.problem.dtype, device=problem.device)
     return torch.stack([made(e) for e in eye], dim=1)

@@ -20,6 +20,7 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.extras import optional
 from landscape.curvature.hessian import twice_differentiable
+from landscape.curvature.precision import in_full_precision
 from landscape.problem.problem import Problem
 
 ENGINES = ("landscape", "pyhessian")
@@ -40,6 +41,7 @@ class _CountedBatches(list[tuple[Any, Any]]):
 def _engine(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple[Any, _CountedBatches]]:
     """A pyhessian object for a copy of the model at ``theta``, with random numbers from ``seed``."""
     hessian = optional("pyhessian", "engine 'pyhessian'", EXTRA).hessian
+    problem = in_full_precision(problem)
     model = copy.deepcopy(problem.model)
     views = problem.layout.views(problem.theta if theta is None else theta)
     with torch.no_grad():
@@ -58,7 +60,7 @@ def _engine(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple
     with (
         warnings.catch_warnings(action="ignore"),
         torch.random.fork_rng(devices=[problem.device] if cuda else []),
-        twice_differentiable(model),
+        twice_differentiable(problem),
     ):
         torch.manual_seed(seed)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from landscape.core.errors import InputError
+from landscape.core.options import positive
 from landscape.problem.problem import Problem
 
 
@@ -15,8 +15,7 @@ def start_vector(problem: Problem, seed: int, size: int | None = None) -> Tensor
     Of a model in half precision it is float32, in which a basis can be orthogonal. Lanczos needs one with
     components along all eigenvectors. InputError for a seed below 0.
     """
-    if seed < 0:
-        raise InputError(f"seed: {seed} is not allowed, it must be an integer ≥ 0")
+    positive("seed", seed, least=0)
     generator = torch.Generator().manual_seed(seed)
     length = problem.layout.size if size is None else size
     return torch.randn(length, dtype=torch.float64, generator=generator).to(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from typing import Any
 
@@ -203,7 +202,7 @@ def groups_of(runs: Sequence[Checkpoint]) -> list[tuple[str, Any, list[Checkpoin
 def recipe_keys(run: Checkpoint) -> dict[str, Any]:
     """The keys of a run's recipe that change its weights, dotted, with their values."""
     flat: dict[str, Any] = {}
-    for key, value in tomllib.loads(run.recipe).items():
+    for key, value in run.settings.items():
         if key not in _IRRELEVANT:
             inner = value.items() if isinstance(value, dict) else [("", value)]
             flat |= {f"{key}.{k}" if k else key: v for k, v in inner}

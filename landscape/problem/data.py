@@ -170,6 +170,15 @@ class Data:
         """All samples at once, where they are tensors."""
         return (self.batches.x, self.batches.y) if isinstance(self.batches, HostStream) else self.resident
 
+    def nan(self) -> str:
+        """Where there is NaN in the data, in words; "" if nowhere, or if it is not kept on the device."""
+        if self.resident is None:
+            return "its batches" if self.checksum is not None and bool(self.checksum.isnan().any()) else ""
+        x, y = self.resident
+        every = (*named_tensors(x, "inputs"), *named_tensors(y, "targets"))
+        sums = ((name, strided(t).sum()) for name, t in every if t.is_floating_point())
+        return ", ".join(name for name, total in sums if bool(total.isnan()))
+
     def split(self, batch: Any) -> tuple[Any, Any]:
         """(inputs, targets) of a batch, as ``landscape.problem.batches.split`` divides it."""
         return split(batch, self._model_has_loss)
@@ -184,7 +193,10 @@ class Data:
         """``tree`` on the device, its floating-point tensors in the problem's precision."""
 
         def place(tensor: Tensor) -> Tensor:
+            if tensor.is_meta:
+                raise InputError("data: it is on the device 'meta' and has no numbers; give it on another")
             floating = self.dtype if tensor.is_floating_point() else None
+            tensor = tensor.clone() if tensor.is_inference() else tensor  # which no gradient passes
             return tensor.detach().to(self.device, floating)
 
         return tree_map(place, tree)

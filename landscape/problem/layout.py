@@ -41,11 +41,21 @@ def gradients(
 def differentiable(loss: Tensor) -> Tensor:
     """``loss``; InputError where no gradient was recorded for it."""
     if not loss.requires_grad:
+        check_recording()
         raise InputError(
             "loss: it has no gradient (accuracy, argmax, detach and torch.no_grad have none), which only "
             "losses and contours do without; give one that has, such as cross-entropy"
         )
     return loss
+
+
+def check_recording() -> None:
+    """InputError inside of torch.inference_mode, where no gradient can be taken."""
+    if torch.is_inference_mode_enabled():
+        raise InputError(
+            "torch.inference_mode: nothing has a derivative inside of it; make the call outside of it, or "
+            "under torch.inference_mode(False)"
+        )
 
 
 def as_array(tensor: Tensor) -> Array:
@@ -160,7 +170,12 @@ class Layout:
         return tuple(s for s in self.slots if s in chosen)
 
     def views(self, theta: Tensor) -> dict[str, Tensor]:
-        """Name -> view of ``theta`` (..., P) in the parameter's shape (..., *shape). No copy."""
+        """Name -> view of ``theta`` (..., P) in the parameter's shape (..., *shape). No copy.
+
+        InputError for weights of another model.
+        """
+        if theta.shape[-1:] != (self.size,):
+            raise InputError(f"weights: shape {tuple(theta.shape)}, the last size must be P = {self.size}")
         lead = theta.shape[:-1]
         return {s.name: theta[..., s.offset : s.offset + s.size].view((*lead, *s.shape)) for s in self.slots}
 

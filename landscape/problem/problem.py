@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -104,6 +105,7 @@ class Problem(MeanLoss):
         Problem(Linear, 8 parameters, cross_entropy, 20 samples, float32 on cpu)
     """
 
+    @torch.inference_mode(False)  # its tensors are used outside, too
     def __init__(
         self,
         model: nn.Module,
@@ -128,6 +130,7 @@ class Problem(MeanLoss):
         self.penalty, self.weight_decay = penalty, float(weight_decay)
         self.randomness, self.draws = str(randomness), number_of_draws(randomness)
         self.differentiates = self.draws_elsewhere = False  # until check_fit sees it
+        self.batch_bytes = 0
         self.batchnorm = batchnorm.BatchNormPolicy()
         # Verdicts of checks that were made once, such as of the symmetry of products; copies share them.
         self.checked: dict[tuple[Any, ...], bool] = {}
@@ -140,7 +143,14 @@ class Problem(MeanLoss):
             count.shifted = terms is None and ignores_first_label(self, *batch)
             if check != "off":
                 checks.check_problem(self, original, count, batch, full=check == "full")
+            if check != "off" and self.data.resident is None:
+                self.batch_bytes = self.saved_bytes(*batch)
         self._weigh(count)
+        if check != "off" and (where := self.data.nan()) and math.isnan(self.loss()):
+            raise InputError(
+                f"data: NaN in {where}, which makes the loss NaN; leave such samples out, or mask them in "
+                "the loss"
+            )
         if self.draws and self.resident is not None:
             self.data.chunk_size = self.chunk  # copies in another precision draw for the same chunks
 
@@ -168,6 +178,11 @@ class Problem(MeanLoss):
     def _set_model(
         self, model: nn.Module, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> None:
+        if str(device) == "meta" or any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+            raise InputError(
+                "model: it is on the device 'meta' and has no numbers; make it on another (to_empty), and "
+                "load its weights"
+            )
         self.layout = Layout.of(model)
         if self.layout.size == 0:
             raise InputError("model: it has no trainable parameters, at least one is needed")
@@ -187,6 +202,8 @@ class Problem(MeanLoss):
     def _set_center(self, theta: Tensor | None) -> None:
         named = dict(self.model.named_parameters())
         default = self.layout.flatten({s.name: named[s.name].detach() for s in self.layout.slots})
+        if theta is not None and theta.is_inference():
+            theta = theta.clone()
         self.theta = default if theta is None else theta.detach().to(self.device, self.dtype)
         if self.theta.shape != default.shape:
             raise InputError(

@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from landscape.core.errors import InputError
 from landscape.problem import batchnorm as bn_policies
 from landscape.problem.batchnorm import SAMPLES, BatchNormPolicy
 from landscape.problem.data import Data
@@ -40,6 +41,7 @@ class Variants:
     theta: Tensor
     data: Data
     batchnorm: BatchNormPolicy
+    batch_bytes: int
     device: torch.device
     dtype: torch.dtype
     penalty: Penalty | None
@@ -167,6 +169,7 @@ class Variants:
             >>> problem.with_batchnorm("recalibrate", 10).batchnorm.samples
             10
         """
+        self._check_precision()
         policy = bn_policies.policy(bn, samples, self.model, self.layout, self.data)
         if policy.name == "center":
             return self
@@ -200,6 +203,14 @@ class Variants:
         theta = self.theta if theta is None else theta
         return bn_policies.Estimator(self.model, self.layout)(theta, inputs)
 
+    def _check_precision(self) -> None:
+        """InputError under torch.autocast, where numbers would be those of a lower precision."""
+        if torch.is_autocast_enabled(self.device.type):
+            raise InputError(
+                "torch.autocast: the numbers would not be those of the model's own precision; make the call "
+                f'outside of it, or under torch.autocast("{self.device.type}", enabled=False)'
+            )
+
     def at(self, theta: Tensor | None = None) -> Self:
         """The same with the BatchNorm statistics at some weights, fixed, for derivatives there.
 
@@ -217,6 +228,7 @@ class Variants:
             >>> problem.at() is problem
             True
         """
+        self._check_precision()
         policy = self.batchnorm.at(self.theta if theta is None else theta)
         if policy is self.batchnorm:
             return self

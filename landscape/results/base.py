@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 
 from landscape.core import registry
-from landscape.core.errors import FailedError
+from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import LARGEST, attribute, dataset, group, location, reading, writing
 from landscape.core.options import type_hints
 from landscape.results import frames, shown
@@ -333,6 +333,7 @@ def save(results: Sequence[Result], path: str | Path) -> None:
         path: the file, which is replaced.
 
     Raises:
+        InputError: anything else than a list of results of one kind.
         FailedError: the file cannot be written.
 
     Example:
@@ -344,6 +345,16 @@ def save(results: Sequence[Result], path: str | Path) -> None:
         ...     len(load_results(f"{folder}/two.h5"))
         2
     """
+    if isinstance(results, Result):
+        raise InputError(
+            f"results: a {type(results).__name__} is not allowed, it must be a list of results",
+            remedy="result.save(path)",
+        )
+    given: Any = results
+    kinds = [type(r) for r in given] if isinstance(given, Sequence) else [type(given)]
+    if not all(issubclass(k, Result) and k.schema == kinds[0].schema for k in kinds) or not kinds:
+        shown = ", ".join(dict.fromkeys(k.__name__ for k in kinds)) or "an empty list"
+        raise InputError(f"results: {shown} is not allowed, it must be a list of results of one kind")
     with writing(path, results[0].schema) as file:
         for i, result in enumerate(results):
             result._write(file if len(results) == 1 else file.create_group(str(i)))

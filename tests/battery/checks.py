@@ -93,6 +93,7 @@ def run(case: Case, *, thorough: bool = True, compiled: bool = False) -> Finding
         if compiled:  # what PyTorch's compiler says of PyTorch
             warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
+        warnings.filterwarnings("ignore", "model: it computes in", landscape.ProblemWarning)
         category = getattr(landscape, "PathWarning", None)
         if category is not None and case.falls_back:
             warnings.simplefilter("ignore", category)

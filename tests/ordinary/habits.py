@@ -105,13 +105,13 @@ def augmentation() -> Parts:
     return network(), nn.CrossEntropyLoss(), DataLoader(Augmented(), batch_size=4)
 
 
-@habits("a model in bfloat16")
+@habits("a model in bfloat16", says="float32 arithmetic")
 def bfloat16() -> Parts:
     x, y = samples(12)
     return network().to(torch.bfloat16), nn.CrossEntropyLoss(), (x.to(torch.bfloat16), y)
 
 
-@habits("a model in float16")
+@habits("a model in float16", says="float32 arithmetic")
 def float16() -> Parts:
     x, y = samples(12)
     return network().half(), nn.CrossEntropyLoss(), (x.half(), y)
@@ -121,7 +121,12 @@ def without_autocast(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return loss(model.net(data[0]), data[1])
 
 
-@habits("autocast to bfloat16 inside of forward", inside=torch.bfloat16, total=without_autocast)
+@habits(
+    "autocast to bfloat16 inside of forward",
+    inside=torch.bfloat16,
+    total=without_autocast,
+    says="float32 arithmetic",
+)
 def autocast() -> Parts:
     class Mixed(nn.Module):
         def __init__(self) -> None:

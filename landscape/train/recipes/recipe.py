@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tomllib
 import typing
 from collections.abc import Iterable
@@ -14,15 +13,20 @@ from typing import Any, Literal
 import torch
 
 from landscape import data, models
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.checkpoint.user_code import Spec, is_user_defined
 from landscape.core import registry
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import check_type, choose, positive, type_hints
+from landscape.core.toml import MAX_DEPTH, bounded, toml_text, toml_value
+from landscape.core.toml import parse as parse
 from landscape.evaluation.stack import Precision
 from landscape.train import algorithms, optimizer
 from landscape.train.recipes.schedule import Schedule
 from landscape.train.topology.mixing import is_file, known_matrices
+
+MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file
 
 
 @dataclass(frozen=True)
@@ -139,9 +143,6 @@ class Init:
 BUILT_IN = Path(__file__).parent
 # The tables whose name may be MODULE:NAME.
 CODE = ("model", "data")
-# Bounds far above any recipe, within which any reader of TOML works (ours): characters, dots (a key with tens
-# of thousands takes tomllib gigabytes), tables within tables.
-MAX_LENGTH, MAX_DOTS, MAX_DEPTH = 10**6, 5000, 20
 
 
 @dataclass(frozen=True)
@@ -291,26 +292,7 @@ class Recipe:
         for table in ("model", "data"):
             spec = self.spec(table)
             values[table] = {"name": spec.name, **spec.options}
-        lines = [f"{k} = {toml_value(v)}" for k, v in values.items() if not isinstance(v, dict)]
-        for table, entries in values.items():
-            if isinstance(entries, dict):
-                # TOML has no null: what is not set is left out.
-                given = {k: v for k, v in entries.items() if v is not None}
-                lines += ["", f"[{table}]", *(f"{k} = {toml_value(v)}" for k, v in given.items())]
-        return "\n".join(lines) + "\n"
-
-
-def toml_value(value: Any) -> str:
-    """``value`` as TOML; JSON writes strings, booleans, numbers and lists of them the same way.
-
-    Example:
-        >>> toml_value({"name": "dpsgd", "delay": 2})
-        '{"name" = "dpsgd", "delay" = 2}'
-    """
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
-    # JSON leaves one character as it is that TOML does not allow.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return toml_text(values)
 
 
 def built_in() -> list[str]:
@@ -360,48 +342,6 @@ def read(recipe: str, settings: Iterable[str] = (), *, allow_code: bool = False)
                 f"--allow-code; or type it, --set {table}.name={name}"
             )
     return from_values(values)
-
-
-def parse(toml: str, where: str) -> dict[str, Any]:
-    """The values in a TOML text.
-
-    Raises:
-        InputError: with ``where`` and the line, if it is not TOML, or too large or too deep for a recipe.
-
-    Example:
-        >>> parse("lr = 0.5", "recipe.toml")
-        {'lr': 0.5}
-    """
-    if len(toml) > MAX_LENGTH or toml.count(".") > MAX_DOTS:
-        raise InputError(
-            f"{where}: {len(toml)} characters with {toml.count('.')} dots are not allowed in a recipe, at "
-            f"most {MAX_LENGTH} with {MAX_DOTS}"
-        )
-    try:
-        return _bounded(tomllib.loads(toml), where)
-    except RecursionError as error:
-        raise InputError(f"{where}: more than {MAX_DEPTH} tables or lists within each other") from error
-    except InputError:
-        raise
-    except ValueError as error:  # TOMLDecodeError, or a number of too many digits
-        raise InputError(f"{where}: not valid TOML ({error})") from error
-
-
-def _bounded(values: dict[str, Any], where: str) -> dict[str, Any]:
-    """``values``; InputError where tables lie too deep, or a whole number has more than 64 bits."""
-    stack: list[tuple[str, Any, int]] = [("", values, 0)]
-    while stack:
-        key, value, depth = stack.pop()
-        if depth > MAX_DEPTH:
-            raise InputError(f"{where}: more than {MAX_DEPTH} tables or lists within each other")
-        if isinstance(value, (dict, list)):
-            inner = value.items() if isinstance(value, dict) else ((key, v) for v in value)
-            prefix = f"{key}." if key and isinstance(value, dict) else ""
-            stack += [(f"{prefix}{k}", v, depth + 1) for k, v in inner]
-        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-            size = str(value) if value.bit_length() < 100 else f"a number of {value.bit_length()} bits"
-            raise InputError(f"{key}: {size} is not allowed, whole numbers must lie between −2⁶³ and 2⁶³")
-    return values
 
 
 def changed(values: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
@@ -456,10 +396,24 @@ def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:
 
     ``matrix`` stands for the file that the table "algorithm" names, if it does.
     """
-    rule = _bounded(values, "recipe").get("algorithm", {})
+    rule = bounded(values, "recipe").get("algorithm", {})
     files = [v for v in rule.values() if is_file(v)] if isinstance(rule, dict) else []
     matrices = {} if matrix is None else {str(Path(name)): matrix for name in files}
     return typing.cast(Recipe, build_table(Recipe, values, "", matrices=matrices))
+
+
+def recipe_of(checkpoint: Checkpoint) -> Recipe:
+    """The recipe that a checkpoint's run followed, with the mixing matrix that it began with.
+
+    Raises FailedError for one that ``landscape train`` did not make.
+    """
+    if not checkpoint.has_recipe:
+        how = "imported" if checkpoint.algorithm == IMPORTED else "recorded in a loop of the user's own"
+        raise FailedError(
+            f"{checkpoint.path or 'checkpoint'}: it was {how}; a run of landscape train is needed"
+        )
+    matrix = checkpoint.shared.get(MATRIX)
+    return from_values(checkpoint.settings, None if matrix is None else matrix.cpu().numpy())
 
 
 def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **given: Any) -> Any:

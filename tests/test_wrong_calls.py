@@ -1,0 +1,189 @@
+"""Wrong calls from Python: refused in one line that says what would do, or the right number; never another."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import landscape
+from landscape import InputError, Problem
+from tests.test_first_argument import NEEDED, first, linear
+
+# Arguments with which a function uses all others, or is quick.
+MORE: dict[str, dict[str, Any]] = {
+    "contour": {"grid": 3},
+    "noise_alignment": {"top_k": 2},
+    "spectrum": {"ends": True, "with_trace": True, "with_density": True},
+    "hessian_grid": {"grid": 2},
+}
+OTHER = torch.randn(3, 11)  # weights of another model
+
+
+def about_a_problem() -> list[str]:
+    return [name for name in NEEDED if first(name) == "problem"]
+
+
+def refused(match: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(InputError, match=match) as refusal:
+        call()
+    assert "\n" not in str(refusal.value)
+
+
+def called(name: str, **options: Any) -> Any:
+    return getattr(landscape, name)(Problem(*linear()), **{**NEEDED[name], **MORE.get(name, {}), **options})
+
+
+def whole_numbers() -> list[tuple[str, str]]:
+    """(function, parameter) that takes a whole number."""
+    return [
+        (name, key)
+        for name in about_a_problem()
+        for key, p in inspect.signature(getattr(landscape, name)).parameters.items()
+        if re.search(r"\bint\b", str(p.annotation)) and "bool" not in str(p.annotation)
+    ]
+
+
+@pytest.mark.parametrize(("name", "key"), whole_numbers())
+def test_a_bool_is_no_number(name: str, key: str) -> None:
+    refused("True is not allowed|'True' is not known", lambda: called(name, **{key: True}))
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("contour", {"plane": landscape.Plane(OTHER[0], OTHER[:2], "random", "none", 0)}),
+        ("hessian_grid", {"plane": landscape.Plane(OTHER[0], OTHER[:2], "random", "none", 0)}),
+        ("contour", {"plane": torch.eye(2, 8)}),
+        ("line", {"along": [1.0] * 8}),
+        ("line", {"along": OTHER[0]}),
+        ("estimate_noise", {"weights": OTHER}),
+        ("smoothing", {"weights": OTHER}),
+        ("top_eigenvalues", {"theta": OTHER[0]}),
+        ("HessianOperator", {"theta": OTHER[0]}),
+    ],
+)
+def test_what_belongs_to_another_model_is_refused(name: str, option: dict[str, Any]) -> None:
+    refused("plane|along|weights", lambda: called(name, **option))
+
+
+def test_a_plane_that_fits_in_part_is_refused() -> None:
+    """A larger model's, of which the first P numbers could be taken."""
+    problem = Problem(*linear())
+    larger = Problem(nn.Linear(5, 2), nn.CrossEntropyLoss(), (torch.randn(9, 5), torch.zeros(9).long()))
+    plane = landscape.random_plane(larger)
+    refused("12 parameters, this one has 8", lambda: landscape.contour(problem, plane))
+    refused("P = 8", lambda: problem.loss(larger.theta))
+
+
+@pytest.mark.parametrize("what", ["one", "none", "problem", "mixed"])
+def test_only_a_list_of_results_of_one_kind_is_saved(tmp_path: Path, what: str) -> None:
+    surface, path = called("contour", grid=2), tmp_path / "x.h5"
+    given = {"one": surface, "none": [], "problem": 3, "mixed": [surface, called("line", points=2)]}[what]
+    refused("results: .*list of results", lambda: landscape.save(given, path))
+    assert not path.exists()
+
+
+# Modes of PyTorch around a call.
+
+
+#: What takes no derivative.
+WITHOUT = ("contour", "line", "random_plane", "between", "pca_plane", "learners_plane", "loss")
+
+
+def numbers(result: Any) -> list[np.ndarray]:
+    """The arrays and floats of a result."""
+    fields = result.values() if isinstance(result, dict) else getattr(result, "__dict__", {}).values()
+    return [
+        np.asarray(v.detach() if isinstance(v, Tensor) else v)
+        for v in fields
+        if isinstance(v, (float, np.ndarray, Tensor))
+    ]
+
+
+@pytest.mark.parametrize("mode", ["inference_mode", "autocast"])
+@pytest.mark.parametrize(
+    "name", [*sorted({*about_a_problem()} - {"learning_coefficient"}), "loss", "gradient"]
+)
+def test_a_mode_around_a_call_changes_no_number(name: str, mode: str) -> None:
+    problem = Problem(*linear())
+
+    def call() -> Any:
+        torch.manual_seed(0)
+        if name in ("loss", "gradient"):
+            return {"value": getattr(problem, name)()}
+        return getattr(landscape, name)(problem, **NEEDED[name], **MORE.get(name, {}))
+
+    wanted = numbers(call())
+    with torch.inference_mode() if mode == "inference_mode" else torch.autocast("cpu", torch.bfloat16):
+        if name not in WITHOUT or (mode == "autocast" and name in ("contour", "line", "loss")):
+            refused(f"torch.{mode}: ", call)
+            return
+        found = numbers(call())
+    for a, b in zip(wanted, found, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize("inside", ["data", "model", "theta", "all"])
+def test_what_was_made_in_inference_mode_is_used_outside(inside: str, batches: bool) -> None:
+    model, loss, (x, y) = linear()
+    plain = Problem(model, loss, (x, y))
+    with torch.inference_mode():
+        model = linear()[0] if inside == "model" else model
+        x = x.clone() if inside == "data" else x
+        theta = plain.theta.clone() if inside == "theta" else None
+        made = Problem(model, loss, (x, y)) if inside == "all" else None
+    data = [(x[:9], y[:9]), (x[9:], y[9:])] if batches else (x, y)
+    problem = made or Problem(model, loss, data, theta=theta)
+    torch.testing.assert_close(problem.gradient(), plain.gradient())
+    assert landscape.extreme_eigenvalues(problem).max == pytest.approx(
+        landscape.extreme_eigenvalues(plain).max, rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("what", ["model", "part", "buffer", "device", "data"])
+def test_the_meta_device_has_no_numbers(what: str) -> None:
+    model, loss, (x, y) = linear()
+    if what in ("model", "buffer"):
+        model = nn.BatchNorm1d(3, device="meta" if what == "model" else None)
+        model.running_mean = torch.zeros(3, device="meta")
+    if what == "part":
+        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, device="meta").requires_grad_(False))
+    x = x.to("meta") if what == "data" else x
+    refused(
+        "device 'meta'", lambda: Problem(model, loss, (x, y), device="meta" if what == "device" else None)
+    )
+
+
+# NaN in the data.
+
+
+def squares(o: Tensor, t: Tensor) -> Tensor:
+    """A loss that masks NaN, in its gradient, too."""
+    known = ~t.isnan()
+    return ((o - t.nan_to_num()).square() * known).sum() / known.sum()
+
+
+@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize("where", ["inputs", "targets", "masked"])
+def test_nan_that_reaches_the_loss_is_refused(where: str, batches: bool) -> None:
+    model, _, (x, _) = linear()
+    y = torch.randn(20, 2)
+    (x if where == "inputs" else y)[13, 1] = float("nan")
+    data = [(x[:9], y[:9]), (x[9:], y[9:])] if batches else (x, y)
+    if where == "masked":
+        problem = Problem(model, squares, data, terms=lambda t: (~t.isnan()).sum(1))
+        assert problem.loss() == pytest.approx(squares(model(x), y).item(), rel=1e-6)
+        assert problem.gradient().isfinite().all()
+        return
+    refused(f"data: NaN in {'its batches' if batches else where}", lambda: Problem(model, F.mse_loss, data))
+    assert np.isnan(Problem(model, F.mse_loss, data, check="off").loss())
