@@ -43,7 +43,7 @@ figures: $(READY)  ## the papers' figures and tables at laptop scale, into figur
 figures-smoke: $(READY)  ## the same with bundled data, to see that each can be made
 	OMP_NUM_THREADS=1 $(BIN)/landscape figures --all --scale smoke --jobs 2 -o build/figures --runs build/runs
 
-fuzz: $(READY)  ## 10,000 damaged and hostile files for every reader, in processes with limits (some minutes)
+fuzz: $(READY)  ## 20,000 damaged and hostile files for every reader, half with forged checksums (half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
 
 docs: $(READY)  ## the documentation, into build/docs; a warning is an error

@@ -23,11 +23,12 @@ from landscape.checkpoint.history import COLUMNS
 from landscape.cli.commands import GROUPS as COMMANDS
 from landscape.core import registry
 from landscape.core.options import type_hints
+from landscape.core.toml import toml_value
 from landscape.data.images import image_set
 from landscape.data.speech import Features
 from landscape.models import convolutional
 from landscape.results.base import Result
-from landscape.train.recipes.recipe import Recipe, toml_value
+from landscape.train.recipes.recipe import Recipe
 
 #: Tables of a recipe whose other keys depend on their name, and the registry of the names.
 NAMED_TABLES = {
@@ -318,12 +319,17 @@ def api_page() -> Iterator[str]:
     """The list of all public names, by the room that defines them."""
     yield from ("# Python interface", "", "`import landscape` gives all names of this page.", "")
     rooms: dict[str, list[str]] = {room: [] for room in GROUPS}
+    packages = []
     for name, module in landscape._MODULES.items():
-        rooms[module.partition(".")[0]].append(f"landscape.{name}")
+        room = module.partition(".")[2].partition(".")[0]
+        if room in rooms:
+            rooms[room].append(f"landscape.{name}")
+        elif not room:
+            packages.append(name)
     for room, names in rooms.items():
         heading, introduction = GROUPS[room]
         yield from (f"## {heading}", "", introduction, "", *autosummary(names))
-    for package in landscape._PACKAGES:
+    for package in packages:
         module = getattr(landscape, package)
         yield from (f"## landscape.{package}", "", markdown(_doc(module).split("\n\n")[0]), "")
         yield from autosummary(f"landscape.{package}.{name}" for name in module.__all__)

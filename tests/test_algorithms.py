@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -555,18 +554,6 @@ def test_another_rules_state_is_refused(tmp_path: Path) -> None:
     end.shared.pop("anchor")
     with pytest.raises(FailedError, match="/shared/anchor holds nothing, its run needs \\(83,\\)"):
         Trainer(recipe.from_values(values), checkpoint=end)
-
-
-def test_files_of_before_rules_had_a_state_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "run" / "last.h5"
-    launch.launch(recipe.from_values(SMALL | {"algorithm": {"name": "ssgd"}, "steps": 3}), path.parent)
-    with h5py.File(path, "r+") as file:
-        for name in ("rule", "shared", "history/comm_bytes", "history/comm_rounds"):
-            del file[name]
-    old = landscape.load(path)
-    assert old.rule == old.shared == {}
-    assert np.isnan(old.history["comm_bytes"]).all()
-    assert launch.launch(None, path.parent, resume=True).step == 3
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import hashlib
@@ -9,8 +10,10 @@ import http.server
 import io
 import tarfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,6 +146,71 @@ def test_a_failed_download_is_one_line_and_leaves_nothing(
     assert sorted(path.name for path in (tmp_path / "mnist").iterdir()) == sorted(
         f"{n}.gz" for n in FILES[:3]
     )
+
+
+def endless(handler: http.server.BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    with contextlib.suppress(OSError):
+        while True:
+            handler.wfile.write(bytes(1 << 16))
+
+
+def slow(place: str) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
+    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
+        with contextlib.suppress(OSError):
+            handler.wfile.write(b"HTTP/1.0 200 OK\r\n" + (b"\r\n" if place == "body" else b""))
+            for _ in range(100):
+                handler.wfile.write(b"x")
+                time.sleep(0.05)
+
+    return answer
+
+
+def redirect(target: str) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
+    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.send_response(302)
+        handler.send_header("Location", target)
+        handler.end_headers()
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (bytes(5000), "has 5,000 bytes"),
+        (endless, "has more than the"),
+        (slow("headers"), "no answer in 1 s"),
+        (slow("body"), "not whole after 1 s"),
+        (redirect("ftp://127.0.0.1/x"), "redirected to another scheme"),
+        (redirect("https://127.0.0.1/x"), "redirected to another scheme"),
+        (redirect("http://localhost/x"), "redirected into this network"),
+        (redirect("http://169.254.169.254/x"), "redirected into this network"),
+        (redirect("http://[::ffff:10.0.0.1]/x"), "redirected into this network"),
+    ],
+)
+def test_a_mirror_decides_neither_how_much_nor_how_long_nor_where(
+    answer: Any, words: str, server: tuple[str, Answers, list[str]], mnist: dict[str, bytes],
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    url, answers, _ = server
+    source = download.SOURCES["mnist"]
+    known = [dataclasses.replace(f, size=len(answers[f"/mnist/{f.name}"])) for f in source.files]  # type: ignore[arg-type]
+    monkeypatch.setitem(
+        download.SOURCES, "mnist", dataclasses.replace(source, mirrors=(f"{url}/mnist/",), files=tuple(known))
+    )
+    monkeypatch.setattr(download, "TIMEOUT", 0.5)
+    if "network" in words:  # as if the mirror's own address were public
+        inner = download._inner
+        monkeypatch.setattr(
+            download, "_inner", lambda address: not address.startswith(url) and inner(address)
+        )
+    answers[f"/mnist/{FILES[0]}.gz"] = answer
+    begun = time.monotonic()
+    one_line(command("fetch", "mnist", "--data-dir", tmp_path, "-q"), 1, f"{FILES[0]}.gz", words)
+    assert time.monotonic() - begun < 4
+    assert not list((tmp_path / "mnist").iterdir())
 
 
 def test_no_network_and_bad_usage(mnist: dict[str, bytes], tmp_path: Path, command: Command) -> None:

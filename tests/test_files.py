@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gzip
 import io
@@ -29,9 +30,10 @@ import landscape
 from landscape import FailedError, InputError, data
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.foreign_weights import read_state
-from landscape.core import hdf5_verify
+from landscape.core import files, hdf5_verify, lock
 from landscape.core.files import printable, replacing, write_text
 from landscape.core.hdf5 import changed_copy
+from landscape.core.lock import Lock
 from landscape.data.idx import FILES, read_idx
 from landscape.data.images import decode
 from landscape.data.speech import read_wav
@@ -305,6 +307,7 @@ ODD: dict[str, tuple[str, Change, str]] = {
     "version": ("checkpoint", attribute("version", "x"), "version"),
     "version of a result": ("surface", attribute("version", np.zeros(2)), "version"),
     "schema": ("surface", attribute("schema", 3), "not one that landscape wrote"),
+    "schema of two lines": ("surface", attribute("schema", "landscape.s\nx"), "not one that landscape wrote"),
     "history": ("checkpoint", instead("history", lambda f: f.__setitem__("history", 1.0)), "/history is a data set"),
     "column": ("checkpoint", instead("history/lr", lambda f: f.create_group("history/lr")), "/history/lr is a group"),
     "layout": ("checkpoint", not_utf8, "utf-8"),
@@ -403,7 +406,7 @@ def test_escape_sequences_and_odd_names_are_shown(sound: Path, tmp_path: Path, c
 
 
 def test_temporary_files_cannot_be_foreseen(sound: Path, tmp_path: Path) -> None:
-    """A link under the name that version 0.6.0 would take is not followed, and names are not repeated."""
+    """A link under a name that could be foreseen is not followed, and names are not repeated."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     for name in ("s.h5", "t.csv"):
@@ -444,6 +447,77 @@ def test_stale_temporary_files_are_removed_and_those_in_use_are_not(tmp_path: Pa
         fcntl.flock(held, fcntl.LOCK_EX)
         write_text(tmp_path / "x.txt", "x")
         assert sorted(p.name for p in tmp_path.iterdir()) == [live.name, mine.name, "x.txt"]
+
+
+def test_no_temporary_file_is_taken_for_a_stale_one_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process looks for stale ones between the opening of the file and its lock, three times."""
+    lock, removed = files.lock_descriptor, []
+
+    def late(descriptor: int, **options: bool) -> bool:
+        if len(removed) < 3:
+            removed.extend(tmp_path.glob(".landscape-*"))
+            with monkeypatch.context() as patch:
+                patch.setattr(files, "lock_descriptor", lock)
+                files.remove_stale(tmp_path)
+        return lock(descriptor, **options)
+
+    (tmp_path / "x").write_text("old")
+    files.remove_stale(tmp_path)
+    monkeypatch.setattr(files, "lock_descriptor", late)
+    with replacing(tmp_path / "x") as file:
+        file.write(b"new")
+    assert len(removed) == 3
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x", "new")]
+
+
+ODD_LOCKS: dict[str, Callable[[Path, Path], Any]] = {
+    "link": lambda path, victim: path.symlink_to(victim),
+    "hard link": lambda path, victim: path.hardlink_to(victim),
+    "pipe": lambda path, victim: os.mkfifo(path),
+    "folder": lambda path, victim: path.mkdir(),
+    "device": lambda path, victim: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_LOCKS)
+def test_a_lock_is_a_file_of_its_own(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    """Nothing is written to what another user put there, before the lock is taken or just after."""
+    run, victim = tmp_path / "run", tmp_path / "victim"
+    run.mkdir()
+    victim.write_text("mine")
+    ODD_LOCKS[kind](run / ".lock", victim)
+    with pytest.raises(FailedError, match=r"run/\.lock: is a link, a folder"):
+        Lock(run).acquire()
+    if kind in ("pipe", "folder", "device"):
+        one_line(command("watch", run), 1, ".lock: is no regular file")
+    shutil.rmtree(run) if kind == "folder" else (run / ".lock").unlink()
+    run.mkdir(exist_ok=True)
+
+    def swapped(descriptor: int) -> bool:
+        (run / ".lock").unlink()
+        ODD_LOCKS[kind](run / ".lock", victim)
+        return files.lock_descriptor(descriptor)
+
+    monkeypatch.setattr(lock, "lock_descriptor", swapped)
+    with pytest.raises(FailedError, match=r"run/\.lock: is a link, a folder"):
+        Lock(run).acquire()
+    assert victim.read_text() == "mine"
+
+
+def test_no_lock_file_is_left_where_there_are_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.warns(UserWarning, match="has no locks"):
+        Lock(tmp_path).acquire()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_last_checkpoint_gives_way_to_the_newest_sound_one(tiny: Path, tmp_path: Path) -> None:

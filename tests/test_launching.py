@@ -23,7 +23,7 @@ import torch
 import landscape
 from landscape import FailedError, InputError
 from landscape.checkpoint import run_folder
-from landscape.core import failures, lock, streams
+from landscape.core import errors, lock, streams
 from landscape.core.lock import Lock
 from landscape.data import cache
 from landscape.evaluation import grid
@@ -212,8 +212,8 @@ def test_a_grid_names_a_variable_that_is_wrong(
 
 def test_what_memory_and_files_refuse_is_a_line(command: Command, tiny: Path, tmp_path: Path) -> None:
     for error in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")):
-        assert "not enough memory" in str(failures.explain(error))
-    assert failures.explain(RuntimeError("a defect")) is None
+        assert "not enough memory" in str(errors.explain(error))
+    assert errors.explain(RuntimeError("a defect")) is None
     huge = f"model.widths=[6, {10**13}, 3]"
     code, out, err = command("train", tiny, "--set", huge, "-o", tmp_path / "run")
     assert (code, out) == (1, "")
@@ -550,14 +550,14 @@ def test_a_run_that_another_process_starts_meanwhile_is_not_touched(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, mine = tmp_path / "run", recipe.read(str(tiny))
-    real = launch.kind
+    real = launch.trainer_class
 
     def slow(*args: Any) -> Any:  # while this one builds its model, another trains
-        monkeypatch.setattr(launch, "kind", real)
+        monkeypatch.setattr(launch, "trainer_class", real)
         launch.launch(recipe.read(str(tiny), ["seed=1"]), other)
         return real(*args)
 
-    monkeypatch.setattr(launch, "kind", slow)
+    monkeypatch.setattr(launch, "trainer_class", slow)
     with pytest.raises(FailedError, match="another process has started a run there"):
         launch.launch(mine, other)
     assert landscape.load(other / "last.h5").seed == 1

@@ -7,14 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
 from matplotlib.colors import to_rgb
 
 from landscape import Checkpoint, InputError
-from landscape.checkpoint.history import MONITORED, UNITS
+from landscape.checkpoint.history import MONITORED
 from landscape.curvature.hessian import dense_hessian
 from landscape.plots.training import draw_training
 from landscape.problem.layout import average
@@ -139,20 +138,6 @@ def test_with_batchnorm_it_is_that_of_the_loss_that_training_descends() -> None:
     parts = together(2, _run, BASE | {"monitor": {"sharpness": 6, "samples": 100, "top": 1}})
     for part in parts:
         np.testing.assert_allclose(part.history["lambda_max"], end.history["lambda_max"], rtol=1e-6)
-
-
-def test_files_written_before_are_read(tiny: Path, tmp_path: Path) -> None:
-    launch.launch(chosen(tiny, "monitor.sharpness=0"), tmp_path)
-    with h5py.File(tmp_path / "last.h5", "r+") as file:
-        for name in MONITORED:
-            del file[f"history/{name}"]
-        text = file.attrs["recipe"].split("[monitor]")
-        file.attrs["recipe"] = text[0] + "[" + text[1].split("\n[", 1)[1]
-    back = Checkpoint.load(tmp_path / "last.h5")
-    assert set(back.history) == set(UNITS)
-    assert np.isnan(back.history["lambda_max"]).all()
-    plain = ["dtype=float64", "checkpoint.every=5"]
-    assert launch.launch(recipe.read(str(tiny), [*plain, "steps=32"]), tmp_path, resume=True).step == 32
 
 
 def test_settings_of_one_algorithm_have_colours_that_differ(tiny: Path) -> None:

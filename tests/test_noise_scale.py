@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,31 @@ def test_without_noise_it_is_zero_and_at_a_minimum_it_is_not_resolved() -> None:
     result = landscape.noise_scale(flat, 4, gradient="draws", max_draws=40)
     assert not result.converged
     assert not result.resolved
-    assert "within two standard errors of 0" in table(result)
+    assert "not told apart from 0" in table(result)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "least", "most"), [(60, 0.85, 1.0), pytest.param(2000, 0.93, 0.97, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("size", [0.3, 0.6, 2.0])
+def test_intervals_of_a_ratio_cover_the_truth_and_no_scale_is_negative(
+    size: float, seeds: int, least: float, most: float
+) -> None:
+    """24 gradients with noise of variance 1 in each of 20 coordinates, around a small and a large g."""
+    g, covered, open_ends = torch.full((20,), size / 20**0.5, dtype=torch.float64), [], 0
+    for seed in range(seeds):
+        estimator = Jackknife(g, 1)
+        for row in g + torch.randn(24, 20, dtype=torch.float64, generator=stream(seed, 7)):
+            estimator.add(row[None])
+        scale = estimator.scale()
+        low, high = scale.interval()
+        covered.append(low <= 20 / size**2 <= high)
+        open_ends += math.isinf(high)
+        assert math.isnan(scale.value) == math.isinf(high)
+        assert not scale.value < 0
+    assert least <= np.mean(covered) <= (most if size > 1 else 1)  # without an upper end one tail is left
+    print(f"‖g‖ = {size}: {np.mean(covered):.1%} covered, {open_ends / seeds:.1%} without an upper end")
+    assert (open_ends > seeds / 2) == (size < 1)
 
 
 @pytest.mark.slow

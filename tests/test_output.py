@@ -169,13 +169,6 @@ def test_the_end_of_a_run_and_the_command_to_try_next(
         assert command(*words)[0] == 0
 
 
-def test_runs_at_once_are_jobs(tiny: Path, tmp_path: Path, command: Command) -> None:
-    wanted = ("sweep", tiny, "--set", "steps=3", "-o", tmp_path)
-    code, _, err = command(*wanted, "--nproc", "1")
-    assert (code, "--nproc is called --jobs here" in err) == (0, True)
-    one_line(command(*wanted, "--nproc", "1", "--jobs", "1"), 2, "--jobs, --nproc")
-
-
 # Progress.
 
 

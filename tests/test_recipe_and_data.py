@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import landscape
 from landscape import FailedError, InputError
 from landscape.core.options import positive
+from landscape.core.toml import toml_value
 from landscape.data import idx
 from landscape.data.images import decode
 from landscape.train.recipes import recipe
@@ -352,8 +353,7 @@ def digits_dpsgd() -> list[str]:
     """All that a recipe needs but lr and a name."""
     found = recipe.read("digits-dpsgd").values()
     return [
-        f"{k}={recipe.toml_value(found[k])}"
-        for k in ("learners", "batch", "steps", "algorithm", "model", "data")
+        f"{k}={toml_value(found[k])}" for k in ("learners", "batch", "steps", "algorithm", "model", "data")
     ]
 
 

@@ -18,7 +18,7 @@ import landscape
 from landscape import Checkpoint, InputError
 from landscape.train.processes import process_group
 from landscape.train.processes.process_group import Group, Lost
-from landscape.train.processes.server import Server, Worker, kind
+from landscape.train.processes.server import Server, Worker
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
 from landscape.train.run.loop import Trainer
@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_said_in_a_line(command: Command, tmp_path: Path) -
         recipe.from_values(measured(2, learners=2))
     assert recipe.from_values(measured(2)).stability_limit() is None
     assert recipe.from_values(measured(0)).stability_limit() == 2
-    assert kind(recipe.from_values(BASE | {"algorithm": {"name": "ssgd"}}), None) is Trainer
+    assert launch.trainer_class(recipe.from_values(BASE | {"algorithm": {"name": "ssgd"}}), None) is Trainer
     (refused, _) = together(2, norms)
     assert isinstance(refused, InputError)
     assert "has BatchNorm" in str(refused)
@@ -152,5 +152,5 @@ def test_what_does_not_fit_is_said_in_a_line(command: Command, tmp_path: Path) -
 def norms(group: Group) -> None:
     values = measured(0, model={"name": "tests.nets:norm_net"})
     chosen = recipe.from_values(values)
-    assert kind(chosen, group) is (Worker if group.rank else Server)
-    kind(chosen, group)(chosen, group=group)
+    assert launch.trainer_class(chosen, group) is (Worker if group.rank else Server)
+    launch.trainer_class(chosen, group)(chosen, group=group)

@@ -276,6 +276,34 @@ def test_the_trace_is_unbiased_and_its_error_bar_honest() -> None:
     assert again == found[3]
 
 
+SPECTRA = {
+    "1/i": 1 / np.arange(1.0, 121),
+    "1/i²": 1 / np.arange(1.0, 121) ** 2,
+    "ten outliers": np.concatenate((np.linspace(2, 10, 10), np.linspace(-0.1, 0.3, 110))),
+    "even": np.linspace(-0.8, 1.2, 120),
+}
+
+
+@pytest.mark.parametrize(
+    ("seeds", "least", "most"), [(20, 0.85, 1.0), pytest.param(1000, 0.93, 0.97, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("products", [6, 12, 15, 30])
+def test_intervals_of_the_trace_cover_it(products: int, seeds: int, least: float, most: float) -> None:
+    covered = {}
+    for name, values in SPECTRA.items():
+        spectrum = torch.from_numpy(values)
+        generator = torch.Generator().manual_seed(products)
+        q = torch.linalg.qr(torch.randn(120, 120, dtype=torch.float64, generator=generator)).Q
+        h, found = (q * spectrum) @ q.T, []
+        for seed in range(seeds):
+            low, high = hutchpp(lambda v, h=h: v @ h, h[0], products=products, seed=seed).interval()
+            found.append(low <= float(spectrum.sum()) <= high)
+        covered[name] = float(np.mean(found))
+    print(f"{products} products:", ", ".join(f"{name} {share:.1%}" for name, share in covered.items()))
+    assert least <= np.mean(list(covered.values())) <= most
+    assert min(covered.values()) >= least - 0.02
+
+
 def test_the_trace_of_a_low_rank_matrix_is_exact_where_plain_sampling_is_not() -> None:
     torch.manual_seed(0)
     u = torch.randn(200, 5, dtype=torch.float64)

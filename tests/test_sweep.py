@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import InputError, plots
+from landscape.core.toml import toml_value
 from landscape.results.tables import COLUMNS, Sweep, texts
 from landscape.train.experiments.sweep import Setting, canonical, folder_name, grid, search, split
 from landscape.train.recipes import recipe, table_recipes
@@ -64,7 +65,7 @@ values = st.one_of(
 
 @given(values)
 def test_a_value_has_one_spelling_which_means_the_same(value: Any) -> None:
-    once = canonical(recipe.toml_value(value))
+    once = canonical(toml_value(value))
     assert recipe.parse_value(once) == value
     assert canonical(once) == once
 

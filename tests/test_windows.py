@@ -25,8 +25,11 @@ import landscape
 for name in landscape.__all__:
     getattr(landscape, name)
 
+from landscape.core.files import HAS_LOCKS
 from landscape.core.lock import HAS_LOCKS, in_use
 from landscape.train import launch, recipe
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
 assert not HAS_LOCKS
 from pathlib import Path
 

@@ -12,8 +12,8 @@ from landscape.analysis.planes import random_plane
 from landscape.core.errors import FailedError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
+from landscape.core.progress import Progress
 from landscape.evaluation.evaluate import evaluator
-from landscape.evaluation.paths import Progress
 from landscape.problem.problem import Problem
 from landscape.results.grids import SPAN
 

@@ -10,14 +10,16 @@ from torch import Tensor
 
 from landscape.analysis.precision import LEAST, MOST, TOL, Precision, learners_of
 from landscape.core.hdf5 import Array
+from landscape.core.memory import bounded
 from landscape.core.numerics import numerics
 from landscape.core.options import expect
+from landscape.core.progress import Progress
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.directional import gradient_curvature
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.lanczos import TOL as EIGENVALUE_TOL
+from landscape.evaluation import needs
 from landscape.evaluation.minibatches import Minibatches, stream
-from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
@@ -25,6 +27,7 @@ from landscape.results.curvature import BatchSharpness
 
 
 @numerics(1)
+@bounded(needs.batch_sharpness)
 def batch_sharpness(
     problem: Problem,
     batch: int,
@@ -38,6 +41,7 @@ def batch_sharpness(
     draws: int = LEAST,
     max_draws: int = MOST,
     seed: int = 0,
+    max_memory: int | None = None,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> BatchSharpness:
@@ -61,6 +65,7 @@ def batch_sharpness(
         draws, max_draws: at least and at most so many draws. Each takes one gradient and one product over
             ``batch`` samples, or ``local_batch`` for each learner.
         seed: draws the minibatches.
+        max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 

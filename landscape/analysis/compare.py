@@ -33,7 +33,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import hdf5
 from landscape.core.errors import InputError
 from landscape.core.options import SPLIT, below_one, choose, expect, positive
-from landscape.evaluation.paths import Progress
+from landscape.core.progress import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.comparison import Comparison
@@ -98,9 +98,10 @@ def compare(
 
     All checkpoints have the same minibatches, random vectors and planes, so that what is drawn is compared in
     pairs (common random numbers; Student's t test of the differences, over test samples McNemar's). Spreads
-    of learners are compared by Welch's t test, eigenvalues by their residuals, which are bounds. In groups,
-    such as the seeds of two recipes, each checkpoint has draws of its own, the error is that over the group,
-    and Welch's t test compares the means: this alone speaks of recipes rather than of single runs. Holm's
+    of learners are compared by Welch's t test, eigenvalues by bounds that hold for the outermost ones with a
+    probability of 99% each (not by residuals, which say that some eigenvalue is near). In groups, such as the
+    seeds of two recipes, each checkpoint has draws of its own, the error is that over the group, and Welch's
+    t test compares the means: this alone speaks of recipes rather than of single runs. Holm's
     correction makes ``level`` hold for all tests of the table together.
 
     Args:

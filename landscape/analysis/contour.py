@@ -13,9 +13,11 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
+from landscape.core.memory import bounded
 from landscape.core.numerics import numerics
 from landscape.core.options import expect, positive
-from landscape.evaluation import evaluate
+from landscape.core.progress import Progress
+from landscape.evaluation import evaluate, needs
 from landscape.evaluation.adaptive import first_points
 from landscape.evaluation.filling import complete, meets
 from landscape.evaluation.grid import (
@@ -76,6 +78,7 @@ def grid_points(x: Array, y: Array) -> Tensor:
 
 
 @numerics(1)
+@bounded(needs.contour)
 def contour(
     problem: Problem,
     plane: Plane,
@@ -92,7 +95,7 @@ def contour(
     save: Callable[[Surface], None] | None = None,
     group: dist.ProcessGroup | None = None,
     cluster: Workers | None = None,
-    progress: evaluate.Progress | None = None,
+    progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Surface:
     """Loss and accuracy of ``problem`` on an (nx, ny) ``grid`` over ``plane``.
@@ -172,7 +175,7 @@ def contour(
     count = done.size if allowed is None else first_points(done.shape)
     run = evaluate.evaluator(
         problem, plane.center, plane.directions, count,
-        path=path, precision=precision, max_memory=max_memory,
+        path=path, precision=precision,
     )  # fmt: skip
     fields = setting | _description(problem, plane, previous) | {"path": run.path, "provenance": made_of}
     error = 0.0 if precision == "model" else math.nan
@@ -183,7 +186,7 @@ def contour(
             x=x, y=y, span=span, done=done.copy(), precision_error=error, **copies, **fields, **about
         )
 
-    def values(points: Tensor, progress: evaluate.Progress) -> dict[str, Tensor]:
+    def values(points: Tensor, progress: Progress) -> dict[str, Tensor]:
         at_points = run(points, progress)
         return {"loss": at_points.loss, "accuracy": at_points.accuracy}
 

@@ -12,12 +12,13 @@ from torch import Tensor
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
+from landscape.core.memory import bounded
 from landscape.core.options import SPLIT, expect, positive
-from landscape.core.progress import portion
+from landscape.core.progress import Progress, portion
 from landscape.curvature import jackknife
 from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
-from landscape.evaluation.paths import Progress
+from landscape.evaluation import needs
 from landscape.evaluation.provenance import setting
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
@@ -32,6 +33,7 @@ BLOCK = 2**20
 ROUNDING = 1e-10
 
 
+@bounded(needs.disagreement)
 def disagreement(
     checkpoint: Checkpoint | Tensor,
     top_k: int = TOP_K,
@@ -41,6 +43,7 @@ def disagreement(
     max_products: int = MAX_PRODUCTS,
     search: str = "auto",
     seed: int = 0,
+    max_memory: int | None = None,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Disagreement:
@@ -59,6 +62,7 @@ def disagreement(
         max_products: Hessian-vector products for the eigenvalues, at most; n more are for tr(HC).
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: draws the vector that the search of eigenvalues starts from.
+        max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 

@@ -11,15 +11,17 @@ from torch import Tensor
 
 from landscape.analysis.contour import axes, check_plane, grid_points
 from landscape.core.hdf5 import Array
+from landscape.core.memory import bounded
 from landscape.core.numerics import numerics
 from landscape.core.options import expect
+from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import eigenpairs, extreme_eigenvalues, points_at_once
 from landscape.curvature.hessian import HessianOptions
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, SearchOptions, ends_of
 from landscape.curvature.start import start_vector
+from landscape.evaluation import needs
 from landscape.evaluation.filling import complete, meets
 from landscape.evaluation.grid import MismatchError, Portions, Workers, copy_common, difference
-from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import changed, provenance, setting
 from landscape.evaluation.tolerance import Tolerance
 from landscape.problem.batchnorm import SAMPLES
@@ -56,6 +58,7 @@ def _another(previous: HessianGrid, wanted: dict[str, Any], problem: Problem, pl
 
 
 @numerics(1)
+@bounded(needs.hessian_grid)
 def hessian_grid(
     problem: Problem,
     plane: Plane,
@@ -72,6 +75,7 @@ def hessian_grid(
     save: Callable[[HessianGrid], None] | None = None,
     group: dist.ProcessGroup | None = None,
     cluster: Workers | None = None,
+    max_memory: int | None = None,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> HessianGrid:
@@ -97,6 +101,7 @@ def hessian_grid(
             all return the whole result, and its first one saves.
         cluster: a :class:`landscape.Cluster`, whose workers compute the points, in place of a group. The
             problem is pickled and sent to them.
+        max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 

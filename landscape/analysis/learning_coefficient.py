@@ -13,17 +13,20 @@ import numpy as np
 from landscape.core.errors import FailedError, InputError
 from landscape.core.extras import optional
 from landscape.core.hdf5 import Array
+from landscape.core.memory import bounded
 from landscape.core.options import expect, positive
+from landscape.core.progress import Progress, no_progress
+from landscape.core.statistics import standard_error
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.lanczos import TOL as EIGENVALUE_TOL
+from landscape.evaluation import needs
 from landscape.evaluation.langevin import Langevin
 from landscape.evaluation.minibatches import stream
-from landscape.evaluation.paths import Progress, no_progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.flatness import LearningCoefficient
+from landscape.results.flatness import PARTS, LearningCoefficient
 
 # γ of the experiments on MNIST with the package of the method's authors (devinterp).
 LOCALIZATION = 100.0
@@ -47,6 +50,7 @@ HEATING, MAX_HEATING = 0.1, 0.25
 TRIALS, SHRINK, SETTLED = 6, 1 / 16, 0.05
 
 
+@bounded(needs.learning_coefficient)
 def learning_coefficient(
     problem: Problem,
     batch: int,
@@ -59,6 +63,7 @@ def learning_coefficient(
     max_rhat: float = MAX_RHAT,
     max_steps: int = MOST,
     seed: int = 0,
+    max_memory: int | None = None,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> LearningCoefficient:
@@ -87,6 +92,7 @@ def learning_coefficient(
         max_rhat: the largest R̂ of chains that count as mixed.
         max_steps: the most steps of a chain.
         seed: draws the minibatches and the noise of the chains.
+        max_memory: bytes that the process may take, at most.
         progress: called with the share of the steps done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
@@ -234,7 +240,10 @@ class _Run:
         halves = distances.reshape(len(distances), 2, -1).mean((0, 2))
         return _Summary(
             draws,
-            error=float(statistics.mcse(values, method="mean")),
+            error=max(
+                float(statistics.mcse(values, method="mean")),
+                standard_error(values.reshape(PARTS * len(values), -1).mean(1)),
+            ),
             r_hat=float(statistics.rhat(values)),
             ess=float(statistics.ess(values, method="mean")),
             r_hat_distance=float(statistics.rhat(distances)),

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
+from landscape.core.memory import bounded
 from landscape.core.options import expect, positive
-from landscape.evaluation import evaluate
+from landscape.core.progress import Progress
+from landscape.evaluation import evaluate, needs
 from landscape.evaluation.adaptive import first_points
 from landscape.evaluation.filling import complete
 from landscape.evaluation.grid import Portions
@@ -25,6 +27,7 @@ from landscape.results.grids import SPAN, Line, barrier
 POINTS = 51  # ours; Frankle et al. 2020 take 30 between two ends. Odd, so that the middle is one of them
 
 
+@bounded(needs.line)
 def line(
     problem: Problem,
     along: Tensor,
@@ -36,7 +39,8 @@ def line(
     bn_samples: int = SAMPLES,
     path: str = "auto",
     tolerance: str | float | None = None,
-    progress: evaluate.Progress | None = None,
+    max_memory: int | None = None,
+    progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Line:
     """Loss and accuracy of ``problem`` at ``points`` weights on a line.
@@ -53,6 +57,7 @@ def line(
         path: how the losses are computed; "auto" takes the fastest path that agrees with the model itself.
         tolerance: as for :func:`landscape.contour`; of 51 points a smooth line needs 25 exact ones. Where
             half of them do not suffice, all are computed.
+        max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
@@ -100,7 +105,7 @@ def line(
         path=path,
     )
 
-    def values(places: Tensor, report: evaluate.Progress) -> dict[str, Tensor]:
+    def values(places: Tensor, report: Progress) -> dict[str, Tensor]:
         at_points = run(places, report)
         return {"loss": at_points.loss, "accuracy": at_points.accuracy}
 

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
+from landscape.core.memory import bounded
 from landscape.core.numerics import numerics
 from landscape.core.options import expect, positive
+from landscape.core.progress import Progress
 from landscape.curvature.hessian import HessianOperator
-from landscape.evaluation.paths import Progress
+from landscape.evaluation import needs
 from landscape.evaluation.stack import Stack
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import average
@@ -24,6 +26,7 @@ DRAWS = 32
 
 
 @numerics(1)
+@bounded(needs.estimate_noise)
 def estimate_noise(
     problem: Problem,
     weights: Tensor,
@@ -32,6 +35,7 @@ def estimate_noise(
     *,
     draws: int = DRAWS,
     seed: int = 0,
+    max_memory: int | None = None,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> NoiseEstimate:
@@ -49,6 +53,7 @@ def estimate_noise(
         local_batch: B, samples a learner in a minibatch.
         draws: how many times the minibatches are drawn; 32 give each standard error to about 13%.
         seed: draws the minibatches.
+        max_memory: bytes that the process may take, at most.
         progress: called with the share of the draws done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 

@@ -13,14 +13,15 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
+from landscape.core.memory import bounded
 from landscape.core.options import expect, positive
-from landscape.core.progress import portion
+from landscape.core.progress import Progress, portion
 from landscape.core.statistics import standard_error
 from landscape.curvature import jackknife
 from landscape.curvature.eigenvalues import Products, exact_products, top_eigenvalues
 from landscape.curvature.lanczos import TOL as EIGEN_TOL
+from landscape.evaluation import needs
 from landscape.evaluation.minibatches import Minibatches, stream
-from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
@@ -35,6 +36,7 @@ TOL, DRAWS, FEWEST = 0.05, 256, 32
 BLOCK = 8
 
 
+@bounded(needs.noise_alignment)
 def noise_alignment(
     problem: Problem,
     batch: int,
@@ -44,6 +46,7 @@ def noise_alignment(
     max_draws: int = DRAWS,
     search: str = "auto",
     seed: int = 0,
+    max_memory: int | None = None,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> NoiseAlignment:
@@ -66,6 +69,7 @@ def noise_alignment(
             product.
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: draws the minibatches and the start of the search of eigenvalues.
+        max_memory: bytes that the process may take, at most.
         progress: called with an estimate of the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from landscape.analysis.precision import LEAST, MOST, TOL, Precision, learners_of
 from landscape.core.errors import FailedError, InputError
+from landscape.core.memory import bounded
 from landscape.core.options import choose, expect
+from landscape.core.progress import Progress
+from landscape.evaluation import needs
 from landscape.evaluation.gradient_noise import AroundWhole, Estimator, Jackknife, Learners, Scale
 from landscape.evaluation.minibatches import Minibatches, stream
-from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
@@ -22,6 +24,7 @@ from landscape.results.noise import NoiseScale
 GRADIENTS = ("whole", "draws")
 
 
+@bounded(needs.noise_scale)
 def noise_scale(
     problem: Problem,
     batch: int,
@@ -33,6 +36,7 @@ def noise_scale(
     draws: int = LEAST,
     max_draws: int = MOST,
     seed: int = 0,
+    max_memory: int | None = None,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> NoiseScale:
@@ -57,6 +61,7 @@ def noise_scale(
         tol: draw until the standard error is at most this share of the value.
         draws, max_draws: at least and at most so many draws, of one gradient, or one for each learner.
         seed: draws the minibatches.
+        max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,10 +11,13 @@ from torch import Tensor
 
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
+from landscape.core.memory import bounded
 from landscape.core.numerics import numerics
 from landscape.core.options import choose, expect, positive
+from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
+from landscape.evaluation import needs
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
 from landscape.results.grids import Plane
@@ -24,7 +27,15 @@ IGNORES = ("none", "bias+norm")
 
 
 @numerics(1)
-def random_plane(problem: Problem, norm: str = "none", seed: int = 0, *, ignore: str | None = None) -> Plane:
+@bounded(needs.random_plane)
+def random_plane(
+    problem: Problem,
+    norm: str = "none",
+    seed: int = 0,
+    *,
+    ignore: str | None = None,
+    max_memory: int | None = None,
+) -> Plane:
     """Two directions with i.i.d. standard normal entries through the problem's centre.
 
     Args:
@@ -40,6 +51,7 @@ def random_plane(problem: Problem, norm: str = "none", seed: int = 0, *, ignore:
         ignore: "bias+norm" leaves biases and normalisation parameters where they are, "none" moves them, too.
             Default: "bias+norm" for norm "filter" (as Li et al. 2018 do), else "none". The other parameters
             have the same direction either way.
+        max_memory: bytes that the process may take, at most.
 
     Returns:
         A plane with center (P,) and directions (2, P).
@@ -221,13 +233,15 @@ def learners_plane(problem: Problem, weights: Tensor) -> Plane:
     return _plane(problem, mean, directions, "learners", axes, markers)
 
 
+@bounded(needs.eigen_plane)
 def eigen_plane(
     problem: Problem,
     *,
     tol: float = TOL,
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
-    progress: Callable[[float], None] | None = None,
+    max_memory: int | None = None,
+    progress: Progress | None = None,
 ) -> Plane:
     """The unit eigenvectors of λ_max (x) and λ_min (y) of the Hessian at the problem's centre.
 
@@ -239,6 +253,7 @@ def eigen_plane(
         tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to zero.
         max_products: Hessian-vector products, at most.
         seed: draws the starting vector.
+        max_memory: bytes that the process may take, at most.
         progress: called with an estimate of the share of the work done.
 
     Returns:

@@ -47,7 +47,7 @@ class Precision:
 
     def share(self, draws: int, value: float, error: float) -> float:
         """The share of the work that is done, from the draws that the error needs: it falls as 1/√draws."""
-        if draws < self.least or not 0 < error < float("inf") or not value:
+        if draws < self.least or not 0 < error < float("inf") or not abs(value) > 0:
             return min(1.0, draws / max(self.least, draws + 1))
         needed = max(self.least, draws * (error / (self.tol * abs(value))) ** 2)
         return min(1.0, draws / min(self.most, needed))

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
+from landscape.core.memory import bounded
 from landscape.core.options import choose, expect, positive
+from landscape.core.progress import Progress
 from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.start import start_vector
+from landscape.evaluation import needs
 from landscape.evaluation.ascent import Ascent, largest_rise
 from landscape.evaluation.minibatches import Minibatches, stream
-from landscape.evaluation.paths import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
@@ -33,6 +35,7 @@ STEPS, STARTS = 20, 1
 TOL, DRAWS, FEWEST = 0.05, 256, 32
 
 
+@bounded(needs.sharpness)
 def sharpness(
     problem: Problem,
     rho: float,
@@ -45,6 +48,7 @@ def sharpness(
     tol: float = TOL,
     max_draws: int = DRAWS,
     seed: int = 0,
+    max_memory: int | None = None,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Sharpness:
@@ -68,6 +72,7 @@ def sharpness(
         tol: draws go on until the standard error is this share of the value…
         max_draws: …or until there are so many: minibatches, or pairs ±δ; at least 2.
         seed: draws minibatches, displacements and starts.
+        max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 

@@ -19,16 +19,18 @@ from torch import Tensor
 
 from landscape.core.errors import FailedError
 from landscape.core.hdf5 import Array
+from landscape.core.memory import bounded, spare
 from landscape.core.numerics import numerics
 from landscape.core.options import expect, positive
-from landscape.core.progress import portion
+from landscape.core.progress import Progress, portion
 from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import exact_products, points_at_once, top_eigenvalues
-from landscape.curvature.hessian import GRAPH_BYTES, HessianOperator
+from landscape.curvature.hessian import HessianOperator
 from landscape.curvature.lanczos import TOL, lanczos
 from landscape.curvature.start import start_vector, warm_start
-from landscape.evaluation.paths import Progress
+from landscape.evaluation import needs
+from landscape.evaluation.needs import GRAPH_BYTES
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
@@ -41,6 +43,7 @@ TOP = 5
 
 
 @numerics(1)
+@bounded(needs.smoothing)
 def smoothing(
     problem: Problem,
     weights: Tensor,
@@ -52,6 +55,7 @@ def smoothing(
     alpha_e: float = math.nan,
     tol: float = TOL,
     seed: int = 0,
+    max_memory: int | None = None,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Smoothing:
@@ -72,6 +76,7 @@ def smoothing(
         lr, alpha_e: the learning rate and effective learning rate of the run, kept with the result.
         tol: the largest residual of eigenvalues, relative to them.
         seed: draws the displacements.
+        max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
@@ -195,7 +200,7 @@ class _Smoothed:
         problem, saved = self.problem, ChainHessian.saved_bytes(self.problem)
         size = 1 if saved is None else max(1, points_at_once(problem) // 2)
         groups = [range(i, min(i + size, self.pairs)) for i in range(0, self.pairs, size)]
-        stored = saved is not None and 2 * self.pairs * saved <= GRAPH_BYTES
+        stored = saved is not None and 2 * self.pairs * saved <= min(GRAPH_BYTES, spare())
 
         def group(rows: range) -> Callable[[Tensor], Tensor]:
             """v (P,) ↦ the products (rows, P)."""

@@ -8,8 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from landscape.core.errors import InputError
+from landscape.core.memory import bounded
 from landscape.core.numerics import numerics
 from landscape.core.options import choose, expect, positive
+from landscape.core.progress import Progress
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.density import PROBES, STEPS, quadrature
 from landscape.curvature.eigenvalues import (
@@ -24,7 +26,7 @@ from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, Eigenpairs, SearchOpt
 from landscape.curvature.preconditioner import Preconditioner, as_preconditioner
 from landscape.curvature.start import start_vector
 from landscape.curvature.trace import TRACE_PRODUCTS, hutchpp, trace
-from landscape.evaluation.paths import Progress
+from landscape.evaluation import needs
 from landscape.evaluation.provenance import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
@@ -32,6 +34,7 @@ from landscape.results.curvature import Density, Spectrum, Trace
 
 
 @numerics(1)
+@bounded(needs.spectrum)
 def spectrum(
     problem: Problem,
     top_k: int = 0,
@@ -50,6 +53,7 @@ def spectrum(
     probes: int = PROBES,
     steps: int = STEPS,
     seed: int = 0,
+    max_memory: int | None = None,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Spectrum:
@@ -74,6 +78,7 @@ def spectrum(
         tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to zero.
         max_products: Hessian-vector products for the eigenvalues, at most.
         seed: draws the starting vector, the signs and the probes.
+        max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
@@ -159,6 +164,7 @@ def _values(pairs: Eigenpairs | None, tr: Trace, dense: Density | None) -> dict[
         "verified": pairs.verified if pairs else False,
         "trace": tr.value,
         "trace_error": tr.standard_error,
+        "trace_freedom": tr.freedom,
         "nodes": dense.nodes if dense else np.zeros((0, 0)),
         "weights": dense.weights if dense else np.zeros((0, 0)),
         "hvps": sum(each.hvps for each in (pairs, tr, dense) if each),

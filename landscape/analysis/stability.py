@@ -8,7 +8,8 @@ from typing import Unpack
 import numpy as np
 from torch import Tensor
 
-from landscape.curvature.eigenvalues import Progress, top_eigenvalues
+from landscape.core.progress import Progress
+from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.preconditioner import Preconditioner, as_preconditioner
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance

@@ -52,7 +52,7 @@ COLUMNS = {
     "comm_rounds": ("1", "how often a learner waits for other learners in the step"),
     "lambda_max": ("nat", "λ_max of the Hessian at the step's end, on a fixed sample of the training set "
     "(the recipe's table ``monitor``)"),
-    "lambda_max_residual": ("nat", "‖Hv − λv‖: an eigenvalue lies within that distance of lambda_max"),
+    "lambda_max_residual": ("nat", "‖Hv − λv‖: some eigenvalue lies within that distance of lambda_max"),
     "lr_lambda_max": ("1", "the learning rate times lambda_max"),
     "lr_lambda_limit": ("1", "the rule's limit on ηλ, up to which it is stable on a quadratic; NaN where "
     "that is not known"),
@@ -62,10 +62,8 @@ COLUMNS = {
 }  # fmt: skip
 #: Column -> unit.
 UNITS = {name: unit for name, (unit, _) in COLUMNS.items()}
-# Columns that files written before they existed lack; NaN when those are read.
+#: The columns of :class:`.LambdaMax`.
 MONITORED = ("lambda_max", "lambda_max_residual", "lr_lambda_max", "lr_lambda_limit", "spread_share")
-_ERRORS = ("delta_se", "delta_s_se", "delta_2_se", "delta_cross_se")
-_LATER = (*_ERRORS, "samples_per_s", "wait_s", "comm_bytes", "comm_rounds", *MONITORED)
 
 History = dict[str, Array]
 # The least number of rows in a step file: a run that is resumed from it alone needs the last ten (for the
@@ -98,8 +96,6 @@ def write(file: h5py.File, history: History, units: Mapping[str, str]) -> None:
 def read(group: h5py.Group) -> tuple[History, dict[str, str]]:
     """The columns of the group /history and their units, also those that this installation does not know.
 
-    Columns that files of earlier versions lack are NaN.
-
     Raises:
         ValueError: for a data set that is not a column.
     """
@@ -108,10 +104,6 @@ def read(group: h5py.Group) -> tuple[History, dict[str, str]]:
         name: hdf5.attribute(column, "unit", str) if "unit" in column.attrs else UNITS.get(name, "")
         for name, column in group.items()
     }
-    length = len(next(iter(columns.values()), ()))
-    for name in _LATER:
-        columns.setdefault(name, np.full(length, np.nan))
-        units.setdefault(name, UNITS[name])
     return columns, units
 
 

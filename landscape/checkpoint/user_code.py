@@ -29,6 +29,7 @@ from landscape import models
 from landscape.core.errors import FailedError, InputError
 from landscape.core.extras import look_in
 from landscape.core.options import choose, near
+from landscape.core.toml import toml_value
 from landscape.data.base import Dataset, fingerprint
 from landscape.problem.batches import is_resident, named_tensors
 from landscape.problem.data import batched
@@ -76,16 +77,8 @@ def parse(where: str, text: str) -> Spec:
 
 def command_text(name: str, options: Mapping[str, Any]) -> str:
     """NAME, or NAME(KEY=VALUE, …) in quotes for a shell: the text of a command's option."""
-    text = ", ".join(f"{key}={_toml(value)}" for key, value in options.items())
+    text = ", ".join(f"{key}={toml_value(value)}" for key, value in options.items())
     return shlex.quote(f"{name}({text})") if text else name
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{json.dumps(k)} = {_toml(v)}' for k, v in value.items())}}}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_toml, value))}]"
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def model_spec(where: str, text: str) -> Spec:

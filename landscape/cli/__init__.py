@@ -13,7 +13,7 @@ import click
 
 from landscape.cli import output, system
 from landscape.core import registry, streams
-from landscape.core.failures import explain
+from landscape.core.errors import explain
 from landscape.core.files import printable
 from landscape.train.processes import launcher
 

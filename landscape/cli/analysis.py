@@ -18,11 +18,12 @@ from landscape.cli import common, options
 from landscape.cli.parameters import described, options_of
 from landscape.cli.source import OF_SOURCE, SOURCE, Source
 from landscape.core import hdf5
+from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
 from landscape.core.options import SPLIT
+from landscape.core.progress import Progress
 from landscape.problem.problem import Problem
 from landscape.results import base
-from landscape.train.run.launch import pick_device
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", bound=base.Result)
@@ -124,7 +125,7 @@ class Analysis:
         self.write(results, path)
         return results
 
-    def each(self, title: str, runs: Sequence[Any]) -> Iterator[tuple[Any, Callable[[float], None]]]:
+    def each(self, title: str, runs: Sequence[Any]) -> Iterator[tuple[Any, Progress]]:
         """``runs`` with one progress bar: each with the function that takes the share of it that is done."""
         with common.progress_bar(title, self.quiet) as bar:
             for i, run in enumerate(runs):
@@ -146,7 +147,7 @@ class Analysis:
         common.write(results, path, self.output.picture)
 
 
-def _share(bar: Callable[[float], None], done: int, total: int, share: float) -> None:
+def _share(bar: Progress, done: int, total: int, share: float) -> None:
     bar((done + share) / total)
 
 
@@ -197,6 +198,7 @@ def analysis_options(
         *([options.dtype] if problem else []),
         *options.OUTPUT,
         options.device,
+        options.max_memory,
         *(SOURCE if problem else [options.data_dir]),
         options.quiet,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from landscape.cli.source import SOURCE, Source
 from landscape.cli.stability import known
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import positive
+from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.problem.problem import Problem
 from landscape.results.grids import Plane
@@ -107,7 +107,7 @@ def checkpoints(last: Path, most: int) -> list[Checkpoint]:
     return [moving[k] for k in chosen]
 
 
-def frames(runs: list[Checkpoint], film: Film, progress: Callable[[float], None]) -> list[Frame]:
+def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame]:
     """The surfaces around w_a of ``runs`` over one pair of directions, and where their sharpness stands.
 
     The directions are the first two principal components of the learners' spread over all of the checkpoints,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from landscape.cli.output import values as values
 from landscape.core import hdf5, progress
 from landscape.core.errors import FailedError, InputError
 from landscape.core.lock import Lock
+from landscape.core.progress import Progress
 from landscape.results import base
 
 
@@ -63,12 +65,21 @@ def make_folder(folder: Path) -> None:
         raise FailedError(f"{folder}: cannot be written to (Permission denied)")
 
 
+def interval(ends: tuple[float, float]) -> str:
+    """The ends of a 95% interval in words; "" where neither is known."""
+    if math.isnan(ends[0]) and not math.isfinite(ends[1]):
+        return ""
+    return (
+        f", 95%: {ends[0]:.4g} to {ends[1]:.4g}" if math.isfinite(ends[1]) else f", 95%: above {ends[0]:.4g}"
+    )
+
+
 def residual(absolute: float, value: float) -> str:
     """The residual of an eigenvalue in words, relative to the eigenvalue as --tol is."""
     return f"relative residual {absolute / abs(value):.1e}" if value else f"residual {absolute:.1e}"
 
 
-def progress_bar(title: str, quiet: bool = False) -> AbstractContextManager[Callable[[float], None]]:
+def progress_bar(title: str, quiet: bool = False) -> AbstractContextManager[Progress]:
     """The progress of one piece of work, on stderr; none with -q."""
     return progress.progress_bar(title, quiet or output.current().silent)
 

@@ -17,7 +17,7 @@ from landscape.core.errors import InputError
 from landscape.core.options import SPLIT, choose
 from landscape.problem.problem import Problem
 from landscape.results.comparison import Comparison, cell, footnotes, summary, verdict
-from landscape.train.run.preconditioner import preconditioner
+from landscape.train.optimizer.preconditioning import preconditioner
 
 WIDTH = 110  # characters of a line of the table, but for its last column (ours)
 
@@ -130,7 +130,7 @@ def table(result: Comparison) -> str:
         [
             c.titles[q] + units[q],
             *(cell(c, q, s) for s in range(len(c.sides))),
-            c.over[q] or ("its residual" if c.kinds[q] == "bound" else ""),
+            c.over[q] or ("99% bound" if c.kinds[q] == "bound" else ""),
             verdict(c, q),
         ]
         for q in range(len(c.quantities))

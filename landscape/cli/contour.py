@@ -26,7 +26,6 @@ from landscape.results.grids import Surface
     "bn_samples",
     "path",
     "precision",
-    "max_memory",
     own={"grid": {"default": "50"}},
 )
 def contour(analysis: Analysis, plane: planes.Chosen, processes: processes.Processes) -> None:

@@ -7,10 +7,10 @@ import click
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.choices import Choice
 from landscape.cli.saddles import parse
+from landscape.core.devices import pick_device
 from landscape.results.noise import CriticalBatch
 from landscape.train.experiments.critical_batch import FACTORS, SCALING
 from landscape.train.experiments.critical_batch import critical_batch as experiment
-from landscape.train.run.launch import pick_device
 
 
 @click.command(

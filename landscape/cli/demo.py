@@ -20,8 +20,8 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import animate, common, options, report
 from landscape.cli.analysis import about
 from landscape.cli.source import Source
+from landscape.core.files import HAS_LOCKS
 from landscape.core.hdf5 import Array
-from landscape.core.lock import HAS_LOCKS
 from landscape.geometry.profiles import median_rise
 from landscape.report import contents, page
 from landscape.report.parts import Page

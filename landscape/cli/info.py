@@ -17,7 +17,7 @@ from landscape.cli import common, options, run_summary
 from landscape.cli.output import values
 from landscape.core import hdf5, hdf5_verify
 from landscape.core.errors import FailedError
-from landscape.train.run.loop import recipe_of
+from landscape.train.recipes.recipe import recipe_of
 
 MOST = 8  # tensors of the optimizer's state that are listed (ours)
 

@@ -7,6 +7,7 @@ import math
 import click
 
 from landscape.analysis.learning_coefficient import learning_coefficient as compute_learning_coefficient
+from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.results.flatness import LearningCoefficient
 
@@ -47,7 +48,8 @@ def table(r: LearningCoefficient) -> str:
     chosen = f", λ_max at w_a {r.lambda_max:.4g}" if math.isfinite(r.lambda_max) else ""
     heating = r.uncorrected - r.value
     rows = {
-        "λ̂": f"{r.value:.6g} ± {r.standard_error:.2g}   (P/2 = {r.parameters / 2:,g})",
+        "λ̂": f"{r.value:.6g} ± {r.standard_error:.2g}{common.interval(r.interval())}",
+        "P/2": f"{r.parameters / 2:,g}",
         "of the chains": ", ".join(f"{value:.4g}" for value in r.chain_values),
         "taken off as heating": f"{heating:.4g}, {heating / r.uncorrected:.1%} of {r.uncorrected:.6g}",
         "R̂, effective draws": f"{r.r_hat:.3f}, {r.ess:,.0f}",

@@ -13,7 +13,7 @@ from landscape.core.errors import InputError
 from landscape.results.stability import Minima
 from landscape.train.experiments.minima import minima as experiment
 from landscape.train.own_loop.recording import read_settings
-from landscape.train.run.loop import recipe_of
+from landscape.train.recipes.recipe import recipe_of
 
 DELAYS = "0,1,2,4,8,16,32"
 

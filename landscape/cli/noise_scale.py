@@ -10,11 +10,12 @@ from torch import Tensor
 from landscape.analysis.noise_scale import GRADIENTS
 from landscape.analysis.noise_scale import noise_scale as compute_noise_scale
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.batch_sharpness import batch_sizes, check_learners
 from landscape.cli.choices import Choice
 from landscape.results.noise import NoiseScale
-from landscape.train.run.loop import recipe_of
+from landscape.train.recipes.recipe import recipe_of
 
 
 @click.command(
@@ -71,8 +72,10 @@ def table(result: NoiseScale) -> str:
     missed = "" if result.converged else f"; NOT within {result.tol:.0%}: raise --max-draws"
     lines = [f"{result.label}: noise scale over {result.samples:,} samples{missed}"]
 
-    def rows(name: str, value: float, error: float, parts: tuple[float, float, float, float]) -> None:
-        lines.append(f"  {name:34} {value: .4g} ± {error:.2g} samples")
+    def rows(
+        name: str, value: float, error: float, interval: str, parts: tuple[float, float, float, float]
+    ) -> None:
+        lines.append(f"  {name:34} {value: .4g} ± {error:.2g} samples{interval}")
         lines.append(f"  {'  tr Σ':34} {parts[0]: .4e} ± {parts[1]:.1e}")
         exact = "exact" if parts[3] == 0 else f"± {parts[3]:.1e}"
         lines.append(f"  {'  ‖g‖²':34} {parts[2]: .4e} {exact}")
@@ -80,14 +83,15 @@ def table(result: NoiseScale) -> str:
     r = result
     rows(
         f"at w_a, {r.draws} draws of {r.batch:,}", r.value, r.standard_error,
+        common.interval(r.interval()),
         (r.trace, r.trace_error, r.norm2, r.norm2_error),
     )  # fmt: skip
     if not r.resolved:
-        lines.append("  ‖g‖² is within two standard errors of 0: more draws, or --gradient whole")
+        lines.append("  ‖g‖² is not told apart from 0 (95%): more draws, or --gradient whole")
     if r.learners:
         rows(
             f"mean of {r.learners} learners, {r.learner_draws} draws", r.learner_value,
-            r.learner_standard_error,
+            r.learner_standard_error, common.interval(r.interval(learners=True)),
             (r.learner_trace, r.learner_trace_error, r.learner_norm2, r.learner_norm2_error),
         )  # fmt: skip
         lines.append("  from the learners' gradients of one step, on average")

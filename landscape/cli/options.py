@@ -14,10 +14,11 @@ from landscape.cli import output
 from landscape.cli.choices import Choice as Choice
 from landscape.cli.choices import names as names
 from landscape.cli.choices import paths as paths
+from landscape.core.devices import DEVICES
 from landscape.core.errors import InputError
+from landscape.core.memory import at_most, parse_size
 from landscape.core.options import SPLIT
 from landscape.data.base import SPLITS
-from landscape.train.run.launch import DEVICES
 
 F = TypeVar("F", bound=Callable[..., Any])
 Option = Callable[[Any], Any]
@@ -66,6 +67,20 @@ randomness = click.option(
 )
 
 
+def _limit(context: click.Context, parameter: click.Parameter, text: str | None) -> None:
+    context.with_resource(at_most(parse_size("--max-memory", text) if text else None))
+
+
+max_memory = click.option(
+    "--max-memory",
+    metavar="SIZE",
+    callback=_limit,
+    expose_value=False,
+    help="Memory of a process, such as 2.5GiB (on CUDA: of the GPU). What needs more is refused before it "
+    "starts. [default: what is free]",
+)
+
+
 def grouped(name: str, make: Callable[..., Any], *options: Option) -> Callable[[F], F]:
     """A decorator for a command: its parameter ``name`` is ``make(**values)``, the values of ``options``."""
 
@@ -73,7 +88,8 @@ def grouped(name: str, make: Callable[..., Any], *options: Option) -> Callable[[
 
     for option in options:
         option(none)
-    fields = [parameter.name for parameter in none.__click_params__]  # type: ignore[attr-defined]
+    known = none.__click_params__  # type: ignore[attr-defined]
+    fields = [parameter.name for parameter in known if parameter.expose_value]
 
     def decorate(function: F) -> F:
         @functools.wraps(function)

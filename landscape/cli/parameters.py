@@ -12,7 +12,6 @@ import click
 from landscape.analysis.planes import IGNORES, NORMS
 from landscape.cli.choices import Choice
 from landscape.core.errors import InputError
-from landscape.core.memory import parse_size
 from landscape.curvature.eigenvalues import SEARCHES
 from landscape.evaluation.evaluate import PATHS, PRECISIONS
 from landscape.problem.batchnorm import POLICIES
@@ -66,13 +65,6 @@ TABLE: Mapping[str, Mapping[str, Any]] = {
         "type": Choice(PRECISIONS),
         "help": "Arithmetic: model (that of --dtype), bfloat16 (networks that torch.fx can trace), tf32 "
         "(CUDA).",
-    },
-    "max_memory": {
-        "metavar": "SIZE",
-        "type": str,
-        "callback": parsed(lambda text: parse_size("--max-memory", text)),
-        "help": "Memory of a process, such as 2.5GiB (on CUDA: of the GPU). [default: weights, directions, "
-        "data and a chunk of data of at most 256MiB]",
     },
     "search": {
         "type": Choice(SEARCHES),

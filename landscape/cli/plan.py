@@ -13,6 +13,7 @@ import torch
 
 from landscape import plots
 from landscape.cli import common, options
+from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
 from landscape.core.options import positive, quantity
 from landscape.results.tables import RunTimes
@@ -21,7 +22,6 @@ from landscape.train.planning.plan import ALL_REDUCE, SCALINGS, Cluster, Costs, 
 from landscape.train.planning.plan import plan as compute_plan
 from landscape.train.recipes import table_recipes
 from landscape.train.recipes.recipe import Recipe
-from landscape.train.run.launch import pick_device
 
 _BYTES = {"B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "KiB/s": 2**10, "MiB/s": 2**20, "GiB/s": 2**30}
 _BITS = {"bit/s": 1 / 8, "kbit/s": 1e3 / 8, "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "Tbit/s": 1e12 / 8}

@@ -19,8 +19,7 @@ import torch.distributed as dist
 from landscape.cli import output
 from landscape.cli.options import data_dir, device, grouped
 from landscape.cli.system import Stopped
-from landscape.core.errors import InputError
-from landscape.core.failures import explain
+from landscape.core.errors import InputError, explain
 from landscape.core.files import printable
 from landscape.core.options import positive
 from landscape.evaluation.grid import RESUMABLE, LostError
@@ -136,23 +135,15 @@ class Jobs:
     @classmethod
     def of_options(
         cls,
-        at_once: int | None,
-        former: int | None,
+        at_once: int,
         timeout: float,
         cluster: str | None,
         device: str,
         data_dir: str | None,
     ) -> Jobs:
         """From the values of the options; InputError for a bad one."""
-        if former is not None and at_once is not None:
-            raise InputError("--jobs, --nproc: only one of the two is allowed")
-        count = next((given for given in (at_once, former) if given is not None), 1)
-        _check("--jobs" if former is None else "--nproc", count, timeout, cluster)
-        if former is not None:
-            output.message(
-                "--nproc is called --jobs here; --nproc is for processes that share one computation"
-            )
-        return cls(count, timeout, cluster, device, data_dir)
+        _check("--jobs", at_once, timeout, cluster)
+        return cls(at_once, timeout, cluster, device, data_dir)
 
     def executor(self) -> Executor:
         """What does the runs. Processes of this machine take GPUs in turn."""
@@ -174,11 +165,11 @@ jobs = grouped(
     click.option(
         "--jobs",
         "at_once",
-        type=int,
         metavar="N",
-        help="Number of runs at a time, each in its own process. [default: 1]",
+        default=1,
+        show_default=True,
+        help="Number of runs at a time, each in its own process.",
     ),
-    click.option("--nproc", "former", type=int, hidden=True),  # its name until version 0.12
     timeout,
     cluster,
     device,

@@ -9,10 +9,10 @@ import click
 from landscape.analysis.smoothing import smoothing as compute_smoothing
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli.analysis import Analysis, analysis_options
+from landscape.core.devices import pick_device
 from landscape.core.options import positive
 from landscape.results.flatness import Smoothing
 from landscape.train.experiments.minima import STEPS, effective_rate, mean_path
-from landscape.train.run.launch import pick_device
 
 
 @click.command(epilog="Example: landscape smoothing runs/ss/last.h5 runs/dp/last.h5 --plot smoothing.png")

@@ -15,7 +15,7 @@ from landscape.cli.choices import Choice
 from landscape.curvature.hessian import KINDS
 from landscape.curvature.pyhessian_engine import ENGINES
 from landscape.results.curvature import Spectrum
-from landscape.train.run.preconditioner import preconditioner
+from landscape.train.optimizer.preconditioning import preconditioner
 
 
 @click.command(epilog="Example: landscape spectrum runs/dp/last.h5 --top-k 5 --trace --density --plot f.png")
@@ -95,7 +95,8 @@ def table(result: Spectrum) -> str:
         if np.isfinite(bound):
             lines.append(f"  {name:12} {bound: .6e}  no other eigenvalue, with 99% probability")
     if result.trace == result.trace:
-        lines.append(f"  {'trace':12} {result.trace: .6e}  ± {result.trace_error:.1e}")
+        interval = common.interval(result.trace_interval())
+        lines.append(f"  {'trace':12} {result.trace: .6e}  ± {result.trace_error:.1e}{interval}")
     if result.density:
         mean, error = result.density.moment(1)
         lines.append(f"  {'mean λ':12} {mean: .6e}  ± {error:.1e}, from the density")

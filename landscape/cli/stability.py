@@ -14,9 +14,9 @@ from landscape.cli import common, options
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.errors import InputError
 from landscape.results.stability import Stability
+from landscape.train.optimizer.preconditioning import preconditioner
 from landscape.train.own_loop.recording import read_settings
-from landscape.train.run.loop import recipe_of
-from landscape.train.run.preconditioner import preconditioner
+from landscape.train.recipes.recipe import recipe_of
 
 DELAYS = "0,1,3,7,31"  # DESIGN's table
 HEADS = ("no momentum", "ordinary", "shifted")

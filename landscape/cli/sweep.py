@@ -14,12 +14,12 @@ import click
 import numpy as np
 
 from landscape.cli import common, options, processes
+from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
 from landscape.results.tables import Sweep
 from landscape.train.experiments import sweep as sweeping
 from landscape.train.processes.process_group import started_by_launcher
 from landscape.train.recipes import table_recipes
-from landscape.train.run.launch import pick_device
 from landscape.train.run.runs import train_runs
 
 # More rounds would need values that six digits cannot distinguish.

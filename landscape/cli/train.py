@@ -16,7 +16,7 @@ from landscape.cli import common, options, output, processes, run_summary
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 from landscape.train.processes import board, launcher
-from landscape.train.processes.process_group import Group, started_by_launcher
+from landscape.train.processes.process_group import Group, started_by_launcher, worker_device
 from landscape.train.recipes import table_recipes
 from landscape.train.recipes.recipe import Recipe
 from landscape.train.run import launch
@@ -218,7 +218,7 @@ def _check_divergence(end: Checkpoint, folder: str, rank: int = 0) -> None:
 def _joined(device: str, timeout: float) -> Iterator[Group | None]:
     """The group of processes that a launcher started this one in, if any."""
     if started_by_launcher():
-        with processes.joined(launch.worker_device(device), timeout) as group:
+        with processes.joined(worker_device(device), timeout) as group:
             yield group
     else:
         yield None

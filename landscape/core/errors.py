@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import sys
+
 
 class InputError(ValueError):
     """A user's mistake: one line that names the option or file, the value, and what is allowed.
@@ -58,3 +61,34 @@ class ProblemWarning(UserWarning):
         >>> issubclass(ProblemWarning, UserWarning)
         True
     """
+
+
+# As torch's allocators, C++ and numpy say it.
+_NO_MEMORY = (
+    "can't allocate memory",
+    "out of memory",
+    "bad_alloc",
+    "cannot allocate memory",
+    "not enough memory",
+)
+REMEDY = (
+    "to train, lower learners, batch or the model, or raise accumulate; to analyse, lower --max-memory, "
+    "--grid, --jobs or --nproc"
+)
+
+
+def explain(error: BaseException) -> InputError | None:
+    """``error`` as a line for the user, if this machine caused it; None for a defect of the code."""
+    if isinstance(error, InputError):
+        return error
+    words = " ".join(str(error).split())
+    torch = sys.modules.get("torch")  # where it was not imported, the error is not its own
+    memory = isinstance(error, (MemoryError, *([torch.OutOfMemoryError] if torch else [])))
+    if memory or (isinstance(error, RuntimeError) and any(part in words.lower() for part in _NO_MEMORY)):
+        wanted = re.search(r"(?:tried to allocate|allocate) (\d[\d.]* ?\w+)", words)
+        size = f", {wanted[1]} more were needed" if wanted else ""
+        return FailedError(f"there is not enough memory{size}; {REMEDY}")
+    if isinstance(error, OSError) and error.strerror:
+        name = f"{error.filename}: " if error.filename is not None else ""
+        return FailedError(f"{name}{error.strerror}")
+    return None

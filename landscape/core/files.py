@@ -14,15 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from landscape.core.errors import FailedError
-from landscape.core.lock import HAS_LOCKS, lock_descriptor
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+#: Whether open files and folders can be locked.
+HAS_LOCKS = fcntl is not None
 
 # Names of temporary files are random, so that nobody can create a link of that name in advance. They do not
-# contain the name of the file, so that they are never too long. The second form is that of version 0.6.0.
-_TEMPORARY = re.compile(r"\.landscape-[0-9a-f]{16}\.tmp|\.(step-\d{7}\.h5|last\.h5|recipe\.toml)\.\d+\.tmp")
+# contain the name of the file, so that they are never too long.
+_TEMPORARY = re.compile(r"\.landscape-[0-9a-f]{16}\.tmp")
 # Windows has none of these flags but the last, without which it translates line ends.
 _NO_LINK, _CLOSED, _NO_WAIT, _BINARY = (
     getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "O_BINARY")
 )
+SAFE = _NO_LINK | _NO_WAIT | _CLOSED  # to open what somebody else may have put there
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK | _CLOSED | _BINARY
 _OLD = 86400.0  # seconds after which a temporary file is stale where files cannot be locked (ours)
 _cleaned: set[str] = set()  # folders in which this process has looked for stale files
@@ -59,6 +66,33 @@ class CalmFile(io.FileIO):
         return size or 0
 
 
+def lock_descriptor(descriptor: int, *, wait: bool = False) -> bool:
+    """Lock an open file or folder until it is closed.
+
+    Args:
+        wait: wait until no other process has the lock.
+
+    Returns:
+        Whether this process has the lock: not where another one has it, or the system has no such locks.
+
+    Raises:
+        OSError: the file system has no locks.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryFile() as file:
+        ...     isinstance(lock_descriptor(file.fileno()), bool)
+        True
+    """
+    if not HAS_LOCKS:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[CalmFile]:
     """A context with a new file, open for reading and writing, that replaces ``path`` at the end.
@@ -82,11 +116,10 @@ def replacing(path: str | Path) -> Iterator[CalmFile]:
     if (key := os.path.abspath(path.parent)) not in _cleaned:
         _cleaned.add(key)
         remove_stale(path.parent)
-    temporary = path.with_name(f".landscape-{secrets.token_hex(8)}.tmp")
+    temporary = None
     try:
-        with CalmFile(os.open(temporary, _FLAGS, 0o666), "wb+") as raw:
-            with contextlib.suppress(OSError):  # a file system without locks
-                lock_descriptor(raw.fileno())
+        temporary, handle = _temporary(path.parent)
+        with CalmFile(handle, "wb+") as raw:
             yield raw
             if raw.error:
                 raise raw.error
@@ -99,7 +132,22 @@ def replacing(path: str | Path) -> Iterator[CalmFile]:
         raise FailedError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            if temporary is not None:
+                temporary.unlink()
+
+
+def _temporary(folder: Path) -> tuple[Path, int]:
+    """A new file in ``folder``, open and locked: not one that another process took for stale before that."""
+    while True:
+        path = folder / f".landscape-{secrets.token_hex(8)}.tmp"
+        handle = os.open(path, _FLAGS, 0o666)
+        try:
+            mine = lock_descriptor(handle) or not HAS_LOCKS
+        except OSError:  # a file system without locks, where nobody takes it for one
+            mine = True
+        if mine and path.exists():
+            return path, handle
+        os.close(handle)
 
 
 def write_text(path: str | Path, text: str) -> None:

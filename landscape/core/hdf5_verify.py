@@ -1,7 +1,7 @@
 """Verification of HDF5 files: all files are opened here, and are checked before they are read.
 
 A file ends with a line that contains the SHA-256 of all bytes before it; HDF5 ignores bytes after its own
-end. If the line is there, it must match; it is missing in files up to version 0.6.0, and in files that
+end. If the line is there, it must match; it is missing in files that
 another program changed. Anybody can compute a checksum, so that it shows damage and no more: a separate
 process (hdf5_check.py) reads each file first, because a forged file can make HDF5 crash, loop or fill the
 memory. A file with the checksum of one that this very process wrote is spared that. Links to other files are
@@ -116,8 +116,8 @@ def has_checksum(path: str | Path) -> bool:
 def warn_unsealed(path: Path) -> None:
     """Warn that ``path`` has no checksum."""
     warnings.warn(
-        f"{printable(path)}: has no checksum, damage to its numbers would not be seen (it is of version "
-        "0.6.0 or older, or another program changed it)",
+        f"{printable(path)}: has no checksum, damage to its numbers would not be seen (another "
+        "program changed it)",
         ChecksumWarning,
         stacklevel=4,
     )

@@ -7,27 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import os
 import socket
+import stat
+import time
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import filelock
 
 from landscape.core.errors import FailedError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-#: Whether open files and folders can be locked.
-HAS_LOCKS = fcntl is not None
+from landscape.core.files import HAS_LOCKS, SAFE, lock_descriptor, open_regular, printable
 
 # Seconds until a lock counts as taken: a process that was just killed has its locks for a moment longer.
 PATIENCE = 2.0
+# Bytes that are read of a lock's text, and seconds after its opening in which its holder writes it (ours).
+TEXT, NAMED = 4096, 10.0
+_ODD = "is a link, a folder, a pipe or a device, or has two names; no lock can lie there, remove it"
 
 
 @contextlib.contextmanager
@@ -55,31 +56,43 @@ def alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def lock_descriptor(descriptor: int, *, wait: bool = False) -> bool:
-    """Lock an open file or folder until it is closed.
+def _locked(path: Path, seconds: float, *, make: bool = True) -> int | None:
+    """A descriptor of the lock's file ``path``, locked; None where another process has it for ``seconds``.
 
-    Args:
-        wait: wait until no other process has the lock.
-
-    Returns:
-        Whether this process has the lock: not where another one has it, or the system has no such locks.
-
-    Raises:
-        OSError: the file system has no locks.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryFile() as file:
-        ...     isinstance(lock_descriptor(file.fileno()), bool)
-        True
+    Raises OSError where there are no locks, FailedError for what is no file of its own: whoever may write the
+    folder could else have the lock's text written to a file of somebody else.
     """
-    if not HAS_LOCKS:
-        return False
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            handle = os.open(path, os.O_RDWR | (os.O_CREAT if make else 0) | SAFE, 0o666)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise FailedError(f"{path}: {_ODD}") from error
+            raise
+        status = os.fstat(handle)
+        try:
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+                raise FailedError(f"{path}: {_ODD}")
+            if lock_descriptor(handle) and _has_name(handle, path):  # not one that its holder just removed
+                return handle
+        except BaseException as error:
+            if isinstance(error, OSError) and not status.st_size:  # no locks, and nobody's name in it
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            os.close(handle)
+            raise
+        os.close(handle)
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.02)
+
+
+def _has_name(handle: int, path: Path) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
+        return os.path.samestat(os.fstat(handle), os.lstat(path))
+    except FileNotFoundError:
         return False
-    return True
 
 
 class Lock:
@@ -101,7 +114,7 @@ class Lock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._name = path / ".lock" if path.is_dir() else path.with_name(f".{path.name}.lock")
-        self._file: filelock.BaseFileLock | None = None
+        self._free: Callable[[], Any] | None = None
 
     def acquire(self) -> None:
         """Take the lock, if this object does not have it already.
@@ -109,25 +122,36 @@ class Lock:
         Raises:
             FailedError: another process has the lock, or its file cannot be written.
         """
-        if self._file:
-            return None
+        if self._free:
+            return
         self._name = self.path / ".lock" if self.path.is_dir() else self._name
-        file = filelock.FileLock(self._name, fallback_to_soft=False)
         try:
-            file.acquire(timeout=PATIENCE, poll_interval=0.02)
+            self._name.parent.mkdir(parents=True, exist_ok=True)
+            if HAS_LOCKS:
+                self._take()
+            else:
+                file = filelock.FileLock(self._name, fallback_to_soft=False)
+                file.acquire(timeout=PATIENCE, poll_interval=0.02)
+                self._free = file.release
         except filelock.Timeout as error:
             raise FailedError(f"{self.path}: in use by {self._holder()}") from error
         except NotImplementedError:
-            return self._without("not implemented")
+            self._without("not implemented")
         except PermissionError as error:
             raise FailedError(f"{self._name}: cannot be written ({error.strerror})") from error
         except OSError as error:
-            return self._without(error.strerror)
-        self._file = file
+            self._without(error.strerror)
+
+    def _take(self) -> None:
+        """Lock the file, and write this process's name to the descriptor that has the lock."""
+        if (handle := _locked(self._name, PATIENCE)) is None:
+            raise FailedError(f"{self.path}: in use by {self._holder()}")
+        self._free = weakref.finalize(self, os.close, handle)
         since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+        text = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
         with contextlib.suppress(OSError):  # the lock is valid without its text
-            self._name.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}\n", "utf-8")
-        return None
+            os.ftruncate(handle, 0)
+            os.write(handle, text.encode())
 
     def _without(self, words: str | None) -> None:
         warnings.warn(
@@ -136,20 +160,19 @@ class Lock:
         )
 
     def _holder(self) -> str:
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            if line := self._name.read_text("utf-8").strip()[:200]:
-                return f"{line}; wait for it, or name another place with -o"
+        with contextlib.suppress(FailedError, OSError), open_regular(self._name, TEXT) as file:
+            if line := file.read().decode("utf-8", "replace").strip()[:200]:
+                return f"{printable(line)}; wait for it, or name another place with -o"
         return "another process; wait for it, or name another place with -o"
 
     def release(self) -> None:
         """Release the lock, if this object has it."""
-        if self._file:
-            with contextlib.suppress(
-                OSError
-            ):  # before the release: a process that opened it earlier then sees that it is gone
+        if self._free:
+            # Before the release: a process that opened it earlier then sees that it is gone.
+            with contextlib.suppress(OSError):
                 self._name.unlink()
-            self._file.release()
-            self._file = None
+            self._free()
+            self._free = None
 
     def __enter__(self) -> Self:
         return self
@@ -174,16 +197,20 @@ def in_use(path: Path) -> bool:
         ...     before, in_use(Path(folder))
         (False, True)
     """
+    name = path / ".lock"
+    if not HAS_LOCKS:  # os.kill would end the process
+        return name.exists() and _taken(name)
     try:
-        words = (path / ".lock").read_text("utf-8").split()
-    except (OSError, UnicodeDecodeError):
+        with open_regular(name, TEXT) as file:
+            made, words = os.fstat(file.fileno()).st_mtime, file.read().decode("utf-8", "replace").split()
+    except FailedError:
+        if os.path.lexists(name):
+            raise
         return False
     if len(words) < 4 or words[0] != "process" or not words[1].isdecimal():
-        return bool(words) or (path / ".lock").exists()  # its holder is about to write its name
+        return time.time() - made < NAMED  # its holder is about to write its name, or nobody ever will
     if words[3] != socket.gethostname():
         return True
-    if not HAS_LOCKS:  # os.kill would end the process
-        return _taken(path / ".lock")
     try:
         os.kill(int(words[1]), 0)
     except (ProcessLookupError, OverflowError):
@@ -208,6 +235,10 @@ def wait_until_free(path: Path, seconds: float) -> None:
 
 def _taken(path: Path, seconds: float = 0.0) -> bool:
     """Whether a process has the lock of a hidden file for ``seconds``, by an attempt to take it."""
+    if HAS_LOCKS:
+        if (handle := _locked(path, seconds, make=False)) is not None:
+            os.close(handle)
+        return handle is None
     try:
         with filelock.FileLock(path, timeout=seconds, fallback_to_soft=False):
             return False

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,14 +28,18 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MI
 # were measured on a CPU with small networks (ours).
 RESERVE = 32 * 2**20
 
-# The limit of a process's control group and what it uses, in versions 2 and 1 (a container's memory).
-CGROUPS = [
-    (Path("/sys/fs/cgroup", *limit), Path("/sys/fs/cgroup", *used))
-    for limit, used in (
-        (("memory.max",), ("memory.current",)),
-        (("memory", "memory.limit_in_bytes"), ("memory", "memory.usage_in_bytes")),
-    )
-]
+# Where control groups (a container's, a service's) have their limit, their use, and what of it is cache that
+# the system takes back: versions 2 and 1.
+CGROUPS = Path("/sys/fs/cgroup")
+CGROUP_FILES = {
+    "": ("", "memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+P = ParamSpec("P")
+_LIMIT: ContextVar[int | None] = ContextVar("limit", default=None)
+# What the bounded call that is under way may keep; None: none is.
+_SPARE: ContextVar[float | None] = ContextVar("spare", default=None)
 
 
 def parse_size(where: str, text: str) -> int:
@@ -136,7 +144,7 @@ class MemoryBudget:
             least, now = (f"{math.ceil(n / 2**20)}MiB" for n in (self.used + size, self.used))
             raise InputError(
                 f"max_memory: {self.limit / 2**20:.6g}MiB is not enough, at least {least} is needed ({now} "
-                "before the grid starts: program, weights, directions, data)"
+                "before it starts: program, weights, data)"
             )
 
 
@@ -166,10 +174,21 @@ def available_memory(device: torch.device) -> int:
     meminfo = Path("/proc/meminfo")
     if meminfo.exists() and (found := re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())):
         free.append(int(found[1]) * 1024)
-    for limit, used in CGROUPS:
-        if limit.exists() and used.exists() and (text := limit.read_text().strip()).isdigit():
-            free.append(max(0, int(text) - int(used.read_text())))
-    return min(free)
+    return min([*free, *_free_in_groups(Path("/proc/self/cgroup"))])
+
+
+def _free_in_groups(membership: Path) -> Iterator[int]:
+    """Bytes left in the process's control group and in those around it, as far as they have a limit."""
+    for line in membership.read_text().splitlines() if membership.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        for controller in CGROUP_FILES.keys() & set(controllers.split(",")):
+            root, limit, used, cached = CGROUP_FILES[controller]
+            for folder in (Path(path), *Path(path).parents):
+                group = CGROUPS / root / folder.relative_to("/")
+                if (group / limit).exists() and (text := (group / limit).read_text().strip()).isdigit():
+                    found = re.search(rf"^{cached} (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+                    cache = int(found[1]) if found else 0
+                    yield max(0, int(text) - int((group / used).read_text()) + cache)
 
 
 class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
@@ -229,3 +248,117 @@ def with_saved_bytes(function: Callable[[], T], excluding: Iterable[Tensor] = ()
     made = _MadeBytes()
     with made:
         return function(), made.bytes_
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a call takes on ``device`` besides what is in use.
+
+    ``fixed``: at least; ``spare``: what it keeps where there is room, and computes again where there is not.
+    """
+
+    device: torch.device
+    fixed: float
+    spare: float = 0.0
+
+
+_NEEDS: dict[Any, Callable[..., Need | None]] = {}
+
+
+@contextlib.contextmanager
+def at_most(limit: int | None) -> Iterator[None]:
+    """Inside the block the process may take ``limit`` bytes; None: as before."""
+    token = _LIMIT.set(_LIMIT.get() if limit is None else limit)
+    try:
+        yield
+    finally:
+        _LIMIT.reset(token)
+
+
+def limit() -> int | None:
+    """The bytes that the process may take, by the innermost :func:`at_most`; None: no limit."""
+    return _LIMIT.get()
+
+
+def spare() -> float:
+    """The bytes of graphs that the call under way may keep; infinite outside of any."""
+    found = _SPARE.get()
+    return math.inf if found is None else found
+
+
+def bounded(need: Callable[..., Need]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator for a public function: it is refused before it starts where its memory is not there.
+
+    The function's keyword ``max_memory`` is its limit. Of functions that call one another, the outermost
+    states the need of all.
+
+    Args:
+        need: gives the :class:`Need` of a call from the function's arguments, by name.
+    """
+
+    def declare(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+
+        def needed(*args: Any, **kwargs: Any) -> Need | None:
+            try:
+                call = signature.bind(*args, **kwargs)
+            except TypeError:  # the call itself says so with the function's name
+                return None
+            call.apply_defaults()
+            problem = call.arguments.get("problem", call.arguments.get("self"))
+            if not hasattr(type(problem), "chunk_bytes"):  # the function itself refuses what is no problem
+                return None
+            return need(**call.arguments)
+
+        @functools.wraps(function)
+        def bound(*args: P.args, **kwargs: P.kwargs) -> T:
+            own: Any = kwargs.get("max_memory")
+            wanted = None if own is None and _SPARE.get() is not None else needed(*args, **kwargs)
+            if wanted is None:
+                return function(*args, **kwargs)
+            with at_most(own):
+                token = _SPARE.set(_admitted(function.__name__, wanted))
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    _SPARE.reset(token)
+
+        _NEEDS[bound] = needed
+        return bound
+
+    return declare
+
+
+def _admitted(name: str, need: Need) -> float:
+    """The spare bytes that there is room for, infinite if for all; InputError without room for the fixed."""
+    budget = MemoryBudget.on(need.device, limit())
+    budget.require(need.fixed)
+    if need.fixed + need.spare <= RESERVE and budget.limit is None:
+        return math.inf
+    free = available_memory(need.device)
+    if need.fixed > free:
+        raise InputError(
+            f"{name}: it takes about {need.fixed / 2**20:,.0f}MiB of memory, and {free / 2**20:,.0f}MiB are "
+            "free; ask for less (a smaller grid, fewer points or eigenvalues), or use a larger machine"
+        )
+    room = min(budget.remaining, free) - need.fixed
+    return math.inf if need.spare <= room else room
+
+
+def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
+    """Bytes that a call of a bounded function takes at most, besides what is in use.
+
+    Args:
+        function: such as :func:`landscape.contour`.
+        args, kwargs: its arguments.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.eye(2), torch.zeros(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (x, y))
+        >>> forecast(landscape.trace, problem) < 2**26
+        True
+    """
+    need = _NEEDS[function](*args, **kwargs)
+    assert need is not None
+    return math.ceil(RESERVE + need.fixed + need.spare)

@@ -13,13 +13,18 @@ from typing import Protocol
 
 # Seconds from one line to the next where there is no terminal: rare enough for the log of a night (ours).
 EVERY = 30.0
-Update = Callable[[float], None]
+#: Takes the completed share of a piece of work.
+Progress = Callable[[float], None]
+
+
+def no_progress(share: float) -> None:
+    """Takes a share, and shows nothing."""
 
 
 class _Display(Protocol):
     """What shows the work in progress; work inside of other work is shown by the same one."""
 
-    def work(self, title: str) -> AbstractContextManager[Update]:
+    def work(self, title: str) -> AbstractContextManager[Progress]:
         """A context for one piece of work, with the function that takes the completed share of it."""
 
 
@@ -27,7 +32,7 @@ _open: list[_Display | None] = []  # of the work in progress, the innermost last
 
 
 @contextlib.contextmanager
-def progress_bar(title: str, quiet: bool = False) -> Iterator[Update]:
+def progress_bar(title: str, quiet: bool = False) -> Iterator[Progress]:
     """A context that shows on stderr how far its work has come and an estimate of the remaining time.
 
     On a terminal it is a bar, without colours where NO_COLOR is set; elsewhere, as in the log of a batch job,
@@ -57,34 +62,33 @@ def progress_bar(title: str, quiet: bool = False) -> Iterator[Update]:
         shown = None if quiet else display
         _open.append(shown)
         try:
-            yield stack.enter_context(shown.work(title)) if shown else _ignore
+            yield stack.enter_context(shown.work(title)) if shown else no_progress
         finally:
             _open.pop()
-
-
-def _ignore(share: float) -> None:
-    """Show nothing."""
 
 
 @contextlib.contextmanager
 def _bars() -> Iterator[_Display]:
     """Bars of rich, which is imported here, as most jobs have no terminal."""
+    from rich import progress
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     class Bars:
         @contextlib.contextmanager
-        def work(self, title: str) -> Iterator[Update]:
+        def work(self, title: str) -> Iterator[Progress]:
             task = bars.add_task(title, total=None)  # it only moves until the first share is known
             try:
                 yield lambda share: bars.update(task, completed=share, total=1.0)
             finally:
                 bars.remove_task(task)
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    shown = (progress.BarColumn(), progress.TaskProgressColumn(), progress.TimeRemainingColumn())
+    columns = (progress.TextColumn("{task.description}"), *shown)
     # What is printed on stdout meanwhile goes past the bar on the same terminal, but unchanged into a pipe.
     both = sys.stdout.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=both) as bars:
+    with progress.Progress(
+        *columns, console=Console(stderr=True), transient=True, redirect_stdout=both
+    ) as bars:
         yield Bars()
 
 
@@ -129,7 +133,7 @@ class _Lines:
                 print(line, file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
-    def work(self, title: str) -> Iterator[Update]:
+    def work(self, title: str) -> Iterator[Progress]:
         mine = _Work(title)
         self._all.append(mine)
         try:
@@ -138,7 +142,7 @@ class _Lines:
             self._all.remove(mine)
 
 
-def portion(progress: Update | None, first: float, last: float) -> Update | None:
+def portion(progress: Progress | None, first: float, last: float) -> Progress | None:
     """The progress of a part of some work, which takes the whole from the share ``first`` to ``last``.
 
     Example:

@@ -119,7 +119,15 @@ class Registry:
         self._entries[name] = entry
 
     def names(self) -> list[str]:
-        """All names, sorted."""
+        """All names, those of plugins included.
+
+        Returns:
+            The names, sorted.
+
+        Example:
+            >>> {"ssgd", "dpsgd"} <= set(algorithms.names())
+            True
+        """
         self._load_room()
         load_plugins()
         return sorted(self._entries)
@@ -155,6 +163,9 @@ class Registry:
             name: one of :meth:`names`.
             given: options by name, as a table of a recipe has them.
 
+        Returns:
+            All options of the entry.
+
         Raises:
             InputError: for an unknown name or option, a value of another type, or a missing one; it names
                 the key.
@@ -172,6 +183,9 @@ class Registry:
             name: one of :meth:`names`.
             given: options; those left out have their defaults.
             own: the arguments that the program sets.
+
+        Returns:
+            What the entry returns, or an object of its class.
 
         Raises:
             InputError: as of :meth:`options`, or for a value that the entry does not allow.

@@ -53,6 +53,69 @@ class Estimate:
         """The mean of independent draws (n,)."""
         return cls(*mean_and_error(values), freedom=len(values) - 1)
 
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The two-sided interval of this level, by Student's t.
+
+        Example:
+            >>> [round(end, 1) for end in Estimate(2.0, 1.0, freedom=1).interval()]
+            [-10.7, 14.7]
+        """
+        half = float(t_quantile(level, self.freedom)) * self.standard_error if self.standard_error else 0.0
+        return self.value - half, self.value + half
+
+
+def ratio_interval(
+    above: Estimate, below: Estimate, covariance: float = 0.0, level: float = 0.95
+) -> tuple[float, float]:
+    """The interval of ``above``/``below``, neither of which can be below 0, by Fieller's theorem (1954).
+
+    It holds the ratios R of which ``above`` − R·``below`` is not told apart from 0 by Student's t test. Its
+    upper end is infinite where ``below`` is not told apart from 0, and its lower end NaN where nothing is
+    known, or no ratio agrees with both.
+
+    Args:
+        above, below: with one number of degrees of freedom, or ``below`` exact.
+        covariance: of the two.
+        level: of the interval.
+
+    Example:
+        >>> one = Estimate(2.0, 0.1, freedom=20)
+        >>> [round(end, 2) for end in ratio_interval(one, Estimate(4.0, 1.0, freedom=20))]
+        [0.32, 1.05]
+        >>> [round(end, 2) for end in ratio_interval(one, Estimate(1.0, 1.0, freedom=20))]
+        [0.64, inf]
+    """
+    t2 = float(t_quantile(level, above.freedom)) ** 2
+    a = below.value**2 - t2 * below.standard_error**2
+    b = above.value * below.value - t2 * covariance
+    c = above.value**2 - t2 * above.standard_error**2
+    root = b + math.sqrt(max(b * b - a * c, 0.0))
+    low = 0.0 if c <= 0 else c / root if root > 0 else math.nan
+    return low, root / a if a > 0 and below.value > 0 else math.inf
+
+
+def scale_of(estimates: Array, interval: tuple[float, float]) -> float:
+    """The mean of ``estimates`` of a ratio; NaN where its ``interval`` has no upper end, or it is negative.
+
+    Example:
+        >>> scale_of(np.array([1.0, 3.0]), (0.5, 4.0)), scale_of(np.array([1.0, 3.0]), (0.5, math.inf))
+        (2.0, nan)
+    """
+    value = float(estimates.mean()) if len(estimates) else math.nan
+    return value if math.isfinite(interval[1]) and value >= 0 else math.nan
+
+
+def covariance_of_means(a: Array, b: Array) -> float:
+    """The covariance of the means of paired draws (n,); NaN of fewer than two.
+
+    Example:
+        >>> covariance_of_means(np.array([1.0, 3.0]), np.array([2.0, 6.0]))
+        2.0
+    """
+    if len(a) < 2:
+        return math.nan
+    return float(((a - a.mean()) * (b - b.mean())).sum() / (len(a) * (len(a) - 1)))
+
 
 @dataclass(frozen=True)
 class Difference(Estimate):

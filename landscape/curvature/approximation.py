@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.chain_hessian import ChainHessian
-from landscape.curvature.krylov import MAX_BASIS
 from landscape.curvature.start import start_vector
-from landscape.evaluation.chain import is_default_cross_entropy
+from landscape.evaluation.needs import MAX_BASIS
+from landscape.problem.losses import is_softmax_loss
 from landscape.problem.problem import Problem
 
 # Cheaper searches are for matrices whose basis does not become complete, and tolerances that a few
@@ -48,7 +48,7 @@ def cheapest(problem: Problem, thetas: Tensor, is_chain: bool, one: ChainHessian
     """
     dtype = torch.bfloat16 if is_chain and _bfloat16_serves(problem) else problem.dtype
     tensors, loss = problem.data.tensors, problem.criterion
-    usable = is_default_cross_entropy(loss) and not problem.regularised and not problem.batchnorm.samples
+    usable = is_softmax_loss(loss) and not problem.regularised and not problem.batchnorm.samples
     usable = usable and problem.separable
     if not usable or tensors is None or tensors[1].dim() != 1:
         return Approximation(problem, dtype)

@@ -20,8 +20,9 @@ from landscape.curvature.hessian import (
     holds_but_for_rounding,
     penalty_hessians,
 )
-from landscape.evaluation.chain import LinearStep, chain, is_default_cross_entropy, stacked_losses
+from landscape.evaluation.chain import LinearStep, chain, stacked_losses
 from landscape.problem.layout import differentiable, gradients
+from landscape.problem.losses import is_softmax_loss
 from landscape.problem.problem import Problem
 
 # Bytes of the widest layer's outputs for a chunk of samples and all sets of weights: on 2 cores with
@@ -90,7 +91,7 @@ class ChainHessian:
         pieces = zip(torch.split(x.flatten(1), chunk), torch.split(y, chunk), strict=True)
         self.chunks = [self._chunk(views, *piece) for piece in pieces]
         classes = y.dim() == 1 and not y.is_floating_point()
-        self.softmax = classes and is_default_cross_entropy(problem.criterion)
+        self.softmax = classes and is_softmax_loss(problem.criterion)
         self.penalties = penalty_hessians(problem, thetas.unbind())
 
     @staticmethod

@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from landscape.core.hdf5 import Array
+from landscape.core.memory import bounded
 from landscape.core.options import positive
+from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import Products, exact_products
 from landscape.curvature.hessian import HessianOptions, Part
-from landscape.curvature.krylov import BASIS_BYTES, negligible, orthogonalise, small_eigh
+from landscape.curvature.krylov import negligible, orthogonalise, small_eigh
 from landscape.curvature.lanczos import run_in_lockstep
 from landscape.curvature.start import start_vector
 from landscape.curvature.trace import signs
-from landscape.evaluation.paths import Progress
+from landscape.evaluation import needs
+from landscape.evaluation.needs import BASIS_BYTES
 from landscape.problem.problem import Problem
 from landscape.results.curvature import Density
 
@@ -82,6 +85,7 @@ def _probe(start: Tensor, steps: int) -> Generator[Tensor, Tensor, tuple[Array, 
     return nodes, weights
 
 
+@bounded(needs.density)
 def density(
     problem: Problem,
     probes: int = PROBES,
@@ -91,6 +95,7 @@ def density(
     kind: str = "hessian",
     part: Part = None,
     seed: int = 0,
+    max_memory: int | None = None,
     progress: Progress | None = None,
 ) -> Density:
     """The spectral density of ∇²L(θ) by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017).
@@ -104,6 +109,7 @@ def density(
         kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         seed: draws the probes.
+        max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
 
     Returns:

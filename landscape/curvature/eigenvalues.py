@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
+from landscape.core.memory import bounded, spare
 from landscape.core.options import choose, positive
+from landscape.core.progress import Progress
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.approximation import MIN_PARAMETERS, MIN_TOL, Approximation, cheapest
 from landscape.curvature.chain_hessian import ChainHessian, agrees
 from landscape.curvature.hessian import (
     FULL_HESSIAN,
-    GRAPH_BYTES,
     HessianOperator,
     HessianOptions,
     Part,
 )
-from landscape.curvature.krylov import BASIS_BYTES, MAX_BASIS
 from landscape.curvature.lanczos import (
     MAX_PRODUCTS,
     TOL,
@@ -42,10 +42,11 @@ from landscape.curvature.lanczos import (
 from landscape.curvature.precision import INSIDE, in_full_precision
 from landscape.curvature.preconditioner import Preconditioner, as_preconditioner
 from landscape.curvature.start import start_vector, warm_start
+from landscape.evaluation import needs
+from landscape.evaluation.needs import BASIS_BYTES, GRAPH_BYTES, MAX_BASIS
 from landscape.problem.problem import Problem
 
 Products = Callable[[Tensor], Tensor]
-Progress = Callable[[float], None]
 
 SEARCHES = ("auto", "exact")
 # Points of a grid at once, at most. On 2 cores a product of one of 16 points costs half of a lone one's.
@@ -116,7 +117,7 @@ def eigenpairs(
 def _saved_on_chain(problem: Problem, thetas: Tensor, options: HessianOptions) -> bool:
     """Whether the fast products of chains serve, and all of ``thetas`` fit into memory."""
     saved = _chain_bytes(problem, thetas[0].to(problem.theta), options)
-    return saved is not None and saved * len(thetas) <= GRAPH_BYTES
+    return saved is not None and saved * len(thetas) <= min(GRAPH_BYTES, spare())
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def exact_products(
     h = options.at(problem, theta)
     at = (problem.theta if theta is None else theta).to(problem.dtype)
     saved = _chain_bytes(problem, at, options)
-    if saved is not None and saved <= GRAPH_BYTES:
+    if saved is not None and saved <= min(GRAPH_BYTES, spare()):
         return ChainHessian(problem, at[None], kind=options.kind), h.size
     return functools.partial(_rows, h), h.size
 
@@ -208,6 +209,7 @@ def _in_lockstep(h: ChainHessian, share: float, dtype: torch.dtype) -> Callable[
     return products
 
 
+@bounded(needs.extremes)
 def extreme_eigenvalues(
     problem: Problem,
     tol: float = TOL,
@@ -218,6 +220,7 @@ def extreme_eigenvalues(
     search: str = "auto",
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
+    max_memory: int | None = None,
     progress: Progress | None = None,
 ) -> Ends:
     """λ_min and λ_max of ∇²L(θ) over all of the problem's data, by one Lanczos run (Lanczos 1950).
@@ -234,6 +237,7 @@ def extreme_eigenvalues(
         max_products: Hessian-vector products, at most; where they end first, ``converged`` is False and the
             residuals show the error.
         seed: draws the starting vector.
+        max_memory: bytes that the process may take, at most.
         progress: called with an estimate of the share of the search that is done, from the decline of the
             residuals.
 
@@ -258,6 +262,7 @@ def extreme_eigenvalues(
     return ends_of(eigenpairs(problem, at[None], start, wanted, options, search=search)[0])
 
 
+@bounded(needs.top)
 def top_eigenvalues(
     problem: Problem,
     k: int = 1,
@@ -272,6 +277,7 @@ def top_eigenvalues(
     start: Tensor | None = None,
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
+    max_memory: int | None = None,
     progress: Progress | None = None,
 ) -> Eigenpairs:
     """The ``k`` algebraically largest eigenvalues of ∇²L(θ), descending, with vectors and residuals.
@@ -299,6 +305,7 @@ def top_eigenvalues(
         max_products: Hessian-vector products, at most; where they end first, ``converged`` is False and the
             residuals show the error.
         seed: draws the starting vector.
+        max_memory: bytes that the process may take, at most.
         progress: called with an estimate of the share of the search that is done, from the decline of the
             residuals.
 

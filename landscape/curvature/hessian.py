@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.core.errors import InputError
-from landscape.core.memory import with_saved_bytes
+from landscape.core.memory import spare, with_saved_bytes
 from landscape.core.options import choose, expect, positive
 from landscape.curvature.double_backward import (
     Decomposed,
@@ -24,13 +24,11 @@ from landscape.curvature.double_backward import (
     missing_named,
 )
 from landscape.curvature.precision import INSIDE, FullPrecision, in_full_precision
+from landscape.evaluation.needs import GRAPH_BYTES
 from landscape.problem.batches import aligned
 from landscape.problem.layout import check_recording, differentiable, gradients
 from landscape.problem.problem import Problem
 
-# Memory for gradient graphs (ours: small compared to the 24 GB of a usual machine, and enough for all of
-# MNIST's test set with a small network).
-GRAPH_BYTES = 2**30
 KINDS = ("hessian", "gauss-newton")
 # Random vectors of the test of symmetry; one of their 6 pairs alone might miss an asymmetry (ours).
 TEST_VECTORS = 4
@@ -207,7 +205,7 @@ class HessianOperator:
         self._leaves = {k: v.detach().clone() for k, v in views.items()}
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
         self._graphs: list[tuple[Chunk, float]] = []
-        self._budget = graph_bytes
+        self._budget = min(graph_bytes, spare())
         self._full = self._complete = False
         self._penalties = penalty_hessians(problem, [theta])
         self.products = 0

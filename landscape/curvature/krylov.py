@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from landscape.core.hdf5 import Array
+from landscape.evaluation.needs import BASIS_BYTES, MAX_BASIS
 
-# Basis vectors before a restart, or fewer if P or the memory below is smaller. MNIST's MLP needs 40 to 90.
-MAX_BASIS = 128
-BASIS_BYTES = 2**30
+# Numbers of each basis vector that a restart combines at once (ours).
+COLUMNS = 2**20
 # In its first MIN_PRODUCTS products (ARPACK's basis) a search must have been converged for STABLE_PRODUCTS of
 # them: from a random start with little of λ_max's vector in it, 5 of 60 searches on MNIST's MLPs stayed at
 # the second largest eigenvalue for 2 to 4 products, before their twelfth.
@@ -153,7 +153,9 @@ def krylov(
             # Half of the basis, divided between the ends if both count.
             share = max(1, (j + 1) // (4 if low and high else 2))
             retained = ends(values, share if low else 0, share if high else 0)
-            vectors[: len(retained)] = torch.from_numpy(s[:, retained]).to(start).T @ vectors[: j + 1]
+            turn = torch.from_numpy(s[:, retained]).to(start).T
+            for part in torch.split(vectors, COLUMNS, 1):  # half of the basis once more would be much
+                part[: len(retained)] = turn @ part[: j + 1]
             t[:], restarted = 0, True
             t[range(len(retained)), range(len(retained))] = values[retained]
             j = len(retained) - 1  # the next product fills in the arrow of couplings by itself
@@ -228,10 +230,11 @@ def second_start(
     values, s = small_eigh(sign * space.t)
     under = values < floor
     weight = float((s[-1, under] ** 2 / (level - values[under])).sum())
-    known = torch.cat((aside, space.basis)) if len(aside) else space.basis
 
     def outside(w: Tensor) -> Tensor:
-        return w - known.T @ (known @ w)
+        for known in (aside, space.basis) if len(aside) else (space.basis,):
+            w = w - known.T @ (known @ w)
+        return w
 
     generator = torch.Generator().manual_seed(size + len(aside))
     start = outside(torch.randn(size, dtype=torch.float64, generator=generator).to(space.rest))

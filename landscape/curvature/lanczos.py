@@ -14,6 +14,7 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
+from landscape.core.progress import Progress
 from landscape.curvature.krylov import NEAR_ZERO, ends, krylov, outermost, second_start, small_eigh
 
 Product = Callable[[Tensor], Tensor]
@@ -36,7 +37,7 @@ class SearchOptions:
     high: int = 1
     tol: float = TOL
     max_products: int = MAX_PRODUCTS
-    progress: Callable[[float], None] | None = None
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,9 @@ class Ends:
     Attributes:
         min, max: λ_min and λ_max, in nats.
         vectors: (2, P), the eigenvectors in that order.
-        residual_min, residual_max: ‖Hv − λv‖, each from another product, so that rounding is included: an
-            eigenvalue of H lies within that distance of λ.
+        residual_min, residual_max: ‖Hv − λv‖, each from another product, so that rounding is included: some
+            eigenvalue of H lies within that distance of λ. It does not bound the error of
+            λ_min or λ_max; that λ_min is at most ``min`` and λ_max at least ``max`` holds up to rounding.
         hvps: the number of Hessian-vector products, those of the verification included.
         converged: whether both residuals met the tolerance.
         search: the arithmetic of the search, such as "bfloat16, 2,372 of 10,000 samples".
@@ -80,8 +82,9 @@ class Eigenpairs:
     Attributes:
         values: (k,), eigenvalues in nats, descending.
         vectors: (k, P), the eigenvectors, or (k, P') for a part of the model.
-        residuals: (k,) ‖Hv − λv‖, each from another product, so that rounding is included: an eigenvalue of H
-            lies within that distance of λ. Values and residuals are float64 on the CPU.
+        residuals: (k,) ‖Hv − λv‖, each from another product, so that rounding is included: some eigenvalue of
+            H lies within that distance of λ; whether it is the largest, ``bounds`` say. Values and
+            residuals are float64 on the CPU.
         hvps: the number of products, those of the verification included.
         converged: whether all residuals met the tolerance.
         search: the arithmetic of the search (:mod:`landscape.curvature.eigenvalues`).
@@ -145,7 +148,7 @@ def search_eigenpairs(
     high: int = 1,
     tol: float = TOL,
     max_products: int = MAX_PRODUCTS,
-    progress: Callable[[float], None] | None = None,
+    progress: Progress | None = None,
 ) -> Search:
     """The ``low`` smallest and ``high`` largest eigenvalues (algebraically) of a symmetric operator.
 
@@ -185,7 +188,7 @@ def search_eigenpairs(
     excess = _Decline(progress) if progress else lambda ratio: None
     sides = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
     good = complete = False
-    while not complete:
+    while True:
         space = yield from krylov(start, vectors, radius, low, high, tol, max_products - products, excess)
         aside = vectors
         values, vectors = np.concatenate((values, space.values)), torch.cat((vectors, space.vectors))
@@ -218,8 +221,9 @@ def search_eigenpairs(
                 if second.start is not None and not same:  # else it cannot be reached: the bound says so
                     complete, start = False, second.start
                     break
-        if products >= max_products or not space.converged:
+        if complete or products >= max_products or not space.converged:
             break
+        del space  # its basis, before the next one
     pairs = vectors[torch.from_numpy(chosen).to(start.device)]
     pairs = pairs / pairs.norm(dim=1, keepdim=True)
     verified = good and all(bounds[sign] <= at + _slack(at, tol, radius) for sign, at in floors.items())
@@ -240,7 +244,7 @@ class _Decline:
     It takes the residual relative to what the tolerance allows, and never goes back.
     """
 
-    def __init__(self, progress: Callable[[float], None]) -> None:
+    def __init__(self, progress: Progress) -> None:
         self._progress, self._largest, self._share = progress, math.e, 0.0
 
     def __call__(self, ratio: float) -> None:
@@ -336,7 +340,7 @@ def lanczos(
     high: int = 1,
     tol: float = TOL,
     max_products: int = MAX_PRODUCTS,
-    progress: Callable[[float], None] | None = None,
+    progress: Progress | None = None,
 ) -> Eigenpairs:
     """:func:`search_eigenpairs` for one operator, ``product`` (P,) -> (P,), with exact residuals."""
     one = search_eigenpairs(start, low=low, high=high, tol=tol, max_products=max_products, progress=progress)

@@ -7,20 +7,21 @@ import torch
 from torch import Tensor
 
 from landscape.core.hdf5 import Array
+from landscape.core.memory import bounded
 from landscape.core.options import choose, positive
+from landscape.core.progress import Progress
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.eigenvalues import Products, exact_products
 from landscape.curvature.hessian import HessianOptions, Part
 from landscape.curvature.start import start_vector
-from landscape.evaluation.paths import Progress
+from landscape.evaluation import needs
+from landscape.evaluation.needs import BLOCK
 from landscape.problem.problem import Problem
 from landscape.results.curvature import Trace
 
 # A third of these are the samples behind the standard error, which 20 give to about 16% (ours).
 TRACE_PRODUCTS = 60
-# Vectors of a trace's products at once: on 2 cores more are no faster.
-BLOCK = 8
 
 
 def signs(size: int, count: int, generator: torch.Generator, like: Tensor) -> Tensor:
@@ -79,6 +80,7 @@ def _mean(draws: Array, products: int) -> Trace:
     return Trace(value, error, products, draws)
 
 
+@bounded(needs.trace)
 def trace(
     problem: Problem,
     products: int = TRACE_PRODUCTS,
@@ -88,6 +90,7 @@ def trace(
     part: Part = None,
     engine: str = "landscape",
     seed: int = 0,
+    max_memory: int | None = None,
     progress: Progress | None = None,
 ) -> Trace:
     """tr ∇²L(θ), with its standard error, by Hutch++ (Meyer et al. 2021).
@@ -100,6 +103,7 @@ def trace(
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         engine: "landscape", or "pyhessian" to ask that package: plain Hutchinson samples, one a product.
         seed: draws the random signs.
+        max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
 
     Returns:

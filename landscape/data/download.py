@@ -5,30 +5,41 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import ipaddress
+import queue
+import socket
 import tarfile
+import threading
+import time
 import zlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+from urllib.parse import urlsplit
 
 from landscape._version import __version__
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import open_regular, replacing
+from landscape.core.progress import Progress
 from landscape.data.idx import FILES
 
-# Seconds without an answer, and bytes that are read at once (ours).
-TIMEOUT, BLOCK = 30.0, 1 << 18
+# Seconds without an answer, bytes that are read at once, and the slowest download: bytes a second (ours).
+TIMEOUT, BLOCK, PACE = 30.0, 1 << 18, 2e4
 MOST = 1 << 30  # bytes of one file, unpacked or not: more than any of them has (ours)
 
 
 @dataclass(frozen=True)
 class File:
-    """A file with its SHA-256, and, where it may also be packed otherwise, the MD5 of what is in it."""
+    """A file with its SHA-256, and, where it may also be packed otherwise, the MD5 of what is in it.
+
+    ``size`` in bytes, of those that are downloaded: no more is.
+    """
 
     name: str
     sha256: str
     content: str = ""
+    size: int = MOST
 
 
 @dataclass(frozen=True)
@@ -46,10 +57,10 @@ class Source:
     archive: File | None = None
 
 
-def _idx(*digests: str) -> tuple[File, ...]:
-    """The four IDX files, of each the SHA-256 and the MD5 of its content."""
-    pairs = zip(digests[::2], digests[1::2], strict=True)
-    return tuple(File(f"{name}.gz", *pair) for name, pair in zip(FILES, pairs, strict=True))
+def _idx(sizes: tuple[int, ...], *digests: str) -> tuple[File, ...]:
+    """The four IDX files: the size of each, its SHA-256 and the MD5 of its content."""
+    parts = zip(FILES, digests[::2], digests[1::2], sizes, strict=True)
+    return tuple(File(f"{name}.gz", sha256, md5, size) for name, sha256, md5, size in parts)
 
 
 _CIFAR = ("https://www.cs.toronto.edu/~kriz/",)
@@ -59,6 +70,7 @@ SOURCES = {
         ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
         "mnist",
         _idx(
+            (9_912_422, 28_881, 1_648_877, 4_542),
             "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
             "6bbc9ace898e44ae57da46a324031adb",
             "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
@@ -74,6 +86,7 @@ SOURCES = {
         ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
         "fashion-mnist",
         _idx(
+            (26_421_880, 29_515, 4_422_102, 5_148),
             "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
             "f4a8712d7a061bf5bd6d2ca38dc4d50a",
             "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
@@ -97,7 +110,11 @@ SOURCES = {
             File("test_batch.bin", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
         ),
         170,
-        File("cifar-10-binary.tar.gz", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
+        File(
+            "cifar-10-binary.tar.gz",
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            size=170_052_171,
+        ),
     ),
     "cifar100": Source(
         _CIFAR,
@@ -107,7 +124,11 @@ SOURCES = {
             File("test.bin", "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"),
         ),
         169,
-        File("cifar-100-binary.tar.gz", "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"),
+        File(
+            "cifar-100-binary.tar.gz",
+            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            size=168_513_733,
+        ),
     ),
 }
 
@@ -133,7 +154,7 @@ def fetch(
     *,
     mirror: str | None = None,
     force: bool = False,
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Progress = lambda share: None,
     message: Callable[[str], None] = lambda line: None,
 ) -> dict[Path, bool]:
     """Download the files of a data set that are missing below ``root``, and verify all of them.
@@ -154,11 +175,6 @@ def fetch(
         InputError: a mirror that is no http or https address.
         FailedError: no mirror gives a file with the right checksum, a file that is there is another, or one
             cannot be written.
-
-    Example:
-        >>> fetch("mnist", Path("data"), mirror="file:///etc/")
-        Traceback (most recent call last):
-        landscape.core.errors.InputError: --mirror: 'file:///etc/' is not allowed, it must be an http:// ...
     """
     if mirror is not None and not mirror.startswith(("http://", "https://")):
         raise InputError(f"--mirror: '{mirror}' is not allowed, it must be an http:// or https:// address")
@@ -229,7 +245,7 @@ def _download(
     mirrors: tuple[str, ...],
     file: File,
     path: Path,
-    progress: Callable[[float], None],
+    progress: Progress,
     message: Callable[[str], None],
 ) -> None:
     """Write a file from the first mirror that gives it; an archive that is there already is kept."""
@@ -239,7 +255,7 @@ def _download(
     for mirror in mirrors:
         url = f"{mirror.rstrip('/')}/{file.name}"
         try:
-            with contextlib.closing(_blocks(url, progress)) as blocks, replacing(path) as written:
+            with contextlib.closing(_blocks(url, file.size, progress)) as blocks, replacing(path) as written:
                 digest = hashlib.sha256()
                 for block in blocks:
                     written.write(block)
@@ -256,23 +272,67 @@ def _download(
     )
 
 
-def _blocks(url: str, progress: Callable[[float], None]) -> Generator[bytes]:
-    """The bytes at an address; _MirrorError names the address and the reason."""
+def _inner(url: str) -> bool:
+    """Whether the host of an address is in this machine or its own network; not one that has no address."""
+    try:
+        found = socket.getaddrinfo(urlsplit(url).hostname, None)
+    except (OSError, UnicodeError):
+        return False
+    return any(not ipaddress.ip_address(str(entry[4][0]).split("%")[0]).is_global for entry in found)
+
+
+def _opened(url: str, seconds: float) -> Any:
+    """The answer to a request for an address, headers and all within ``seconds``; redirects are guarded."""
+    from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+    class Guard(HTTPRedirectHandler):
+        def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: str) -> Any:
+            other = urlsplit(newurl).scheme != urlsplit(url).scheme
+            if other or (_inner(newurl) and not _inner(url)):
+                fp.close()
+                where = "to another scheme" if other else "into this network"
+                raise ValueError(f"it is redirected {where}, {newurl}; give that as --mirror if it is right")
+            return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+    request = Request(url, headers={"User-Agent": f"landscape/{__version__}"})
+    answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answer.put(build_opener(Guard).open(request, timeout=TIMEOUT))
+        except Exception as error:  # told by the caller
+            answer.put(error)
+
+    threading.Thread(target=ask, daemon=True).start()  # a server can send its headers byte by byte
+    try:
+        reply = answer.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(f"no answer in {seconds:.0f} s") from None
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
+def _blocks(url: str, most: int, progress: Progress) -> Generator[bytes]:
+    """The bytes at an address, ``most`` of them at most; _MirrorError names the address and the reason."""
     from http.client import HTTPException
     from urllib.error import HTTPError
-    from urllib.request import Request, urlopen
 
+    seconds = 2 * TIMEOUT + most / PACE
+    end = time.monotonic() + seconds
     try:
-        with urlopen(
-            Request(url, headers={"User-Agent": f"landscape/{__version__}"}), timeout=TIMEOUT
-        ) as reply:
+        with _opened(url, seconds) as reply:
             size, done = int(reply.headers.get("Content-Length") or 0), 0
-            while block := reply.read(BLOCK):
+            if size > most:
+                raise _MirrorError(f"{url}: has {size:,} bytes, {most:,} are expected")
+            while block := reply.read1(min(BLOCK, most + 1 - done)):
                 done += len(block)
-                if done > MOST:
-                    raise _MirrorError(f"{url}: has more than {MOST:,} bytes")
+                if done > most:
+                    raise _MirrorError(f"{url}: has more than the {most:,} bytes that are expected")
+                if time.monotonic() > end:
+                    raise TimeoutError(f"not whole after {seconds:.0f} s")
                 yield block
-                progress(done / size if size else 0.0)
+                progress(done / (size or most))
             if done < size:
                 raise _MirrorError(f"{url}: broken off after {done:,} of {size:,} bytes")
     except (OSError, HTTPException, ValueError) as error:

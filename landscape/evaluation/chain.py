@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from landscape.problem.losses import is_softmax_loss
 from landscape.problem.problem import Loss, Problem
 
 # Modules that act on each number by itself, so that any leading or trailing dimensions may be added.
@@ -69,24 +70,11 @@ def chain(problem: Problem) -> list[Step] | None:
     return steps if type(leaves[0][1]) is nn.Flatten or tensors[0].dim() == 2 else None
 
 
-def is_default_cross_entropy(loss: Loss) -> bool:
-    """Whether ``loss`` is cross-entropy with its default options, whose batched form is known."""
-    if loss is F.cross_entropy:
-        return True
-    return (
-        type(loss) is nn.CrossEntropyLoss
-        and loss.weight is None
-        and loss.ignore_index == -100
-        and loss.reduction == "mean"
-        and loss.label_smoothing == 0.0
-    )
-
-
 def stacked_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """(K,) mean losses of K sets of outputs (K, C, B), each with its own targets (K, B, ...).
 
     The loss receives outputs in the form of the network's, (B, C) and contiguous.
     """
-    if is_default_cross_entropy(loss) and targets.dim() == 2 and targets.dtype == torch.int64:
+    if is_softmax_loss(loss) and targets.dim() == 2 and targets.dtype == torch.int64:
         return F.cross_entropy(outputs, targets, reduction="none").mean(1)
     return torch.stack([loss(o.T.contiguous(), t) for o, t in zip(outputs, targets, strict=True)])

@@ -33,14 +33,14 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.memory import MemoryBudget
+from landscape.core.memory import MemoryBudget, limit
 from landscape.core.options import choose
+from landscape.core.progress import Progress as Progress
+from landscape.core.progress import no_progress as no_progress
 from landscape.evaluation.batched import batched, block_size, compiled_totals, long_enough
 from landscape.evaluation.chain import LinearStep, Step, chain
 from landscape.evaluation.fold import fold
 from landscape.evaluation.paths import ACTIVATION_COPIES, PlaneLoss, Totals, folded_totals
-from landscape.evaluation.paths import Progress as Progress
-from landscape.evaluation.paths import no_progress as no_progress
 from landscape.problem.problem import Problem
 
 PATHS = ("auto", "batched", "compiled", "folded", "pointwise")
@@ -120,13 +120,15 @@ def evaluator(
         precision: "model": the model's dtype; "tf32": the same with TensorFloat-32 products, for float32 on
             CUDA; "bfloat16": weights and inputs rounded to it, outputs and losses in float32, by the folded
             path.
-        max_memory: bytes; bounds the memory of the process (on CUDA, the memory that PyTorch has reserved on
-            the device) during the evaluation, by smaller chunks of data and blocks of points. Data given as
-            batches keeps its batches: their size is the caller's.
+        max_memory: bytes, by default the limit of the call that is under way; bounds the memory of the
+            process (on CUDA, the memory that PyTorch has reserved on the device) during the evaluation, by
+            smaller chunks of data and blocks of points. Data given as batches keeps its batches: their size
+            is the caller's.
 
     Raises:
         InputError: a path that the model cannot take, or a bound that is too small.
     """
+    max_memory = limit() if max_memory is None else max_memory
     chosen = _choose(problem, center, directions, count, path, precision, max_memory)
     again = functools.partial(
         evaluator, problem, center, directions, count,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from landscape.core.hdf5 import Array
+from landscape.core.progress import Progress
 from landscape.evaluation.adaptive import Outcome, interpolate
 from landscape.evaluation.grid import Evaluate, Portions, compute_missing
 from landscape.evaluation.tolerance import Tolerance
@@ -109,7 +110,7 @@ class _Progress:
 
     PART = 0.75  # ours: the first part is the coarsest level, which is often most of the work
 
-    def __init__(self, report: Callable[[float], None] | None) -> None:
+    def __init__(self, report: Progress | None) -> None:
         self._report, self._before = report, 0.0
 
     def part(self, share: float) -> None:

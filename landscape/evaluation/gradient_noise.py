@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.hdf5 import Array
-from landscape.core.statistics import standard_error
+from landscape.core.statistics import Estimate, covariance_of_means, ratio_interval, scale_of, standard_error
 
 # Groups of draws, each of which is left out once for the standard error, which they give to 13%, 1/√(2·31);
 # fewer where their sums would take more than so many bytes, but at least 8 (ours).
@@ -25,6 +25,7 @@ class Scale:
         estimates: (replicates,), numbers whose mean is tr Σ/‖g‖² and whose standard error is that of it.
         trace, trace_error: tr Σ, Σ the covariance of the gradient of one sample, and its standard error.
         norm2, norm2_error: the same of ‖g‖².
+        covariance: of the two estimates; 0 where one is exact.
     """
 
     estimates: Array
@@ -32,11 +33,21 @@ class Scale:
     trace_error: float
     norm2: float
     norm2_error: float
+    covariance: float = 0.0
 
     @property
     def value(self) -> float:
-        """tr Σ/‖g‖²."""
-        return float(self.estimates.mean())
+        """tr Σ/‖g‖²; NaN where ‖g‖² is not told apart from 0."""
+        return scale_of(self.estimates, self.interval())
+
+    def interval(self) -> tuple[float, float]:
+        """The 95% interval of tr Σ/‖g‖²; its upper end is infinite where ‖g‖² is not told apart from 0."""
+        freedom = len(self.estimates) - 1
+        return ratio_interval(
+            Estimate(self.trace, self.trace_error, freedom),
+            Estimate(self.norm2, self.norm2_error, freedom),
+            self.covariance,
+        )
 
     @property
     def standard_error(self) -> float:
@@ -183,7 +194,8 @@ class Jackknife:
             pseudo = [k * ratio - (k - 1) * ratios]
         pseudo += [k * whole - (k - 1) * part for whole, part in zip(parts, left, strict=True)]
         _, trace_error, norm2_error = (standard_error(values) for values in pseudo)
-        return Scale(pseudo[0], float(parts[0]), trace_error, float(parts[1]), norm2_error)
+        both = covariance_of_means(pseudo[1], pseudo[2])
+        return Scale(pseudo[0], float(parts[0]), trace_error, float(parts[1]), norm2_error, both)
 
     def _parts(self, total2: Array, squares: Array, count: Array) -> tuple[Array, Array]:
         """(tr Σ, ‖g‖²) from ‖Σ g_k‖², Σ ‖g_k‖² and the number of draws."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
-from landscape.evaluation.paths import Progress, no_progress
+from landscape.core.progress import Progress, no_progress
 from landscape.problem.layout import as_array
 from landscape.results.base import Result
 

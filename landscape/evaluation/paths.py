@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError, PathWarning
+from landscape.core.progress import Progress, no_progress
 from landscape.evaluation.fold import FoldedForward
 from landscape.problem.function import tolerance
 from landscape.problem.losses import correct
@@ -22,7 +23,6 @@ DISPLACEMENT = 0.3
 # scratch space exist at once, and freed memory does not return to the system at once (ours).
 ACTIVATION_COPIES = 3
 
-Progress = Callable[[float], None]
 # (K, 2) points -> (K, 2) float64 on the device: sums over the samples of the losses, and of the correct ones.
 Totals = Callable[[Tensor, Progress], Tensor]
 
@@ -121,7 +121,3 @@ def folded_totals(loss: PlaneLoss, folded: FoldedForward, *, keep: bool) -> Tota
         return total
 
     return totals
-
-
-def no_progress(share: float) -> None:
-    """A progress callback that does nothing."""

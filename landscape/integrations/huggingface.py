@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.core.errors import InputError
-from landscape.integrations.session import Options, Session, shallow_copy
-from landscape.integrations.training_set import batch_size, given_or_own
+from landscape.integrations.session import Options, Session, batch_size, given_or_own, shallow_copy
 from landscape.problem.problem import Loss
 
 try:

@@ -24,11 +24,12 @@ from landscape.analysis.hessian_grid import hessian_grid
 from landscape.analysis.planes import random_plane
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.devices import pick_device
 from landscape.core.errors import FailedError
 from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
 from landscape.core.numerics import version_of
-from landscape.core.progress import progress_bar
+from landscape.core.progress import Progress, progress_bar
 from landscape.paper.record import Record
 from landscape.paper.verdicts import Rows
 from landscape.problem.problem import Problem
@@ -115,7 +116,7 @@ class Context:
     data_dir: str | None = None
     executor: children.Executor = field(default_factory=children.Pool)
     message: Callable[[str], None] = lambda line: None
-    progress: Callable[[float], None] = lambda share: None
+    progress: Progress = lambda share: None
     records: Path | None = None
     until: float = math.inf
     kept: set[str] | None = None
@@ -292,7 +293,7 @@ class Context:
         end = point.load() if isinstance(point, Point) else point
         dataset = self.dataset(end.data["name"], end.data["options"])
         end.check_data(dataset)
-        problem = end.problem(split, learner, data=dataset, device=launch.pick_device(self.device))
+        problem = end.problem(split, learner, data=dataset, device=pick_device(self.device))
         return problem.subset(slice(min(samples, problem.samples))) if samples else problem
 
     # ---- Analyses

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from landscape.core.devices import pick_device
 from landscape.paper.context import Context, digest
 from landscape.problem.batches import Stream
 from landscape.train.planning.calibration import calibrate
 from landscape.train.recipes.recipe import Recipe
-from landscape.train.run import launch
 
 # Samples of a learner in the steps that are timed, which take time as proportional to samples; a step of the
 # fewer ones that takes longer than so many seconds is enough (ours).
@@ -50,7 +50,7 @@ def seconds_a_sample(context: Context, recipe: Recipe) -> float:
     timed = dataclasses.replace(  # also of a run whose steps are of all samples
         recipe, accumulate=1, sampling="replacement", monitor=type(recipe.monitor)()
     )
-    place = launch.pick_device(context.device)
+    place = pick_device(context.device)
     for samples in TIMED_SAMPLES:
         local = min(samples, recipe.local_batch)
         seconds = calibrate(timed, 1, local, device=place, data_dir=context.data_dir).gradient

@@ -25,8 +25,8 @@ from landscape.core.files import read_regular, write_text
 from landscape.core.hdf5 import Array
 from landscape.core.numerics import version_of
 from landscape.problem.layout import Layout
-from landscape.train.recipes.recipe import Recipe, from_values, parse
-from landscape.train.run.loop import Trainer, recipe_of
+from landscape.train.recipes.recipe import Recipe, from_values, parse, recipe_of
+from landscape.train.run.loop import Trainer
 
 # Values that are stored of a column, evenly over its steps, and their digits; largest file that is read, in
 # bytes (ours).

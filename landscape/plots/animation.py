@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import read_regular, replacing
 from landscape.core.hdf5 import Array
+from landscape.core.progress import Progress
 from landscape.plots.drawing import drawable
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import color_of, decimal_labels, paper_name
@@ -159,7 +160,7 @@ def _draw_dial(ax: Axes, frame: Frame, top: float, color: str) -> None:
     ax.axis("off")
 
 
-def save_film(made: Film, path: Path, fps: int, dpi: float, progress: Callable[[float], None]) -> None:
+def save_film(made: Film, path: Path, fps: int, dpi: float, progress: Progress) -> None:
     """Write a film to ``path``; a file that already exists is replaced only once the new one is whole.
 
     Args:

@@ -27,8 +27,8 @@ CHARACTERS = 36
 def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
     """Each quantity of all sides with its 95% interval, or its bound; below it what the test says.
 
-    Thin lines with dots are intervals of standard errors, by Student's t; thick bars are bounds, within
-    which an eigenvalue lies; dots alone are exact. Open dots are the single checkpoints of a group. Names of
+    Thin lines with dots are intervals of standard errors, by Student's t; thick bars are 99% bounds
+    on the true eigenvalue; dots alone are exact. Open dots are the single checkpoints of a group. Names of
     quantities that say how flat a minimum is are bold.
 
     Raises:
@@ -60,7 +60,7 @@ def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
 def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> None:
     """One panel: a row for each side, the first at the top."""
     rows = np.arange(len(c.sides))[::-1]
-    values, half = c.value[q], np.nan_to_num(c.interval[q])
+    values, half = c.value[q], np.nan_to_num(c.interval[q], posinf=0.0)
     bound = c.kinds[q] == "bound"
     own = c.own_value[q] if c.grouped else np.zeros(0)
     for row, value, error, color in zip(rows, values, half, colors, strict=True):
@@ -98,7 +98,7 @@ def _caption(c: Comparison) -> str:
     seeds = ", over the seeds, which are the open dots" if c.grouped else ""
     parts = [
         f"Thin lines: 95% intervals, by Student's t{seeds}",
-        "thick bars: bounds on eigenvalues" if "bound" in c.kinds else "",
+        "thick bars: 99% bounds on eigenvalues" if "bound" in c.kinds else "",
         "bold: measures of flatness",
         f"told apart at a level of {c.level:g} for all tests together (Holm)",
     ]

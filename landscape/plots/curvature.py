@@ -86,14 +86,15 @@ def _preconditioned(results: Sequence[Spectrum]) -> str:
 
 
 def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
-    """Traces with their standard errors, one below the other."""
+    """Traces with their 95% intervals (of older files one standard error), one below the other."""
     if not any(np.isfinite(r.trace) for r in results):
         raise InputError("spectrum: no eigenvalue, no density and no trace, there is nothing to draw")
     with style():
         figure, (ax,) = panels(1, 1, 6.4, 1.5 + 0.4 * len(results))
         colors = colors_of([r.label for r in results])
         for k, (r, color) in enumerate(zip(results, colors, strict=True)):
-            error = r.trace_error if np.isfinite(r.trace_error) else 0.0
+            half = r.trace_interval()[1] - r.trace
+            error = next((e for e in (half, r.trace_error) if np.isfinite(e)), 0.0)
             ax.errorbar(r.trace, k, xerr=error, color=color, marker="o", capsize=4, ls="none")
             text = f"{r.trace:.4g} ± {error:.2g}"
             ax.annotate(
@@ -103,7 +104,7 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
         ax.set_yticks(range(len(results)), names)
         ax.set_ylim(len(results) - 0.4, -0.8)
         ax.margins(x=0.25)
-        ax.set_xlabel(f"trace of the {loss_of(results)}'s Hessian (nat), one standard error")
+        ax.set_xlabel(f"trace of the {loss_of(results)}'s Hessian (nat), 95% interval")
         figure.suptitle(title or f"Trace, {results[0].samples:,} samples of {splits(results)}")
     return figure
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,16 +30,40 @@ def output_loss(outputs: Any, targets: Any) -> Tensor:
     return value
 
 
-def class_loss(loss: Any) -> tuple[int, Tensor | None] | None:
-    """(ignore_index, class weights) of PyTorch's cross-entropy or negative log-likelihood; else None."""
-    if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
-        return loss.ignore_index, loss.weight
-    options: dict[str, Any] = {}
-    while isinstance(loss, partial) and not loss.args:
-        loss, options = loss.func, {**loss.keywords, **options}
-    if loss in (F.cross_entropy, F.nll_loss):
-        return options.get("ignore_index", IGNORED), options.get("weight")
-    return None
+@dataclass(frozen=True)
+class ClassLoss:
+    """PyTorch's cross-entropy or negative log-likelihood, of classes: what it leaves out and how it weighs.
+
+    ``softmax``: it is cross-entropy with its default options, whose batched form and Hessian are known.
+    """
+
+    ignored: int
+    weight: Tensor | None
+    softmax: bool
+
+    @classmethod
+    def of(cls, loss: Any) -> ClassLoss | None:
+        """What kind of loss of classes ``loss`` is; None: of another kind."""
+        if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
+            options = {name: getattr(loss, name) for name in _DEFAULTS if hasattr(loss, name)}
+            cross_entropy = type(loss) is nn.CrossEntropyLoss
+        else:
+            options = {}
+            while isinstance(loss, partial) and not loss.args:
+                loss, options = loss.func, {**loss.keywords, **options}
+            if loss not in (F.cross_entropy, F.nll_loss):
+                return None
+            cross_entropy = loss is F.cross_entropy
+        options = {**_DEFAULTS, **options}
+        weight = options.pop("weight")
+        default = options == {name: value for name, value in _DEFAULTS.items() if name != "weight"}
+        return cls(options["ignore_index"], weight, cross_entropy and default and weight is None)
+
+
+# The options of PyTorch's losses of classes that change their value.
+_DEFAULTS: dict[str, Any] = {
+    "weight": None, "ignore_index": IGNORED, "reduction": "mean", "label_smoothing": 0.0,
+}  # fmt: skip
 
 
 def placed_loss(loss: Any, device: torch.device, dtype: torch.dtype) -> Any:
@@ -64,13 +89,12 @@ def loss_terms(loss: Any, targets: Any) -> Tensor | None:
     """
     if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.dim() == 0:
         return None
-    known = class_loss(loss)
+    known = ClassLoss.of(loss)
     if known is None:
         return None
-    ignored, weight = known
-    terms = (targets != ignored).double()
-    if weight is not None:
-        terms *= weight.to(targets.device)[targets.where(terms > 0, torch.zeros_like(targets))]
+    terms = (targets != known.ignored).double()
+    if known.weight is not None:
+        terms *= known.weight.to(targets.device)[targets.where(terms > 0, torch.zeros_like(targets))]
     return terms.flatten(1).sum(1) if terms.dim() > 1 else terms
 
 
@@ -118,10 +142,9 @@ def check_labels(loss: Any, outputs: Any, targets: Any) -> None:
     terms = loss_terms(loss, targets)
     if terms is None or not isinstance(outputs, Tensor) or outputs.dim() < 2:
         return
-    known = class_loss(loss)
+    known = ClassLoss.of(loss)
     assert known is not None
-    ignored = known[0]
-    labels, classes = targets[targets != ignored], outputs.shape[1]
+    labels, classes = targets[targets != known.ignored], outputs.shape[1]
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise InputError(
             f"data: its labels go from {int(labels.min())} to {int(labels.max())}, but the model has "
@@ -141,6 +164,12 @@ def label_terms(labels: Any, shifted: bool) -> Tensor | None:
     if terms.dim() == 1:
         return terms
     return (terms[:, 1:] if shifted else terms).flatten(1).sum(1)
+
+
+def is_softmax_loss(loss: Any) -> bool:
+    """Whether ``loss`` is cross-entropy with its default options."""
+    known = ClassLoss.of(loss)
+    return known is not None and known.softmax
 
 
 def correct(outputs: Any, targets: Any, loss: Any) -> Tensor:
@@ -165,7 +194,7 @@ def correct_shares(outputs: Any, targets: Any, loss: Any) -> Tensor:
         return unknown
     if z.dim() < 2 or z.shape[1] < 2 or targets.shape != (len(z), *z.shape[2:]):
         return unknown
-    if z.dim() > 2 and class_loss(loss) is None:
+    if z.dim() > 2 and ClassLoss.of(loss) is None:
         return unknown
     right = (z.argmax(1) == targets).double().unsqueeze(-1).flatten(1).sum(1)
     shares: Tensor = right / max(1, targets[:1].numel())

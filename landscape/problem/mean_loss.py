@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from landscape.core.memory import with_saved_bytes
+from landscape.core.memory import Need, bounded, with_saved_bytes
 from landscape.problem.batches import call, count_samples, fixed_randomness
 from landscape.problem.layout import gradients
 from landscape.problem.losses import correct
@@ -22,6 +22,16 @@ MAX_CHUNK = 2000
 # The activations of one chunk, saved for its backward pass. On 2 cores ResNet-18 evaluates fastest at 50 to
 # 100 images of 50, 100, 200 and 400; this bound gives it 56.
 ACTIVATION_BYTES = 2**28
+
+
+def _loss_need(self: MeanLoss, **_: Any) -> Need:
+    """The activations of a chunk."""
+    return Need(self.device, self.chunk_bytes)
+
+
+def _gradient_need(self: MeanLoss, **_: Any) -> Need:
+    """The parts of a chunk's gradient and their sum, besides the activations and their gradients."""
+    return Need(self.device, 2 * self.theta.nbytes + 2 * self.chunk_bytes)
 
 
 class MeanLoss(Variants):
@@ -145,6 +155,17 @@ class MeanLoss(Variants):
         assert self.data.resident is not None
         x, y = self.data.resident if self.data.mixes else self.data.first()
         return max(1, self.saved_bytes(x, y) // count_samples(x, y, alike=False))
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of activations that a chunk of the data saves for its backward pass.
+
+        Of data in batches, those of its first batch; 0 where ``check`` is "off", so that none was evaluated.
+        """
+        if self.data.resident is None:
+            return self.batch_bytes
+        samples: int = min(self.chunk, self.data.samples)
+        return self.sample_bytes * samples
 
     @property
     def chunk(self) -> int:
@@ -276,11 +297,13 @@ class MeanLoss(Variants):
         loss, right = (self.totals(theta) / self.samples).tolist()
         return loss, right
 
-    def loss(self, theta: Tensor | None = None) -> float:
+    @bounded(_loss_need)
+    def loss(self, theta: Tensor | None = None, *, max_memory: int | None = None) -> float:
         """Mean loss at some weights.
 
         Args:
             theta: weights (P,); default: the centre.
+            max_memory: bytes that the process may take, at most.
 
         Returns:
             L(θ), in nats for a cross-entropy.
@@ -354,11 +377,13 @@ class MeanLoss(Variants):
             total += float(value.detach())
         return total, gradient
 
-    def gradient(self, theta: Tensor | None = None) -> Tensor:
+    @bounded(_gradient_need)
+    def gradient(self, theta: Tensor | None = None, *, max_memory: int | None = None) -> Tensor:
         """The gradient of the mean loss over the whole data at some weights.
 
         Args:
             theta: weights (P,); default: the centre.
+            max_memory: bytes that the process may take, at most.
 
         Returns:
             The gradient (P,).

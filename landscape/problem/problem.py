@@ -130,6 +130,7 @@ class Problem(MeanLoss):
         self.penalty, self.weight_decay = penalty, float(weight_decay)
         self.randomness, self.draws = str(randomness), number_of_draws(randomness)
         self.differentiates = self.draws_elsewhere = False  # until check_fit sees it
+        self.batch_bytes = 0
         self.batchnorm = batchnorm.BatchNormPolicy()
         # Verdicts of checks that were made once, such as of the symmetry of products; copies share them.
         self.checked: dict[tuple[Any, ...], bool] = {}
@@ -142,6 +143,8 @@ class Problem(MeanLoss):
             count.shifted = terms is None and ignores_first_label(self, *batch)
             if check != "off":
                 checks.check_problem(self, original, count, batch, full=check == "full")
+            if check != "off" and self.data.resident is None:
+                self.batch_bytes = self.saved_bytes(*batch)
         self._weigh(count)
         if check != "off" and (where := self.data.nan()) and math.isnan(self.loss()):
             raise InputError(

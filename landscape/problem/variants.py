@@ -41,6 +41,7 @@ class Variants:
     theta: Tensor
     data: Data
     batchnorm: BatchNormPolicy
+    batch_bytes: int
     device: torch.device
     dtype: torch.dtype
     penalty: Penalty | None

@@ -195,8 +195,8 @@ def _spectra(contents: Contents) -> Section:
     )  # fmt: skip
     text = (
         "Eigenvalues λ of the loss's Hessian at w_a. The error of an eigenvalue is its residual ‖Hv − λv‖: "
-        "an eigenvalue lies within that distance. The error of the trace is one standard error. Error bars "
-        "smaller than a dot are hidden by it."
+        "some eigenvalue lies within that distance, not necessarily the outermost. The error of the trace is "
+        "one standard error. Error bars smaller than a dot are hidden by it."
     )
     table = (Table("Eigenvalues and traces, in nats", columns, tuple(rows)),) if rows else ()
     return Section("spectra", "Spectra", (text,) if rows else (), tuple(charts), table, missing=missing)

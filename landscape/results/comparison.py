@@ -25,9 +25,10 @@ class Comparison(Result):
     """Quantities (Q) of the sides (S) that are compared, and the differences (Q, K) of all K pairs of sides.
 
     A side is a checkpoint, or a group of checkpoints, such as the seeds of one recipe. Of a checkpoint the
-    error is what ``kinds`` says: one standard error over draws, a bound (the residual ‖Hv − λv‖, within which
-    an eigenvalue lies), or nothing ("exact": what rounding leaves). Of a group it is the standard error over
-    its checkpoints, which has their own errors in it, as each has draws of its own.
+    error is what ``kinds`` says: one standard error over draws, a bound (within which the true eigenvalue is
+    with a probability of 99%; not the residual, within which some eigenvalue is), or nothing ("exact": what
+    rounding leaves). Of a group it is the standard error over its checkpoints, which has their own errors in
+    it, as each has draws of its own.
 
     Attributes:
         quantities, titles, unit_names: (Q,), names, names in words, and units.
@@ -309,7 +310,7 @@ def footnotes(comparison: Comparison) -> list[str]:
     if "standard error" in c.kinds:
         errors.append("±: one standard error over what the row names")
     if "bound" in c.kinds:
-        errors.append("bound: the residual of the eigenvalue, no standard error: one lies within it")
+        errors.append("bound: the true eigenvalue is within it with 99% probability; no standard error")
     if "exact" in c.kinds:
         errors.append("exact: nothing is drawn")
     lines = [f"{'; '.join(errors)}."]

@@ -9,12 +9,17 @@ import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
-from landscape.core.statistics import mean_and_error, standard_error, t_quantile
+from landscape.core.statistics import Estimate, mean_and_error, standard_error, t_quantile
 from landscape.results.base import Measured, Measurement
 
 # Standard deviation of the Gaussians of a density, relative to the range of the nodes (ours: as fine as a
 # plot shows).
 BROADENING = 0.01
+
+
+# Of the n − 1 degrees of freedom of a trace's n draws, which are quadratic forms and skewed: by
+# simulation (docs/explanation/checks.md).
+FREEDOM = 0.8
 
 
 @dataclass(frozen=True)
@@ -29,14 +34,31 @@ class Trace:
             nothing was drawn.
 
     Example:
-        >>> Trace(3.0, standard_error=0.1, hvps=30).value
-        3.0
+        >>> trace = Trace(3.0, standard_error=0.1, hvps=9, draws=np.array([2.9, 2.9, 3.2]))
+        >>> trace.freedom, [round(end, 2) for end in trace.interval()]
+        (1.6, [2.45, 3.55])
     """
 
     value: float
     standard_error: float
     hvps: int
     draws: Array = field(default_factory=lambda: np.zeros(0), compare=False, repr=False)
+
+    @property
+    def freedom(self) -> float:
+        """The degrees of freedom of the standard error: 0.8 (n − 1) of n draws; NaN if they are not known."""
+        return FREEDOM * (len(self.draws) - 1) if len(self.draws) else np.nan
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The confidence interval of ``value``, by Student's t with :attr:`freedom`.
+
+        Args:
+            level: the probability with which it contains tr H.
+
+        Returns:
+            (lower end, upper end), in nats.
+        """
+        return Estimate(self.value, self.standard_error, self.freedom).interval(level)
 
 
 @dataclass(frozen=True)
@@ -128,7 +150,8 @@ class Spectrum(Measured):
         values: (k,), eigenvalues in nats, descending: the largest ones, and then the ``lowest`` smallest.
         residuals: (k,), ‖Hv − λv‖ in nats.
         lowest: how many of ``values`` are the smallest ones.
-        trace, trace_error: tr H and one standard error, in nats; NaN if not computed.
+        trace, trace_error, trace_freedom: tr H and one standard error, in nats, and the degrees of freedom of
+            that; NaN if not computed, or in older files.
         nodes, weights: (probes, steps), as in :class:`Density`; (0, 0) if not computed.
         parameters: size of the Hessian or block.
         hvps: number of all Hessian-vector products.
@@ -178,6 +201,11 @@ class Spectrum(Measured):
     precondition: str = ""
     lr: float = np.nan
     limit: float = np.nan
+    trace_freedom: Annotated[float, "1"] = np.nan
+
+    def trace_interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The confidence interval of ``trace``, as that of :class:`landscape.Trace`; NaN where not known."""
+        return Estimate(self.trace, self.trace_error, self.trace_freedom).interval(level)
 
     @property
     def density(self) -> Density | None:

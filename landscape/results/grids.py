@@ -470,7 +470,8 @@ class HessianGrid(Interpolated):
         x, y: (nx,) and (ny,), coordinates in the plane.
         lambda_min, lambda_max: (ny, nx), in nats; NaN where not computed yet.
         ratio: (ny, nx); infinite where λ_max is 0.
-        residual_min, residual_max: (ny, nx), ‖Hv − λv‖ in nats: an eigenvalue lies within this distance.
+        residual_min, residual_max: (ny, nx), ‖Hv − λv‖ in nats: some eigenvalue lies within this
+            distance, not necessarily the outermost.
         hvps: (ny, nx), number of Hessian-vector products.
         converged: (ny, nx), whether both residuals met the tolerance ``tol``.
         done: (ny, nx), True where the values are exact; elsewhere they are interpolated, or not computed yet.

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.core.statistics import mean_and_error, standard_error
+from landscape.core.statistics import Estimate, mean_and_error, ratio_interval, scale_of, standard_error
 from landscape.results.base import Measurement, Sourced
 
 
@@ -89,6 +89,7 @@ class NoiseScale(Measurement):
         estimates: (replicates,), numbers whose mean is B_simple at w_a, and whose standard error is its own.
         trace, trace_error: tr Σ in squared nats, and one standard error.
         norm2, norm2_error: ‖g‖² in squared nats, and one standard error; 0 where it is exact.
+        covariance, learner_covariance: of the estimates of tr Σ and ‖g‖².
         draws: how many minibatches of ``batch`` samples were drawn.
         gradient: "whole": g is of all data; "draws": ‖g‖² is estimated from pairs of minibatches.
         batch: samples of a minibatch.
@@ -140,11 +141,42 @@ class NoiseScale(Measurement):
     round_trace_error: Annotated[float, "nat2"] = np.nan
     round_norm2: Annotated[float, "nat2"] = np.nan
     round_norm2_error: Annotated[float, "nat2"] = np.nan
+    covariance: float = 0.0
+    learner_covariance: float = 0.0
 
     @property
     def value(self) -> float:
-        """B_simple at w_a, in samples."""
-        return float(self.estimates.mean())
+        """B_simple at w_a, in samples; NaN where ‖g‖² is not told apart from 0."""
+        return scale_of(self.estimates, self.interval())
+
+    def interval(self, level: float = 0.95, *, learners: bool = False) -> tuple[float, float]:
+        """The confidence interval of ``value``, or of ``learner_value``, by Fieller's theorem.
+
+        The distribution of a ratio has heavy tails where ‖g‖² is near 0, which ± standard errors leave out;
+        the interval then has no upper end.
+
+        Args:
+            level: the probability with which it contains B_simple.
+            learners: of the learners' mean gradient.
+
+        Returns:
+            (lower end, upper end), in samples; the upper end is infinite where ‖g‖² is not told apart from 0.
+
+        Example:
+            >>> result = NoiseScale(
+            ...     estimates=np.array([90.0, 110.0]), trace=200.0, trace_error=20.0, norm2=2.0,
+            ...     norm2_error=0.5, batch=8, draws=2, gradient="draws", tol=0.05, converged=False,
+            ...     samples=100, seed=0, dtype="float64")
+            >>> result.interval(), result.value
+            ((0.0, inf), nan)
+        """
+        own = "learner_" if learners else ""
+        freedom = len(getattr(self, f"{own}estimates")) - 1
+        above, below = (
+            Estimate(getattr(self, f"{own}{name}"), getattr(self, f"{own}{name}_error"), freedom)
+            for name in ("trace", "norm2")
+        )
+        return ratio_interval(above, below, getattr(self, f"{own}covariance"), level)
 
     @property
     def standard_error(self) -> float:
@@ -153,8 +185,8 @@ class NoiseScale(Measurement):
 
     @property
     def learner_value(self) -> float:
-        """B_simple of the learners' mean gradient, in samples; NaN without learners."""
-        return float(self.learner_estimates.mean()) if self.learner_estimates.size else np.nan
+        """B_simple of the learners' mean gradient, in samples; NaN without them, or where ‖g‖² may be 0."""
+        return scale_of(self.learner_estimates, self.interval(learners=True))
 
     @property
     def learner_standard_error(self) -> float:
@@ -163,8 +195,8 @@ class NoiseScale(Measurement):
 
     @property
     def resolved(self) -> bool:
-        """Whether ‖g‖² at w_a is at least twice its standard error: otherwise B_simple has no upper bound."""
-        return self.norm2 > 2 * self.norm2_error
+        """Whether ‖g‖² at w_a is told apart from 0 (95%): otherwise B_simple has no upper bound."""
+        return bool(np.isfinite(self.interval()[1]))
 
 
 @dataclass(frozen=True, kw_only=True)

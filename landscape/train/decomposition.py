@@ -273,12 +273,7 @@ class StepDecomposition:
 
 
 def mean(h: Tensor) -> Tensor:
-    """(...,): the mean of ``h`` over all pairs of different estimates.
-
-    Example:
-        >>> mean(torch.tensor([[9.0, 1.0], [2.0, 9.0]])).item()
-        1.5
-    """
+    """(...,): the mean of ``h`` over all pairs of different estimates."""
     k = h.shape[-1]
     return _off(h).sum((-1, -2)) / (k * (k - 1))
 

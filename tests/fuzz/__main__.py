@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz [INPUTS] [PROCESSES]``: 10,000 inputs in as many processes as there are cores."""
+"""``python -m tests.fuzz [INPUTS] [PROCESSES]``: 20,000 inputs in as many processes as there are cores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fuzz import harness
 
 def main() -> int:
     """Print what became of how many inputs; 1 if any of them did what none may."""
-    inputs = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    inputs = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
     processes = int(sys.argv[2]) if len(sys.argv) > 2 else os.cpu_count() or 1
     begun, todo = time.monotonic(), harness.plan(inputs)
     # Each process of the pool imports everything once; its children inherit that.

@@ -7,6 +7,7 @@ import hashlib
 import os
 import pickle
 import random
+import re
 import struct
 import zipfile
 from collections.abc import Callable
@@ -69,6 +70,31 @@ def damaged(raw: bytes, rng: random.Random) -> bytes:
             del out[place:]
         else:
             out[place : place + length] = rng.randbytes(length)
+    return bytes(out)
+
+
+# What HDF5's own structures begin with: B-trees, tables of names, heaps, headers of objects.
+SIGNATURES = re.compile(rb"TREE|SNOD|HEAP|GCOL|OHDR|OCHK|FRHP|FHDB|FHIB|FSHD|BTHD|BTLF|BTIN|FAHD|EAHD")
+
+
+def structure(raw: bytes, rng: random.Random) -> bytes:
+    """An HDF5 file with damage in the superblock, a B-tree, a heap, a header or one of its messages."""
+    out = bytearray(raw)
+    places = [0, *(found.start() for found in SIGNATURES.finditer(raw))]
+    # A table of names has the addresses of the headers of objects, which have no signature of their own.
+    words = [struct.unpack_from("<Q", raw, place)[0] for place in range(0, len(raw) - 8, 8)]
+    headers = [word for word in set(words) if 96 <= word < len(raw) - 16 and raw[word : word + 2] == b"\1\0"]
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        start = rng.choice(rng.choice([places, places, headers or places]))
+        place = min(start + rng.randrange(rng.choice([16, 64, 64, 600])), len(out) - 8)
+        place -= (place - start) % rng.choice([1, 2, 8, 8])
+        size, code = rng.choice([(1, "B"), (2, "H"), (4, "I"), (8, "Q"), (8, "Q")])
+        old = int.from_bytes(out[place : place + size], "little")
+        number = rng.choice([
+            rng.choice(NUMBERS), rng.choice(places + headers), start, old + rng.choice([-8, -1, 1, 8]),
+            old ^ 1 << rng.randrange(8 * size), rng.randrange(len(out)), rng.randrange(32),
+        ])  # fmt: skip
+        struct.pack_into("<" + code, out, place, number % (1 << 8 * size))
     return bytes(out)
 
 

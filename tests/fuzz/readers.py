@@ -65,6 +65,16 @@ def _hdf5(raw: bytes, folder: Path, rng: random.Random) -> None:
     command("info", str(path))
 
 
+def _forged(raw: bytes, folder: Path, rng: random.Random) -> None:
+    """Damage within, by someone who mends the checksum, seen by one of the readers."""
+    path = folder / "last.h5"
+    path.write_bytes(mutations.sealed(mutations.structure(mutations.unsealed(raw), rng)))
+    if rng.random() < 0.5:
+        landscape.load(path)
+    else:
+        command(*rng.choice([("info", str(path)), ("watch", str(folder), "--once")]))
+
+
 def _drawing(raw: bytes, folder: Path, rng: random.Random) -> None:
     path = folder / "x.h5"
     path.write_bytes(mutations.unsealed(raw))
@@ -175,6 +185,7 @@ def _environment(raw: bytes, folder: Path, rng: random.Random) -> None:
 
 READERS: dict[str, Callable[[bytes, Path, random.Random], None]] = {
     "hdf5": _hdf5,
+    "forged": _forged,
     "drawing": _drawing,
     "idx": _idx,
     "cifar": _bytes("data_batch_1.bin", lambda path: read_binary(path, 1, 10)),

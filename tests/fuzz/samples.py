@@ -254,6 +254,7 @@ def all_samples(folder: Path) -> dict[str, list[bytes]]:
     matrix = np.full((4, 4), 0.25)
     return {
         "hdf5": hdf5,
+        "forged": hdf5,
         "drawing": hdf5,
         "idx": [idx(images), gzip.compress(idx(images)), idx(labels), gzip.compress(idx(labels))],
         "cifar": [RNG.integers(0, 9, 2 * 3073, dtype=np.uint8).tobytes()],

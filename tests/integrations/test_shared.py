@@ -16,8 +16,15 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, Weighte
 
 import landscape
 from landscape.core.errors import InputError
-from landscape.integrations.session import EVERY, Options, Session, shallow_copy
-from landscape.integrations.training_set import batch_size, given_or_own, in_order
+from landscape.integrations.session import (
+    EVERY,
+    Options,
+    Session,
+    batch_size,
+    given_or_own,
+    in_order,
+    shallow_copy,
+)
 from landscape.train.own_loop.recorder import Recorder, RecorderWarning
 
 X, Y = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 2

@@ -19,8 +19,7 @@ from landscape.plots.stability import without_bridge
 from landscape.plots.style import style
 from landscape.results.stability import Minima
 from landscape.train.experiments.minima import minima
-from landscape.train.recipes.recipe import read
-from landscape.train.run.loop import recipe_of
+from landscape.train.recipes.recipe import read, recipe_of
 
 # ---- The boundary
 

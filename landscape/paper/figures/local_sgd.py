@@ -10,8 +10,7 @@ from landscape.paper.scales import mnist, seeds
 from landscape.paper.verdicts import Effect, Rows, difference_effect, pair
 from landscape.plots.picture import panels
 from landscape.plots.style import color_of, style
-from landscape.train.recipes.recipe import Recipe
-from landscape.train.run.loop import recipe_of
+from landscape.train.recipes.recipe import Recipe, recipe_of
 
 PERIODS = (1, 4, 16, 64)
 NAMED = {"local-sgd": "local SGD", "slowmo": "with slow momentum"}

@@ -14,14 +14,14 @@ import torch
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import choose, expect, positive
-from landscape.evaluation.paths import Progress
+from landscape.core.progress import Progress
 from landscape.evaluation.provenance import setting
 from landscape.problem.layout import average
 from landscape.results.base import Provenance
 from landscape.results.noise import CriticalBatch
-from landscape.train.recipes.recipe import Decompose, Monitor, Recipe, Save
+from landscape.train.recipes.recipe import Decompose, Monitor, Recipe, Save, recipe_of
 from landscape.train.recipes.schedule import Schedule
-from landscape.train.run.loop import Hooks, Trainer, recipe_of
+from landscape.train.run.loop import Hooks, Trainer
 
 # Batches in units of the run's own, seeds, and the allowed rise of the loss (ours).
 FACTORS, SEEDS, TOL = (1.0, 2.0, 4.0, 8.0, 16.0), 3, 0.01

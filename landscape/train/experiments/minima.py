@@ -1,4 +1,4 @@
-"""DUMMY"""
+"""Which minima stay stable as the rate grows; continued runs, and their effective rate."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.core.numerics import numerics
 from landscape.core.options import positive
+from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import top_eigenvalues
-from landscape.evaluation.paths import Progress
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
@@ -27,8 +27,8 @@ from landscape.results.stability import Minima
 from landscape.stability import limits, max_stable_step, polynomials
 from landscape.train import algorithms
 from landscape.train.optimizer import SGD
-from landscape.train.recipes.recipe import Decompose, Evaluate, Monitor, Save
-from landscape.train.run.loop import Hooks, Trainer, recipe_of
+from landscape.train.recipes.recipe import Decompose, Evaluate, Monitor, Save, recipe_of
+from landscape.train.run.loop import Hooks, Trainer
 
 # All ours. The start lies so much of ‖w‖ away from the minimum: far above rounding in float32 and what the
 # minimum itself still drifts, and near enough for the loss to be nearly quadratic.

@@ -19,8 +19,10 @@ import numpy as np
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import InputError
+from landscape.core.progress import Progress
+from landscape.core.toml import toml_value
 from landscape.results.tables import COLUMNS, Sweep, texts
-from landscape.train.recipes.recipe import Recipe, key_and_value, parse_value, toml_value
+from landscape.train.recipes.recipe import Recipe, key_and_value, parse_value
 from landscape.train.run import launch
 from landscape.train.run.runs import Ended, Run
 
@@ -29,7 +31,7 @@ Setting = tuple[tuple[str, str], ...]
 # Longest name of a setting's folder in characters; file systems allow 255 bytes.
 MAX_NAME = 150
 #: Trains runs; takes what is called with each as it ends, and with the share of the present one.
-Execute = Callable[[Sequence[Run], Ended, Callable[[float], None]], None]
+Execute = Callable[[Sequence[Run], Ended, Progress], None]
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,7 @@ class Outcome:
 
 
 def split(text: str) -> list[str]:
-    """The parts of a text between commas outside brackets and quotes.
-
-    Example:
-        >>> split("1,2"), split("[64, 10],[64, 5]"), split("a='x,y',b")
-        (['1', '2'], ['[64, 10]', '[64, 5]'], ["a='x,y'", 'b'])
-    """
+    """The parts of a text between commas outside brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -81,12 +78,7 @@ def split(text: str) -> list[str]:
 
 
 def canonical(written: str) -> str:
-    """One form of all values that mean the same.
-
-    Example:
-        >>> canonical("0.10"), canonical("1e-1"), canonical("1.0")
-        ('0.1', '0.1', '1')
-    """
+    """One form of all values that mean the same."""
     value = parse_value(written)
     if isinstance(value, bool):
         return toml_value(value)
@@ -106,10 +98,6 @@ def grid(labels: Iterable[str], settings: Iterable[str]) -> list[Setting]:
     Raises:
         InputError: for a key that is given twice or is none of a sweep, and for a value that is missing or
             given twice.
-
-    Example:
-        >>> grid(["mine"], ["lr=0.1,0.2"])
-        [(('recipe', 'mine'), ('lr', '0.1')), (('recipe', 'mine'), ('lr', '0.2'))]
     """
     axes: dict[str, list[str]] = {"recipe": list(labels)}
     for setting in settings:
@@ -165,7 +153,7 @@ class Runner:
         read: Callable[[str, list[str]], Recipe],
         execute: Execute,
         message: Callable[[str], None] = lambda line: None,
-        progress: Callable[[float], None] = lambda runs: None,
+        progress: Progress = lambda runs: None,
     ) -> None:
         self.folder, self.seeds, self.keys = folder, seeds, ["recipe", *keys]
         self.read, self.execute = read, execute

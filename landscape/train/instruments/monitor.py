@@ -17,8 +17,8 @@ from landscape.train.optimizer.base import Optimizer
 from landscape.train.optimizer.preconditioning import StatePreconditioner
 from landscape.train.processes.comm import Comm
 from landscape.train.recipes.recipe import Recipe
-from landscape.train.run.draws import SecondGradient
 from landscape.train.run.randomness import generator
+from landscape.train.run.setup import SecondGradient
 
 #: The instrument that ``monitor.sharpness`` has measure at steps of its own.
 LAMBDA_MAX = "lambda-max"

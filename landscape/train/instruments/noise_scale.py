@@ -12,7 +12,7 @@ from torch import Tensor
 
 from landscape.core import registry
 from landscape.core.hdf5 import Array
-from landscape.core.statistics import mean_and_error
+from landscape.core.statistics import covariance_of_means, mean_and_error
 from landscape.curvature import jackknife
 from landscape.evaluation.gradient_noise import Jackknife, Scale, from_sums
 from landscape.evaluation.minibatches import Minibatches
@@ -32,7 +32,8 @@ class NoiseScale(Instrument):
     comes from a second gradient of one learner, in turn, every ⌈40/n⌉ steps: it takes 1/40 of the time of the
     gradients (ours). The window is the steps since the last measurement. Errors come from the scatter within
     it (of the ratio by the jackknife), in which changes of the weights count as noise, too. The ratio is NaN
-    where ‖g‖² is not positive.
+    where ‖g‖² is not told apart from 0: it has heavy tails there, and may come out as any number. The ends of
+    its 95% interval (Fieller's) have columns of their own; the upper one is then infinite.
 
     In a loop of the user's own both parts come from ``monitor.draws`` fresh minibatches after a step.
 
@@ -44,6 +45,8 @@ class NoiseScale(Instrument):
     columns: ClassVar[Mapping[str, str]] = {
         "noise_scale": "samples",
         "noise_scale_se": "samples",
+        "noise_scale_low": "samples",
+        "noise_scale_high": "samples",
         "noise_trace": "nat^2",
         "noise_trace_se": "nat^2",
         "noise_norm2": "nat^2",
@@ -108,16 +111,8 @@ class NoiseScale(Instrument):
         traces, norms2 = self._window()
         if not len(traces):
             return {}
-        (trace, trace_error), (norm2, norm2_error) = mean_and_error(traces), mean_and_error(norms2)
-        value, error = jackknife.ratio(traces, norms2) if norm2 > 0 else (math.nan, math.nan)
-        return {
-            "noise_scale": value,
-            "noise_scale_se": error if len(traces) > 1 else math.nan,
-            "noise_trace": trace,
-            "noise_trace_se": trace_error,
-            "noise_norm2": norm2,
-            "noise_norm2_se": norm2_error,
-        }
+        parts = (*mean_and_error(traces), *mean_and_error(norms2), covariance_of_means(traces, norms2))
+        return _columns(Scale(jackknife.ratio_estimates(traces, norms2), *parts))
 
     def _window(self) -> tuple[Array, Array]:
         """tr Σ and ‖g‖² of each step, or each stretch of steps up to a second gradient; the rest is kept."""
@@ -142,10 +137,12 @@ class NoiseScale(Instrument):
 
 
 def _columns(scale: Scale) -> dict[str, float]:
-    known = scale.norm2 > 0 and np.isfinite(scale.value)
+    low, high = scale.interval()
     return {
-        "noise_scale": scale.value if known else math.nan,
-        "noise_scale_se": scale.standard_error if known else math.nan,
+        "noise_scale": scale.value,
+        "noise_scale_se": scale.standard_error if math.isfinite(scale.value) else math.nan,
+        "noise_scale_low": low,
+        "noise_scale_high": high,
         "noise_trace": scale.trace,
         "noise_trace_se": scale.trace_error,
         "noise_norm2": scale.norm2,

@@ -24,12 +24,7 @@ __all__ = ["LAMB", "LARS", "SGD", "Optimizer", "TorchOptimizer", "full_name", "m
 
 
 def names() -> list[str]:
-    """The names that :func:`make` accepts in addition to "torch:CLASS", those of plugins included.
-
-    Example:
-        >>> {"adamw", "lamb", "lars", "sgd"} <= set(names())
-        True
-    """
+    """The names that :func:`make` accepts in addition to "torch:CLASS", those of plugins included."""
     return sorted({*optimizers.names(), *torch_optim.short_names()})
 
 
@@ -40,10 +35,6 @@ def full_name(name: str) -> str:
 
     Raises:
         InputError: for an unknown name; it suggests the most similar one.
-
-    Example:
-        >>> full_name("adamw"), full_name("sgd")
-        ('torch:AdamW', 'sgd')
     """
     if torch_optim.is_torch(name) or name in optimizers:
         return name
@@ -60,12 +51,6 @@ def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         InputError: for an unknown name, or an option that the optimizer does not have; it names the key.
-
-    Example:
-        >>> options("sgd", {"momentum": 0.9})
-        {'momentum': 0.9, 'nesterov': False, 'weight_decay': 0.0}
-        >>> options("torch:AdamW", {"weight_decay": 0.1})["weight_decay"]
-        0.1
     """
     name = full_name(name)
     if torch_optim.is_torch(name):
@@ -82,12 +67,6 @@ def make(name: str, given: dict[str, Any]) -> Optimizer:
 
     Raises:
         InputError: for an unknown name, or an option or value that is not allowed; it names the key.
-
-    Example:
-        >>> make("sgd", {"momentum": 0.9}).heavy_ball
-        (0.9, 'ordinary')
-        >>> make("adamw", {"weight_decay": 0.1}).linear
-        False
     """
     name = full_name(name)
     if torch_optim.is_torch(name):

@@ -1,4 +1,4 @@
-"""The preconditioner that a recipe's optimizer has with a given state."""
+"""The preconditioner in the state of an optimizer: of a run as it goes, and of a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,13 +8,73 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from landscape.core.errors import InputError
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.errors import FailedError, InputError
+from landscape.core.options import expect
 from landscape.curvature.preconditioner import Preconditioner
-from landscape.evaluation.minibatches import Minibatches
+from landscape.evaluation.minibatches import Minibatches, stream
 from landscape.problem.problem import Problem
 from landscape.train import optimizer as optimizers
 from landscape.train.optimizer.base import Optimizer
-from landscape.train.recipes.recipe import Recipe
+from landscape.train.recipes.recipe import Recipe, recipe_of
+
+
+def preconditioner(
+    checkpoint: Checkpoint, problem: Problem, learner: str | int = "mean", *, seed: int = 0
+) -> Preconditioner:
+    """The diagonal P with which Adam, AdamW, RMSprop, LARS or LAMB makes its next step, and its limit.
+
+    For Adam P = (√v̂ + ε)(1 − β₁ᵗ), v̂ the second moment corrected for its bias, as in Cohen et al. 2022
+    (arXiv:2207.14484); for LAMB that times ‖s‖/‖w‖ and for LARS (‖g‖ + λ‖w‖)/(trust ‖w‖), by parameter tensor
+    (ours). The limit on ηλ_max(P^{-1/2} H P^{-1/2}) is that of the update rule with the optimizer's momentum,
+    P being fixed and common to all learners: 2(1 + β₁)/(1 − β₁) = 38 for SSGD with Adam's β₁ = 0.9. A weight
+    decay in the recipe is left out.
+
+    Args:
+        checkpoint: of a run of ``landscape train``.
+        problem: its problem; LARS takes gradients of it, on minibatches of the run's size.
+        learner: "mean": the state averaged over the learners (ours; with SSGD all are equal), at w_a; or a
+            learner's number, with its own state and weights.
+        seed: draws these minibatches.
+
+    Returns:
+        P with the optimizer's learning rate and limit.
+
+    Raises:
+        InputError: another optimizer, or a learner that does not exist.
+        FailedError: a checkpoint that ``landscape train`` did not make, or of step 0.
+
+    Example:
+        >>> import torch, landscape
+        >>> landscape.Preconditioner(torch.tensor([1.0, 4.0]), name="torch:Adam", lr=0.1, limit=38.0).lr
+        0.1
+    """
+    expect("checkpoint", checkpoint, Checkpoint)
+    if not checkpoint.has_recipe:
+        raise FailedError(
+            f"{checkpoint.path or 'checkpoint'}: landscape train did not make it, so that its optimizer is "
+            "not known; give a landscape.Preconditioner"
+        )
+    made = StatePreconditioner(recipe_of(checkpoint), problem, "precondition")
+    if checkpoint.step < 1:
+        raise FailedError(f"{checkpoint.path or 'checkpoint'}: of step 0, the optimizer has no state yet")
+    if isinstance(learner, int) and 0 <= learner < checkpoint.learners:
+        theta = checkpoint.weights[learner]
+        state = {key: rows[learner : learner + 1] for key, rows in checkpoint.optimizer.items()}
+    elif learner == "mean":
+        theta = checkpoint.mean
+        state = {key: _mean(key, rows, made.counters) for key, rows in checkpoint.optimizer.items()}
+    else:
+        raise InputError(
+            f"learner: {learner!r} is not allowed, it must be 'mean' or 0…{checkpoint.learners - 1}"
+        )
+    return made.at(theta.to(problem.theta), state, checkpoint.step, checkpoint.lr, stream(seed, 0))
+
+
+def _mean(name: str, rows: Tensor, counters: frozenset[str]) -> Tensor:
+    """The mean over the learners (1, …); of counters, which are equal, the first row."""
+    return rows[:1] if name in counters else rows.mean(0, keepdim=True)
+
 
 # Minibatches over which LARS's preconditioner, which depends on the gradient's norm, is averaged (ours).
 DRAWS = 8

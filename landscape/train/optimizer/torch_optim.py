@@ -38,12 +38,7 @@ def _classes() -> dict[str, type[torch.optim.Optimizer]]:
 
 
 def short_names() -> dict[str, str]:
-    """The name of each class in lower case -> "torch:CLASS".
-
-    Example:
-        >>> short_names()["adamw"]
-        'torch:AdamW'
-    """
+    """The name of each class in lower case -> "torch:CLASS"."""
     return {name.removeprefix(PREFIX).lower(): name for name in _classes()}
 
 
@@ -52,10 +47,6 @@ def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         InputError: for an unknown class or option; ``lr`` is not one, as the schedule gives it.
-
-    Example:
-        >>> options("torch:SGD", {"momentum": 0.9, "nesterov": True})["nesterov"]
-        True
     """
     kind = _classes()[choose("optimizer.name", name, _classes())]
     if "lr" in given:
@@ -80,12 +71,7 @@ def _as_float(value: Any, annotation: Any) -> Any:
 def preconditioned(
     kind: type[torch.optim.Optimizer], values: Mapping[str, Any]
 ) -> tuple[float, str, float] | None:
-    """(m, form, c) of a class with these options, as of :attr:`.Optimizer.preconditioned`.
-
-    Example:
-        >>> preconditioned(torch.optim.RMSprop, {"momentum": 0.9}), preconditioned(torch.optim.SGD, {})
-        ((0.9, 'ordinary', 1.0), None)
-    """
+    """(m, form, c) of a class with these options, as of :attr:`.Optimizer.preconditioned`."""
     if values.get("maximize"):
         return None
     if kind in (torch.optim.Adam, torch.optim.AdamW):
@@ -102,11 +88,6 @@ def preconditioner(
         kind, values: the class and its options.
         state: name -> (n, P), as torch names it.
         updates: the steps since the state was new, which the corrections of bias count; (n, 1) or (n, P).
-
-    Example:
-        >>> state, updates = {"square_avg": torch.tensor([[4.0, 9.0]])}, torch.ones(1, 1)
-        >>> preconditioner(torch.optim.RMSprop, {"eps": 0.0, "centered": False}, state, updates).tolist()
-        [[2.0, 3.0]]
     """
     if kind is torch.optim.RMSprop:
         square = state["square_avg"] - (state["grad_avg"].square() if values["centered"] else 0)

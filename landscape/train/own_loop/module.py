@@ -17,8 +17,7 @@ from landscape.core.options import check_type, positive
 from landscape.problem.layout import independent_copy
 from landscape.train import algorithms
 from landscape.train.own_loop import recording, saving
-from landscape.train.own_loop.flat import DefaultGroup, FlatParameters, has_group, plain
-from landscape.train.own_loop.optimizer_state import OptimizerState
+from landscape.train.own_loop.flat import DefaultGroup, FlatParameters, OptimizerState, has_group, plain
 from landscape.train.own_loop.step import Stepper, average
 from landscape.train.processes.comm import Comm
 

@@ -154,7 +154,7 @@ class Recorder:
         if self._optimizer is not None and not hasattr(self._optimizer, "param_groups"):
             name = type(self._optimizer).__name__
             raise InputError(f"optimizer: a {name} is not allowed, it must be a torch.optim.Optimizer")
-        positive("resume", check_type("resume", self._resume, bool | int), least=0)
+        positive("resume", int(check_type("resume", self._resume, bool | int)), least=0)
         recording.names(self._scalars)
 
     def _open(self, splits: dict[str, Any]) -> None:

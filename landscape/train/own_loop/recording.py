@@ -25,11 +25,12 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.extras import optional
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
+from landscape.core.toml import toml_text
 from landscape.curvature.preconditioner import Preconditioner
 from landscape.problem.layout import Layout
 from landscape.train.optimizer.torch_optim import preconditioned
 from landscape.train.optimizer.torch_optim import preconditioner as found_preconditioner
-from landscape.train.recipes.recipe import Monitor, toml_value
+from landscape.train.recipes.recipe import Monitor
 from landscape.train.run.launch import last_sound
 
 # Columns of the history that a user may fill; the recorder, or nobody, fills the others.
@@ -198,20 +199,12 @@ def settings(
     }
     if optimizer is not None:
         tables["optimizer"] = optimizer_table(optimizer)
-    return as_toml(name, seed, tables)
+    return toml_text({"name": name, "seed": seed, **tables})
 
 
 def optimizer_table(optimizer: Any) -> dict[str, Any]:
     """The class of a torch optimizer and its defaults, as far as TOML can hold them."""
     return {"name": type(optimizer).__name__} | _plain(getattr(optimizer, "defaults", {}))
-
-
-def as_toml(name: str, seed: int, tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """TOML with the keys of a recipe."""
-    lines = [f"name = {toml_value(name)}", f"seed = {seed}"]
-    for table, values in tables.items():
-        lines += ["", f"[{table}]", *(f"{key} = {toml_value(value)}" for key, value in values.items())]
-    return "\n".join(lines) + "\n"
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from landscape.checkpoint.network import misfit
 from landscape.checkpoint.parts import storable
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
+from landscape.core.toml import toml_text
 from landscape.problem.layout import unwrapped
 from landscape.train.own_loop import recording
 from landscape.train.own_loop.flat import DefaultGroup
@@ -46,10 +47,10 @@ def save(
         step=stepper.steps,
         epoch=math.nan,
         algorithm=RECORDED,
-        recipe=recording.as_toml(
-            path.resolve().parent.name,
-            seed,
+        recipe=toml_text(
             {
+                "name": path.resolve().parent.name,
+                "seed": seed,
                 "algorithm": algorithm,
                 "optimizer": recording.optimizer_table(parameters.optimizer),
                 "monitor": {} if limit is None else {"stability_limit": limit},

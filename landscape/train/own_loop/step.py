@@ -12,8 +12,7 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.train.algorithms.base import Rule
-from landscape.train.own_loop.flat import FlatParameters, has_group
-from landscape.train.own_loop.optimizer_state import OptimizerState
+from landscape.train.own_loop.flat import FlatParameters, OptimizerState, has_group
 from landscape.train.processes.comm import Comm
 
 

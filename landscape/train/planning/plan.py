@@ -33,6 +33,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.numerics import numerics
 from landscape.core.options import choose, positive
+from landscape.core.progress import Progress
 from landscape.results.tables import RunTimes
 from landscape.train.processes.comm import Plan
 from landscape.train.recipes.recipe import Recipe
@@ -320,7 +321,7 @@ def plan(
     mixings: Sequence[str] = (),
     scaling: Scaling = "local",
     message: Callable[[str], None] = lambda line: None,
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Progress = lambda share: None,
 ) -> RunTimes:
     """Predict steps and runs of ``recipe`` on each number of ``workers`` (processes).
 

@@ -21,9 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
-from landscape.core.errors import FailedError, InputError
-from landscape.core.failures import explain
-from landscape.core.lock import HAS_LOCKS, lock_descriptor
+from landscape.core.errors import FailedError, InputError, explain
+from landscape.core.files import HAS_LOCKS, lock_descriptor
 from landscape.train.processes import boot
 
 # Interval of the checks of the children (s), short enough not to delay a short command noticeably.
@@ -267,12 +266,7 @@ class Pool:
 
 
 def resolve(function: str) -> Callable[..., Any]:
-    """The function MODULE:NAME.
-
-    Example:
-        >>> resolve("operator:truediv")(1, 2)
-        0.5
-    """
+    """The function MODULE:NAME."""
     module, _, name = function.partition(":")
     call: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return call

@@ -29,9 +29,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from landscape import _version
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import FailedError, InputError, explain
 from landscape.core.extras import apart, look_in, optional
-from landscape.core.failures import explain
 from landscape.train.processes import children
 from landscape.train.processes.children import Children, threads_each
 

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
 
 from landscape import _version
+from landscape.core.devices import pick_device
 from landscape.core.errors import FailedError, InputError
 from landscape.core.streams import calm
 from landscape.train.processes import board
@@ -345,3 +346,22 @@ def number(name: str, least: int, usual: int | None = None, most: int | None = N
         allowed = f"a whole number ≥ {least}" if most is None else f"a whole number from {least} to {most}"
         raise InputError(f"{name}: {text!r} is not allowed, it must be {allowed}")
     return int(text)
+
+
+def worker_device(name: str) -> torch.device:
+    """The device of a process that a launcher started: the CPU, or the GPU of its LOCAL_RANK.
+
+    Raises InputError where more processes than GPUs are on this machine: NCCL needs a GPU for each.
+    """
+    device = pick_device(name)
+    if device.type == "cpu":
+        return device
+    processes, gpus = number("LOCAL_WORLD_SIZE", 1, 1), torch.cuda.device_count()
+    local = number("LOCAL_RANK", 0, 0)
+    if max(processes, local + 1) > gpus:
+        raise InputError(
+            f"--device: '{name}' is not allowed, {processes} processes here need a GPU each and there are "
+            f"{gpus}; start fewer, or use cpu"
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)

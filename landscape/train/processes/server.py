@@ -30,25 +30,6 @@ from landscape.train.recipes.recipe import Recipe
 from landscape.train.run.loop import Trainer
 
 
-def kind(recipe: Recipe, group: Group | None) -> type[Trainer]:
-    """The class that this process runs: Trainer, or with measured delays Server or Worker.
-
-    Raises InputError where measured delays need another number of processes.
-    """
-    rule = recipe.rule()
-    if not rule.measured:
-        return Trainer
-    assert isinstance(rule, AsyncSGD)
-    size, workers = group.size if group else 1, rule.delay + 1
-    if size != workers + 1:
-        raise InputError(
-            f"--nproc: {size} is not allowed, algorithm.schedule 'measured' with delay {rule.delay} needs "
-            f"{workers + 1}, a server and {workers} worker{'s' * (workers > 1)}"
-        )
-    assert group is not None
-    return Server if group.rank == 0 else Worker
-
-
 class _Part(Trainer):
     """The common part of server and worker: a loop without a group, and the group for their messages."""
 

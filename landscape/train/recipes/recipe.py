@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tomllib
 import typing
 from collections.abc import Iterable
@@ -14,17 +13,20 @@ from typing import Any, Literal
 import torch
 
 from landscape import data, models
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.checkpoint.user_code import Spec, is_user_defined
 from landscape.core import registry
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import check_type, choose, positive, type_hints
-from landscape.core.toml import MAX_DEPTH, bounded
+from landscape.core.toml import MAX_DEPTH, bounded, toml_text, toml_value
 from landscape.core.toml import parse as parse
 from landscape.evaluation.stack import Precision
 from landscape.train import algorithms, optimizer
 from landscape.train.recipes.schedule import Schedule
 from landscape.train.topology.mixing import is_file, known_matrices
+
+MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file
 
 
 @dataclass(frozen=True)
@@ -290,26 +292,7 @@ class Recipe:
         for table in ("model", "data"):
             spec = self.spec(table)
             values[table] = {"name": spec.name, **spec.options}
-        lines = [f"{k} = {toml_value(v)}" for k, v in values.items() if not isinstance(v, dict)]
-        for table, entries in values.items():
-            if isinstance(entries, dict):
-                # TOML has no null: what is not set is left out.
-                given = {k: v for k, v in entries.items() if v is not None}
-                lines += ["", f"[{table}]", *(f"{k} = {toml_value(v)}" for k, v in given.items())]
-        return "\n".join(lines) + "\n"
-
-
-def toml_value(value: Any) -> str:
-    """``value`` as TOML; JSON writes strings, booleans, numbers and lists of them the same way.
-
-    Example:
-        >>> toml_value({"name": "dpsgd", "delay": 2})
-        '{"name" = "dpsgd", "delay" = 2}'
-    """
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
-    # JSON leaves one character as it is that TOML does not allow.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return toml_text(values)
 
 
 def built_in() -> list[str]:
@@ -417,6 +400,20 @@ def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:
     files = [v for v in rule.values() if is_file(v)] if isinstance(rule, dict) else []
     matrices = {} if matrix is None else {str(Path(name)): matrix for name in files}
     return typing.cast(Recipe, build_table(Recipe, values, "", matrices=matrices))
+
+
+def recipe_of(checkpoint: Checkpoint) -> Recipe:
+    """The recipe that a checkpoint's run followed, with the mixing matrix that it began with.
+
+    Raises FailedError for one that ``landscape train`` did not make.
+    """
+    if not checkpoint.has_recipe:
+        how = "imported" if checkpoint.algorithm == IMPORTED else "recorded in a loop of the user's own"
+        raise FailedError(
+            f"{checkpoint.path or 'checkpoint'}: it was {how}; a run of landscape train is needed"
+        )
+    matrix = checkpoint.shared.get(MATRIX)
+    return from_values(checkpoint.settings, None if matrix is None else matrix.cpu().numpy())
 
 
 def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **given: Any) -> Any:

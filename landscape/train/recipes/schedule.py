@@ -54,12 +54,7 @@ class Schedule:
             )
 
     def peak_lr(self, lr: float, batch: int) -> float:
-        """The rate after the warm-up: ``lr`` scaled to the total ``batch`` nB.
-
-        Example:
-            >>> Schedule(base_batch=256).peak_lr(0.1, 2048)
-            0.8
-        """
+        """The rate after the warm-up: ``lr`` scaled to the total ``batch`` nB."""
         return lr * batch / self.base_batch if self.base_batch else lr
 
     def at(self, lr: float, step: int, batch: int, samples: int) -> float:
@@ -70,11 +65,6 @@ class Schedule:
             step: counted from 1.
             batch: the total batch nB.
             samples: those of the training set.
-
-        Example:
-            >>> halved = Schedule(milestones=[10], factor=0.5)
-            >>> halved.at(0.2, step=10, batch=100, samples=1000), halved.at(0.2, 11, 100, 1000)
-            (0.2, 0.1)
         """
 
         def position(t: int) -> float:

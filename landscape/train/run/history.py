@@ -28,14 +28,6 @@ class History:
     Args:
         algorithm: the name of the update rule, for messages.
         columns: the columns that the rule adds to those of every run: name -> unit.
-
-    Example:
-        >>> history = History("my-rule", {"age": "steps"})
-        >>> row = history.new_row(step=1, lr=0.5)
-        >>> history.record(row, {"age": 3.0})
-        >>> history.append(row)
-        >>> history.columns()["age"]
-        array([3.])
     """
 
     def __init__(self, algorithm: str, columns: Mapping[str, str]) -> None:

@@ -12,26 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import files
+from landscape.core.devices import pick_device
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import printable
 from landscape.core.hdf5_verify import DamageWarning
 from landscape.core.lock import Lock
-from landscape.core.options import choose
 from landscape.data.base import fingerprint
+from landscape.train.algorithms.async_sgd import AsyncSGD
 from landscape.train.processes.comm import Comm
-from landscape.train.processes.process_group import Group, Lost, log_to, number, where
-from landscape.train.processes.server import kind
-from landscape.train.recipes.recipe import Recipe, read
+from landscape.train.processes.process_group import Group, Lost, log_to, where
+from landscape.train.processes.server import Server, Worker
+from landscape.train.recipes.recipe import Recipe, read, recipe_of
 from landscape.train.run.history import divergence_message
-from landscape.train.run.loop import Hooks, Trainer, recipe_of
-
-#: Names of devices; "auto" is CUDA where there is a GPU.
-DEVICES = ("auto", "cpu", "cuda")
+from landscape.train.run.loop import Hooks, Trainer
 
 
 def launch(
@@ -84,7 +81,7 @@ def launch(
         started.check()
         checkpoint, recipe = started.recipe_and_checkpoint(recipe, allow_code)
         hooks = dataclasses.replace(hooks or Hooks())
-        trainer = kind(recipe, group)(
+        trainer = trainer_class(recipe, group)(
             recipe, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks, group=group
         )
         every = trainer.recipe.checkpoint.every
@@ -203,6 +200,25 @@ def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
             raise
 
 
+def trainer_class(recipe: Recipe, group: Group | None) -> type[Trainer]:
+    """The class that this process runs: Trainer, or with measured delays Server or Worker.
+
+    Raises InputError where measured delays need another number of processes.
+    """
+    rule = recipe.rule()
+    if not rule.measured:
+        return Trainer
+    assert isinstance(rule, AsyncSGD)
+    size, workers = group.size if group else 1, rule.delay + 1
+    if size != workers + 1:
+        raise InputError(
+            f"--nproc: {size} is not allowed, algorithm.schedule 'measured' with delay {rule.delay} needs "
+            f"{workers + 1}, a server and {workers} worker{'s' * (workers > 1)}"
+        )
+    assert group is not None
+    return Server if group.rank == 0 else Worker
+
+
 def check_folder(folder: Path, *, resume: bool, force: bool) -> list[Path]:
     """The files of a run in ``folder``; FailedError if there are any, and neither option is given.
 
@@ -221,33 +237,6 @@ def check_folder(folder: Path, *, resume: bool, force: bool) -> list[Path]:
                 f"--force: {path} is no checkpoint of a run, it is not deleted; move it or give another -o"
             )
     return present
-
-
-def pick_device(name: str) -> torch.device:
-    """The device called "auto", "cpu" or "cuda". Raises InputError for CUDA where there is none."""
-    choose("--device", name, DEVICES)
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device: 'cuda' is not allowed, PyTorch finds no GPU here; use cpu or auto")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def worker_device(name: str) -> torch.device:
-    """The device of a process that a launcher started: the CPU, or the GPU of its LOCAL_RANK.
-
-    Raises InputError where more processes than GPUs are on this machine: NCCL needs a GPU for each.
-    """
-    device = pick_device(name)
-    if device.type == "cpu":
-        return device
-    processes, gpus = number("LOCAL_WORLD_SIZE", 1, 1), torch.cuda.device_count()
-    local = number("LOCAL_RANK", 0, 0)
-    if max(processes, local + 1) > gpus:
-        raise InputError(
-            f"--device: '{name}' is not allowed, {processes} processes here need a GPU each and there are "
-            f"{gpus}; start fewer, or use cpu"
-        )
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
 
 
 def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoint import user_code
-from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
-from landscape.core.errors import FailedError
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.numerics import numerics
 from landscape.evaluation.stack import Stack, Training
 from landscape.problem.batchnorm import has_batchnorm
@@ -23,14 +22,12 @@ from landscape.train.decomposition import Decomposer, StepDecomposition
 from landscape.train.instruments import monitor
 from landscape.train.processes.comm import Comm
 from landscape.train.processes.process_group import Group
-from landscape.train.recipes.recipe import Recipe, from_values
+from landscape.train.recipes.recipe import MATRIX, Recipe
 from landscape.train.run import setup
 from landscape.train.run.buffers import Buffers
-from landscape.train.run.draws import Minibatches, SecondGradient
 from landscape.train.run.history import DivergenceTest, History, Row
-from landscape.train.run.setup import Trial, check_compatibility
+from landscape.train.run.setup import Sampler, SecondGradient, Trial, check_compatibility
 
-MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file
 START = "start_norm2"  # the name in a checkpoint of ‖w_a‖² at the start, if that was another run's end
 
 
@@ -141,7 +138,7 @@ class Trainer:
             self.buffers.restore(checkpoint.buffers)
         self.mean_evaluation = MeanEvaluation(self.train, self.test, self.buffers, self.comm)
         check_compatibility(recipe, self.model, dataset, (self.train, self.test), self.stack, self.buffers)
-        self.minibatches = Minibatches(recipe, self.train, getattr(dataset, "augment", None))
+        self.minibatches = Sampler(recipe, self.train, getattr(dataset, "augment", None))
         self.data = {
             "name": source.name,
             "options": source.options,
@@ -380,20 +377,6 @@ def _is_due(every: int, step: int) -> bool:
 
 def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-def recipe_of(checkpoint: Checkpoint) -> Recipe:
-    """The recipe that a checkpoint's run followed, with the mixing matrix that it began with.
-
-    Raises FailedError for one that ``landscape train`` did not make.
-    """
-    if not checkpoint.has_recipe:
-        how = "imported" if checkpoint.algorithm == IMPORTED else "recorded in a loop of the user's own"
-        raise FailedError(
-            f"{checkpoint.path or 'checkpoint'}: it was {how}; a run of landscape train is needed"
-        )
-    matrix = checkpoint.shared.get(MATRIX)
-    return from_values(checkpoint.settings, None if matrix is None else matrix.cpu().numpy())
 
 
 #: The state that a step changes in addition to the weights: of the optimizer, the rule (two) and the buffers.

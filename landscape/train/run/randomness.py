@@ -40,12 +40,6 @@ def generator(seed: int, purpose: str, step: int = 0, *learner: int) -> torch.Ge
         purpose: of the draw. An update rule declares its purposes (:attr:`.Rule.purposes`).
         step: counted from 1; 0 for a draw once in a run.
         learner: the learner's index and, where it draws several times in a step, which draw it is.
-
-    Example:
-        >>> torch.rand(2, generator=generator(0, "batch", 1)).tolist()
-        [0.35610419511795044, 0.32866179943084717]
-        >>> generator(0, "push", 3).initial_seed() == generator(0, "push", 3).initial_seed()
-        True
     """
     entropy = np.random.SeedSequence((seed, *_stream(purpose), step, *learner))
     return torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from landscape.core.errors import FailedError
 from landscape.core.lock import wait_until_free
+from landscape.core.progress import Progress
 from landscape.data.base import data_root
 from landscape.train.processes import children
 from landscape.train.processes.cluster import end_if_unwanted
@@ -45,7 +46,7 @@ class _OutOfTime(Exception):
 def train_runs(
     runs: Sequence[Run],
     ended: Ended,
-    progress: Callable[[float], None],
+    progress: Progress,
     *,
     executor: children.Executor,
     device: str,
