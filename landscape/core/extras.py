@@ -74,7 +74,7 @@ def apart() -> Iterator[None]:
     """
     for folder in _appended:
         sys.path.remove(folder)
-    _apart.folders += _appended
+    _apart.folders.extend(_appended)
     _appended.clear()
     if _apart in sys.meta_path:
         sys.meta_path.remove(_apart)
