@@ -96,12 +96,7 @@ def start() -> Callable[..., subprocess.Popen[bytes]]:
     return run
 
 
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    """A recipe file that trains in a fraction of a second: DPSGD on a small Gaussian mixture."""
-    path = tmp_path / "tiny.toml"
-    path.write_text(
-        """
+TINY = """
 learners = 4
 batch = 40
 lr = 0.2
@@ -113,5 +108,22 @@ decompose = { every = 3 }
 evaluate = { every = 7 }
 checkpoint = { every = 10 }
 """
-    )
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A recipe file that trains in a fraction of a second: DPSGD on a small Gaussian mixture."""
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
     return path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of ``tiny``, for tests that write nothing there."""
+    from landscape.train.recipes import recipe
+    from landscape.train.run import launch
+
+    folder = tmp_path_factory.mktemp("trained")
+    launch.launch(recipe.from_values(recipe.parse(TINY, "tiny") | {"name": "tiny"}), folder)
+    return folder

@@ -111,18 +111,6 @@ def test_at_a_minimum_isotropic_noise_meets_the_mean_curvature() -> None:
     assert result.lambda_max == pytest.approx(3.0, rel=0.01)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("noise", [0.4, 1.0])
-def test_the_error_bar_covers_the_truth_as_often_as_it_says(noise: float) -> None:
-    problem = noisy(noise)
-    truth = along_gradient(problem)
-    results = [landscape.batch_sharpness(problem, 5, seed=s, with_lambda_max=False) for s in range(400)]
-    within = [r.interval()[0] <= truth <= r.interval()[1] for r in results]
-    assert 0.91 < np.mean(within) < 0.98
-    one = np.mean([abs(r.value - truth) <= r.standard_error for r in results])
-    assert 0.60 < one < 0.76
-
-
 @pytest.mark.parametrize("bn", ["center", "recalibrate"])
 def test_batchnorm_takes_the_statistics_of_minibatches_unless_it_is_told_otherwise(bn: str) -> None:
     problem = problems.conv(samples=23).with_batchnorm(bn, 23)
@@ -190,15 +178,6 @@ def test_batches_of_unequal_length_are_refused_in_words() -> None:
         landscape.batch_sharpness(problem, 4)
 
 
-def test_the_same_seed_gives_the_same_numbers_and_another_one_others() -> None:
-    problem = problems.mlp()
-    state = torch.get_rng_state()
-    first, again, other = (landscape.batch_sharpness(problem, 9, seed=s, max_draws=20) for s in (4, 4, 5))
-    np.testing.assert_array_equal(first.curvature, again.curvature)
-    assert not np.allclose(first.curvature[:16], other.curvature[:16])
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_bad_input_is_named() -> None:
     problem = noisy(0.1)
     weights = torch.ones(2, 4, dtype=torch.float64)
@@ -207,12 +186,7 @@ def test_bad_input_is_named() -> None:
         with pytest.raises(InputError, match=match):
             landscape.batch_sharpness(of, batch, **options)
 
-    refused("batch: 0", 0)
     refused("batch: 1 .*≥ 2", 1, problems.conv())
-    refused("tol: 0", tol=0)
-    refused("draws: 1", draws=1)
-    refused("max_draws: 5", max_draws=5)
-    refused("seed: -1", seed=-1)
     refused("weights: shape", weights=torch.ones(2, 3))
     refused("batch: 5 is no multiple of the 2 learners", 5, weights=weights)
     refused("local_batch: 3 .*without weights", local_batch=3)
@@ -255,22 +229,19 @@ def test_result_and_picture(tmp_path: Path) -> None:
     assert len(results[0].to_dataframe()) == len(results[0].curvature)
 
 
-def test_the_command(tiny: Path, tmp_path: Path, command: Command) -> None:
-    assert command("train", tiny, "-o", tmp_path / "run", "-q")[0] == 0
-    last, out, picture = tmp_path / "run" / "last.h5", tmp_path / "b.h5", tmp_path / "b.png"
-    args = ("batch-sharpness", last, "--max-draws", "16")
-    code, stdout, err = command(*args, "-o", out, "--plot", picture)
-    assert (code, stdout.split()[-2:]) == (0, [str(out), str(picture)]), err
-    result = landscape.load(out)
+def test_the_command_has_batch_rate_and_limit_of_the_run(
+    trained: Path, tmp_path: Path, command: Command
+) -> None:
+    args = ("batch-sharpness", trained / "last.h5", "--max-draws", "16", "-o")
+    code, stdout, err = command(*args, tmp_path / "b.h5")
+    assert code == 0, err
+    result = landscape.load(tmp_path / "b.h5")
     assert isinstance(result, BatchSharpness)
     assert (result.batch, result.local_batch, result.lr) == (40, 10, 0.2)
     assert result.limit == pytest.approx(2 / 3)
     assert np.isfinite([result.lambda_max, result.learner_value]).all()
     assert "batch sharpness at w_a" in stdout
-    other = ("--batch", "10,20", "--no-learners", "--no-lambda-max", "-o", tmp_path / "c.h5")
-    assert command(*args, *other)[0] == 0
-    two = landscape.load(tmp_path / "c.h5")
-    assert [(r.batch, r.local_batch) for r in two] == [(10, 0), (20, 0)]
-    one_line(command(*args, "--batch", "x", "-o", tmp_path / "d.h5"), 2, "--batch: 'x'")
-    one_line(command(*args, "--batch", "1", "-o", tmp_path / "d.h5"), 2, "no multiple of the 4 learners")
-    one_line(command("batch-sharpness", last, "--max-draws", "3"), 2, "max_draws: 3")
+    assert command(*args, tmp_path / "c.h5", "--batch", "10,20", "--no-learners", "--no-lambda-max")[0] == 0
+    assert [(r.batch, r.local_batch) for r in landscape.load(tmp_path / "c.h5")] == [(10, 0), (20, 0)]
+    one_line(command(*args, tmp_path / "d.h5", "--batch", "x"), 2, "--batch: 'x'")
+    one_line(command(*args, tmp_path / "d.h5", "--batch", "1"), 2, "no multiple of the 4 learners")

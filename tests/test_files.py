@@ -307,6 +307,7 @@ ODD: dict[str, tuple[str, Change, str]] = {
     "version": ("checkpoint", attribute("version", "x"), "version"),
     "version of a result": ("surface", attribute("version", np.zeros(2)), "version"),
     "schema": ("surface", attribute("schema", 3), "not one that landscape wrote"),
+    "schema of two lines": ("surface", attribute("schema", "landscape.s\nx"), "not one that landscape wrote"),
     "history": ("checkpoint", instead("history", lambda f: f.__setitem__("history", 1.0)), "/history is a data set"),
     "column": ("checkpoint", instead("history/lr", lambda f: f.create_group("history/lr")), "/history/lr is a group"),
     "layout": ("checkpoint", not_utf8, "utf-8"),

@@ -6,7 +6,6 @@ import copy
 import math
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,13 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import landscape
-from landscape import FailedError, InputError, Problem, plots
+from landscape import FailedError, InputError, Problem
 from landscape.data.synthetic import mean_output
 from landscape.evaluation.langevin import Langevin
 from landscape.evaluation.minibatches import stream
 from tests import problems
-from tests.conftest import Command
-from tests.test_cli import one_line
 
 # Bounds for tests that are to be quick: few steps, and R̂ that is not yet small.
 QUICK = {"max_steps": 1000, "max_rhat": 1.2}
@@ -221,27 +218,6 @@ def test_batchnorm_takes_the_statistics_of_minibatches() -> None:
         assert found_heating == pytest.approx(0.01 / 8 * norm2, rel=1e-9)
 
 
-def test_a_model_with_its_own_loss_and_a_dict_of_data() -> None:
-    problem = problems.language_model()
-    numbers = Langevin(problem, 4, 2, step_size=1e-3, nbeta=1.0, localization=1.0, seed=0).run(3)
-    assert np.isfinite(numbers).all()
-    assert (numbers[2, :, 1:] > 0).all()
-
-
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_numbers_and_a_file_keeps_them(tmp_path: Path) -> None:
-    problem = regression(samples=50)
-    options = {"localization": 1.0, "step_size": 0.004, **QUICK}
-    one, two = (landscape.learning_coefficient(problem, 8, seed=1, **options) for _ in range(2))
-    np.testing.assert_equal(vars(one), vars(two))
-    a, b = (
-        Langevin(problem, 8, 2, step_size=0.01, nbeta=1.0, localization=1.0, seed=s).run(2) for s in (1, 2)
-    )
-    assert not np.array_equal(a, b)
-    one.save(tmp_path / "c.h5")
-    np.testing.assert_equal(vars(landscape.load(tmp_path / "c.h5")), vars(one))
-
-
 @pytest.mark.parametrize(
     ("make", "options", "words"),
     [
@@ -277,26 +253,6 @@ def test_without_arviz_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
         landscape.learning_coefficient(regression(), 8)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"batch": 0}, "batch: 0"),
-        ({"localization": 0.0}, "localization: 0"),
-        ({"step_size": -1.0}, "step_size: -1"),
-        ({"nbeta": math.nan}, "nbeta: nan"),
-        ({"chains": 1}, "chains: 1"),
-        ({"tol": 0.0}, "tol: 0"),
-        ({"max_rhat": math.inf}, "max_rhat: inf"),
-        ({"max_steps": 10}, "max_steps: 10"),
-        ({"seed": -1}, "seed: -1"),
-    ],
-)
-def test_bad_input_is_one_line(options: dict[str, float], words: str) -> None:
-    with pytest.raises(InputError, match=words) as caught:
-        landscape.learning_coefficient(problems.mlp(), **{"batch": 5, **options})  # type: ignore[arg-type]
-    assert "\n" not in str(caught.value)
-
-
 def test_data_and_losses_that_it_is_not_defined_for() -> None:
     problem = problems.mlp()
     assert problem.tensors is not None
@@ -306,19 +262,3 @@ def test_data_and_losses_that_it_is_not_defined_for() -> None:
         landscape.learning_coefficient(decayed, 5)
     with pytest.raises(InputError, match="nbeta: missing"):
         landscape.learning_coefficient(Problem(problem.model, problem.criterion, (x[:1], y[:1])), 5)
-
-
-def test_the_command(tiny: Path, tmp_path: Path, command: Command) -> None:
-    assert command("train", tiny, "-o", tmp_path / "run", "-q")[0] == 0
-    last = tmp_path / "run" / "last.h5"
-    out_file, picture = tmp_path / "run" / "last-learning-coefficient.h5", tmp_path / "c.png"
-    few = ("--batch", "20", "--nbeta", "5", "--max-steps", "1000", "--max-rhat", "2")
-    code, out, err = command("learning-coefficient", last, *few, "--plot", picture)
-    assert (code, out.split()[-2:]) == (0, [str(out_file), str(picture)]), err
-    saved = landscape.load(out_file)
-    assert (saved.batch, saved.chains, saved.steps, saved.nbeta) == (20, 4, 1000, 5.0)
-    for words in ("λ̂", f"{saved.value:.6g}", "R̂", "41.5"):
-        assert words in out
-    one_line(command("learning-coefficient", last, "--batch", "0", "--force"), 2, "batch: 0")
-    one_line(command("learning-coefficient", last, *few, "--step-size", "99", "--force"), 1, "step_size")
-    assert plots.draw([saved, saved]).get_suptitle().startswith("Local learning coefficient: ")

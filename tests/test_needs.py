@@ -176,3 +176,9 @@ def test_limits_of_control_groups_count(tmp_path: Path, monkeypatch: pytest.Monk
     membership = tmp_path / "cgroup"
     membership.write_text("7:cpu,memory:/job\n0::/a/b\n")
     assert sorted(memory._free_in_groups(membership)) == [120, 350]
+
+
+def test_a_part_of_the_hessian_needs_as_much_less() -> None:
+    problem = small()
+    for function in (landscape.extreme_eigenvalues, landscape.trace, landscape.density):
+        assert forecast(function, problem, part="3.bias") < forecast(function, problem)

@@ -104,3 +104,17 @@ def test_the_command_of_a_plugin_is_listed_and_runs(run: Run, tmp_path: Path) ->
     done = run("-m", "landscape", "two-moons", tmp_path / "moons.csv", "--samples", "10")
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'moons.csv'}\n")
     assert len((tmp_path / "moons.csv").read_text().splitlines()) == 11
+
+
+def test_the_names_of_a_plugin_pass_the_checks_of_the_package(run: Run) -> None:
+    done = run(
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        ROOT / "examples" / "plugin" / "tests",
+    )
+    assert (done.returncode, "2 passed" in done.stdout) == (0, True), done.stdout

@@ -217,7 +217,7 @@ def _setting(problem: Problem, plane: Plane, bn: str, precision: str) -> dict[st
         "seed": plane.seed,
         "samples": problem.data.samples,
         "dtype": str(problem.dtype).removeprefix("torch."),
-        "bn": bn,
+        "bn": bn if bn != "center" else problem.batchnorm.name,  # the problem may have a policy already
         "bn_samples": problem.batchnorm.samples,
         "precision": precision,
     }

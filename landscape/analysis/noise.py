@@ -78,6 +78,7 @@ def estimate_noise(
     positive("draws", draws, least=2)
     positive("local_batch", local_batch, least=1)
     positive("lr", lr)
+    positive("seed", seed, least=0)
     if problem.regularised:
         raise InputError("penalty: Δ(2) is of the data's minibatches, leave out penalty and weight_decay")
     problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once

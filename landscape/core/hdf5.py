@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -111,7 +112,7 @@ def reading(
     with hdf5_verify.reading(path) as (file, sealed):
         try:
             actual = file.attrs.get("schema")
-            if not isinstance(actual, str) or not actual.startswith("landscape."):
+            if not isinstance(actual, str) or not re.fullmatch(r"landscape\.\w+", actual):
                 raise FailedError(f"{path}: an HDF5 file, but not one that landscape wrote")
             if schema is not None and actual != schema:
                 raise FailedError(f"{path}: holds a {actual}, a {schema} is needed")

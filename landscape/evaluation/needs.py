@@ -37,8 +37,12 @@ def _need(problem: Any, vectors: float, activations: float = 1.0, other: float =
     return Need(problem.device, vectors * problem.theta.nbytes + activations * problem.chunk_bytes + other)
 
 
-def _curved(problem: Any, vectors: float, other: float = 0.0) -> Need:
-    """:func:`_need` of a function with products of the Hessian, whose graphs are kept where there is room."""
+def _curved(problem: Any, vectors: float, other: float = 0.0, part: Any = None) -> Need:
+    """:func:`_need` of a function with products of the Hessian, whose graphs are kept where there is room.
+
+    ``vectors`` are those of the ``part`` of the parameters.
+    """
+    vectors *= _size(problem, part) / problem.layout.size
     full = max(1, 4 // int(problem.theta.itemsize))  # half precisions have their products in float32
     need = _need(problem, full * max(CHECK, vectors + PRODUCT), TWICE, other)
     chunks = math.ceil(problem.samples / problem.chunk) if problem.data.resident is not None else 1
@@ -55,16 +59,25 @@ def _count(value: Any) -> int:
     return value if isinstance(value, int) and value > 0 else 1
 
 
-def _basis(problem: Any, wanted: int) -> int:
+def _rows(weights: Any) -> int:
+    return int(weights.shape[0]) if getattr(weights, "ndim", 0) else 0
+
+
+def _size(problem: Any, part: Any) -> int:
+    return sum(slot.size for slot in problem.layout.select(part))
+
+
+def _basis(problem: Any, wanted: int, part: Any = None) -> int:
     """The vectors of a search for ``wanted`` eigenvalues: its basis, and each result with its image."""
-    basis = max(4 * wanted, min(MAX_BASIS, BASIS_BYTES // int(problem.theta.nbytes)))
-    return min(int(problem.layout.size), basis) + 1 + 6 * wanted
+    size = _size(problem, part)
+    basis = max(4 * wanted, min(MAX_BASIS, BASIS_BYTES // (size * int(problem.theta.itemsize))))
+    return min(size, basis) + 1 + 6 * wanted
 
 
-def _several(problem: Any, wanted: Any, products: Any = MAX_BASIS) -> float:
+def _several(problem: Any, wanted: Any, products: Any = MAX_BASIS, part: Any = None) -> float:
     """The vectors of a search for the largest, and of its second start where these are several."""
     k = _count(wanted)
-    basis = _basis(problem, k)
+    basis = _basis(problem, k, part)
     return basis + (min(basis, _count(products)) / 2 if k > 1 else 0)
 
 
@@ -89,30 +102,31 @@ def hessian_grid(problem: Any, grid: Any, **_: Any) -> Need:
     return _curved(problem, 3 + _basis(problem, 2), HESSIAN_POINT * _points(grid))
 
 
-def extremes(problem: Any, **_: Any) -> Need:
-    return _curved(problem, 1 + _basis(problem, 2))
+def extremes(problem: Any, part: Any = None, **_: Any) -> Need:
+    return _curved(problem, 1 + _basis(problem, 2, part), part=part)
 
 
-def top(problem: Any, k: Any = 1, max_products: Any = MAX_BASIS, **_: Any) -> Need:
-    return _curved(problem, 1 + _several(problem, k, max_products))
+def top(problem: Any, k: Any, max_products: Any, part: Any, **_: Any) -> Need:
+    return _curved(problem, 1 + _several(problem, k, max_products, part), part=part)
 
 
-def trace(problem: Any, products: Any, **_: Any) -> Need:
+def trace(problem: Any, products: Any, part: Any, **_: Any) -> Need:
     """A third of the products: signs, images and an orthonormal basis, and what QR copies."""
-    return _curved(problem, 6 * _count(products) / 3 + BLOCK)
+    return _curved(problem, 6 * _count(products) / 3 + BLOCK, part=part)
 
 
-def density(problem: Any, probes: Any, steps: Any, **_: Any) -> Need:
+def density(problem: Any, probes: Any, steps: Any, part: Any, **_: Any) -> Need:
     """The bases of the probes that are computed together."""
-    basis = min(_count(steps), problem.layout.size)
-    at_once = max(1, min(_count(probes), BASIS_BYTES // (basis * problem.theta.nbytes)))
-    return _curved(problem, at_once * (basis + 4))
+    size = _size(problem, part)
+    basis = min(_count(steps), size)
+    at_once = max(1, min(_count(probes), BASIS_BYTES // (basis * size * int(problem.theta.itemsize))))
+    return _curved(problem, at_once * (basis + 4), part=part)
 
 
 def spectrum(problem: Any, top_k: Any, ends: Any, with_trace: Any, with_density: Any, **options: Any) -> Need:
     """The largest of what was asked for, and the start that these share."""
-    asked = [top(problem, max(_count(top_k), 1 + bool(ends)))] if top_k or not with_trace else []
-    asked += [extremes(problem)] if ends else []
+    asked = [top(problem, max(_count(top_k), 1 + bool(ends)), **options)] if top_k or not with_trace else []
+    asked += [extremes(problem, **options)] if ends else []
     asked += [trace(problem, **options)] if with_trace else []
     asked += [density(problem, **options)] if with_density else []
     return max(asked, key=lambda need: need.fixed)
@@ -124,18 +138,18 @@ def eigen_plane(problem: Any, **_: Any) -> Need:
 
 def estimate_noise(problem: Any, weights: Any, **_: Any) -> Need:
     """Gradients of the learners there and at the mean, deviations, and their products as rows and as one."""
-    return _curved(problem, 5 * len(weights) + 4 * _double(problem))
+    return _curved(problem, 5 * _rows(weights) + 4 * _double(problem))
 
 
 def smoothing(problem: Any, weights: Any, top: Any, pairs: Any, path: Any, **_: Any) -> Need:
     """The deviations, a search and its vectors; the gradients on a path for each pair."""
     route = 0 if path is None else 3 * _count(pairs) * _double(problem)
-    return _curved(problem, len(weights) + _count(top) + _several(problem, top) + 6 + route)
+    return _curved(problem, _rows(weights) + _count(top) + _several(problem, top) + 6 + route)
 
 
 def noise_scale(problem: Any, weights: Any, gradient: Any, **_: Any) -> Need:
     """Gradients of a draw as rows and as one, and the sums of groups of them."""
-    learners = 0 if weights is None else len(weights)
+    learners = _rows(weights)
     groups = max(8, min(32, 2**30 // (8 * problem.layout.size))) if learners or gradient == "draws" else 0
     return _need(problem, 4 + 2 * learners + (groups + 2) * _double(problem), 2)
 
@@ -152,7 +166,7 @@ def learning_coefficient(problem: Any, chains: Any, **_: Any) -> Need:
 
 def disagreement(problem: Any, checkpoint: Any, top_k: Any, **_: Any) -> Need:
     """Weights and deviations, a search and its vectors."""
-    learners = len(getattr(checkpoint, "weights", checkpoint))
+    learners = _rows(getattr(checkpoint, "weights", checkpoint))
     return _curved(problem, 2 * learners + _several(problem, top_k))
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 import numpy as np
 
+from landscape.cli import common
 from landscape_example import data
 
 
@@ -16,4 +19,4 @@ def two_moons(path: str, samples: int) -> None:
     x, y = data.two_moons(samples=samples).train
     rows = np.column_stack([x.numpy(), y.numpy()])
     np.savetxt(path, rows, fmt="%.6g", delimiter=",", header="x,y,class", comments="")
-    click.echo(path)
+    common.files(Path(path))

@@ -1,0 +1,295 @@
+"""Everything that is registered, and the analyses, through the checks that landscape.testing has for plugins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import landscape
+from landscape import Problem, testing
+from landscape.core import registry
+from landscape.testing import CHECKS, Truth
+from tests import problems
+from tests.fuzz.samples import results
+from tests.test_batch_sharpness import along_gradient
+from tests.test_batch_sharpness import noisy as noisy_curvature
+from tests.test_learning_coefficient import coefficient_of_a_quadratic, regression
+from tests.test_noise_alignment import noisy as aligned
+from tests.test_noise_scale import noisy as noisy_gradients
+from tests.test_noise_scale import norm2
+from tests.test_sharpness import noisy as least_squares
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+SPECTRUM = [4.0, 1.0, 0.5, -0.2]
+
+
+def learners(problem: Problem, n: int = 3, seed: int = 0) -> Tensor:
+    """(n, P), weights around the problem's own."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(n, problem.layout.size, dtype=torch.float64, generator=generator)
+    return problem.theta + 0.1 * noise.to(problem.theta)
+
+
+def of_learners(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An analysis of a problem and its learners."""
+    return lambda problem, **options: function(problem, learners(problem), **options)
+
+
+def disagreement(problem: Problem, *, seed: int = 0, drawn: Any = None, **options: Any) -> Any:
+    """Of learners that are drawn from ``seed`` where their distribution is ``drawn``."""
+    weights = learners(problem) if drawn is None else drawn(problem, seed)
+    return landscape.disagreement(weights, problem=problem, seed=seed, **options)
+
+
+def independent(problem: Problem, seed: int) -> Tensor:
+    """16 learners with standard deviation 2 in the first three coordinates and 0.5 in the others."""
+    sizes = np.where(np.arange(len(problem.theta)) < 3, 2.0, 0.5)
+    return problem.theta + torch.from_numpy(np.random.default_rng(seed).normal(size=(16, len(sizes))) * sizes)
+
+
+def at_minimum(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An analysis of a problem after 200 steps of gradient descent."""
+
+    def analysis(problem: Problem, **options: Any) -> Any:
+        for _ in range(200):
+            problem.theta.sub_(problem.gradient(), alpha=0.5)
+        return function(problem, **options)
+
+    return analysis
+
+
+def of_plane(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An analysis of a problem and a plane."""
+    return lambda problem, seed=0, **options: function(
+        problem, landscape.random_plane(problem, seed=seed), **options
+    )
+
+
+def on(make: Callable[[], Problem]) -> Callable[[str], Problem]:
+    """A problem of the tests on a device."""
+    return lambda device: make().to(device) if device != "cpu" else make()
+
+
+H, GAMMA = np.array([8.0, 4.0, 2.0, 1.0, 0.5]), 1.2
+C = H**GAMMA / 10
+COVERED = problems.quadratic([5.0, 4.0, 3.0, *np.linspace(0.1, 1, 37)], rotate=False)
+
+ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
+    "batch-sharpness": (
+        landscape.batch_sharpness, {"batch": 6, "max_draws": 16},
+        {"refused": {"batch": 0, "tol": 0, "draws": 1, "max_draws": 5, "seed": -1},
+         "command": ("batch-sharpness", "--max-draws", "16"),
+         "truth": Truth(on(lambda: noisy_curvature(0.4)), {"value": along_gradient(noisy_curvature(0.4))},
+                        {"value": "standard_error"}, {"batch": 5, "max_draws": 4000, "with_lambda_max": False})},
+    ),
+    "noise-scale": (
+        landscape.noise_scale, {"batch": 6, "max_draws": 16},
+        {"refused": {"batch": 0, "tol": 0, "draws": 1, "max_draws": 5, "seed": -1, "gradient": "no"},
+         "command": ("noise-scale", "--max-draws", "16"),
+         "truth": Truth(on(lambda: noisy_gradients(2.0)), {"value": 16 / norm2(noisy_gradients(2.0)), "trace": 16},
+                        {"value": "standard_error", "trace": "trace_error"}, {"batch": 4, "max_draws": 2000})},
+    ),
+    "disagreement": (
+        disagreement, {"top_k": 2},
+        {"refused": {"top_k": 0, "tol": 0.0, "seed": -1, "search": "fast"}, "rtol": 1e-3,
+         "command": ("disagreement", "--top-k", "3"), "seeded": False},
+    ),
+    "disagreement of drawn learners": (
+        disagreement, {"top_k": 3, "tol": 1e-4, "drawn": independent},
+        {"truth": Truth(on(lambda: COVERED), {
+             "value": 12 / (12 + 37 / 4), "cost": 15 / 32 * float(4 * 12 + np.linspace(0.1, 1, 37).sum() / 4)},
+             {"value": "standard_error", "cost": "cost_error"})},
+    ),
+    "noise-alignment": (
+        landscape.noise_alignment, {"batch": 6, "top_k": 2, "max_draws": 9},
+        {"refused": {"batch": 0, "top_k": 0, "max_draws": 1, "tol": 0.0, "seed": -1, "search": "fast"}, "rtol": 1e-3,
+         "command": ("noise-alignment", "--top-k", "3"),
+         "truth": Truth(on(lambda: aligned([*H], GAMMA)), {
+             "ias": (H * (C + H**2)).sum() / (C + H**2).sum(), "noise_curvature": (H * C).sum() / C.sum(), "gamma": GAMMA},
+             {"ias": "ias_error", "noise_curvature": "noise_curvature_error", "gamma": "gamma_error"},
+             {"batch": 10, "top_k": 5, "tol": 1e-9, "max_draws": 64})},
+    ),
+    "worst sharpness": (
+        landscape.sharpness, {"rho": 0.1, "m": 10, "max_draws": 4, "steps": 5},
+        {"refused": {"rho": 0.0, "kind": "mean", "m": 0, "steps": 0, "starts": -1, "max_draws": 1, "tol": 0.0, "seed": -1},
+         "command": ("sharpness", "--rho", "0.1"),
+         "truth": Truth(on(lambda: problems.quadratic([4.0, 1.0, 0.5], start=1e-9)), {"value": 0.02 * (1 + 1e-7)},
+                        options={"rho": 0.1, "m": None, "adaptive": False, "steps": 60}, rtol=1e-5)},
+    ),
+    "average sharpness": (
+        landscape.sharpness, {"rho": 0.3, "kind": "average", "max_draws": 8},
+        {"command": ("sharpness", "--rho", "0.1", "--kind", "average", "--max-draws", "8"),
+         "truth": Truth(on(least_squares), {"value": 0.09 * float(
+             (least_squares().tensors[0].square().mean(0) * least_squares().theta**2).sum())},  # type: ignore[index]
+             {"value": "standard_error"}, {"m": 4, "tol": 1e-9, "max_draws": 60})},
+    ),
+    "learning-coefficient": (
+        at_minimum(landscape.learning_coefficient),
+        {"batch": 20, "max_steps": 1000, "max_rhat": 9.0, "localization": 100.0, "nbeta": 1.0},
+        {"refused": {"batch": 0, "localization": 0.0, "step_size": -1.0, "nbeta": math.nan, "chains": 1, "tol": 0.0,
+                     "max_rhat": math.inf, "max_steps": 10, "seed": -1}, "rtol": 1e-4,
+         "command": ("learning-coefficient", "--batch", "20", "--nbeta", "5", "--max-steps", "1000", "--max-rhat", "2"),
+         "truth": Truth(on(lambda: regression(samples=200, spread=0.2)),
+                        {"value": coefficient_of_a_quadratic(regression(samples=200, spread=0.2), 1.0)},
+                        {"value": "standard_error"},
+                        {"batch": 100, "localization": 1.0, "max_rhat": 1.05, "max_steps": 20000, "nbeta": None}, 20)},
+    ),
+    "noise": (
+        of_learners(landscape.estimate_noise), {"lr": 0.1, "local_batch": 4, "draws": 4},
+        {"refused": {"local_batch": 0, "draws": 1, "seed": -1}, "forms": ("dict",), "command": ("noise", "--draws", "2")},
+    ),
+    "smoothing": (
+        of_learners(landscape.smoothing), {"pairs": 2, "top": 2},
+        {"refused": {"pairs": 1, "top": 0, "seed": -1}, "rtol": 1e-3, "command": ("smoothing", "--pairs", "2")},
+    ),
+    "spectrum": (
+        landscape.spectrum, {"top_k": 2, "with_trace": True},
+        {"refused": {"top_k": -1, "tol": 0.0, "seed": -1, "kind": "no"}, "rtol": 1e-3, "seeded": False,
+         "command": ("spectrum", "--top-k", "2", "--trace"),
+         "truth": Truth(on(lambda: problems.quadratic(SPECTRUM)), {"values": np.array([4.0, 1.0]), "trace": 5.3}, rtol=1e-4)},
+    ),
+    "line": (
+        lambda problem, **options: landscape.line(problem, torch.ones_like(problem.theta), **options),
+        {"points": 5, "span": 0.5},
+        {"refused": {"points": 1, "bn": "no", "path": "no"}, "seeded": False,
+         "truth": Truth(on(lambda: problems.quadratic(SPECTRUM, rotate=False)),
+                        {"loss": 0.5 * sum(SPECTRUM) * (1 + np.linspace(-0.5, 0.5, 5)) ** 2})},
+    ),
+    "contour": (
+        of_plane(landscape.contour), {"grid": (3, 4), "span": 0.5},
+        {"refused": {"grid": 0, "span": 0.0, "bn": "no", "path": "no", "precision": "no"}, "command": ("contour", "--grid", "3")},
+    ),
+    "hessian-grid": (
+        of_plane(landscape.hessian_grid), {"grid": (2, 3), "span": 0.5},
+        {"refused": {"grid": 0, "span": 0.0, "tol": 0.0, "search": "no"}, "rtol": 1e-2, "command": ("hessian-grid", "--grid", "2"),
+         "truth": Truth(on(lambda: problems.quadratic(SPECTRUM)), {"lambda_max": np.full((3, 2), 4.0)}, rtol=1e-3)},
+    ),
+}  # fmt: skip
+
+RULES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "ssgd": ("ssgd", {}, {}),
+    "ssgd*": ("ssgd*", {"sigma": 0.0}, {"refused": {"sigma": -1.0}}),
+    "dpsgd awc": ("dpsgd", {"mixing": "ring(1)"}, {"refused": {"order": "act", "mixing": "torsu", "buffers": "no"}}),
+    "dpsgd atc": ("dpsgd", {"mixing": "random-matching", "order": "atc"}, {"sharp": False}),
+    "dpsgd mixed": ("dpsgd", {"mixing": "ring(1)", "buffers": "mix"}, {}),
+    "local-sgd": ("local-sgd", {"period": 4, "nodes": 2, "node_period": 2}, {"refused": {"period": 0}}),
+    "slowmo": ("slowmo", {"period": 4, "mixing": "ring(1)"}, {"refused": {"period": 0}}),
+    "diloco": ("diloco", {"period": 4, "start": 3}, {"refused": {"period": 0}}),
+    "async-sgd": ("async-sgd", {"delay": 3, "shifted": 0.5, "schedule": "random"}, {"refused": {"delay": -1}}),
+    "async-sgd round": ("async-sgd", {"delay": 3}, {}),
+    "ad-psgd": ("ad-psgd", {"delay": 2, "schedule": "random"}, {"refused": {"delay": -1}}),
+    "sgp": ("sgp", {"graph": "random"}, {"refused": {"graph": "no"}}),
+    "dsgd-ac": ("dsgd-ac", {"mixing": "ring(1)"}, {}),
+}  # fmt: skip
+
+OPTIMIZERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "sgd": ({"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}, {
+        "refused": {"momentum": -1.0},
+        "reference": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, nesterov=True, weight_decay=0.1)}),
+    "lars": ({}, {"refused": {"momentum": -1.0}}),
+    "lamb": ({}, {"refused": {"epsilon": -1.0}}),
+    "adamw": ({}, {"reference": lambda p: torch.optim.AdamW(p, 0.01)}),
+}  # fmt: skip
+
+INSTRUMENTS: dict[str, dict[str, Any]] = {
+    "lambda-max": {},
+    "preconditioned-lambda-max": {
+        "changes": {"optimizer": {"name": "adamw"}, "lr": 0.01}, "refused": {"optimizer": {"name": "sgd"}}},
+    "batch-sharpness": {"refused": {"draws": 1}},
+    "noise-scale": {"refused": {"every": 0}},
+    "disagreement": {"refused": {"top": 0}},
+    "noise-alignment": {},
+    "worst-sharpness": {"refused": {"rho": -1.0}},
+    "average-sharpness": {},
+}  # fmt: skip
+
+TOPOLOGIES = [
+    "full", "ring(2)", "torus", "torus(2x4)", "exponential", "one-peer-exponential", "hypercube", "random-matching", "star",
+    "nodes(2)", "lazy(0.4, ring(1))",
+]  # fmt: skip
+
+COMMANDS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "info": (["{run}/last.h5"], {"none.h5": ["none.h5"]}),
+    "plot": (["{run}", "-o", "{folder}/p.png"], {"none.h5": ["none.h5"], "p.gif": ["{run}", "-o", "{folder}/p.gif"]}),
+    "recipes": (["digits-ssgd"], {"digits-sgd": ["digits-sgd"]}),
+    "stability": (["--delay", "0,1", "{run}/last.h5", "-o", "{folder}/s.h5"], {"delay": ["--delay", "x"]}),
+    "watch": (["{run}"], {"nowhere": ["{folder}/nowhere"]}),
+    "compare": (["{run}/step-0000005.h5", "{run}/last.h5", "--only", "loss", "-o", "{folder}/c.h5"], {"no": ["{run}", "--only", "no"]}),
+    "completion": (["bash"], {"tcsh": ["tcsh"]}),
+}  # fmt: skip
+
+
+def is_slow(name: str, check: str) -> bool:
+    """The learning coefficient takes 1,000 steps at least, and many draws make some truths slow."""
+    if name == "learning-coefficient":
+        return check != "refusals"
+    return check == "truth" and name in ("noise-scale", "noise-alignment", "batch-sharpness")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        pytest.param(name, check, marks=[pytest.mark.slow] * is_slow(name, check))
+        for name in ANALYSES
+        for check in CHECKS["analysis"]
+    ],
+)
+def test_an_analysis(name: str, check: str, device: str) -> None:
+    analysis, options, more = ANALYSES[name]
+    testing.check_analysis(analysis, options, **more, device=device, only=check)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("check", CHECKS["rule"])
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule(name: str, check: str, device: str) -> None:
+    rule, options, more = RULES[name]
+    testing.check_rule(rule, options, **more, device=device, only=check)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("check", CHECKS["optimizer"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer(name: str, check: str, device: str) -> None:
+    options, more = OPTIMIZERS[name]
+    testing.check_optimizer(name, options, **more, device=device, only=check)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("check", CHECKS["instrument"])
+@pytest.mark.parametrize("name", INSTRUMENTS)
+def test_an_instrument(name: str, check: str, device: str) -> None:
+    testing.check_instrument(name, **INSTRUMENTS[name], device=device, only=check)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("check", CHECKS["topology"])
+@pytest.mark.parametrize("spec", TOPOLOGIES)
+def test_a_topology(spec: str, check: str, device: str) -> None:
+    testing.check_topology(spec, 8, device=device, only=check)
+
+
+@pytest.mark.parametrize("check", CHECKS["drawing"])
+@pytest.mark.parametrize("name", sorted({*results()} - {"checkpoint"}))
+def test_a_drawing(name: str, check: str) -> None:
+    testing.check_drawing([results()[name]], only=check)
+
+
+@pytest.mark.parametrize("check", CHECKS["command"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command(name: str, check: str) -> None:
+    words, refused = COMMANDS[name]
+    testing.check_command(name, words, refused=refused, only=check)
+
+
+def test_everything_that_is_registered_is_checked() -> None:
+    assert {name for name, _, _ in RULES.values()} == {*registry.algorithms.names()}
+    assert {*registry.optimizers.names()} <= {*OPTIMIZERS}
+    assert {*registry.instruments.names()} == {*INSTRUMENTS}

@@ -1,0 +1,122 @@
+"""The public names with their signatures, and what each analysis costs, against committed tables.
+
+``python -m tests.test_public_api`` writes both tables anew; a change of them is a change that users see.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import landscape
+from landscape import testing
+from tests import problems
+from tests.test_docstrings import names, with_members
+
+API, COUNTS = (Path(__file__).parent / name for name in ("public_api.txt", "counts.txt"))
+
+
+def api() -> str:
+    """A line for each public name: its signature, without addresses."""
+    every = [
+        *names(),
+        *(one for name in testing.__all__ for one in with_members(f"testing.{name}", getattr(testing, name))),
+    ]
+    found = set()
+    for name, value, _ in every:
+        function = value.fget if isinstance(value, property) else value
+        bare = isinstance(value, dict) or (inspect.isclass(value) and issubclass(value, Exception))
+        signature = "" if bare else str(inspect.signature(function))
+        kind = "property " if isinstance(value, property) else "class " if inspect.isclass(value) else ""
+        found.add(re.sub(" at 0x[0-9a-f]+", "", f"{kind}{name}{signature}\n"))
+    return "".join(sorted(found))
+
+
+def learners(problem: landscape.Problem) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return problem.theta + 0.1 * torch.randn(3, len(problem.theta), dtype=torch.float64, generator=generator)
+
+
+def on_plane(function: Callable[..., Any], **options: Any) -> Callable[[landscape.Problem], Any]:
+    return lambda p: function(p, landscape.random_plane(p, seed=0), span=0.5, **options)
+
+
+#: Calls on a network of 107 parameters with 53 samples.
+CALLS: dict[str, Callable[[landscape.Problem], Any]] = {
+    "Problem.loss()": lambda p: p.loss(),
+    "Problem.gradient()": lambda p: p.gradient(),
+    "random_plane(norm='filter')": lambda p: landscape.random_plane(p, norm="filter"),
+    "contour(grid=(5, 4))": on_plane(landscape.contour, grid=(5, 4)),
+    "line(points=5)": lambda p: landscape.line(p, torch.ones_like(p.theta), points=5, span=0.5),
+    "hessian_grid(grid=2)": on_plane(landscape.hessian_grid, grid=2),
+    "extreme_eigenvalues()": landscape.extreme_eigenvalues,
+    "top_eigenvalues(k=3)": lambda p: landscape.top_eigenvalues(p, 3),
+    "spectrum(top_k=3)": lambda p: landscape.spectrum(p, 3),
+    "trace()": landscape.trace,
+    "density()": landscape.density,
+    "sharpness(rho=0.1)": lambda p: landscape.sharpness(p, 0.1),
+    "sharpness(kind='average', max_draws=8)": lambda p: landscape.sharpness(p, 0.1, "average", max_draws=8),
+    "batch_sharpness(batch=6, max_draws=16)": lambda p: landscape.batch_sharpness(p, 6, max_draws=16),
+    "noise_scale(batch=6, max_draws=16)": lambda p: landscape.noise_scale(p, 6, max_draws=16),
+    "noise_alignment(batch=6, top_k=3, max_draws=16)": lambda p: landscape.noise_alignment(p, 6, 3, max_draws=16),
+    "disagreement(top_k=3)": lambda p: landscape.disagreement(learners(p), 3, problem=p),
+    "estimate_noise(draws=4)": lambda p: landscape.estimate_noise(p, learners(p), 0.1, 4, draws=4),
+    "smoothing(pairs=2, top=2)": lambda p: landscape.smoothing(p, learners(p), pairs=2, top=2),
+}  # fmt: skip
+
+
+class Multiplications(TorchDispatchMode):
+    """Counts those of all matrix products, whatever path leads to them."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in ("mm", "bmm", "addmm", "baddbmm"):
+            self.number += out.numel() * args["add" in name].shape[-1]
+        return out
+
+
+def counts() -> Iterator[tuple[str, int, float]]:
+    """(call, the Hessian products that its result states, multiplications over those of Problem.loss())."""
+    unit = 0
+    for call, function in CALLS.items():
+        problem = problems.mlp()
+        with Multiplications() as all_of_it:
+            result = function(problem)
+        unit = unit or all_of_it.number
+        yield call, int(np.sum(getattr(result, "hvps", 0))), all_of_it.number / unit
+
+
+def table() -> str:
+    head = f"{'call':50}{'products':>10}{'passes':>10}\n"
+    return head + "".join(f"{call:50}{products:10}{passes:10.1f}\n" for call, products, passes in counts())
+
+
+def test_the_public_names_and_signatures_are_those_of_the_table() -> None:
+    assert api() == API.read_text(), "if it is meant: python -m tests.test_public_api"
+
+
+def test_the_analyses_cost_what_the_table_says() -> None:
+    """Up to 5%: rounding differs between machines, and with it when a search has converged."""
+    rows = {line[:50].strip(): line[50:].split() for line in COUNTS.read_text().splitlines()[1:]}
+    found = {call: numbers for call, *numbers in counts()}
+    assert found.keys() == rows.keys()
+    for call, numbers in found.items():
+        assert numbers == pytest.approx([float(n) for n in rows[call]], rel=0.05, abs=1), (
+            f"{call}: python -m tests.test_public_api"
+        )
+
+
+if __name__ == "__main__":
+    API.write_text(api())
+    COUNTS.write_text(table())
