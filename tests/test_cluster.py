@@ -158,7 +158,7 @@ def test_points_are_jobs_of_whole_blocks_and_a_failure_saves_the_others(
         (["--cluster", "host"], 2, "'host' is not allowed, it must be the address of a Dask scheduler"),
         (["--cluster", "local:0"], 2, "'local:0' is not allowed"),
         (["--cluster", "http://host:8786"], 2, "'http://host:8786' is not allowed"),
-        (["--cluster", "local", "--nproc", "2"], 2, "--nproc: 2 is not allowed with --cluster"),
+        (["--cluster", "local", "{several}", "2"], 2, "{several}: 2 is not allowed with --cluster"),
         (["--cluster", "127.0.0.1:{port}"], 1, "no Dask scheduler answers at 127.0.0.1"),
         (["--cluster", "tls://127.0.0.1:{port}"], 1, "TLS"),  # no certificate
         (["--cluster", "ws://127.0.0.1:{port}"], 2, "'ws://127.0.0.1:"),
@@ -178,7 +178,9 @@ def test_a_bad_address_is_one_line_and_leaves_nothing(
         pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
     monkeypatch.setattr(module, "CONNECT", 0.3)
     names = {"run": tmp_path / "run", "tiny": tiny, "out": tmp_path / "out", "port": free_port()}
-    one_line(command(*(w.format(**names) for w in [*words, *options])), code, "--cluster", expected)
+    names["several"] = "--nproc" if words[0] == "contour" else "--jobs"
+    typed = [word.format(**names) for word in [*words, *options]]
+    one_line(command(*typed), code, "--cluster", expected.format(**names))
     assert not list(tmp_path.rglob("*.h5"))
 
 
@@ -334,3 +336,29 @@ def test_workers_of_another_folder_go_on_with_the_runs_of_a_command_that_was_kil
             assert (code, err) == (0, "")
     assert command("sweep", tiny, *SEVERAL, "-o", tmp_path / "one", "-q")[0] == 0
     assert difference(contents(tmp_path / "one"), contents(tmp_path / "two")) == ""
+
+
+def test_files_that_nobody_named_are_not_run(tmp_path: Path) -> None:
+    """The current folder has modules with the names of packages that Dask and PyTorch take if they are there."""
+    pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
+    for name in ("zstandard", "lz4", "opt_einsum", "snappy", "uvloop"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'planted')!r}, 'a').write({name!r})")
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom other import SIZE\n"
+        "def points():\n    return torch.ones(4, SIZE), torch.zeros(4, dtype=torch.long)\n"
+        "def net():\n    return torch.nn.Linear(SIZE, 2)\n"
+    )
+    (tmp_path / "other.py").write_text("SIZE = 3\n")
+    torch.save(torch.nn.Linear(3, 2).state_dict(), tmp_path / "w.pt")
+    words = ("contour", "w.pt", "--model", "mine:net", "--data", "mine:points", "--grid", "3")
+    done = subprocess.run(
+        [sys.executable, "-m", "landscape", *words, "--cluster", "local:1", "-q"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "planted").exists()
+    assert landscape.load(tmp_path / "w-contour.h5").done.all()

@@ -27,6 +27,7 @@ from torch import nn
 from landscape import data as datasets
 from landscape import models
 from landscape.core.errors import FailedError, InputError
+from landscape.core.extras import look_in
 from landscape.core.options import choose, near
 from landscape.core.toml import toml_value
 from landscape.data.base import Dataset, fingerprint
@@ -102,8 +103,7 @@ def find(where: str, name: str) -> Any:
     """The object MODULE:NAME, after an import of its module. InputError in one line if that fails."""
     module_name, _, path = name.partition(":")
     with contextlib.suppress(FileNotFoundError):  # the current folder has been deleted
-        if os.getcwd() not in sys.path:  # last: it must not hide an installed module
-            sys.path.append(os.getcwd())
+        look_in(os.getcwd())
     try:
         value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

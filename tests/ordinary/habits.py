@@ -473,7 +473,12 @@ def data_parallel() -> Parts:
     return nn.DataParallel(network()), nn.CrossEntropyLoss(), samples()
 
 
-@habits("a target is NaN: so are contour and eigenvalues")
+@habits(
+    "a target is NaN",
+    expected="refused",
+    why="the loss is NaN, and so would be all that follows",
+    words="NaN in targets",
+)
 def nan_target() -> Parts:
     y = torch.randn(10, 1)
     y[3] = float("nan")

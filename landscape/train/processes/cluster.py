@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import importlib
 import logging
 import operator
 import os
@@ -29,7 +30,7 @@ from typing import Any, Self
 
 from landscape import _version
 from landscape.core.errors import FailedError, InputError, explain
-from landscape.core.extras import optional
+from landscape.core.extras import apart, look_in, optional
 from landscape.train.processes import children
 from landscape.train.processes.children import Children, threads_each
 
@@ -78,8 +79,9 @@ class Cluster:
                 f"--cluster: '{address}' is not allowed, it must be the address of a Dask scheduler, such as "
                 "tcp://HOST:8786, or local or local:N for N processes of this machine"
             )
-        self._distributed = optional("distributed", "--cluster", _EXTRA)
-        self._config = optional("dask.config", "--cluster", _EXTRA)
+        with apart():
+            self._distributed = optional("distributed", "--cluster", _EXTRA)
+            self._config = optional("dask.config", "--cluster", _EXTRA)
         self._sent: tuple[Any, Any] | None = None  # a function, and the future of it on the workers
         self._end = contextlib.ExitStack()
         if local:
@@ -204,7 +206,8 @@ class Cluster:
                 raise FailedError(
                     f"--cluster: model, loss and data cannot be sent to workers ({words})"
                 ) from error
-            called = pickle.dumps(_Function(payload, _versions()))
+            folder = None if isinstance(self._target, str) else os.getcwd()
+            called = pickle.dumps(_Function(payload, _versions(), folder))
             self._sent = function, self._client.submit(pickle.loads, called, pure=False)
         return self._sent[1]
 
@@ -285,17 +288,23 @@ def end_if_unwanted() -> None:
 class _Function:
     """What the jobs of a run call, pickled as ``payload``, and the versions of the command.
 
-    It is pickled without the function that comes out of the payload.
+    ``folder``: that of the user's modules, if the worker is one of this machine. It is pickled without the
+    function that comes out of the payload.
     """
 
     payload: bytes
     versions: dict[str, str]
+    folder: str | None
 
-    def __reduce__(self) -> tuple[type[_Function], tuple[bytes, dict[str, str]]]:
-        return _Function, (self.payload, self.versions)
+    def __reduce__(self) -> tuple[type[_Function], tuple[bytes, dict[str, str], str | None]]:
+        return _Function, (self.payload, self.versions, self.folder)
 
     @functools.cached_property
     def _function(self) -> Callable[..., Any]:
+        with apart():
+            importlib.import_module("landscape.problem.problem")
+        if self.folder:
+            look_in(self.folder)
         function = optional("cloudpickle", "--cluster", _EXTRA).loads(self.payload)
         return children.resolve(function) if isinstance(function, str) else function
 
