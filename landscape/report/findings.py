@@ -207,5 +207,7 @@ def _results(contents: Contents) -> list[str]:
     for found in contents.found:
         if not isinstance(found.result, (Surface, Comparison)) and found.result.describe():
             kinds.setdefault(type(found.result), []).append(found.result)
-    residual = {Spectrum: " (±: residual)"}
-    return [f"{headline(results)}{residual.get(kind, '')}." for kind, results in kinds.items()]
+    return [
+        f"{headline(results)}{' (±: residual)' if kind is Spectrum else ''}."
+        for kind, results in kinds.items()
+    ]
