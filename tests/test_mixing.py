@@ -188,7 +188,7 @@ def test_random_matching_is_stable_in_mean_square_up_to_its_limit(n: int) -> Non
     [
         ("torus", 7, "'torus' is not allowed with 7 learners, 7 is not R × C"),
         ("torus(2x3)", 7, "2 × 3 is not 7"),
-        ("torus(1x7)", 7, "both at least 2"),
+        ("torus(1x7)", 7, "both must be at least 2"),
         ("hypercube", 6, "a power of two, such as 4 or 8"),
         ("ring(1)", 2, "a ring needs at least 3"),
         ("ring", 6, r"'ring' is not known \(allowed: full, ring\(k\)"),

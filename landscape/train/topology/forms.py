@@ -40,12 +40,12 @@ def torus(n: int, size: str = "") -> list[Array]:
     """torus, torus(RxC): the four neighbours on an R × C grid that wraps round; by default the squarest."""
     given = re.fullmatch(r"(\d+)x(\d+)", size)
     if size and not given:
-        raise InputError("torus(RxC) has numbers of rows and columns, such as torus(2x3)")
+        raise InputError("torus(RxC) needs numbers of rows and columns, such as torus(2x3)")
     rows = int(given[1]) if given else max(r for r in range(1, math.isqrt(n) + 1) if n % r == 0)
     columns = int(given[2]) if given else n // rows
     if min(rows, columns) < 2 or rows * columns != n:
         needs = f"{rows} × {columns} is not {n}" if given else f"{n} is not R × C"
-        raise InputError(f"{needs} with both at least 2")
+        raise InputError(f"{needs}, both must be at least 2")
     i, j = np.divmod(np.arange(n), columns)
     steps = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
     return [_equal(n, [(i + u) % rows * columns + (j + v) % columns - np.arange(n) for u, v in steps])]
