@@ -140,12 +140,13 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
         known = f"{', '.join(forms())}, or a .csv, .txt or .npy file with an n × n matrix"
         raise InputError(f"{where}: '{spec}' is not known (allowed: {known})")
     try:
-        found = topology(n, *(_argument(p, text) for p, text in zip(parameters, given, strict=False)))
+        arguments = (_argument(p, text) for p, text in zip(parameters, given, strict=False))
+        found = [np.asarray(m, dtype=float) for m in topology(n, *arguments)]
         if topology is not random_matching:
             _check(found, n)
     except InputError as reason:
         raise InputError(f"{where}: '{spec}' is not allowed with {n} learners, {reason}") from None
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _argument(parameter: inspect.Parameter, text: str) -> int | float | str:
