@@ -15,7 +15,7 @@ import landscape
 from landscape import BatchSharpness, FailedError, InputError, Problem
 from landscape.cli.batch_sharpness import table
 from landscape.data.synthetic import mean_output
-from landscape.evaluation.minibatches import stream
+from landscape.gradients.minibatches import stream
 from tests import problems
 from tests.conftest import Command, slow_but
 from tests.test_cli import one_line
