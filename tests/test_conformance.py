@@ -222,6 +222,18 @@ COMMANDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "watch": (["{run}"], {"nowhere": ["{folder}/nowhere"]}),
     "compare": (["{run}/step-0000005.h5", "{run}/last.h5", "--only", "loss", "-o", "{folder}/c.h5"], {"no": ["{run}", "--only", "no"]}),
     "completion": (["bash"], {"tcsh": ["tcsh"]}),
+    "critical-batch": (
+        ["{run}", "--factors", "1,2", "--branches", "2", "--samples", "640", "-o", "{folder}/c.h5", "--plot", "{folder}/c.png"],
+        {"'1,x'": ["{run}", "--factors", "1,x"]}),
+    "saddles": (
+        ["--dimension", "2,3", "--noise", "", "--lr", "", "--seeds", "0-5", "--set", "lr=0.5", "-o", "{folder}/s.h5"],
+        {"--dimension: '2,x'": ["--dimension", "2,x"], "--lr: '-1'": ["--lr", "-1"], "needs at least 6": ["--seeds", "0-2"],
+         "--seeds: '20' is one seed": ["--seeds", "20"], "steps: 'x'": ["--seeds", "0-5", "--set", "steps=x"],
+         "at least one of them": ["--dimension", "", "--noise", "", "--lr", ""]}),
+    "smoothing": (
+        ["{run}/step-0000005.h5", "{run}/last.h5", "--pairs", "3", "--steps", "2", "-o", "{folder}/s.h5"],
+        {"no spread to smooth by": ["{run}/step-0000000.h5", "--steps", "0", "-o", "{folder}/s.h5"],
+         "--steps: -1": ["{run}/last.h5", "--steps", "-1", "-o", "{folder}/s.h5"]}),
 }  # fmt: skip
 
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import landscape
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.results.noise import CriticalBatch
 from landscape.train.experiments.critical_batch import critical_batch
 from landscape.train.recipes import recipe
 from landscape.train.run.loop import Trainer
-from tests.conftest import Command
-from tests.test_cli import one_line
 
 LR, DIMENSION = 0.2, 200
 
@@ -96,22 +92,3 @@ def test_what_cannot_be_measured_is_refused() -> None:
             critical_batch(run, **arguments)  # type: ignore[arg-type]
     with pytest.raises(FailedError, match="diverged"):
         critical_batch(dataclasses.replace(run, diverged="mean"))
-
-
-def test_the_command(tmp_path: Path, command: Command) -> None:
-    words = ("steps=20", "decompose.every=0", "checkpoint.every=0")
-    assert (
-        command("train", "digits-dpsgd", *(w for s in words for w in ("--set", s)), "-o", tmp_path, "-q")[0]
-        == 0
-    )
-    path, picture = tmp_path / "critical.h5", tmp_path / "critical.png"
-    asked = ("critical-batch", tmp_path, "--factors", "1,2", "--branches", "2", "--samples", "8000")
-    code, out, err = command(*asked, "-o", path, "--plot", picture)
-    assert code == 0
-    assert str(path) in out
-    assert picture.stat().st_size > 5000
-    saved = landscape.load(path)
-    assert isinstance(saved, CriticalBatch)
-    assert saved.steps.tolist() == [16, 8]
-    assert "critical batch" in out + err
-    one_line(command(*asked[:2], "--factors", "1,x", "-o", path, "--force"), 2, "--factors", "x")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from landscape.curvature.hessian import dense_hessian
 from landscape.data.synthetic import mean_output
 from landscape.results.stability import median_rank
 from landscape.train.experiments.saddles import escape_time, sweep
-from tests.conftest import Command
 
 FAST = ("steps=200", "lr=0.4")
 
@@ -70,27 +68,3 @@ def test_runs_that_do_not_escape_are_longer_than_all_others() -> None:
     assert (found.median[0, 0], low[0, 0], high[0, 0]) == (6.0, 3.0, math.inf)
     with pytest.raises(InputError, match="seeds: 5 is not allowed, a band of 0.95 needs at least 6"):
         median_rank(5, 0.95)
-
-
-def test_the_command(tmp_path: Path, command: Command) -> None:
-    out, picture = tmp_path / "s.h5", tmp_path / "s.png"
-    arguments = ("--dimension", "2,3", "--noise", "", "--lr", "", "--seeds", "0-5", "--set", "lr=0.5")
-    code, printed, err = command("saddles", *arguments, "-o", out, "--plot", picture)
-    assert (code, printed.split()[-2:]) == (0, [str(out), str(picture)]), err
-    dimension = landscape.load(out)
-    assert dimension.times.shape == (3, 2, 6)
-    assert dimension.setting == "noise 0.01, lr 0.5"
-    assert dimension.algorithms == ("ssgd", "ssgd*", "dpsgd")
-    assert np.isfinite(dimension.median).all()
-    assert picture.stat().st_size > 10_000
-    for given_, words in (
-        (("--dimension", "2,x"), "--dimension: '2,x' is not allowed, it must be whole numbers > 0"),
-        (("--lr", "-1"), "--lr: '-1' is not allowed"),
-        (("--seeds", "0-2"), "needs at least 6"),
-        (("--seeds", 20), "--seeds: '20' is one seed, give a range such as 0-19"),
-        (("--dimension", "", "--noise", "", "--lr", ""), "at least one of them must have a value"),
-        (("--seeds", "0-5", "--set", "steps=x"), "steps: 'x' is not allowed"),
-    ):
-        code, _, err = command("saddles", *given_, "-o", tmp_path / "x.h5")
-        assert code == 2
-        assert words in err

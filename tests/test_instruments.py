@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from landscape.train.instruments.base import Instrument, Moment
 from landscape.train.own_loop.recorder import Recorder
 from landscape.train.processes.process_group import Group
 from landscape.train.recipes import recipe
-from landscape.train.run import launch
 from landscape.train.run.loop import Hooks, Trainer
 from landscape.train.run.randomness import generator
 from tests import problems
@@ -30,7 +28,7 @@ from tests.groups import together
 from tests.test_batch_sharpness import dense
 from tests.test_buffers import BASE
 from tests.test_recorder import digits, net
-from tests.test_training import quadratic, same_bits
+from tests.test_training import quadratic
 
 NAMES = [
     "lambda-max", "batch-sharpness", "noise-scale", "disagreement", "noise-alignment", "worst-sharpness",
@@ -199,19 +197,6 @@ def test_the_error_of_the_noise_scale_covers_the_truth(name: str) -> None:
         row = trainer.run().history
         covered.append(abs(row["noise_scale"][-1] - TRUTH / float(g @ g)) < 2 * row["noise_scale_se"][-1])
     assert 0.88 < np.mean(covered) < 0.99  # 95% ± three standard errors of 200, and the jackknife's own
-
-
-def test_measuring_leaves_the_run_as_it_is_and_goes_on_bit_for_bit(tiny: Path, tmp_path: Path) -> None:
-    chosen = recipe.from_values(values_of(tiny))
-    whole = launch.launch(chosen, tmp_path / "whole")
-    for k in (5, 20):  # within windows of the noise scale, which last 10 steps here
-        folder = tmp_path / str(k)
-        folder.mkdir()
-        shutil.copy(tmp_path / "whole" / f"step-{k:07d}.h5", folder / "last.h5")
-        same_bits(whole, launch.launch(None, folder, resume=True))
-    off = Trainer(recipe.from_values(values_of(tiny, monitor={}))).run()
-    assert torch.equal(off.weights, whole.weights)
-    assert not {"noise_scale", "batch_sharpness"} & set(off.history)
 
 
 def test_learners_that_agree_have_no_shares(tiny: Path) -> None:

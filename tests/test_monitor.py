@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,10 @@ from landscape.plots.training import draw_training
 from landscape.problem.layout import average
 from landscape.train.processes.process_group import Group
 from landscape.train.recipes import recipe
-from landscape.train.run import launch
 from landscape.train.run.loop import Hooks, Trainer
 from tests.groups import together
 from tests.test_buffers import BASE, load, module_of
-from tests.test_training import quadratic, same_bits
+from tests.test_training import quadratic
 
 MONITOR = "monitor={sharpness = 5, samples = 90, top = 2}"
 
@@ -55,22 +53,6 @@ def test_it_is_that_of_the_dense_hessian_on_a_fixed_sample(tiny: Path) -> None:
         assert row["lr_lambda_limit"] == pytest.approx(2 / 3)  # ring(1) of 4: 1 + ω_min
         share = ((spread @ vectors[:, -2:]) ** 2).sum() / (spread**2).sum()
         assert row["spread_share"] == pytest.approx(share, abs=0.02)
-
-
-@pytest.mark.slow
-def test_resumed_runs_have_the_bits_of_an_unbroken_one_and_the_weights_of_one_without(
-    tiny: Path, tmp_path: Path
-) -> None:
-    whole = launch.launch(chosen(tiny), tmp_path / "whole")
-    for k in (0, 5, 10, 25):
-        folder = tmp_path / str(k)
-        folder.mkdir()
-        shutil.copy(tmp_path / "whole" / f"step-{k:07d}.h5", folder / "last.h5")
-        same_bits(whole, launch.launch(None, folder, resume=True))
-    off = Trainer(chosen(tiny, "monitor.sharpness=0")).run()
-    assert torch.equal(off.weights, whole.weights)
-    assert off.shared == {}
-    assert all(np.isnan(off.history[name]).all() for name in MONITORED)
 
 
 def _run(group: Group, values: dict[str, Any]) -> Checkpoint:

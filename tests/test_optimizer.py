@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import landscape
-from landscape import FailedError, InputError
+from landscape import InputError
 from landscape.gradients.learners import Stack
 from landscape.train import optimizer
 from landscape.train.recipes import recipe
@@ -197,32 +197,6 @@ def test_the_decomposition_holds_for_every_optimizer(tiny: Path, name: str, rule
             assert np.isnan([*split, row["delta_2_full"]]).all()
         elif rule["name"] != "ssgd*":
             assert sum(split) == pytest.approx(row["delta"], rel=1e-9, abs=1e-15)
-
-
-@pytest.mark.parametrize("name", ["heavy-ball", "lars", "lamb"])
-@pytest.mark.parametrize("mixing", slow_but(["random-matching"], ["one-peer-exponential", "random-matching"]))
-def test_resuming_gives_the_bits_of_an_unbroken_run(
-    tiny: Path, tmp_path: Path, name: str, mixing: str
-) -> None:
-    chosen = tiny_recipe(
-        tiny, dtype="float32", algorithm={"name": "dpsgd", "mixing": mixing}, optimizer=OPTIMIZERS[name],
-        schedule={"unit": "epochs", "warmup": 1.5, "cosine": 4.0},
-    )  # fmt: skip
-    whole = launch.launch(chosen, tmp_path / "whole")
-    for step in (10, 20):
-        folder = tmp_path / f"from-{step}"
-        folder.mkdir()
-        (tmp_path / "whole" / f"step-{step:07d}.h5").rename(folder / "last.h5")
-        end = launch.launch(None, folder, resume=True)
-        same_bits(whole, end)
-        assert end.optimizer.keys() == whole.optimizer.keys() != set()
-        for key, state in end.optimizer.items():
-            assert torch.equal(state, whole.optimizer[key])
-            assert state.shape == (4, end.layout.size)
-    stored = landscape.load(tmp_path / "whole" / "last.h5")
-    stored.optimizer = {}
-    with pytest.raises(FailedError, match="holds nothing, its run needs"):
-        Trainer(chosen, checkpoint=stored)
 
 
 def test_more_steps_leave_the_schedule_as_it_was(tiny: Path, tmp_path: Path) -> None:

@@ -64,42 +64,6 @@ def test_one_place_prints() -> None:
         assert not re.search(r"message\((table|summary)\(", path.read_text()), path.name
 
 
-@pytest.mark.parametrize(
-    ("words", "keys"),
-    [
-        (("spectrum", "--trace"), {"values", "trace", "converged"}),
-        (("contour", "--grid", "2"), {"loss", "span"}),
-        (("line", "--points", "3"), {"loss", "barrier"}),
-        (("noise", "--draws", "2"), {"summary", "consensus"}),
-        (("noise-scale", "--max-draws", "16"), {"value", "standard_error", "resolved"}),
-        (("stability", "--delay", "0,1"), {"lambda_max", "limit"}),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else "",
-)
-def test_values_and_json_of_an_analysis(
-    words: tuple[str, ...], keys: set[str], run: Path, tmp_path: Path, command: Command
-) -> None:
-    name, *flags = words
-    wanted = (name, run / "last.h5", *flags, "-o")
-    code, out, err = command(*wanted, tmp_path / "a.h5", "-q")
-    assert (code, err) == (0, "")
-    assert out.endswith(f"\n{tmp_path}/a.h5\n")
-    code, again, _ = command(*wanted, tmp_path / "b.h5")
-    assert (code, again.replace("b.h5", "a.h5")) == (0, out)
-    code, text, err = command(*wanted, tmp_path / "c.h5", "-q", "--json")
-    assert (code, err) == (0, "")
-    shown = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
-    assert (shown["command"], shown["files"]) == (name, [f"{tmp_path}/c.h5"])
-    (result,) = shown["results"]
-    loaded = landscape.load(tmp_path / "c.h5")
-    assert result["schema"] == loaded.schema
-    assert keys <= result.keys()
-    for key, value in result.items():
-        own = getattr(loaded, key, None)
-        if isinstance(own, float):
-            assert value == own or (value is None and not math.isfinite(own))
-
-
 def test_json_of_the_other_commands(run: Path, tmp_path: Path, tiny: Path, command: Command) -> None:
     def shown(*words: object) -> dict:
         code, out, _ = command(*words, "--json")

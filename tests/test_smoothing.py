@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-import landscape
-from landscape import FailedError, InputError, Problem, Smoothing, smoothing
+from landscape import FailedError, InputError, Problem, smoothing
 from landscape.analysis.smoothing import displacement
 from landscape.curvature.hessian import dense_hessian
 from landscape.data.synthetic import mean_output
 from tests import problems
-from tests.conftest import Command, slow_but
+from tests.conftest import slow_but
 
 EIGENVALUES = [-0.5, 0.2, 1.0, 3.0]
 
@@ -124,27 +120,3 @@ def test_what_cannot_be_smoothed_is_refused() -> None:
         smoothing(problem, learners(4, n=1))
     with pytest.raises(InputError, match="pairs: 1 is not allowed"):
         smoothing(problem, learners(4), pairs=1)
-
-
-def test_the_command(tiny: Path, tmp_path: Path, command: Command) -> None:
-    assert command("train", tiny, "-o", tmp_path / "run", "-q")[0] == 0
-    last, first = tmp_path / "run" / "last.h5", tmp_path / "run" / "step-0000010.h5"
-    picture = tmp_path / "s.png"
-    code, out, err = command("smoothing", first, last, "--pairs", 3, "--steps", 2, "--plot", picture)
-    assert (code, out.split()[-2:]) == (
-        0,
-        [str(tmp_path / "run" / "step-0000010-smoothing.h5"), str(picture)],
-    ), err
-    assert picture.stat().st_size > 10_000
-    early, late = landscape.load(tmp_path / "run" / "step-0000010-smoothing.h5")
-    assert isinstance(late, Smoothing)
-    assert late.lipschitz_smooth.shape == (2, 2)
-    assert (late.lr, late.pairs, late.learners, late.samples) == (0.2, 3, 4, 200)
-    assert math.isfinite(early.alpha_e)
-    assert "2/λ_max" in out
-    code, _, err = command("smoothing", tmp_path / "run" / "step-0000000.h5", "--steps", 0)
-    assert code == 1
-    assert "no spread to smooth by" in err
-    code, _, err = command("smoothing", last, "--steps", -1)
-    assert code == 2
-    assert "--steps: -1 is not allowed" in err

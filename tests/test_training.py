@@ -22,7 +22,7 @@ from landscape.train.run import launch
 from landscape.train.run.loop import Hooks, Trainer
 from landscape.train.run.randomness import generator
 from landscape.train.topology.mixing import Mixing
-from tests.conftest import Command, slow_but
+from tests.conftest import Command
 
 
 def same_bits(a: Checkpoint, b: Checkpoint) -> None:
@@ -69,24 +69,6 @@ ALGORITHMS = {
     "sgp": {"name": "sgp", "graph": "random"},
     "dsgd-ac": {"name": "dsgd-ac", "mixing": "ring(1)"},
 }
-
-
-@pytest.mark.parametrize("name", slow_but(["ssgd*", "dpsgd atc", "async"], ALGORITHMS))
-def test_resuming_from_any_checkpoint_gives_the_bits_of_an_unbroken_run(
-    tiny: Path, tmp_path: Path, name: str
-) -> None:
-    values = recipe.parse(tiny.read_text(), "tiny") | {"name": "tiny", "algorithm": ALGORITHMS[name]}
-    chosen = recipe.from_values(values)
-    whole = launch.launch(chosen, tmp_path / "whole")
-    same_bits(whole, launch.launch(chosen, tmp_path / "again"))
-    saved = sorted((tmp_path / "whole").glob("step-*.h5"))
-    assert [p.name for p in saved] == [f"step-{k:07d}.h5" for k in (0, 10, 20, 30)]
-    for k, path in enumerate(saved):
-        folder = tmp_path / f"resumed-{k}"
-        folder.mkdir()
-        shutil.copy(path, folder / "last.h5")
-        same_bits(whole, launch.launch(None, folder, resume=True))
-        same_bits(whole, Checkpoint.load(folder / "last.h5"))
 
 
 def test_a_finished_run_may_go_on_to_more_steps_with_the_same_bits(tiny: Path, tmp_path: Path) -> None:
