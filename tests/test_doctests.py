@@ -13,6 +13,7 @@ import torch
 import landscape
 from landscape import stability
 from landscape.analysis.stability import stability as stability_analysis
+from tests.examples import namespace
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # Rooms of commands and figures have no examples.
@@ -29,10 +30,10 @@ def test_examples_run(name: str) -> None:
     x, y = torch.eye(2), torch.tensor([0, 1])
     model = torch.nn.Linear(2, 2, bias=False)
     problem = landscape.Problem(model, torch.nn.functional.cross_entropy, (x, y))
-    known = {"torch": torch, "landscape": landscape, "x": x, "y": y, "problem": problem}
+    known = {"torch": torch, "x": x, "y": y, "problem": problem}
     finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner(optionflags=FLAGS, verbose=False)
     report: list[str] = []
-    for test in finder.find(importlib.import_module(name), extraglobs=known):
+    for test in finder.find(importlib.import_module(name), extraglobs=namespace() | known):
         runner.run(test, out=report.append)
     assert not runner.failures, "".join(report)
 

@@ -251,8 +251,8 @@ def _check_previous(
         raise MismatchError(reason)
 
 
-def reused_points(previous: Surface, surface: Surface) -> int:
-    """How many points of ``surface`` :func:`contour` took from ``previous``."""
+def reused_points(previous: Any, surface: Any) -> int:
+    """How many points of ``surface``, or Hessian grid, were taken from ``previous``."""
     columns, rows = coincide(surface.x, previous.x)[1], coincide(surface.y, previous.y)[1]
     return int(previous.done[np.ix_(rows, columns)].sum())
 
