@@ -29,6 +29,7 @@ AREAS = {
     "curvature": "Curvature",
     "evaluation": "Losses on a grid",
     "results": "Results",
+    "geometry": "Surfaces",
     "plots": "Pictures",
     "report": "Reports",
     "checkpoint": "Checkpoints and weights from other programs",
@@ -38,6 +39,7 @@ AREAS = {
     "stability": "Stability limits",
     "train": "Training",
     "integrations": "Callbacks",
+    "testing": "Checks of plugins",
     "paper": "Figures of the papers",
     "cli": "Options of commands",
 }

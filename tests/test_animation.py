@@ -13,11 +13,11 @@ from PIL import Image
 import landscape
 from landscape.cli import animate
 from landscape.cli.source import Source
-from landscape.geometry import profiles
 from landscape.plots import animation
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
 from tests.conftest import Command
+from tests.examples import parabola
 
 SMALL = ("steps=12", "checkpoint.every=4", "model.widths=[64, 8, 10]", "monitor.sharpness=4")
 
@@ -66,7 +66,7 @@ def test_a_gif_has_a_frame_for_each(run: Path, tmp_path: Path, command: Command)
 def test_the_dial_shows_the_limit_and_learners_outside() -> None:
     markers = np.array([[0.5, 0], [5, 5], [0, 0]])
     marked = dataclasses.replace(
-        profiles.parabola(),
+        parabola(),
         kind="learners",
         markers=markers,
         marker_loss=np.ones(3),

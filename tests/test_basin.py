@@ -13,6 +13,7 @@ from landscape.geometry import profiles
 from landscape.plots.surface_parts import finding
 from landscape.results.grids import Surface
 from landscape.results.shown import POINTS, WINDOW, running_quartiles
+from tests.examples import parabola
 
 
 def valley(
@@ -25,7 +26,7 @@ def valley(
     loss = 0.1 + steepness * (points**2).sum(-1)
     whole = {"x": x, "y": x, "loss": loss, "accuracy": loss, "done": loss > 0, "directions": spread}
     center = {"center": np.ones(spread.shape[1])}
-    return dataclasses.replace(profiles.parabola(), **(center | whole | changes))  # type: ignore[arg-type]
+    return dataclasses.replace(parabola(), **(center | whole | changes))  # type: ignore[arg-type]
 
 
 @given(

@@ -15,11 +15,11 @@ from scipy import ndimage
 
 import landscape
 from landscape import FailedError, InputError, Surface, plots
-from landscape.geometry import profiles
 from landscape.geometry.basins import merge_tree
-from landscape.results.grids import Basins
+from landscape.results.basins import Basins
 from tests import problems
 from tests.conftest import Command
+from tests.examples import parabola
 from tests.test_cli import one_line
 
 GRIDS = arrays(
@@ -39,7 +39,7 @@ def surface(loss: np.ndarray, directions: np.ndarray | None = None, **changes: o
         "directions": np.eye(2) if directions is None else directions,
     }
     center = np.zeros(fields["directions"].shape[1])  # type: ignore[union-attr]
-    return dataclasses.replace(profiles.parabola(), **(fields | {"center": center} | changes))  # type: ignore[arg-type]
+    return dataclasses.replace(parabola(), **(fields | {"center": center} | changes))  # type: ignore[arg-type]
 
 
 def wells(nx: int = 81, ny: int = 61) -> Surface:
@@ -104,7 +104,7 @@ def test_an_ellipse_has_its_own_axes_whatever_the_directions(entries: list[float
 
 
 def test_a_circle_within_a_few_thousandths() -> None:
-    found = profiles.parabola().basins([0.25, 0.5])
+    found = parabola().basins([0.25, 0.5])
     np.testing.assert_allclose(found.area, np.pi * np.array([0.25, 0.5]), rtol=0.01)
     np.testing.assert_allclose(found.width, [[1, 1], [2**0.5, 2**0.5]], rtol=0.005)
     np.testing.assert_allclose(found.volume, np.pi / 2 * np.array([0.25, 0.5]) ** 2, rtol=0.02)
@@ -142,7 +142,7 @@ def test_regions_that_the_edge_cuts_say_so() -> None:
     assert found.cut.all()
     assert found.edge_rise == 0
     assert "edge" in plots.draw([found]).get_suptitle()
-    wide = profiles.parabola().basins([0.5, 1.5])
+    wide = parabola().basins([0.5, 1.5])
     assert wide.cut.tolist() == [False, True]
 
 
@@ -160,7 +160,7 @@ def test_losses_that_are_not_finite_are_walls() -> None:
 
 
 def test_the_walls_around_a_region_are_no_edge() -> None:
-    loss = profiles.parabola().loss.copy()
+    loss = parabola().loss.copy()
     loss[[0, -1]] = loss[:, [0, -1]] = np.inf
     found = surface(loss).basins()
     assert found.edge_rise == np.inf
@@ -225,7 +225,7 @@ def test_batches_and_batchnorm(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_bad_input_is_one_line(call, words: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InputError, match=words) as caught:
-        call(profiles.parabola())
+        call(parabola())
     assert "\n" not in str(caught.value)
 
 
@@ -235,7 +235,7 @@ def test_the_command(tmp_path: Path, command: Command) -> None:
     assert (code, out.split()[-2:]) == (0, [str(tmp_path / "c-basins.h5"), str(tmp_path / "b.png")]), err
     saved = landscape.load(tmp_path / "c-basins.h5")
     np.testing.assert_equal(vars(saved), vars(wells().basins([0.01])))
-    for words in ("basin 2: lowest", "SMAD", f"{saved.area[0]:.5g}", "meets no deeper one"):
+    for words in ("lowest of basin 2", "SMAD", f"{saved.area[0]:.6g}", "meets no deeper one"):
         assert words in out
     one_line(command("basins", tmp_path / "c.h5"), 1, "finished landscape.basins", "--force")
     one_line(command("basins", tmp_path / "c.h5", "--around", "top"), 2, "--around: 'top'", "center, lowest")

@@ -13,9 +13,9 @@ from torch import Tensor
 
 import landscape
 from landscape import BatchSharpness, FailedError, InputError, Problem
-from landscape.cli.batch_sharpness import table
 from landscape.data.synthetic import mean_output
 from landscape.evaluation.minibatches import stream
+from landscape.results.shown import text_of
 from tests import problems
 from tests.conftest import Command, slow_but
 from tests.test_cli import one_line
@@ -225,7 +225,7 @@ def test_result_and_picture(tmp_path: Path) -> None:
     assert (read.value, read.learner_value) == (results[0].value, results[0].learner_value)
     figure = results[0].plot(path=tmp_path / "x.png")
     assert "times η" in figure.get_suptitle()
-    assert "limit on η λ" in table(results[0])
+    assert "limit 1\n" in text_of(results[0])
     assert len(results[0].to_dataframe()) == len(results[0].curvature)
 
 

@@ -20,7 +20,7 @@ from landscape.analysis.quantities import BY_NAME, QUANTITIES
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.statistics import Estimate, holm, mcnemar, paired, welch
 from landscape.data.synthetic import mean_output
-from landscape.report import comparisons
+from landscape.report import analyses
 from landscape.report.contents import read
 from landscape.results.comparison import cell, footnotes, summary, verdict
 from tests import problems
@@ -414,11 +414,11 @@ def test_files_tables_pictures_and_pages(tmp_path: Path, runs: dict[str, list[Pa
     with pytest.raises(InputError, match="several comparisons"):
         plots.draw([result, many])
     result.save(path)
-    section = comparisons.section(read([path]))
+    section = analyses.comparison_section(read([path]))
     assert section.tables[0].columns == ("quantity", "SSGD", "DPSGD", "standard error over", "difference")
     assert len(section.tables[0].rows) == 3
     assert len(section.pictures) == 1
-    assert "over 3 and 3 seeds" in comparisons.sentences(read([path]))[0]
+    assert "over 3 and 3 seeds" in analyses.comparison_sentences(read([path]))[0]
     with pytest.raises(ValueError, match="side_of must hold the numbers of sides"):
         dataclasses.replace(result, side_of=result.side_of + 1)
     with pytest.raises(ValueError, match="kinds holds 'guess'"):

@@ -9,6 +9,7 @@ import pkgutil
 import pytest
 
 import landscape
+from tests.examples import namespace
 
 # Packages whose examples run.
 ROOMS = (
@@ -40,7 +41,7 @@ def test_examples_run(name: str) -> None:
     module = importlib.import_module(name)
     finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner(optionflags=FLAGS, verbose=False)
     report: list[str] = []
-    for test in finder.find(module):
+    for test in finder.find(module, extraglobs=namespace()):
         runner.run(test, out=report.append)
     assert not runner.failures, "".join(report)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,7 +189,7 @@ def test_random_matching_is_stable_in_mean_square_up_to_its_limit(n: int) -> Non
     [
         ("torus", 7, "'torus' is not allowed with 7 learners, 7 is not R × C"),
         ("torus(2x3)", 7, "2 × 3 is not 7"),
-        ("torus(1x7)", 7, "both at least 2"),
+        ("torus(1x7)", 7, "both must be at least 2"),
         ("hypercube", 6, "a power of two, such as 4 or 8"),
         ("ring(1)", 2, "a ring needs at least 3"),
         ("ring", 6, r"'ring' is not known \(allowed: full, ring\(k\)"),
@@ -213,6 +214,7 @@ def test_what_is_not_allowed_says_why(spec: str, n: int, words: str) -> None:
     ("matrices", "words"),
     [
         (lambda n: [np.eye(n)[:1]], r"matrices \(4, 4\)"),
+        (lambda n: np.eye(n).tolist(), r"matrices \(4, 4\)"),
         (lambda n: [], r"matrices \(4, 4\)"),
         (lambda n: [np.full((n, n), np.nan)], "finite"),
         (lambda n: [np.tri(n)], "doubly stochastic"),
@@ -220,7 +222,7 @@ def test_what_is_not_allowed_says_why(spec: str, n: int, words: str) -> None:
     ],
 )
 def test_a_topology_of_ones_own(
-    matrices: Callable[[int], list[Array]], words: str, monkeypatch: pytest.MonkeyPatch
+    matrices: Callable[[int], Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry.topologies, "_entries", dict(registry.topologies._entries))
 

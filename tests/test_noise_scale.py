@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import FailedError, InputError, Problem
-from landscape.cli.noise_scale import gradient_points, table
+from landscape.cli.noise_scale import gradient_points
 from landscape.data.synthetic import mean_output
 from landscape.evaluation.gradient_noise import Jackknife, from_round
 from landscape.evaluation.minibatches import stream
+from landscape.results.shown import text_of
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
 from tests import problems
@@ -131,7 +132,7 @@ def test_without_noise_it_is_zero_and_at_a_minimum_it_is_not_resolved() -> None:
     result = landscape.noise_scale(flat, 4, gradient="draws", max_draws=40)
     assert not result.converged
     assert not result.resolved
-    assert "not told apart from 0" in table(result)
+    assert "not told apart from 0" in text_of(result)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from landscape.results.stability import Stability
 from landscape.train.recipes import recipe
 from landscape.train.run.loop import Trainer
 from tests import problems
+from tests.examples import parabola
 
 
 @pytest.fixture(scope="module")
@@ -468,7 +469,7 @@ def test_a_trace_alone_and_a_density_alone_are_drawn() -> None:
 
 
 # L = x² + y² on 11 × 11 points, which draw faster.
-_WHOLE = profiles.parabola()
+_WHOLE = parabola()
 COARSE = dataclasses.replace(
     _WHOLE,
     x=_WHOLE.x[::4],

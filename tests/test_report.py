@@ -28,7 +28,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError
 from landscape.core.files import printable
 from landscape.paper import gallery
-from landscape.report import analyses, contents, curves, findings, page, scrubber, surfaces
+from landscape.report import analyses, contents, curves, findings, page, surfaces
 from landscape.report.gallery import figures_page
 from landscape.report.parts import (
     Missing,
@@ -392,7 +392,7 @@ def test_seeds_of_one_setting_are_one(runs: Path, tmp_path: Path) -> None:
 
 
 def test_frames_are_the_projections_of_the_learners(made: contents.Contents, runs: Path) -> None:
-    section, scrubbers = scrubber.section(made)
+    section, scrubbers = surfaces.scrubber_section(made)
     (only,) = scrubbers
     assert section.widget == "scrubber"
     assert [frame["step"] for frame in only["frames"]] == list(range(0, 31, 5))

@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import html.parser
 import itertools
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,11 +21,13 @@ from matplotlib.figure import Figure
 
 import landscape
 from landscape import FailedError, InputError, Surface, plots
+from landscape.cli import json_form
 from landscape.core import registry
 from landscape.plots.drawing import drawing_of, draws
+from landscape.plots.labels import headline
 from landscape.plots.picture import panels
-from landscape.results.base import Result
-from landscape.results.shown import summary
+from landscape.results.base import Measurement, Result
+from landscape.results.shown import Row, eigenvalue, html_of, percent, text_of
 from tests.conftest import slow_but
 from tests.fuzz import samples
 
@@ -270,10 +273,44 @@ def test_notebooks_show_a_picture_and_a_table(kind: str) -> None:
             assert field in shown.texts
 
 
+@pytest.mark.parametrize("kind", [kind for kind in RESULTS if kind != "sweep"])
+def test_a_description_has_the_numbers_that_are_printed(kind: str) -> None:
+    result = RESULTS[kind]
+    rows = result.describe()
+    assert len({row.name for row in rows}) == len(rows)
+    lines = text_of(result).splitlines()[1:]
+    assert [line.split("  ")[1] for line in lines] == [row.name for row in rows]
+    assert json_form.of_result(result)["describe"][0]["name"] == rows[0].name
+    if isinstance(result, Measurement) and np.isfinite(result.value):
+        known = [row for row in rows if row.value in (result.value, 100 * result.value)]
+        assert known[0].error in (result.standard_error, 100 * result.standard_error)
+        assert result.describe()[0].number in headline([result])
+
+
+@pytest.mark.parametrize(
+    ("row", "number", "text"),
+    [
+        (Row("a", 12.3456, 0.21, "nat", "8 draws"), "12.3 ± 0.2 nat", "12.3456 ± 0.21 nat   8 draws"),
+        (Row("a", 0.5, 0.0), "0.5", "0.5   exact"),
+        (Row("a", 12345, unit="samples"), "12,345 samples", "12,345 samples"),
+        (Row("a", math.nan, unit="nat"), "–", "– nat"),
+        (Row("a", "NO", note="raise it"), "NO", "NO   raise it"),
+        (percent("a", 0.25, 0.01), "25.0 ± 1.0%", "25 ± 1%"),
+        (eigenvalue("a", -4.0, 0.5), "-4.0 ± 0.5 nat", "-4 ± 0.5 nat   relative residual 1.2e-01"),
+    ],
+)
+def test_rows_in_words(row: Row, number: str, text: str) -> None:
+    assert (row.number, row.text) == (number, text)
+
+
 @given(st.text(max_size=300))
 def test_texts_are_escaped_in_notebooks(label: str) -> None:
     hostile = f"<script>alert('{label}')</script>"
-    text = summary(hostile, {"label": hostile, hostile: (hostile, 2)}, {"label": hostile}, lambda: 1 / 0)
+    values, rows = (
+        {"label": hostile, hostile: (hostile, 2)},
+        [Row(hostile, hostile, unit=hostile, note=hostile)],
+    )
+    text = html_of(hostile, rows, values, {"label": hostile}, lambda: 1 / 0)
     assert "<script" not in text
     assert "script" not in Balanced(text).tags
 

@@ -26,8 +26,7 @@ for name in landscape.__all__:
     getattr(landscape, name)
 
 from landscape.core.files import HAS_LOCKS
-from landscape.core.lock import HAS_LOCKS, in_use
-from landscape.train import launch, recipe
+from landscape.core.lock import in_use
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
 assert not HAS_LOCKS

@@ -247,39 +247,14 @@ def _check_previous(
     previous: Surface, problem: Problem, wanted: dict[str, Any], made_of: tuple[str, ...]
 ) -> None:
     """Raise MismatchError unless ``previous`` has these fields, and the same model, loss and data."""
-    reason = difference(previous, wanted)
-    if previous.provenance:
-        reason = reason or changed(previous.provenance, made_of, problem.dtype)
-    else:  # a file older than the field
-        reason = reason or _another_loss(problem, previous)
-    if reason:
+    if reason := difference(previous, wanted) or changed(previous.provenance, made_of, problem.dtype):
         raise MismatchError(reason)
 
 
-def reused_points(previous: Surface, surface: Surface) -> int:
-    """How many points of ``surface`` :func:`contour` took from ``previous``."""
+def reused_points(previous: Any, surface: Any) -> int:
+    """How many points of ``surface``, or Hessian grid, were taken from ``previous``."""
     columns, rows = coincide(surface.x, previous.x)[1], coincide(surface.y, previous.y)[1]
     return int(previous.done[np.ix_(rows, columns)].sum())
-
-
-def _another_loss(problem: Problem, previous: Surface) -> str:
-    """Evaluate the first finite point of ``previous`` again: "", or how it differs by more than rounding.
-
-    It does where model, loss or data are others, which the plane alone does not show.
-    """
-    finite = np.argwhere(previous.done & np.isfinite(previous.loss))
-    if not len(finite):
-        return ""
-    i, j = finite[0]
-    plane = previous.plane(problem.theta)
-    theta = torch.add(plane.center, plane.directions[0], alpha=float(previous.x[j]))
-    theta.add_(plane.directions[1], alpha=float(previous.y[i]))
-    before, now = float(previous.loss[i, j]), problem.loss(theta)
-    low = torch.bfloat16 if previous.precision != "model" else problem.dtype
-    eps = torch.finfo(low).eps
-    if abs(now - before) <= math.sqrt(eps) * abs(before) + 100 * eps:
-        return ""
-    return f"its loss at one point is {before:.6g}, not {now:.6g}: it is of another model, loss or data"
 
 
 def _precision_error(problem: Problem, plane: Plane, x: Array, y: Array, loss: Array, done: Array) -> float:

@@ -374,10 +374,10 @@ class Checkpoint:
                 history=columns,
                 units=units,
                 buffers=parts.tensors(hdf5.group(file, "buffers"), rows, len(weights)),
-                mean_buffers=parts.tensors(parts.later(file, "mean_buffers"), ...),
+                mean_buffers=parts.tensors(hdf5.group(file, "mean_buffers"), ...),
                 optimizer=parts.tensors(hdf5.group(file, "optimizer"), rows, len(weights)),
-                rule=parts.tensors(parts.later(file, "rule"), rows, len(weights)),
-                shared=parts.tensors(parts.later(file, "shared"), ...),
+                rule=parts.tensors(hdf5.group(file, "rule"), rows, len(weights)),
+                shared=parts.tensors(hdf5.group(file, "shared"), ...),
                 path=Path(path),
             )
             checkpoint._validate()

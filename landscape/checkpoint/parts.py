@@ -58,11 +58,6 @@ def facts(file: h5py.File, name: str, kinds: dict[str, type]) -> dict[str, Any]:
     return dict(facts)
 
 
-def later(file: h5py.File, name: str) -> Any:
-    """A group that is missing in older files, which had no state of rules and no buffers of the mean."""
-    return hdf5.group(file, name) if name in file else {}
-
-
 def tensors(group: Any, rows: slice | EllipsisType, learners: int | None = None) -> dict[str, Tensor]:
     """Tensors by name; with ``learners``, each has so many rows."""
     by_name = {}

@@ -108,20 +108,19 @@ class Analysis:
         kind: str,
         jobs: Iterable[Checkpoint | tuple[Any, ...]],
         function: Callable[..., R],
-        text: Callable[[R], str],
         *variant: str,
     ) -> list[R]:
         """The results of ``jobs``: a checkpoint, or a tuple that begins with one. Printed and written.
 
         ``function`` takes a job, the options of the command, the progress, and where the result comes from,
-        by keyword. ``kind`` and ``variant`` name the file; ``text`` says what is printed.
+        by keyword. ``kind`` and ``variant`` name the file.
         """
         whole = [job if isinstance(job, tuple) else (job,) for job in jobs]
         path, results = self.target(whole[0][0], kind, *variant), []
         for job, progress in self.each(kind, whole):
             about = self.about(job[0])
             results.append(function(*job, **self.settings, seed=self.seed, progress=progress, **about))
-            self.values(text(results[-1]))
+            common.describe(results[-1])
         self.write(results, path)
         return results
 

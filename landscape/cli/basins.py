@@ -10,7 +10,7 @@ from landscape.cli import common, options
 from landscape.core.errors import FailedError
 from landscape.geometry.basins import AROUND
 from landscape.results.base import load_results
-from landscape.results.grids import Basins, Surface
+from landscape.results.grids import Surface
 
 
 @click.command(epilog="Example: landscape basins runs/dp/last-contour.h5 --rise 0.05 --plot basins.png")
@@ -55,7 +55,7 @@ def basins(
     results = []
     for surface in surfaces:
         results.append(surface.basins(rises or None, least=least, around=around))
-        common.values(table(results[-1]))
+        common.describe(results[-1])
     common.write(results, path, target.picture)
 
 
@@ -68,29 +68,3 @@ def _surfaces(path: Path) -> list[Surface]:
         if not each.done.all() and not each.columns:
             raise FailedError(f"{path}: is not finished, run its command again to compute the other points")
     return [each for each in found if isinstance(each, Surface)]
-
-
-def table(result: Basins) -> str:
-    """The numbers of one surface, a line each."""
-    r = result
-    lines = [
-        f"{r.label}: {r.split} loss, local minima of the grid: {r.minima}, of them {len(r.minimum)} with "
-        f"a persistence of at least {r.least:.3g}; SMAD {r.smad:.4g}"
-    ]
-    for k in range(len(r.minimum)):
-        edge = ", on the edge of the grid" if r.at_edge[k] else ""
-        rise = "meets no deeper one" if r.saddle_loss[k] == float("inf") else f"saddle {r.saddle_loss[k]:.5g}"
-        lines.append(
-            f"  basin {k + 1}: lowest {r.minimum_loss[k]:.5g} at ({r.minimum[k, 0]:.3g}, "
-            f"{r.minimum[k, 1]:.3g}), {rise}, {100 * r.share[k]:.3g}% of the grid{edge}"
-        )
-    point = "centre" if r.around == "center" else "lowest point"
-    lines.append(f"  region around the {point}, loss {r.reference_loss:.5g}; reaches the edge at a rise of "
-                 f"{r.edge_rise:.4g}")  # fmt: skip
-    heads = ("rise", "area", "volume", "longer axis", "shorter axis", "ratio")
-    lines.append("  " + "".join(f"{head:>14}" for head in heads))
-    for k in range(len(r.rise)):
-        row = (r.rise[k], r.area[k], r.volume[k], *r.width[k], r.anisotropy[k])
-        cut = "  cut by the edge" if r.cut[k] else ""
-        lines.append("  " + "".join(f"{value:>14.5g}" for value in row) + cut)
-    return "\n".join(lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +9,6 @@ import click
 
 from landscape.analysis.batch_sharpness import batch_sharpness as compute_batch_sharpness
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.stability import known
 from landscape.core.errors import InputError
@@ -50,7 +48,7 @@ def batch_sharpness(analysis: Analysis, batches: str | None, no_learners: bool, 
             **settings,
         )
 
-    analysis.compute("batch-sharpness", jobs, compute, table)
+    analysis.compute("batch-sharpness", jobs, compute)
 
 
 def batch_sizes(run: Checkpoint, text: str | None) -> list[int]:
@@ -73,27 +71,3 @@ def check_learners(jobs: Iterable[tuple[Checkpoint, int]], no_learners: bool) ->
                 f"--batch: {size} is no multiple of the {run.learners} learners of {run.path}; choose "
                 "another, or --no-learners"
             )
-
-
-def table(result: BatchSharpness) -> str:
-    """The numbers of one result, a line each."""
-    low, high = result.interval()
-    missed = "" if result.converged else f"; NOT within {result.tol:.0%}: raise --max-draws"
-    times = math.isfinite(result.lr)
-    lines = [f"{result.label}: minibatches of {result.batch:,} from {result.samples:,} samples{missed}"]
-
-    def line(name: str, value: float, error: str) -> None:
-        rate = f"   η × it: {result.lr * value:.4g}" if times else ""
-        lines.append(f"  {name:28} {value: .4e}  {error}{rate}")
-
-    spread = f"± {result.standard_error:.1e}, {len(result.curvature)} draws, 95%: {low:.4g} to {high:.4g}"
-    line("batch sharpness at w_a", result.value, spread)
-    line("the same, pooled", result.pooled, "E[gᵀHg]/E‖g‖²")
-    if result.local_batch:
-        error = f"± {result.learner_standard_error:.1e}, {len(result.learner_curvature)} draws"
-        line(f"at learners, batch {result.local_batch:,}", result.learner_value, error)
-    if math.isfinite(result.lambda_max):
-        line("λ_max at w_a", result.lambda_max, common.residual(result.residual, result.lambda_max))
-    if math.isfinite(result.limit):
-        lines.append(f"  {'limit on η λ':28} {result.limit:.4g}")
-    return "\n".join(lines)

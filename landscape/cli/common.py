@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -21,6 +20,7 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.lock import Lock
 from landscape.core.progress import Progress
 from landscape.results import base
+from landscape.results.shown import text_of
 
 
 def check_targets(path: Path | None, picture: str | None, force: bool) -> None:
@@ -65,18 +65,9 @@ def make_folder(folder: Path) -> None:
         raise FailedError(f"{folder}: cannot be written to (Permission denied)")
 
 
-def interval(ends: tuple[float, float]) -> str:
-    """The ends of a 95% interval in words; "" where neither is known."""
-    if math.isnan(ends[0]) and not math.isfinite(ends[1]):
-        return ""
-    return (
-        f", 95%: {ends[0]:.4g} to {ends[1]:.4g}" if math.isfinite(ends[1]) else f", 95%: above {ends[0]:.4g}"
-    )
-
-
-def residual(absolute: float, value: float) -> str:
-    """The residual of an eigenvalue in words, relative to the eigenvalue as --tol is."""
-    return f"relative residual {absolute / abs(value):.1e}" if value else f"residual {absolute:.1e}"
+def describe(result: base.Result) -> None:
+    """Print the numbers of a result on stdout, also with -q; --json shows them with its fields."""
+    values(text_of(result))
 
 
 def progress_bar(title: str, quiet: bool = False) -> AbstractContextManager[Progress]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from landscape.analysis.contour import ERROR_POINTS, reused_points
 from landscape.analysis.contour import contour as compute_contour
 from landscape.cli import planes, processes
 from landscape.cli.analysis import Analysis, analysis_options
@@ -42,22 +41,4 @@ def contour(analysis: Analysis, plane: planes.Chosen, processes: processes.Proce
     only its corners. Points that the new grid does not contain, and results of other checkpoints or options,
     are replaced only with --force.
     """
-
-    def text(surface: Surface, previous: Surface | None) -> str:
-        return summary(surface, previous, analysis.split)
-
-    compute_on_grid(analysis, plane, processes, "contour", Surface, compute_contour, text)
-
-
-def summary(surface: Surface, previous: Surface | None, split: str) -> str:
-    """One line about a surface, with the number of points that the file had before."""
-    text = f"{surface.label}: {split} loss from {surface.loss.min():.4g} to {surface.loss.max():.4g}"
-    text += planes.summary(surface)
-    if surface.columns:
-        text += f"; {surface.interpolation()}"
-    if surface.precision != "model":
-        error = f"{surface.precision_error:.2g} of {surface.dtype} at up to {ERROR_POINTS} points"
-        text += f"; {surface.precision}: within {error}"
-    if previous:
-        text += f"; {reused_points(previous, surface):,} of {surface.loss.size:,} points were in the file"
-    return text
+    compute_on_grid(analysis, plane, processes, "contour", Surface, compute_contour)

@@ -8,7 +8,6 @@ from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.choices import Choice
 from landscape.cli.saddles import parse
 from landscape.core.devices import pick_device
-from landscape.results.noise import CriticalBatch
 from landscape.train.experiments.critical_batch import FACTORS, SCALING
 from landscape.train.experiments.critical_batch import critical_batch as experiment
 
@@ -65,28 +64,4 @@ def critical_batch(analysis: Analysis, factors: str, samples: int | None) -> Non
             data_dir=analysis.source.data_dir,
             **settings,
         ),
-        table,
     )
-
-
-def table(result: CriticalBatch) -> str:
-    """The numbers of one result, a line for each batch."""
-    low, high = result.bracket
-    if high < float("inf"):
-        words = (
-            f"critical batch {result.value:.4g} ± {result.standard_error:.2g} samples, between {low:,.0f} "
-            f"and {high:,.0f}"
-        )
-    else:
-        words = f"critical batch above {low:,.0f} samples, the largest one tried"
-    lines = [
-        f"{result.label}: {words} (loss up to {result.tol:.2%} above that of the smallest; "
-        f"{result.trained_samples:,} samples a branch, {result.loss.shape[1]} seeds, rate {result.scaling})"
-    ]
-    rows = zip(result.batch, result.lr, result.steps, result.loss.mean(1), strict=True)
-    for (batch, lr, steps, loss), rise, error in zip(rows, result.rise, result.rise_error, strict=True):
-        lines.append(
-            f"  batch {batch:>8,}, rate {lr:<8.4g} {steps:>6,} steps: loss {loss:.5g}, "
-            f"{100 * rise:+.2f}% ± {100 * error:.2g}%"
-        )
-    return "\n".join(lines)

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from landscape.analysis.contour import axes
+from landscape.analysis.contour import axes, reused_points
 from landscape.cli import common, planes
 from landscape.cli.analysis import Analysis
 from landscape.cli.processes import Processes, Team
@@ -147,12 +147,10 @@ def compute_on_grid(
     name: str,
     kind: type[R],
     compute: Callable[..., R],
-    text: Callable[[R, R | None], str],
 ) -> None:
     """A result of ``compute(problem, plane, …)`` around each checkpoint, in one file, which is resumed.
 
-    An earlier result must be equal in all fields that are options, except ``kind.may_differ``. ``text`` says
-    what is printed of a result and the earlier one that it used.
+    An earlier result must be equal in all fields that are options, except ``kind.may_differ``.
     """
     team = processes.join()
     groups = planes.check(chosen, analysis.open())
@@ -174,7 +172,11 @@ def compute_on_grid(
                 plane = planes.make(chosen, problem, group, analysis.seed)
             partial = functools.partial(compute, problem, plane, **settings, progress=progress, **origins[i])
             corners = axes(settings["grid"], plane.span if span is None else span)
-            analysis.values(text(*file.add(partial, team, *corners)))
+            result, previous = file.add(partial, team, *corners)
+            common.describe(result)
+            if previous:
+                known = reused_points(previous, result)
+                analysis.values(f"  {known:,} of {result.exact.size:,} points were in the file")
     if team.rank == 0:
         file.finish(analysis.output.picture)
 

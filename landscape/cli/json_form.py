@@ -69,14 +69,7 @@ def _summary(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def of_result(result: Result) -> dict[str, Any]:
-    """The numbers of a result: its fields, its properties and its summary.
-
-    Example:
-        >>> from landscape.results.stability import Escape
-        >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
-        >>> of_result(result)["median"]
-        [[1.0, 1.0]]
-    """
+    """The numbers of a result: its fields, its properties, its summary and its description."""
     shown: dict[str, Any] = {"schema": result.schema}
     shown |= {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     for kind in reversed(type(result).__mro__):
@@ -86,4 +79,5 @@ def of_result(result: Result) -> dict[str, Any]:
                 shown[name] = getattr(result, name)
     if callable(summary := getattr(result, "summary", None)):
         shown["summary"] = summary()
+    shown["describe"] = result.describe()
     return {name: plain(value) for name, value in shown.items()}

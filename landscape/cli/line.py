@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import click
-import numpy as np
 
 from landscape.analysis.line import line as compute_line
 from landscape.analysis.planes import IGNORES, NORMS, random_plane
@@ -60,11 +59,5 @@ def line(analysis: Analysis, norm: str, ignore: str | None) -> None:
             progress=bar,
             **planes.about(runs, kind, analysis),
         )
-    rise = f"barrier {result.barrier:.4g}" if two else f"lowest {np.min(result.loss):.4g}"
-    name = " to ".join(result.ends) or result.label
-    analysis.values(
-        f"{name}: {analysis.split} loss from {result.loss[0]:.4g} to {result.loss[-1]:.4g}, "
-        f"highest {np.max(result.loss):.4g}, {rise}"
-        + (f"; {result.interpolation()}" if result.columns else "")
-    )
+    common.describe(result)
     analysis.write([result], path)

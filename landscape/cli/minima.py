@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import click
-import numpy as np
 
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
-from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
-from landscape.cli.stability import HEADS, parse_delays
+from landscape.cli.stability import parse_delays
 from landscape.core.errors import InputError
-from landscape.results.stability import Minima
 from landscape.train.experiments.minima import minima as experiment
 from landscape.train.own_loop.recording import read_settings
 from landscape.train.recipes.recipe import recipe_of
@@ -36,7 +33,6 @@ def minima(analysis: Analysis, delays: str) -> None:
         lambda run, **settings: experiment(
             analysis.problem(run), chosen, weight_decay=weight_decay(run), **settings
         ),
-        table,
     )
 
 
@@ -52,23 +48,3 @@ def weight_decay(run: Checkpoint) -> float:
     if name != "sgd":
         raise InputError(f"{run.path}: its optimizer is '{name}', the experiment needs 'sgd'")
     return float(options.get("weight_decay", 0.0))
-
-
-def table(result: Minima) -> str:
-    """Measured and predicted rates, one line for each delay, and the largest change of λ_max."""
-    moved = np.abs(result.lambda_after / result.lambda_max - 1).max()
-    lines = [
-        f"{result.label}: {result.split} loss, λ_max {result.lambda_max:.5g}, "
-        f"{common.residual(result.residual, result.lambda_max)}; weight decay "
-        f"{result.weight_decay:g}; ‖gradient‖ {result.gradient_norm:.1e}",
-        f"  largest lr that stays: measured, predicted, ratio; λ_max changed by at most {100 * moved:.1f}%",
-    ]
-    heads = [HEADS[0], *(f"{h}, m = {result.momentum:g}" for h in HEADS[1:])]
-    lines.append(f"{'τ':>5}" + "".join(f"{head:>28}" for head in heads))
-    for k, tau in enumerate(result.delay):
-        pairs = zip(result.boundary[:, k], result.predicted[:, k], strict=True)
-        cells = [
-            f"{measured:.4g} {predicted:.4g} {measured / predicted:5.3f}" for measured, predicted in pairs
-        ]
-        lines.append(f"{tau:>5}" + "".join(f"{cell:>28}" for cell in cells))
-    return "\n".join(lines)

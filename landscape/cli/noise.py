@@ -37,24 +37,4 @@ def noise(analysis: Analysis, lr: float | None, local_batch: int | None) -> None
         rate, batch = run.lr if lr is None else lr, run.local_batch if local_batch is None else local_batch
         return estimate_noise(analysis.problem(run), run.weights, rate, batch, **settings)
 
-    analysis.compute("noise", runs, estimate, table)
-
-
-def table(result: NoiseEstimate) -> str:
-    """The numbers of one estimate, a line each."""
-    meaning = {
-        "direct": "Δ(2) by definition, α²‖δ‖²",
-        "full_batch": "Δ(2) on the full batch",
-        "eq4": "Δ(2) by Eq. 4, α² tr(HCH)",
-        "first_order": "Δ(2) to first order",
-        "delta_s": "Δ_S",
-        "delta_2": "α²‖P⊥δ‖²",
-        "delta_cross": "cross term",
-    }
-    lines = [
-        f"{result.label}: {result.split} loss, α = {result.lr:g}, consensus distance {result.consensus:.4g}"
-    ]
-    for name, (mean, error) in result.summary().items():
-        exact = "exact" if name in ("full_batch", "eq4") else f"± {error:.1e}"
-        lines.append(f"  {meaning[name]:28} {mean: .4e}  {exact}")
-    return "\n".join(lines)
+    analysis.compute("noise", runs, estimate)

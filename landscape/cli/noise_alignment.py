@@ -31,24 +31,4 @@ def noise_alignment(analysis: Analysis, batch: int | None) -> None:
         size = run.learners * run.local_batch if batch is None else batch
         return compute_noise_alignment(analysis.problem(run), size, **settings)
 
-    analysis.compute("noise-alignment", runs, compute, table)
-
-
-def table(r: NoiseAlignment) -> str:
-    """The numbers of one result, a line each."""
-    missed = "" if r.reached else "; standard error NOT REACHED: raise --max-draws"
-    missed += "" if r.converged else "; an eigenvalue is NOT CONVERGED"
-    lines = [
-        f"{r.label}: {r.split} loss, {r.draws} minibatches of {r.batch}, {r.hvps} products{missed}",
-        f"  {'tr(HS)/tr S':14} {r.ias: .6e}  ± {r.ias_error:.1e}   (λ_max {r.values[0]:.6e})",
-        f"  {'tr(HC)/tr C':14} {r.noise_curvature: .6e}  ± {r.noise_curvature_error:.1e}",
-        f"  {'γ':14} {r.gamma: .4f}  ± {r.gamma_error:.1e}   (scatter around the line {r.gamma_scatter:.1e})",
-    ]
-    for i, (value, variance, error, share) in enumerate(
-        zip(r.values, r.covariance, r.covariance_error, r.shares, strict=True)
-    ):
-        lines.append(
-            f"  {f'λ_{i + 1}':6} {value: .5e}  C_ii {variance:.5e} ± {error:.1e}  "
-            f"{100 * share:.3g}% of the noise"
-        )
-    return "\n".join(lines)
+    analysis.compute("noise-alignment", runs, compute)

@@ -10,7 +10,6 @@ from torch import Tensor
 from landscape.analysis.noise_scale import GRADIENTS
 from landscape.analysis.noise_scale import noise_scale as compute_noise_scale
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.batch_sharpness import batch_sizes, check_learners
 from landscape.cli.choices import Choice
@@ -57,7 +56,7 @@ def noise_scale(analysis: Analysis, batch: int | None, no_learners: bool) -> Non
         weights = gradient_points(run) if run.learners > 1 and not no_learners else None
         return compute_noise_scale(analysis.problem(run), size, weights=weights, **settings)
 
-    analysis.compute("noise-scale", zip(runs, sizes, strict=True), compute, table)
+    analysis.compute("noise-scale", zip(runs, sizes, strict=True), compute)
 
 
 def gradient_points(run: Checkpoint) -> Tensor:
@@ -65,36 +64,3 @@ def gradient_points(run: Checkpoint) -> Tensor:
     if run.has_recipe and recipe_of(run).rule().at_mean:
         return run.mean.expand_as(run.weights)
     return run.weights
-
-
-def table(result: NoiseScale) -> str:
-    """The numbers of one result, a line each."""
-    missed = "" if result.converged else f"; NOT within {result.tol:.0%}: raise --max-draws"
-    lines = [f"{result.label}: noise scale over {result.samples:,} samples{missed}"]
-
-    def rows(
-        name: str, value: float, error: float, interval: str, parts: tuple[float, float, float, float]
-    ) -> None:
-        lines.append(f"  {name:34} {value: .4g} ± {error:.2g} samples{interval}")
-        lines.append(f"  {'  tr Σ':34} {parts[0]: .4e} ± {parts[1]:.1e}")
-        exact = "exact" if parts[3] == 0 else f"± {parts[3]:.1e}"
-        lines.append(f"  {'  ‖g‖²':34} {parts[2]: .4e} {exact}")
-
-    r = result
-    rows(
-        f"at w_a, {r.draws} draws of {r.batch:,}", r.value, r.standard_error,
-        common.interval(r.interval()),
-        (r.trace, r.trace_error, r.norm2, r.norm2_error),
-    )  # fmt: skip
-    if not r.resolved:
-        lines.append("  ‖g‖² is not told apart from 0 (95%): more draws, or --gradient whole")
-    if r.learners:
-        rows(
-            f"mean of {r.learners} learners, {r.learner_draws} draws", r.learner_value,
-            r.learner_standard_error, common.interval(r.interval(learners=True)),
-            (r.learner_trace, r.learner_trace_error, r.learner_norm2, r.learner_norm2_error),
-        )  # fmt: skip
-        lines.append("  from the learners' gradients of one step, on average")
-        lines.append(f"  {'  tr Σ':34} {r.round_trace: .4e} ± {r.round_trace_error:.1e}")
-        lines.append(f"  {'  ‖g‖²':34} {r.round_norm2: .4e} ± {r.round_norm2_error:.1e}")
-    return "\n".join(lines)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import click
-import numpy as np
 import torch
 
 from landscape.analysis.planes import (
@@ -24,7 +23,7 @@ from landscape.cli.parameters import options_of
 from landscape.core.errors import FailedError, InputError
 from landscape.problem.problem import Problem
 from landscape.results import base
-from landscape.results.grids import Plane, Surface
+from landscape.results.grids import Plane
 
 KINDS = ("random", "between", "pca", "learners", "eigen")
 
@@ -149,23 +148,6 @@ def about(group: list[Checkpoint], kind: str, analysis: Analysis) -> base.Proven
         "source": ", ".join(str(run.path) for run in group),
         "source_sha256": ", ".join(a["source_sha256"] for a in each),
     }
-
-
-def summary(surface: Surface) -> str:
-    """The end of a message: what the plane's markers show; "" for a plane without markers."""
-    shares = " + ".join(f"{100 * share:.1f}%" for share in surface.explained)
-    if surface.kind == "pca":
-        return f"; {len(surface.labels)} checkpoints, components explain {shares} of their variance"
-    if surface.kind == "learners":
-        *learner_losses, mean = surface.marker_loss
-        losses = f"L(w_a) = {mean:.4g}, mean L(w_j) = {np.mean(learner_losses):.4g}"
-        return f"; plane holds {shares} of the spread; {losses}"
-    if surface.kind == "between":
-        pairs = zip(surface.labels, surface.marker_loss, strict=True)
-        return "; " + "; ".join(f"{label}: {loss:.4g}" for label, loss in pairs)
-    if surface.kind == "eigen":
-        return f"; {surface.axes[0]}, {surface.axes[1]}"
-    return ""
 
 
 def ends(problem: Problem, runs: list[Checkpoint]) -> torch.Tensor:

@@ -165,9 +165,9 @@ jobs = grouped(
     click.option(
         "--jobs",
         "at_once",
-        metavar="N",
         default=1,
         show_default=True,
+        metavar="N",
         help="Number of runs at a time, each in its own process.",
     ),
     timeout,

@@ -9,7 +9,7 @@ import numpy as np
 
 from landscape.cli import common, options
 from landscape.core.errors import InputError
-from landscape.results.stability import Escape, median_rank
+from landscape.results.stability import median_rank
 from landscape.train.experiments.saddles import VARY, sweep
 
 LEVEL = 0.95
@@ -62,8 +62,6 @@ def saddles(
     problem in an appendix that is not available.
     """
     seed_list = options.parse_seeds(seeds)
-    if seeds.strip().isdecimal():  # how many there are, until version 0.12
-        raise InputError(f"--seeds: '{seeds}' is one seed, give a range such as 0-19")
     median_rank(len(seed_list), LEVEL)
     chosen = {
         name: parse(f"--{name}", text, VALUES[name], whole=name == "dimension")
@@ -93,7 +91,7 @@ def saddles(
                 sweep(name, values, algorithms, seed_list, recipe=RECIPE, settings=settings, done=done)
             )
     for result in results:
-        common.values(table(result))
+        common.describe(result)
     common.write(results, path, picture)
 
 
@@ -107,14 +105,3 @@ def parse(where: str, text: str, example: str, *, whole: bool) -> list[float]:
         kind = "whole numbers" if whole else "numbers"
         raise InputError(f"{where}: '{text}' is not allowed, it must be {kind} > 0, such as {example}")
     return values
-
-
-def table(r: Escape) -> str:
-    """Median and band of each algorithm, a line a value."""
-    low, high = r.band(LEVEL)
-    lines = [f"steps to leave the saddle, {r.setting}: median (95% band) of {r.times.shape[2]} seeds"]
-    lines.append(f"{r.vary:>10}" + "".join(f"{name:>20}" for name in r.algorithms))
-    for k, value in enumerate(r.values):
-        cells = [f"{r.median[a, k]:.0f} ({low[a, k]:.0f}–{high[a, k]:.0f})" for a in range(len(r.algorithms))]
-        lines.append(f"{value:>10g}" + "".join(f"{cell:>20}" for cell in cells))
-    return "\n".join(lines)

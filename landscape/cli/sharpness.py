@@ -8,7 +8,6 @@ from landscape.analysis.sharpness import KINDS
 from landscape.analysis.sharpness import sharpness as compute_sharpness
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.choices import Choice
-from landscape.results.flatness import Sharpness
 
 
 @click.command(
@@ -43,23 +42,5 @@ def sharpness(analysis: Analysis, radii: tuple[float, ...]) -> None:
         "sharpness",
         [(run, rho) for run in analysis.open() for rho in radii],
         lambda run, rho, **settings: compute_sharpness(analysis.problem(run), rho, **settings),
-        table,
         *variant,
     )
-
-
-def table(r: Sharpness) -> str:
-    """The numbers of one result, a line each."""
-    of = f"minibatches of {r.m}" if r.m else f"{r.samples:,} samples"
-    error = f" ± {r.standard_error:.1e}, {r.draws} draws" if r.draws else ""
-    missed = "" if r.reached else "; standard error NOT REACHED: raise --max-draws"
-    lines = [
-        f"{r.label}: {r.split} loss {r.loss:.5g}, {of}, {'adaptive' if r.adaptive else 'not adaptive'}",
-        f"  {r.kind:8} ρ = {r.rho:<10g} {r.value: .6e}{error}, {r.gradients} "
-        f"{'gradients' if r.kind == 'worst' else 'losses'}{missed}",
-    ]
-    if r.kind == "worst":
-        lines.append(f"  a lower bound; angle between gradient and displacement {r.residual:.2g} rad")
-    if r.fixed:
-        lines.append(f"  {r.fixed:,} of {r.parameters:,} weights are 0 and do not move")
-    return "\n".join(lines)

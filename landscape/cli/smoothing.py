@@ -46,35 +46,4 @@ def smoothing(analysis: Analysis, steps: int) -> None:
         rate = effective_rate(run)
         return compute_smoothing(problem, run.weights, path=route, lr=run.lr, alpha_e=rate, **settings)
 
-    analysis.compute("smoothing", analysis.open(), compute, table)
-
-
-def table(r: Smoothing) -> str:
-    """The numbers of one result, a line each."""
-    missed = "" if r.converged else "; an eigenvalue is NOT CONVERGED"
-    lines = [
-        f"{r.label}: {r.split} loss, consensus distance {r.consensus:.4g}, tr(HΣ) = {r.trace_hs:.4g}{missed}"
-    ]
-    heads = ("", "at w_a", "smoothed, measured", "smoothed, isotropic")
-    lines.append(f"  {heads[0]:20}" + "".join(f"{h:>24}" for h in heads[1:]))
-
-    def row(name: str, plain: float, smooth: Any, error: Any) -> str:
-        cells = [f"{plain:.5g}", *(f"{v:.5g} ± {e:.1e}" for v, e in zip(smooth, error, strict=True))]
-        return f"  {name:20}" + "".join(f"{c:>24}" for c in cells)
-
-    lines.append(row("loss", r.loss, r.loss_smooth, r.loss_smooth_se))
-    lines.append(row("λ_max", r.lambda_max, r.lambda_smooth, r.lambda_smooth_se))
-    lines.append(
-        row("2/λ_max", r.rates[0], r.rates[1:], r.rates[1:] * r.lambda_smooth_se / abs(r.lambda_smooth))
-    )
-    if r.lipschitz.size:
-        worst = r.lipschitz_smooth.argmax(1)
-        pick = [r.lipschitz_smooth[k, i] for k, i in enumerate(worst)]
-        error = [r.lipschitz_smooth_se[k, i] for k, i in enumerate(worst)]
-        lines.append(row("steepest of gradient", r.lipschitz.max(), pick, error))
-    shares = ", ".join(f"{100 * s:.3g}%" for s in r.share)
-    lines.append(f"  spread along the sharpest directions: {shares} (isotropic: {100 / r.parameters:.2g}%)")
-    bias = " and ".join(f"{b:.1e}" for b in r.lambda_smooth_bias)
-    lines.append(f"  a smoothed λ_max is too large by about {bias} ({r.pairs} pairs)")
-    lines.append(f"  lr {r.lr:.4g}, α_e {r.alpha_e:.4g}")
-    return "\n".join(lines)
+    analysis.compute("smoothing", analysis.open(), compute)

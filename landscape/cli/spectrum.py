@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import click
-import numpy as np
 
 from landscape.analysis.spectrum import spectrum as compute_spectrum
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.choices import Choice
 from landscape.curvature.hessian import KINDS
@@ -73,31 +71,4 @@ def spectrum(analysis: Analysis, precondition: bool, parts: tuple[str, ...]) -> 
         return compute_spectrum(problem, precondition=by, part=list(parts) or None, **settings)
 
     variant = [analysis.settings["kind"], *(["preconditioned"] if precondition else [])]
-    analysis.compute("spectrum", analysis.open(), compute, table, *variant)
-
-
-def table(result: Spectrum) -> str:
-    """The numbers of one spectrum, a line each."""
-    what = f"{result.kind}, {result.parameters:,} parameters{f' ({result.part})' if result.part else ''}"
-    if result.precondition:
-        what += f", preconditioned by {result.precondition}"
-    missed = "" if result.converged else "; NOT CONVERGED: raise --max-products"
-    lines = [f"{result.label}: {result.split} loss, {what}, {result.hvps} products{missed}"]
-    for i, (value, residual) in enumerate(zip(result.values, result.residuals, strict=True)):
-        name = f"λ_{i + 1}" if i < len(result.values) - result.lowest else "λ_min"
-        if result.engine == "pyhessian":
-            name = "largest |λ|"
-        lines.append(f"  {name:12} {value: .6e}  {common.residual(residual, value)}")
-    if np.isfinite(result.lr) and len(result.values) > result.lowest:
-        limit = f"limit {result.limit:.4g}" if np.isfinite(result.limit) else "limit not known"
-        lines.append(f"  {'lr · λ_max':12} {result.lr * result.values[0]: .4g}  {limit}")
-    for name, bound in (("below", result.bound_low), ("above", result.bound_high)):
-        if np.isfinite(bound):
-            lines.append(f"  {name:12} {bound: .6e}  no other eigenvalue, with 99% probability")
-    if result.trace == result.trace:
-        interval = common.interval(result.trace_interval())
-        lines.append(f"  {'trace':12} {result.trace: .6e}  ± {result.trace_error:.1e}{interval}")
-    if result.density:
-        mean, error = result.density.moment(1)
-        lines.append(f"  {'mean λ':12} {mean: .6e}  ± {error:.1e}, from the density")
-    return "\n".join(lines)
+    analysis.compute("spectrum", analysis.open(), compute, *variant)

@@ -95,7 +95,7 @@ def stability(
             **settings,
         )
 
-    analysis.compute("stability", analysis.open(), compute, summary)
+    analysis.compute("stability", analysis.open(), compute)
 
 
 def parse_delays(text: str) -> list[int]:
@@ -162,24 +162,3 @@ def rates_table(rows: Limits, lr: float, before: limits.Setting, noise: float) -
 
 def _row(first: str, cells: list[str]) -> str:
     return f"{first:>5}" + "".join(f"{cell:>20}" for cell in cells)
-
-
-def summary(result: Stability) -> str:
-    """λ_max, where the run stands, and the rates above which training leaves, a line a delay."""
-    missed = "" if result.converged else "; NOT CONVERGED"
-    sharp = result.lambda_max
-    by = f" (preconditioned by {result.precondition})" if result.precondition else ""
-    head = f"{result.label}: {result.split} loss, λ_max {sharp:.5g}{by}"
-    lines = [f"{head}, {common.residual(result.residual, sharp)}{missed}"]
-    if math.isfinite(result.lr):
-        limit = f", limit {result.own_limit:.4g}" if math.isfinite(result.own_limit) else ", limit not known"
-        lines.append(f"  lr {result.lr:g}: lr·λ_max = {result.lr * sharp:.4g}{limit}")
-    if sharp <= 0:
-        return "\n".join([*lines, "  no direction curves upwards: no rate is too large for it"])
-    leaves = "; * : the run's lr leaves" if math.isfinite(result.lr) else ""
-    lines.append(f"  rates above which training leaves this minimum{leaves}")
-    lines.append(_row("τ", [HEADS[0], *(f"{h}, m = {result.momentum:g}" for h in HEADS[1:])]))
-    for k, tau in enumerate(result.delay):
-        cells = [f"{rate:.4g}{'*' if result.lr > rate else ' '}" for rate in result.rates[:, k]]
-        lines.append(_row(str(tau), cells))
-    return "\n".join(lines)

@@ -112,7 +112,7 @@ def reading(
     with hdf5_verify.reading(path) as (file, sealed):
         try:
             actual = file.attrs.get("schema")
-            if not isinstance(actual, str) or not re.fullmatch(r"landscape\.\w+", actual):
+            if not isinstance(actual, str) or not re.fullmatch(r"landscape(\.\w+)+", actual):
                 raise FailedError(f"{path}: an HDF5 file, but not one that landscape wrote")
             if schema is not None and actual != schema:
                 raise FailedError(f"{path}: holds a {actual}, a {schema} is needed")

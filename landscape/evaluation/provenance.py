@@ -75,6 +75,8 @@ def _probe_losses(problem: Problem) -> list[float]:
 
 def changed(old: Sequence[str], new: Sequence[str], dtype: torch.dtype) -> str:
     """The first difference between the lines ``old`` and ``new``, in words; "" for rounding of probes."""
+    if len(old) != len(new):
+        return "it does not say what it was computed from"
     for before, now in zip(old, new, strict=True):
         name, _, value = before.partition("=")
         other = now.partition("=")[2]

@@ -117,13 +117,3 @@ def comparable(surfaces: Sequence[Surface]) -> bool:
     """
     kinds = {(s.kind, s.norm, s.seed, s.ignore, s.span, s.split, len(s.center)) for s in surfaces}
     return len(kinds) == 1 and all(map(has_profile, surfaces))
-
-
-def parabola() -> Surface:
-    """L = x² + y² on 41 × 41 points, for examples."""
-    grid = np.linspace(-1, 1, 41)
-    loss = grid**2 + grid[:, None] ** 2
-    return Surface(
-        x=grid, y=grid, loss=loss, accuracy=loss, done=loss < 9, directions=np.eye(2), center=np.zeros(2),
-        kind="random", norm="none", seed=0, span=1.0, samples=1, dtype="float64", bn="center", path="batched",
-    )  # fmt: skip

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from landscape.core.errors import InputError
 from landscape.plots.drawing import draws
 from landscape.plots.picture import caption, panels
-from landscape.plots.style import OTHER, colors_of, decimal_labels, paper_name, style
+from landscape.plots.style import OTHER, colors_of, decimal_labels, paper_name
 from landscape.results.comparison import Comparison, summary, verdict
 from landscape.results.shown import logarithmic
 
@@ -41,19 +41,18 @@ def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
     count = len(c.quantities)
     columns = min(COLUMNS, count)
     height = 1.35 + 0.27 * len(c.sides)
-    with style():
-        figure, axes = panels(-(-count // columns), columns, 3.1, height)
-        for unused in axes[count:]:
-            unused.set_visible(False)
-        colors = colors_of(c.sides)
-        for q, ax in enumerate(axes[:count]):
-            _draw_quantity(ax, c, q, colors)
-            if q % columns:
-                ax.set_yticklabels([])
-        lines = summary(c)
-        more = [f"… ({len(lines)} pairs)"] if len(lines) > 3 else []
-        figure.suptitle(title or "\n".join([*lines[:3], *more]) or "No measure of flatness")
-        caption(figure, _caption(c))
+    figure, axes = panels(-(-count // columns), columns, 3.1, height)
+    for unused in axes[count:]:
+        unused.set_visible(False)
+    colors = colors_of(c.sides)
+    for q, ax in enumerate(axes[:count]):
+        _draw_quantity(ax, c, q, colors)
+        if q % columns:
+            ax.set_yticklabels([])
+    lines = summary(c)
+    more = [f"… ({len(lines)} pairs)"] if len(lines) > 3 else []
+    figure.suptitle(title or "\n".join([*lines[:3], *more]) or "No measure of flatness")
+    caption(figure, _caption(c))
     return figure
 
 

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
 from landscape.plots.drawing import draws
-from landscape.plots.labels import batchnorm_note, between, loss_of, plus_minus, splits
+from landscape.plots.labels import between, headline, loss_of, samples_of
 from landscape.plots.picture import caption, panels, shared_legend, wrapped_panels
-from landscape.plots.style import color_of, colors_of, paper_name, short_names, style
+from landscape.plots.style import color_of, colors_of, paper_name
 from landscape.results.curvature import BatchSharpness, Disagreement, Spectrum
 
 
@@ -29,46 +29,45 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     """
     if not any(r.values.size or r.nodes.size for r in results):
         return _draw_traces(results, title)
-    with style():
-        figure, (ax,) = panels(1, 1, 6.4, 3.9)
-        dense = [(r, r.density) for r in results if r.density]
-        floor = 0.0
-        if dense:
-            low = min(float(d.nodes.min()) - 5 * d.width() for _, d in dense)
-            high = max(float(d.nodes.max()) + 5 * d.width() for _, d in dense)
-            floor = min(0.1 / (d.size * d.width() * np.sqrt(2 * np.pi)) for _, d in dense)
-            at = np.linspace(low, high, 2000)
-        colors = colors_of([r.label for r in results])
-        for k, r in enumerate(results):
-            color, label = colors[k], paper_name(r.label) or f"spectrum {k}"
-            if r.density:
-                ax.plot(at, np.maximum(r.density.broadened(at), floor), color=color, label=label)
-                label = "_"
-            row = 0.05 if dense else 0.9 / len(results)  # one above the other: none hides another
-            for value in r.values:
-                ax.plot(
-                    [value, value], [row * k, row * (k + 0.9)], transform=ax.get_xaxis_transform(),
-                    color=color, lw=1.5, label=label, clip_on=False,
-                )  # fmt: skip
-                label = "_"
-        if dense:
-            ax.set_yscale("log")
-            ax.set_ylim(floor, None)
-            ax.set_ylabel("spectral density (log scale)")
-        else:
-            ax.set_yticks([])
-            ax.spines["left"].set_visible(False)
-            ax.margins(x=0.08)
-        named = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}
-        first = results[0]
-        matrix = named.get(first.kind, first.kind)
-        ticks = "; ticks: computed eigenvalues" if any(r.values.size for r in results) else ""
-        ax.set_xlabel(f"eigenvalue λ of the {loss_of(results)}'s {matrix}{ticks}")
-        figure.legend(loc="outside lower center", ncols=min(3, len(results)))
-        part = f", parameters {first.part}" if first.part else ""
-        part += _preconditioned(results)
-        usual = f"Spectrum, {first.samples:,} samples of {splits(results)}{part}{batchnorm_note(first)}"
-        figure.suptitle(title or usual)
+    figure, (ax,) = panels(1, 1, 6.4, 3.9)
+    dense = [(r, r.density) for r in results if r.density]
+    floor = 0.0
+    if dense:
+        low = min(float(d.nodes.min()) - 5 * d.width() for _, d in dense)
+        high = max(float(d.nodes.max()) + 5 * d.width() for _, d in dense)
+        floor = min(0.1 / (d.size * d.width() * np.sqrt(2 * np.pi)) for _, d in dense)
+        at = np.linspace(low, high, 2000)
+    colors = colors_of([r.label for r in results])
+    for k, r in enumerate(results):
+        color, label = colors[k], paper_name(r.label) or f"spectrum {k}"
+        if r.density:
+            ax.plot(at, np.maximum(r.density.broadened(at), floor), color=color, label=label)
+            label = "_"
+        row = 0.05 if dense else 0.9 / len(results)  # one above the other: none hides another
+        for value in r.values:
+            ax.plot(
+                [value, value], [row * k, row * (k + 0.9)], transform=ax.get_xaxis_transform(),
+                color=color, lw=1.5, label=label, clip_on=False,
+            )  # fmt: skip
+            label = "_"
+    if dense:
+        ax.set_yscale("log")
+        ax.set_ylim(floor, None)
+        ax.set_ylabel("spectral density (log scale)")
+    else:
+        ax.set_yticks([])
+        ax.spines["left"].set_visible(False)
+        ax.margins(x=0.08)
+    named = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}
+    first = results[0]
+    matrix = named.get(first.kind, first.kind)
+    ticks = "; ticks: computed eigenvalues" if any(r.values.size for r in results) else ""
+    ax.set_xlabel(f"eigenvalue λ of the {loss_of(results)}'s {matrix}{ticks}")
+    figure.legend(loc="outside lower center", ncols=min(3, len(results)))
+    part = f", parameters {first.part}" if first.part else ""
+    part += _preconditioned(results)
+    usual = f"Spectrum, {samples_of(results)}{part}"
+    figure.suptitle(title or usual)
     return figure
 
 
@@ -89,23 +88,20 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
     """Traces with their 95% intervals (of older files one standard error), one below the other."""
     if not any(np.isfinite(r.trace) for r in results):
         raise InputError("spectrum: no eigenvalue, no density and no trace, there is nothing to draw")
-    with style():
-        figure, (ax,) = panels(1, 1, 6.4, 1.5 + 0.4 * len(results))
-        colors = colors_of([r.label for r in results])
-        for k, (r, color) in enumerate(zip(results, colors, strict=True)):
-            half = r.trace_interval()[1] - r.trace
-            error = next((e for e in (half, r.trace_error) if np.isfinite(e)), 0.0)
-            ax.errorbar(r.trace, k, xerr=error, color=color, marker="o", capsize=4, ls="none")
-            text = f"{r.trace:.4g} ± {error:.2g}"
-            ax.annotate(
-                text, (r.trace, k), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9
-            )
-        names = [paper_name(r.label) or f"spectrum {k}" for k, r in enumerate(results)]
-        ax.set_yticks(range(len(results)), names)
-        ax.set_ylim(len(results) - 0.4, -0.8)
-        ax.margins(x=0.25)
-        ax.set_xlabel(f"trace of the {loss_of(results)}'s Hessian (nat), 95% interval")
-        figure.suptitle(title or f"Trace, {results[0].samples:,} samples of {splits(results)}")
+    figure, (ax,) = panels(1, 1, 6.4, 1.5 + 0.4 * len(results))
+    colors = colors_of([r.label for r in results])
+    for k, (r, color) in enumerate(zip(results, colors, strict=True)):
+        half = r.trace_interval()[1] - r.trace
+        error = next((e for e in (half, r.trace_error) if np.isfinite(e)), 0.0)
+        ax.errorbar(r.trace, k, xerr=error, color=color, marker="o", capsize=4, ls="none")
+        text = f"{r.trace:.4g} ± {error:.2g}"
+        ax.annotate(text, (r.trace, k), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9)
+    names = [paper_name(r.label) or f"spectrum {k}" for k, r in enumerate(results)]
+    ax.set_yticks(range(len(results)), names)
+    ax.set_ylim(len(results) - 0.4, -0.8)
+    ax.margins(x=0.25)
+    ax.set_xlabel(f"trace of the {loss_of(results)}'s Hessian (nat), 95% interval")
+    figure.suptitle(title or f"Trace, {samples_of(results)}")
     return figure
 
 
@@ -121,23 +117,21 @@ def draw_batch_sharpness(results: Sequence[BatchSharpness], title: str = "") -> 
         groups.setdefault(r.label, []).append(r)
     groups = {r.label: groups[r.label] for r in results}  # in the order given
     scaled = all(np.isfinite(r.lr) for r in results)
-    with style():
-        figure, axes = wrapped_panels(len(groups), 4.8, 3.4, sharex=True, sharey=True)
-        for ax, (label, group) in zip(axes, groups.items(), strict=True):
-            _draw_group(ax, group, scaled)
-            ax.set_title(paper_name(label) or "weights")
-            ax.set_xlabel("samples in a minibatch")
-            ax.set_ylabel("η · curvature" if scaled else "curvature (nat)")
-        shared_legend(figure, axes, ncols=min(2, len(axes)))
-        figure.suptitle(title or _finding([group[-1] for group in groups.values()], scaled))
-        first = results[0]
-        counts = [len(r.curvature) for r in results]
-        caption(
-            figure,
-            "Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches, g and H gradient and Hessian of the "
-            f"minibatch's loss; {between(counts)} draws at w_a, error bars one standard error; "
-            f"{first.samples:,} samples ({splits(results)}){batchnorm_note(first).replace(chr(10), '; ')}.",
-        )
+    figure, axes = wrapped_panels(len(groups), 4.8, 3.4, sharex=True, sharey=True)
+    for ax, (label, group) in zip(axes, groups.items(), strict=True):
+        _draw_group(ax, group, scaled)
+        ax.set_title(paper_name(label) or "weights")
+        ax.set_xlabel("samples in a minibatch")
+        ax.set_ylabel("η · curvature" if scaled else "curvature (nat)")
+    shared_legend(figure, axes, ncols=min(2, len(axes)))
+    figure.suptitle(title or headline([group[-1] for group in groups.values()]))
+    counts = [len(r.curvature) for r in results]
+    caption(
+        figure,
+        "Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches, g and H gradient and Hessian of the "
+        f"minibatch's loss; {between(counts)} draws at w_a, error bars one standard error; "
+        f"{samples_of(results)}.",
+    )
     return figure
 
 
@@ -173,83 +167,51 @@ def _draw_group(ax: Axes, group: Sequence[BatchSharpness], scaled: bool) -> None
     ax.set_ylim(min(0.0, ax.get_ylim()[0]), None)
 
 
-def _finding(results: Sequence[BatchSharpness], scaled: bool) -> str:
-    """Batch sharpness of each checkpoint at its largest batch, with the limit."""
-    words = []
-    for r in results[:6]:
-        factor = r.lr if scaled else 1.0
-        limit = f" (limit {r.limit:.3g})" if scaled and np.isfinite(r.limit) else ""
-        name = paper_name(r.label).split(",")[0]
-        words.append(f"{plus_minus(factor * r.value, factor * r.standard_error)} {name}".rstrip() + limit)
-    more = f", … ({len(results)} in all)" if len(results) > 6 else ""
-    return f"Batch sharpness{' times η' if scaled else ''}: {', '.join(words)}{more}"
-
-
 @draws(Disagreement)
 def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figure:
     """Cumulative shares over the eigenvectors; beside them ½ tr(HC) against the loss that the spread costs.
 
     Error bars are one standard error over the learners.
     """
-    with style():
-        figure, (shares, costs) = panels(1, 2, 4.6, 3.8)
-        names = [paper_name(r.label) or f"result {k}" for k, r in enumerate(results)]
-        colors = colors_of([r.label for r in results])
-        for r, color, name in zip(results, colors, names, strict=True):
-            rank = np.arange(1, len(r.values) + 1)
-            spread = 100 * np.cumsum(r.spread_share)
-            error = 100 * np.where(np.isfinite(r.spread_error), r.spread_error, 0.0)
-            shares.errorbar(
-                rank, spread, error, color=color, marker="o", ms=4, capsize=2, label=f"spread, {name}"
-            )
-            shares.plot(
-                rank, 100 * np.cumsum(r.gradient_share), color=color, ls="--", label=f"gradient, {name}"
-            )
-            shares.plot(rank, 100 * rank / r.parameters, color="#777777", lw=0.9, ls=":")
-        shares.set_ylim(0, None)
-        shares.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-        shares.set_xlabel("eigenvectors of the Hessian, the sharpest first")
-        shares.set_ylabel("share in their space (%)")
-        place = np.arange(len(results))
-        cost_errors = [r.cost_error if np.isfinite(r.cost_error) else 0.0 for r in results]
-        bars = {"width": 0.38, "capsize": 3, "ecolor": "k"}
-        extra = [r.learners_loss - r.loss for r in results]
-        costs.bar(place - 0.2, [r.cost for r in results], yerr=cost_errors, color=colors, **bars)
-        costs.bar(place + 0.2, extra, width=0.38, color="w", edgecolor=colors, hatch="//")
-        costs.axhline(0, color="k", lw=0.8)
-        costs.set_xticks(place, [name.replace(", ", ",\n") for name in names])
-        costs.grid(False, axis="x")
-        costs.set_ylabel(f"{loss_of(results)} (nat)")
-        costs.set_title("filled: ½ tr(HC); hatched: the learners'\nmean loss above that of $w_a$")
-        figure.legend(*shares.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        figure.suptitle(title or _spread_finding(results))
-        caption(figure, _caption(results))
+    figure, (shares, costs) = panels(1, 2, 4.6, 3.8)
+    names = [paper_name(r.label) or f"result {k}" for k, r in enumerate(results)]
+    colors = colors_of([r.label for r in results])
+    for r, color, name in zip(results, colors, names, strict=True):
+        rank = np.arange(1, len(r.values) + 1)
+        spread = 100 * np.cumsum(r.spread_share)
+        error = 100 * np.where(np.isfinite(r.spread_error), r.spread_error, 0.0)
+        shares.errorbar(
+            rank, spread, error, color=color, marker="o", ms=4, capsize=2, label=f"spread, {name}"
+        )
+        shares.plot(rank, 100 * np.cumsum(r.gradient_share), color=color, ls="--", label=f"gradient, {name}")
+        shares.plot(rank, 100 * rank / r.parameters, color="#777777", lw=0.9, ls=":")
+    shares.set_ylim(0, None)
+    shares.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    shares.set_xlabel("eigenvectors of the Hessian, the sharpest first")
+    shares.set_ylabel("share in their space (%)")
+    place = np.arange(len(results))
+    cost_errors = [r.cost_error if np.isfinite(r.cost_error) else 0.0 for r in results]
+    bars = {"width": 0.38, "capsize": 3, "ecolor": "k"}
+    extra = [r.learners_loss - r.loss for r in results]
+    costs.bar(place - 0.2, [r.cost for r in results], yerr=cost_errors, color=colors, **bars)
+    costs.bar(place + 0.2, extra, width=0.38, color="w", edgecolor=colors, hatch="//")
+    costs.axhline(0, color="k", lw=0.8)
+    costs.set_xticks(place, [name.replace(", ", ",\n") for name in names])
+    costs.grid(False, axis="x")
+    costs.set_ylabel(f"{loss_of(results)} (nat)")
+    costs.set_title("filled: ½ tr(HC); hatched: the learners'\nmean loss above that of $w_a$")
+    figure.legend(*shares.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure.suptitle(title or headline(results))
+    caption(figure, _caption(results))
     return figure
-
-
-def _share(r: Disagreement) -> str:
-    error = f" ± {100 * r.standard_error:.2g}" if np.isfinite(r.standard_error) else ""
-    return f"{100 * r.value:.3g}{error}%"
-
-
-def _spread_finding(results: Sequence[Disagreement]) -> str:
-    if len(results) == 1:
-        r = results[0]
-        count = f"{len(r.values)} sharpest directions" if len(r.values) > 1 else "sharpest direction"
-        return f"{_share(r)} of the learners' spread is in the {count} of {r.parameters:,}"
-    names = short_names([r.label for r in results])
-    named = [f"{name} {_share(r)}" for name, r in zip(names, results, strict=True)]
-    return f"Of the learners' spread in the sharpest directions: {', '.join(named)}"
 
 
 def _caption(results: Sequence[Disagreement]) -> str:
     r = results[0]
     in_span = ", ".join(f"{100 * each.gradient_in_span:.2g}%" for each in results)
     dominant = ", ".join(f"{100 * each.dominant_in_span:.2g}%" for each in results)
-    note = batchnorm_note(r).strip()
     return (
-        f"{r.samples:,} samples of {splits(results)}, Hessian and gradient at w_a, {r.learners} learners; "
+        f"{samples_of(results)}, Hessian and gradient at w_a, {r.learners} learners; "
         "error bars: one standard error over the learners, by the jackknife; dotted: an isotropic spread. In "
         f"the span of the spread: {in_span} of the gradient, {dominant} of its part in the sharp space."
-        f"{f' {note}.' if note else ''}"
     )

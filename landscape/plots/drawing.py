@@ -26,6 +26,7 @@ from landscape.core.errors import InputError
 from landscape.core.files import printable
 from landscape.core.hdf5 import LARGEST
 from landscape.core.registry import drawings
+from landscape.plots.style import style as figure_style
 from landscape.results.base import Result
 
 # Longest label in characters: more do not fit into any picture (ours).
@@ -90,8 +91,8 @@ F = TypeVar("F", bound=Callable[..., Figure])
 def draws(kind: type) -> Callable[[F], F]:
     """A decorator that registers a function as the drawing of results of class ``kind``.
 
-    The function receives results whose texts and numbers can be drawn (see
-    :func:`landscape.plots.drawing.drawable`). A parameter ``style`` of the function receives the argument of
+    The function runs in the style of all pictures and receives results whose texts and numbers can be drawn
+    (see :func:`drawable`). A parameter ``style`` of the function receives the argument of
     :func:`landscape.plots.draw` with that name.
 
     Args:
@@ -117,7 +118,8 @@ def draws(kind: type) -> Callable[[F], F]:
     def register(function: F) -> F:
         @functools.wraps(function)
         def draw(results: Sequence[Any], *arguments: Any, **options: Any) -> Figure:
-            return function([drawable(r) for r in results], *arguments, **options)
+            with figure_style():
+                return function([drawable(r) for r in results], *arguments, **options)
 
         return drawings.add(kind.__name__)(draw)  # type: ignore[return-value]
 

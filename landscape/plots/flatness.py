@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from landscape.core.hdf5 import Array
 from landscape.plots.drawing import draws
-from landscape.plots.labels import batchnorm_note, loss_of, plus_minus, splits
+from landscape.plots.labels import headline, loss_of, samples_of
 from landscape.plots.picture import caption, panels, shared_legend, wrapped_panels
 from landscape.plots.style import (
     OTHER,
@@ -21,8 +21,6 @@ from landscape.plots.style import (
     decimal_labels,
     paper_name,
     shades,
-    short_names,
-    style,
 )
 from landscape.results.flatness import LearningCoefficient, Sharpness, Smoothing
 
@@ -35,57 +33,37 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
     """
     labels = list(dict.fromkeys(r.label for r in results))
     many = len({r.rho for r in results}) > 1
-    with style():
-        figure, (ax,) = panels(1, 1, max(5.0, 1.5 * len(labels)), 3.8)
-        for k, (label, color) in enumerate(zip(labels, colors_of(labels), strict=True)):
-            own = sorted((r for r in results if r.label == label), key=lambda r: r.rho)
-            at = [r.rho for r in own] if many else [k] * len(own)
-            ax.errorbar(
-                at,
-                [r.value for r in own],
-                [r.standard_error for r in own],
-                color=color,
-                marker="o",
-                capsize=4,
-                ls="-" if many else "none",
-                label=paper_name(label) or f"result {k}",
-            )
-        if many:
-            ax.set_xscale("log")
-            if min(r.value for r in results) > 0:
-                ax.set_yscale("log")
-            decimal_labels(ax.xaxis)
-            ax.set_xlabel("ρ (relative to each weight)" if results[0].adaptive else "ρ (distance)")
-            figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        else:
-            names = [
-                (paper_name(label) or f"result {k}").replace(", ", ",\n") for k, label in enumerate(labels)
-            ]
-            ax.set_xticks(range(len(labels)), names)
-            ax.set_ylim(min(0.0, *(r.value for r in results), 0.0), None)
-            ax.margins(x=0.3)
-            ax.grid(False, axis="x")
-        ax.set_ylabel(f"rise of the {loss_of(results)} (nat)")
-        figure.suptitle(title or _finding(results))
-        caption(figure, _caption(results))
+    figure, (ax,) = panels(1, 1, max(5.0, 1.5 * len(labels)), 3.8)
+    for k, (label, color) in enumerate(zip(labels, colors_of(labels), strict=True)):
+        own = sorted((r for r in results if r.label == label), key=lambda r: r.rho)
+        at = [r.rho for r in own] if many else [k] * len(own)
+        ax.errorbar(
+            at,
+            [r.value for r in own],
+            [r.standard_error for r in own],
+            color=color,
+            marker="o",
+            capsize=4,
+            ls="-" if many else "none",
+            label=paper_name(label) or f"result {k}",
+        )
+    if many:
+        ax.set_xscale("log")
+        if min(r.value for r in results) > 0:
+            ax.set_yscale("log")
+        decimal_labels(ax.xaxis)
+        ax.set_xlabel("ρ (relative to each weight)" if results[0].adaptive else "ρ (distance)")
+        figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    else:
+        names = [(paper_name(label) or f"result {k}").replace(", ", ",\n") for k, label in enumerate(labels)]
+        ax.set_xticks(range(len(labels)), names)
+        ax.set_ylim(min(0.0, *(r.value for r in results), 0.0), None)
+        ax.margins(x=0.3)
+        ax.grid(False, axis="x")
+    ax.set_ylabel(f"rise of the {loss_of(results)} (nat)")
+    figure.suptitle(title or headline([r for r in results if r.rho == max(r.rho for r in results)]))
+    caption(figure, _caption(results))
     return figure
-
-
-def _name(r: Sharpness) -> str:
-    kind = "Worst-case" if r.kind == "worst" else "Average-case"
-    return f"{kind} {'adaptive ' * r.adaptive}{f'{r.m}-' if r.m else ''}sharpness"
-
-
-def _finding(results: Sequence[Sharpness]) -> str:
-    """One line with the sharpness of each label at the largest ρ."""
-    rho = max(r.rho for r in results)
-    own = [r for r in results if r.rho == rho]
-    named = []
-    for name, r in zip(short_names([r.label for r in own]), own, strict=True):
-        error = f" ± {r.standard_error:.2g}" if r.standard_error else ""
-        named.append(f"{name} {r.value:.3g}{error}")
-    names = " / ".join(dict.fromkeys(_name(r) for r in results))
-    return f"{names} at ρ = {rho:g}: {', '.join(named)} nat"
 
 
 def _caption(results: Sequence[Sharpness]) -> str:
@@ -100,11 +78,9 @@ def _caption(results: Sequence[Sharpness]) -> str:
         if r.kind == "worst"
         else "mean over pairs of displacements ±δ"
     )
-    note = batchnorm_note(r).strip()
     return (
-        f"{of.capitalize()}{r.samples:,} samples of {splits(results)}; {how}{drawn}."
-        f"{f' {note}.' if note else ''} Sharpness of this kind predicts generalisation poorly "
-        "(arXiv 2302.07011)."
+        f"{of.capitalize()}{samples_of(results)}; {how}{drawn}. Sharpness of this kind predicts "
+        "generalisation poorly (arXiv 2302.07011)."
     )
 
 
@@ -124,38 +100,35 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     steepest change of the gradient along the steps. The fourth panel shows the share of the spread along the
     eigenvectors of the Hessian.
     """
-    with style():
-        figure, axes = panels(2, 2, max(4.6, 1.3 * len(results)), 3.4)
-        rate, sharpness, loss, spread = axes
-        for k in range(len(_NAMES)):
-            _draw_smoothed(rate, sharpness, loss, results, k)
-        place = np.arange(len(results))
-        rate.plot(place, [r.lr for r in results], "k_", ms=26, mew=2, label=r"$\alpha$")
-        rate.plot(place, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"$\alpha_e$")
-        _draw_spread(spread, results)
-        titles = ("learning rates", "sharpness; dashes: steepest gradient change", "loss", "the spread")
-        labels = (
-            "rate",
-            "$\\lambda_{max}$ (nat)",
-            f"{loss_of(results)} (nat)",
-            "share of the spread along it",
-        )
-        for ax, head, label in zip(axes, titles, labels, strict=True):
-            ax.set_title(head)
-            ax.set_ylabel(label)
-            ax.set_yscale("log")
-            if ax is not spread:
-                decimal_labels(ax.yaxis)
-                names = [
-                    (paper_name(r.label) or f"{k}").replace(", step", ",\nstep")
-                    for k, r in enumerate(results)
-                ]
-                ax.set_xticks(place, names)
-                ax.tick_params(axis="x", labelsize=8)
-                ax.margins(x=0.15)
-        figure.legend(*rate.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-        samples = f"{results[0].samples:,} samples of {splits(results)}"
-        figure.suptitle(title or f"Smoothing by the learners' spread, {samples}")
+    figure, axes = panels(2, 2, max(4.6, 1.3 * len(results)), 3.4)
+    rate, sharpness, loss, spread = axes
+    for k in range(len(_NAMES)):
+        _draw_smoothed(rate, sharpness, loss, results, k)
+    place = np.arange(len(results))
+    rate.plot(place, [r.lr for r in results], "k_", ms=26, mew=2, label=r"$\alpha$")
+    rate.plot(place, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"$\alpha_e$")
+    _draw_spread(spread, results)
+    titles = ("learning rates", "sharpness; dashes: steepest gradient change", "loss", "the spread")
+    labels = (
+        "rate",
+        "$\\lambda_{max}$ (nat)",
+        f"{loss_of(results)} (nat)",
+        "share of the spread along it",
+    )
+    for ax, head, label in zip(axes, titles, labels, strict=True):
+        ax.set_title(head)
+        ax.set_ylabel(label)
+        ax.set_yscale("log")
+        if ax is not spread:
+            decimal_labels(ax.yaxis)
+            names = [
+                (paper_name(r.label) or f"{k}").replace(", step", ",\nstep") for k, r in enumerate(results)
+            ]
+            ax.set_xticks(place, names)
+            ax.tick_params(axis="x", labelsize=8)
+            ax.margins(x=0.15)
+    figure.legend(*rate.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.suptitle(title or f"Smoothing by the learners' spread, {samples_of(results)}")
     return figure
 
 
@@ -204,13 +177,12 @@ def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str
 
     The line is λ̂ with a band of one standard error; the grey part is the burn-in.
     """
-    with style():
-        figure, axes = wrapped_panels(len(results), 4.8, 3.4, sharey=True)
-        for ax, result in zip(axes, results, strict=True):
-            _draw_chains(ax, result)
-        shared_legend(figure, axes, ncols=3)
-        figure.suptitle(title or _coefficient_finding(results))
-        caption(figure, _coefficient_caption(results))
+    figure, axes = wrapped_panels(len(results), 4.8, 3.4, sharey=True)
+    for ax, result in zip(axes, results, strict=True):
+        _draw_chains(ax, result)
+    shared_legend(figure, axes, ncols=3)
+    figure.suptitle(title or headline(results))
+    caption(figure, _coefficient_caption(results))
     return figure
 
 
@@ -234,30 +206,16 @@ def _draw_chains(ax: Axes, result: LearningCoefficient) -> None:
     ax.set_ylabel("nβ (L(w) − L(w*))")
 
 
-def _coefficient_finding(results: Sequence[LearningCoefficient]) -> str:
-    """λ̂ of each result, and P/2 where it is one number."""
-    names = short_names([r.label for r in results]) if any(r.label for r in results) else [""] * len(results)
-    shown = [
-        f"{plus_minus(r.value, r.standard_error)} {name}".strip()
-        for name, r in zip(names[:6], results, strict=False)
-    ]
-    more = f", … ({len(results)} in all)" if len(results) > 6 else ""
-    sizes = {r.parameters for r in results}
-    half = f" (P/2 = {sizes.pop() / 2:,g})" if len(sizes) == 1 else ""
-    return f"Local learning coefficient: {', '.join(shown)}{more}{half}"
-
-
 def _coefficient_caption(results: Sequence[LearningCoefficient]) -> str:
     def each(form: str, *names: str) -> str:
         return " / ".join(dict.fromkeys(form.format(*(getattr(r, n) for n in names)) for r in results))
 
-    note = batchnorm_note(results[0]).strip()
     return (
         f"SGLD from w*: {each('{} chains of {:,} steps', 'chains', 'steps')}, minibatches of "
-        f"{each('{:,}', 'batch')} from {each('{:,}', 'samples')} samples ({splits(results)}); "
+        f"{each('{:,}', 'batch')} from {samples_of(results)}; "
         f"nβ = {each('{:.4g}', 'nbeta')}, γ = {each('{:g}', 'localization')}, ε = "
         f"{each('{:.2g}', 'step_size')}; R̂ {each('{:.3f}', 'r_hat')}, effective draws "
         f"{each('{:,.0f}', 'ess')}; heating taken off: "
         f"{' / '.join(f'{r.uncorrected - r.value:.3g}' for r in results)}; a point is the mean of "
-        f"{each('{}', 'steps_a_draw')} steps.{f' {note}.' if note else ''}"
+        f"{each('{}', 'steps_a_draw')} steps."
     )

@@ -17,6 +17,7 @@ from landscape.core.options import choose, positive
 from landscape.plots.drawing import draws
 from landscape.plots.labels import (
     batchnorm_note,
+    headline,
     interpolation_note,
     loss_of,
     shared_note,
@@ -31,9 +32,10 @@ from landscape.plots.picture import (
     stacked_panels,
     wrapped_panels,
 )
-from landscape.plots.style import colors_of, decimal_labels, paper_name, short_names, style
+from landscape.plots.style import colors_of, decimal_labels, paper_name, short_names
 from landscape.plots.surface_parts import Scale, scale
-from landscape.results.grids import Basins, HessianGrid, Line
+from landscape.results.basins import Basins
+from landscape.results.grids import HessianGrid, Line
 
 
 @draws(HessianGrid)
@@ -55,59 +57,45 @@ def draw_hessian_grids(
         choose("--cmap", cmap, colormaps)
     if vmax is not None:
         positive("--vmax", vmax)
-    with style():
-        figure, axes = wrapped_panels(len(results), 3.9, 3.5)
-        finite = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
-        top = float(finite.max()) if finite.size and vmax is None else vmax or 1.0
-        colours = sns.color_palette("rocket_r", as_cmap=True) if cmap is None else colormaps[cmap]
-        for k, (ax, r) in enumerate(zip(axes, results, strict=True)):
-            flipped = r.ratio[::-1]  # a heatmap's first row is its top; y grows upwards
-            marks = np.where(r.trusted[::-1], "", "*")
-            labels = np.array(
-                [
-                    [f"{v:.2g}{m}" for v, m in zip(*row, strict=True)]
-                    for row in zip(flipped, marks, strict=True)
-                ]
-            )
-            sns.heatmap(
-                flipped,
-                ax=ax,
-                vmin=0.0,
-                vmax=top,
-                cmap=colours,
-                annot=labels if r.ratio.size <= 64 else None,
-                fmt="",
-                annot_kws={"fontsize": 8},
-                square=True,
-                cbar=False,
-                xticklabels=[f"{v:.2g}" for v in r.x],
-                yticklabels=[f"{v:.2g}" for v in r.y[::-1]],
-            )
-            ax.tick_params(axis="y", rotation=0)
-            good = r.ratio[r.trusted]
-            middle = f"{np.median(good):.3g}" if good.size else "–"
-            few = f" ({good.size} of {r.ratio.size} points)" if good.size < r.ratio.size else ""
-            ax.set_title(f"{paper_name(r.label) or f'grid {k}'}\nmedian {middle}{few}")
-            ax.set_xlabel("x (step along direction 1)")
-            ax.set_ylabel("y (step along direction 2)")
-        scale = cm.ScalarMappable(colors.Normalize(0.0, top), colours)
-        bar = figure.colorbar(scale, ax=axes, shrink=0.85, pad=0.02)
-        bar.set_label(rf"$|\lambda_{{min}}| / |\lambda_{{max}}|$ ({loss_of(results)})")
-        usual = f"Hessian ratio, {results[0].samples:,} samples of {splits(results)}"
-        figure.suptitle(title or _finding(results) or "Hessian ratio")
-        usual += batchnorm_note(results[0]).replace("\n", "; ") + interpolation_note(results)
-        caption(figure, f"{usual}. Low: nearly convex.")
+    figure, axes = wrapped_panels(len(results), 3.9, 3.5)
+    finite = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
+    top = float(finite.max()) if finite.size and vmax is None else vmax or 1.0
+    colours = sns.color_palette("rocket_r", as_cmap=True) if cmap is None else colormaps[cmap]
+    for k, (ax, r) in enumerate(zip(axes, results, strict=True)):
+        flipped = r.ratio[::-1]  # a heatmap's first row is its top; y grows upwards
+        marks = np.where(r.trusted[::-1], "", "*")
+        labels = np.array(
+            [[f"{v:.2g}{m}" for v, m in zip(*row, strict=True)] for row in zip(flipped, marks, strict=True)]
+        )
+        sns.heatmap(
+            flipped,
+            ax=ax,
+            vmin=0.0,
+            vmax=top,
+            cmap=colours,
+            annot=labels if r.ratio.size <= 64 else None,
+            fmt="",
+            annot_kws={"fontsize": 8},
+            square=True,
+            cbar=False,
+            xticklabels=[f"{v:.2g}" for v in r.x],
+            yticklabels=[f"{v:.2g}" for v in r.y[::-1]],
+        )
+        ax.tick_params(axis="y", rotation=0)
+        good = r.ratio[r.trusted]
+        middle = f"{np.median(good):.3g}" if good.size else "–"
+        few = f" ({good.size} of {r.ratio.size} points)" if good.size < r.ratio.size else ""
+        ax.set_title(f"{paper_name(r.label) or f'grid {k}'}\nmedian {middle}{few}")
+        ax.set_xlabel("x (step along direction 1)")
+        ax.set_ylabel("y (step along direction 2)")
+    scale = cm.ScalarMappable(colors.Normalize(0.0, top), colours)
+    bar = figure.colorbar(scale, ax=axes, shrink=0.85, pad=0.02)
+    bar.set_label(rf"$|\lambda_{{min}}| / |\lambda_{{max}}|$ ({loss_of(results)})")
+    usual = f"Hessian ratio, {results[0].samples:,} samples of {splits(results)}"
+    figure.suptitle(title or headline(results))
+    usual += batchnorm_note(results[0]).replace("\n", "; ") + interpolation_note(results)
+    caption(figure, f"{usual}. Low: nearly convex.")
     return figure
-
-
-def _finding(results: Sequence[HessianGrid]) -> str:
-    """The medians of the converged ratios; "" where none converged."""
-    medians = [
-        f"{paper_name(r.label).split(',')[0] or f'grid {k}'} {np.median(r.ratio[r.trusted]):.3g}"
-        for k, r in enumerate(results)
-        if r.trusted.any()
-    ]
-    return f"Median |λ_min|/|λ_max|: {', '.join(medians)}" if medians else ""
 
 
 @draws(Line)
@@ -124,32 +112,27 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
         raise InputError("FILE: interpolations and directions have different axes, give files of one kind")
     between = kinds == {"interpolation"}
     with_accuracy = not has_given_axes() and any(np.isfinite(r.accuracy).any() for r in results)
-    with style():
-        figure, axes = panels(2 if with_accuracy else 1, 1, 5.4, 2.6, sharex=True)
-        note, notes = shared_note([batchnorm_note(r) for r in results])
-        colors = colors_of([" to ".join(r.ends) or r.label for r in results])
-        for k, (r, color) in enumerate(zip(results, colors, strict=True)):
-            name = " to ".join(map(paper_name, r.ends)) or paper_name(r.label) or f"line {k + 1}"
-            if between:
-                name += f" (barrier {r.barrier:.3g})"
-            # Points that are not finite leave a gap in the curve.
-            axes[0].plot(
-                r.t, np.where(np.isfinite(r.loss), r.loss, np.nan), color=color, label=name + notes[k]
-            )
-            if with_accuracy:
-                axes[1].plot(r.t, 100 * r.accuracy, color=color)
-            if between and np.isfinite(r.barrier):
-                axes[0].plot([0, 1], r.loss[[0, -1]], color=color, lw=0.9, ls=":")
-        axes[0].set_ylabel(f"{split_names(results)} loss (nat)")
+    figure, axes = panels(2 if with_accuracy else 1, 1, 5.4, 2.6, sharex=True)
+    note, notes = shared_note([batchnorm_note(r) for r in results])
+    colors = colors_of([" to ".join(r.ends) or r.label for r in results])
+    for k, (r, color) in enumerate(zip(results, colors, strict=True)):
+        name = " to ".join(map(paper_name, r.ends)) or paper_name(r.label) or f"line {k + 1}"
+        if between:
+            name += f" (barrier {r.barrier:.3g})"
+        # Points that are not finite leave a gap in the curve.
+        axes[0].plot(r.t, np.where(np.isfinite(r.loss), r.loss, np.nan), color=color, label=name + notes[k])
         if with_accuracy:
-            axes[1].set_ylabel(f"{split_names(results)} accuracy (%)")
-        axes[-1].set_xlabel("t (0: first end, 1: second end)" if between else "t (step along the direction)")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center")
-        usual = (
-            "Loss between two sets of weights; dotted: the straight line" if between else "Loss along a line"
-        )
-        figure.suptitle(title or usual + note)
-        caption(figure, interpolation_note(results).removeprefix("; ").capitalize())
+            axes[1].plot(r.t, 100 * r.accuracy, color=color)
+        if between and np.isfinite(r.barrier):
+            axes[0].plot([0, 1], r.loss[[0, -1]], color=color, lw=0.9, ls=":")
+    axes[0].set_ylabel(f"{split_names(results)} loss (nat)")
+    if with_accuracy:
+        axes[1].set_ylabel(f"{split_names(results)} accuracy (%)")
+    axes[-1].set_xlabel("t (0: first end, 1: second end)" if between else "t (step along the direction)")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center")
+    usual = "Loss between two sets of weights; dotted: the straight line" if between else "Loss along a line"
+    figure.suptitle(title or usual + note)
+    caption(figure, interpolation_note(results).removeprefix("; ").capitalize())
     return figure
 
 
@@ -165,23 +148,22 @@ _NAMES = {"center": "centre", "lowest": "lowest point"}
 @draws(Basins)
 def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
     """Contours in distances, the borders of basins, and below the widths of the region around one point."""
-    with style():
-        chosen = scale([r.loss for r in results])
-        figure, axes, below = stacked_panels(len(results), 5.0 if len(results) == 1 else 3.9, (4.4, 1.9))
-        for ax, r in zip(axes, results, strict=True):
-            _draw_panel(ax, r, chosen)
-        mappable = cm.ScalarMappable(chosen.norm, sns.color_palette(BASINS_CMAP, as_cmap=True))
-        bar = figure.colorbar(mappable, ax=axes, shrink=0.85, pad=0.02, extend="max")
-        bar.set_label(f"{split_names(results)} loss (nat), {chosen.step}")
-        if isinstance(chosen.norm, LogNorm):
-            decimal_labels(bar.ax.yaxis)
-        for ax, r, color in zip(below, results, colors_of([r.label for r in results]), strict=False):
-            _draw_widths(ax, r, color)
-        if below:
-            below[0].set_ylabel("distance")
-        shared_legend(figure, [*axes, *below], ncols=2 if len(results) == 1 else 3)
-        figure.suptitle(title or _basins_finding(results))
-        caption(figure, _caption(results))
+    chosen = scale([r.loss for r in results])
+    figure, axes, below = stacked_panels(len(results), 5.0 if len(results) == 1 else 3.9, (4.4, 1.9))
+    for ax, r in zip(axes, results, strict=True):
+        _draw_panel(ax, r, chosen)
+    mappable = cm.ScalarMappable(chosen.norm, sns.color_palette(BASINS_CMAP, as_cmap=True))
+    bar = figure.colorbar(mappable, ax=axes, shrink=0.85, pad=0.02, extend="max")
+    bar.set_label(f"{split_names(results)} loss (nat), {chosen.step}")
+    if isinstance(chosen.norm, LogNorm):
+        decimal_labels(bar.ax.yaxis)
+    for ax, r, color in zip(below, results, colors_of([r.label for r in results]), strict=False):
+        _draw_widths(ax, r, color)
+    if below:
+        below[0].set_ylabel("distance")
+    shared_legend(figure, [*axes, *below], ncols=2 if len(results) == 1 else 3)
+    figure.suptitle(title or _basins_finding(results))
+    caption(figure, _caption(results))
     return figure
 
 

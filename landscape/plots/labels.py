@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
+
+from landscape.plots.style import short_names
+
+MOST = 6  # results that a title names (ours)
 
 
 def splits(results: Sequence[Any]) -> str:
@@ -50,24 +53,30 @@ def shared_note(notes: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def between(counts: Sequence[int]) -> str:
-    """The smallest and the largest of ``counts`` as text.
-
-    Example:
-        >>> between([16, 16]), between([1000, 16])
-        ('16', '16 to 1,000')
-    """
+    """The smallest and the largest of ``counts`` as text."""
     low, high = min(counts), max(counts)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def plus_minus(value: float, error: float) -> str:
-    """``value`` ± ``error`` with as many decimals as the error's first digit needs."""
-    if not math.isfinite(error) or error <= 0:
-        return f"{value:.3g}"
-    if not 1e-3 <= abs(value) < 1e6:
-        return f"{value:.2g} ± {error:.1g}"
-    decimals = min(4, max(0, -math.floor(math.log10(error))))
-    return f"{value:,.{decimals}f} ± {error:,.{decimals}f}"
+def headline(results: Sequence[Any]) -> str:
+    """The first row of each result's description: the title of a picture that has no other."""
+    rows = [r.describe()[0] for r in results]
+    labels = short_names([r.label for r in results]) if any(r.label for r in results) else [""] * len(rows)
+    named: dict[str, list[str]] = {}
+    for label, row in list(zip(labels, rows, strict=True))[:MOST]:
+        named.setdefault(row.name, []).append(f"{label} {row.number}".strip())
+    said = "; ".join(f"{name}: {', '.join(numbers)}" for name, numbers in named.items())
+    more = f", … ({len(results)} in all)" if len(results) > MOST else ""
+    notes = {row.note for row in rows}
+    note = notes.pop() if len(notes) == 1 else ""
+    first = said[0].upper() if said.split()[0].rstrip(":").isalpha() else said[0]  # no formula
+    return f"{first}{said[1:]}{more}{f' ({note})' if note else ''}"
+
+
+def samples_of(results: Sequence[Any]) -> str:
+    """How many samples of which data, and which statistics of BatchNorm, if the model has it."""
+    note = batchnorm_note(results[0]).strip() if hasattr(results[0], "batchnorm") else ""
+    return f"{results[0].samples:,} samples of {splits(results)}{f', {note}' if note else ''}"
 
 
 def batchnorm_note(result: Any) -> str:

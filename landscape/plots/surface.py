@@ -23,7 +23,6 @@ from landscape.plots.drawing import draws
 from landscape.plots.labels import split_names
 from landscape.plots.picture import caption, panels, stacked_panels, wrapped_panels
 from landscape.plots.style import color_of, decimal_labels, paper_name
-from landscape.plots.style import style as figure_style
 from landscape.plots.surface_parts import (
     CENTER,
     Look,
@@ -176,13 +175,12 @@ def draw_surfaces(
         choose("--cmap", cmap, colormaps)
     check_grids(results)
     look = Look(log, levels, vmax, cmap, labels)
-    with figure_style():
-        if style == "difference":
-            return draw_difference(results, title, look)
-        colors = cmap or sns.color_palette(CMAP, as_cmap=True)
-        if style == "surface":
-            return draw_3d(results, title, look, colors)
-        return _draw_contours(results, title, look, colors, shaded=style == "hillshade")
+    if style == "difference":
+        return draw_difference(results, title, look)
+    colors = cmap or sns.color_palette(CMAP, as_cmap=True)
+    if style == "surface":
+        return draw_3d(results, title, look, colors)
+    return _draw_contours(results, title, look, colors, shaded=style == "hillshade")
 
 
 @dataclass(frozen=True)

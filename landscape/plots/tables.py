@@ -14,7 +14,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.plots.drawing import draws, literal
 from landscape.plots.picture import panels, wrapped_panels
-from landscape.plots.style import color_of, decimal_labels, paper_name, shades, style
+from landscape.plots.style import color_of, decimal_labels, paper_name, shades
 from landscape.results.tables import RunTimes, Sweep
 
 # An axis is logarithmic from this ratio of the largest to the smallest value (ours).
@@ -32,14 +32,13 @@ def draw_sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
     Raises:
         InputError: no key varies.
     """
-    with style():
-        figure, axes = wrapped_panels(len(results), 5.2, 4.0)
-        for ax, r in zip(axes, results, strict=True):
-            _draw_sweep(ax, r)
-        counts = sorted({len(seeds) for r in results for seeds in r.seed_lists})
-        seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-        note = "; open: some diverged" if any(r.diverged.any() for r in results) else ""
-        figure.suptitle(title or f"After the last step: mean and standard deviation\nseeds: {seeds}{note}")
+    figure, axes = wrapped_panels(len(results), 5.2, 4.0)
+    for ax, r in zip(axes, results, strict=True):
+        _draw_sweep(ax, r)
+    counts = sorted({len(seeds) for r in results for seeds in r.seed_lists})
+    seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    note = "; open: some diverged" if any(r.diverged.any() for r in results) else ""
+    figure.suptitle(title or f"After the last step: mean and standard deviation\nseeds: {seeds}{note}")
     return figure
 
 
@@ -118,31 +117,30 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
     styles = {
         m: (tone, "sD^v<>Pp*hH8"[i % 12]) for i, (m, tone) in enumerate(zip(names, tones, strict=False))
     }
-    with style():
-        figure, axes = panels(len(results), 2, 4.6, 4.0, sharey="row")
-        for k, r in enumerate(results):
-            lines: dict[tuple[str, str], list[int]] = {}
-            for i, key in enumerate(zip(r.algorithm, r.mixing, strict=True)):
-                lines.setdefault(key, []).append(i)
-            for order, ax in zip(("awc", "atc"), axes[2 * k : 2 * k + 2], strict=True):
-                for (algorithm, mixing), rows in lines.items():
-                    if mixing and not algorithm.endswith(order):
-                        continue
-                    color, marker = styles[mixing] if mixing else (color_of(algorithm), "o")
-                    thin = {"color": color, "lw": 1.2, "marker": marker, "mfc": "none"}
-                    thick = {**thin, "lw": 2.2, "ls": "--" if algorithm == "ssgd*" else "-"}
-                    ax.errorbar(
-                        r.workers[rows], r.step_s[rows], r.step_error[rows], **(thin if mixing else thick),
-                        label=mixing or paper_name(algorithm),
-                    )  # fmt: skip
-                ax.set_xscale("log", base=2)
-                ax.set_yscale("log")
-                ax.xaxis.set_major_formatter(ticker.ScalarFormatter())
-                ax.set_xticks(np.unique(r.workers).astype(int))
-                ax.set_xlabel("workers (log scale)")
-                ax.set_title(f"{r.label}\nDPSGD, {order.upper()} order")
-            decimal_labels(axes[2 * k].yaxis)
-            axes[2 * k].set_ylabel("time a step (s, log scale)")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-        figure.suptitle(title or "Predicted time a step: SSGD, and DPSGD by topology")
+    figure, axes = panels(len(results), 2, 4.6, 4.0, sharey="row")
+    for k, r in enumerate(results):
+        lines: dict[tuple[str, str], list[int]] = {}
+        for i, key in enumerate(zip(r.algorithm, r.mixing, strict=True)):
+            lines.setdefault(key, []).append(i)
+        for order, ax in zip(("awc", "atc"), axes[2 * k : 2 * k + 2], strict=True):
+            for (algorithm, mixing), rows in lines.items():
+                if mixing and not algorithm.endswith(order):
+                    continue
+                color, marker = styles[mixing] if mixing else (color_of(algorithm), "o")
+                thin = {"color": color, "lw": 1.2, "marker": marker, "mfc": "none"}
+                thick = {**thin, "lw": 2.2, "ls": "--" if algorithm == "ssgd*" else "-"}
+                ax.errorbar(
+                    r.workers[rows], r.step_s[rows], r.step_error[rows], **(thin if mixing else thick),
+                    label=mixing or paper_name(algorithm),
+                )  # fmt: skip
+            ax.set_xscale("log", base=2)
+            ax.set_yscale("log")
+            ax.xaxis.set_major_formatter(ticker.ScalarFormatter())
+            ax.set_xticks(np.unique(r.workers).astype(int))
+            ax.set_xlabel("workers (log scale)")
+            ax.set_title(f"{r.label}\nDPSGD, {order.upper()} order")
+        decimal_labels(axes[2 * k].yaxis)
+        axes[2 * k].set_ylabel("time a step (s, log scale)")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.suptitle(title or "Predicted time a step: SSGD, and DPSGD by topology")
     return figure

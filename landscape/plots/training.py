@@ -15,7 +15,7 @@ from landscape.core.hdf5 import Array
 from landscape.plots.drawing import draws, literal
 from landscape.plots.picture import caption
 from landscape.plots.picture import panels as make_panels
-from landscape.plots.style import OTHER, colors_of, decimal_labels, paper_name, style
+from landscape.plots.style import OTHER, colors_of, decimal_labels, paper_name
 from landscape.results.shown import running_quartiles
 
 
@@ -40,46 +40,43 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     for run in runs:
         if run.algorithm == IMPORTED:
             raise InputError(f"{run.path}: imported weights have no training history to draw")
-    with style():
-        panels = [panel for panel in _MEASURED if any(np.isfinite(_column(r, panel[0])).any() for r in runs)]
-        figure, axes = make_panels(2 + -(-len(panels) // 3), 3, 3.9, 2.75)
-        for unused in axes[len(panels) : len(axes) - 6]:
-            unused.set_visible(False)
-        axes = axes[: len(panels)] + axes[-6:]
-        panels += [
-            ("train_loss", "training loss at $w_a$ (nat)", "log"),
-            ("test_error", "test error of $w_a$ (%)", "log"),
-            ("consensus", "consensus distance", "log"),
-            ("alpha_e", r"effective rate $\alpha_e$ (dots: $\alpha$)", "linear"),
-            ("delta", r"noise $\Delta$", "log"),
-            ("delta_2_full", r"$\Delta^{(2)} = \alpha^2\Vert\delta\Vert^2$", "log"),
-        ]
-        if all(run.algorithm == RECORDED for run in runs):  # one learner, and minibatches that are not known
-            panels = [_RECORDED.get(panel[0], panel) for panel in panels]
-        groups = groups_of(runs)
-        for ax, (column, name, scale) in zip(axes, panels, strict=True):
-            drawn = [_draw_runs(ax, *group, column) for group in groups]
-            ax.set_ylabel(name)
-            ax.set_xlabel("step")
-            ax.set_yscale(scale if any(drawn) else "linear")
-            if column == "test_error":
-                decimal_labels(ax.yaxis)
-            if not any(drawn):
-                ax.text(0.5, 0.5, "zero or not recorded", ha="center", va="center", transform=ax.transAxes)
-            if column == "alpha_e":
-                _draw_rates(ax, runs)
-            elif column in _LIMITS:
-                _draw_limits(ax, groups, column)
-            elif column == "noise_scale":
-                for batch in {r.learners * r.local_batch for r in runs if r.local_batch}:
-                    ax.axhline(batch, color=OTHER, lw=0.9, ls=":", zorder=0)
-        handles, labels = axes[0].get_legend_handles_labels()
-        wide = max(map(len, labels), default=0) > 30
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=2 if wide else min(4, len(labels) or 1)
-        )
-        figure.suptitle(title or _finding(groups) or _run_title(runs))
-        caption(figure, _caption(runs))
+    panels = [panel for panel in _MEASURED if any(np.isfinite(_column(r, panel[0])).any() for r in runs)]
+    figure, axes = make_panels(2 + -(-len(panels) // 3), 3, 3.9, 2.75)
+    for unused in axes[len(panels) : len(axes) - 6]:
+        unused.set_visible(False)
+    axes = axes[: len(panels)] + axes[-6:]
+    panels += [
+        ("train_loss", "training loss at $w_a$ (nat)", "log"),
+        ("test_error", "test error of $w_a$ (%)", "log"),
+        ("consensus", "consensus distance", "log"),
+        ("alpha_e", r"effective rate $\alpha_e$ (dots: $\alpha$)", "linear"),
+        ("delta", r"noise $\Delta$", "log"),
+        ("delta_2_full", r"$\Delta^{(2)} = \alpha^2\Vert\delta\Vert^2$", "log"),
+    ]
+    if all(run.algorithm == RECORDED for run in runs):  # one learner, and minibatches that are not known
+        panels = [_RECORDED.get(panel[0], panel) for panel in panels]
+    groups = groups_of(runs)
+    for ax, (column, name, scale) in zip(axes, panels, strict=True):
+        drawn = [_draw_runs(ax, *group, column) for group in groups]
+        ax.set_ylabel(name)
+        ax.set_xlabel("step")
+        ax.set_yscale(scale if any(drawn) else "linear")
+        if column == "test_error":
+            decimal_labels(ax.yaxis)
+        if not any(drawn):
+            ax.text(0.5, 0.5, "zero or not recorded", ha="center", va="center", transform=ax.transAxes)
+        if column == "alpha_e":
+            _draw_rates(ax, runs)
+        elif column in _LIMITS:
+            _draw_limits(ax, groups, column)
+        elif column == "noise_scale":
+            for batch in {r.learners * r.local_batch for r in runs if r.local_batch}:
+                ax.axhline(batch, color=OTHER, lw=0.9, ls=":", zorder=0)
+    handles, labels = axes[0].get_legend_handles_labels()
+    wide = max(map(len, labels), default=0) > 30
+    figure.legend(handles, labels, loc="outside lower center", ncols=2 if wide else min(4, len(labels) or 1))
+    figure.suptitle(title or _finding(groups) or _run_title(runs))
+    caption(figure, _caption(runs))
     return figure
 
 

@@ -1,7 +1,8 @@
-"""Heatmaps of Hessian ratios, spectra and noise with error bars, and pictures of the other results."""
+"""Heatmaps of Hessian ratios, spectra and noise with error bars, comparisons, and all other results."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Sequence
 from typing import Any
@@ -10,21 +11,21 @@ import numpy as np
 
 from landscape import plots
 from landscape.core.errors import InputError
-from landscape.plots.style import style
-from landscape.report.contents import Contents, missing_of
+from landscape.plots.style import paper_name, style
+from landscape.report.contents import Contents, lines_of, missing_of
 from landscape.report.parts import (
+    Cell,
     Chart,
     Picture,
     Section,
     Table,
     chart_text,
+    described,
     listed,
-    number,
     text_cells,
 )
-from landscape.report.settings import lines_of
 from landscape.results.base import Result
-from landscape.results.comparison import Comparison
+from landscape.results.comparison import Comparison, cell, footnotes, summary, verdict
 from landscape.results.curvature import Spectrum
 from landscape.results.grids import HessianGrid, Surface
 from landscape.results.noise import NoiseEstimate
@@ -38,6 +39,16 @@ _ESTIMATES = {
     "eq4": "Eq. 4",
     "first_order": "first order",
 }
+_SPECTRUM = (
+    "λ_1",
+    "λ_min",
+    "largest |λ|, 1",
+    "lr · λ_max",
+    "trace",
+    "samples",
+    "Hessian products",
+    "converged",
+)
 _DENSITY_POINTS = 600
 # Tables write the numbers of cells up to this size into them; larger grids cannot show them (ours).
 _ANNOTATED = 64
@@ -55,7 +66,10 @@ def sections(contents: Contents) -> list[Section]:
         pictures = [picture_of(kind.__name__, results) for kind, results in others.items()]
         notes = tuple(p for p in pictures if isinstance(p, str))
         drawn = tuple(p for p in pictures if isinstance(p, Picture))
-        made.append(Section("more", "More results", notes, pictures=drawn))
+        tables = tuple(
+            described(kind.__name__, results) for kind, results in others.items() if results[0].describe()
+        )
+        made.append(Section("more", "More results", notes, tables=tables, pictures=drawn))
     return made
 
 
@@ -83,36 +97,14 @@ def _ratios(contents: Contents) -> Section:
     missing = missing_of("Hessian ratios on a grid were not computed around", "hessian-grid", "", lacking)
     finite = [g.ratio[np.isfinite(g.ratio)] for g in grids]
     top = max((float(f.max()) for f in finite if f.size), default=1.0)
-    charts, rows = [], []
+    charts = []
     for k, grid in enumerate(grids):
-        good = grid.ratio[grid.trusted & np.isfinite(grid.ratio)]
-        middle = float(np.median(good)) if good.size else np.nan
         label = grid.label or f"grid {k}"
         alt = (
             f"Heatmap of |λ_min|/|λ_max| of {label} on {grid.ratio.shape[1]} × {grid.ratio.shape[0]} points, "
-            f"median {middle:.3g}."
+            f"median {grid.describe()[0].number}."
         )
         charts.append(Chart(f"ratio-{k}", label, alt, _heatmap(grid, top)))
-        worst = max(
-            (float(np.nanmax(e / np.abs(v), initial=0.0)) for e, v in _relative(grid)), default=np.nan
-        )
-        rows.append(
-            (
-                *text_cells(label),
-                number(middle),
-                *(number(float(f(good)) if good.size else np.nan) for f in (np.min, np.max)),
-                number(worst),
-                *text_cells(f"{good.size} of {grid.ratio.size}"),
-            )
-        )
-    columns = (
-        "grid",
-        "median ratio",
-        "lowest",
-        "highest",
-        "largest relative residual of λ_max",
-        "converged points",
-    )
     text = (
         "The ratio |λ_min|/|λ_max| of the Hessian's extreme eigenvalues at each point of the plane, with one "
         "colour scale: low means nearly convex. A star marks points that did not converge; medians leave "
@@ -123,7 +115,7 @@ def _ratios(contents: Contents) -> Section:
         "Hessian ratios",
         (text,) if grids else (),
         tuple(charts),
-        (Table("Hessian ratios", columns, tuple(rows)),) if grids else (),
+        (described("Hessian ratios", grids),) if grids else (),
         missing=missing,
     )
 
@@ -136,12 +128,6 @@ def _colors(contents: Contents, results: Sequence[Result]) -> list[str]:
         lines[run]["color"] if (run := contents.run_of(result)) else free[k % len(free)]
         for k, result in enumerate(results)
     ]
-
-
-def _relative(grid: HessianGrid) -> list[tuple[Any, Any]]:
-    """Residuals of λ_max with the eigenvalues, where these are not 0."""
-    there = np.isfinite(grid.lambda_max) & (grid.lambda_max != 0)
-    return [(grid.residual_max[there], grid.lambda_max[there])]
 
 
 def _heatmap(grid: HessianGrid, top: float) -> dict[str, Any]:
@@ -175,31 +161,13 @@ def _spectra(contents: Contents) -> Section:
     wanted = "--top-k 5 --ends --trace --density"
     missing = missing_of("There is no spectrum of", "spectrum", wanted, lacking)
     charts = [chart for chart in (_eigenvalues(spectra, colors), _densities(spectra, colors)) if chart]
-    rows = []
-    for k, s in enumerate(spectra):
-        top = (s.values[0], s.residuals[0]) if s.values.size > s.lowest else (np.nan, np.nan)
-        low = (s.values[-1], s.residuals[-1]) if s.lowest else (np.nan, np.nan)
-        rows.append(
-            (
-                *text_cells(s.label or f"spectrum {k}", s.split or "–", s.kind),
-                number(float(top[0]), float(top[1])),
-                number(float(low[0]), float(low[1])),
-                number(s.trace, s.trace_error),
-                number(float(s.samples)),
-                number(float(s.hvps)),
-                *text_cells("yes" if s.converged else "NO"),
-            )
-        )
-    columns = (
-        "spectrum", "split", "matrix", "λ_max", "λ_min", "trace", "samples", "Hessian products", "converged",
-    )  # fmt: skip
     text = (
         "Eigenvalues λ of the loss's Hessian at w_a. The error of an eigenvalue is its residual ‖Hv − λv‖: "
         "some eigenvalue lies within that distance, not necessarily the outermost. The error of the trace is "
         "one standard error. Error bars smaller than a dot are hidden by it."
     )
-    table = (Table("Eigenvalues and traces, in nats", columns, tuple(rows)),) if rows else ()
-    return Section("spectra", "Spectra", (text,) if rows else (), tuple(charts), table, missing=missing)
+    table = (described("Eigenvalues and traces", spectra, _SPECTRUM),) if spectra else ()
+    return Section("spectra", "Spectra", (text,) if spectra else (), tuple(charts), table, missing=missing)
 
 
 def _eigenvalues(spectra: Sequence[Spectrum], colors: Sequence[str]) -> Chart | None:
@@ -272,7 +240,7 @@ def _noise(contents: Contents) -> Section:
     noises = [noise for noise, _ in contents.of(NoiseEstimate)]
     lacking = [] if noises else [run for run in contents.runs if run.checkpoint.learners > 1]
     missing = missing_of("Δ(2) was not estimated by its definition at", "noise", "", lacking)
-    traces, rows, words, colors = [], [], [], _colors(contents, noises)
+    traces, words, colors = [], [], _colors(contents, noises)
     every = np.array([noise.summary()[name][0] for noise in noises for name in _ESTIMATES])
     for k, noise in enumerate(noises):
         summary = noise.summary()
@@ -287,13 +255,6 @@ def _noise(contents: Contents) -> Section:
                 "error_y": {"type": "data", "array": listed(errors)},
                 "marker": {"color": colors[k]},
             }
-        )
-        rows.append(
-            (
-                *text_cells(label),
-                *(number(value, error or np.nan) for value, error in (summary[name] for name in _ESTIMATES)),
-                number(noise.consensus),
-            )
         )
         words.append(
             f"{label}: {', '.join(f'{n} {v:.3g}' for n, v in zip(_ESTIMATES.values(), values, strict=True))}"
@@ -310,7 +271,6 @@ def _noise(contents: Contents) -> Section:
     chart = Chart(
         "noise", "Δ(2) in four estimates", f"{'; '.join(words)}.", {"data": traces, "layout": layout}
     )
-    columns = ("checkpoint", *_ESTIMATES.values(), "consensus distance")
     text = (
         "Δ(2), the noise that the spread of the learners adds to a step, in squared weights. Errors are one "
         "standard error over the drawn minibatches; full batch and Eq. 4 are exact on the data."
@@ -320,6 +280,53 @@ def _noise(contents: Contents) -> Section:
         "Noise of the spread",
         (text,) if noises else (),
         (chart,) if noises else (),
-        (Table("Estimates of Δ(2)", columns, tuple(rows)),) if noises else (),
+        (described("Estimates of Δ(2)", noises),) if noises else (),
         missing=missing,
     )
+
+
+def comparison_section(contents: Contents) -> Section:
+    """A table and a picture for each comparison."""
+    found = comparisons(contents)
+    pictures = [picture_of("comparison", [c]) for c in found]
+    return Section(
+        "comparisons",
+        "Comparison of minima",
+        tuple(line for c in found for line in (f"{_heading(c)}.", *footnotes(c))),
+        tables=tuple(_comparison_table(c) for c in found),
+        pictures=tuple(p for p in pictures if isinstance(p, Picture)),
+    )
+
+
+def comparisons(contents: Contents) -> list[Comparison]:
+    """The comparisons, with algorithms named as in the papers."""
+    return [dataclasses.replace(c, sides=tuple(map(paper_name, c.sides))) for c, _ in contents.of(Comparison)]
+
+
+def comparison_sentences(contents: Contents) -> list[str]:
+    """By how many measures one side is flatter, for each pair of each comparison."""
+    found = comparisons(contents)
+    return [f"{line}{_setting(c)}." for c in found for line in summary(c)]
+
+
+def _setting(c: Comparison) -> str:
+    """What the sides are, after a comma."""
+    at = f", at a training loss near {c.equal_loss:.3g} nat" if np.isfinite(c.equal_loss) else ""
+    counts = np.bincount(c.side_of, minlength=len(c.sides))
+    return f"{at}, over {' and '.join(map(str, counts))} seeds" if c.grouped else at
+
+
+def _heading(c: Comparison) -> str:
+    return f"{', '.join(c.sides)}{_setting(c)}"
+
+
+def _comparison_table(c: Comparison) -> Table:
+    rows = []
+    for q, title in enumerate(c.titles):
+        unit = f" ({c.unit_names[q]})" if c.unit_names[q] != "1" else ""
+        values = [
+            Cell(cell(c, q, s), float(np.nan_to_num(c.value[q, s], nan=-np.inf))) for s in range(len(c.sides))
+        ]
+        rows.append((*text_cells(f"{title}{unit}"), *values, *text_cells(c.over[q] or "–", verdict(c, q))))
+    columns = ("quantity", *c.sides, "standard error over", "difference")
+    return Table(_heading(c), columns, tuple(rows))

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.report.contents import Run
+from landscape.report.contents import Run, lines_of
 from landscape.report.parts import Chart, Missing, Section, chart_text, listed
-from landscape.report.settings import lines_of
 from landscape.results.shown import WINDOW, running_quartiles
 
 BUCKETS = 400  # of a curve: its lowest and highest point in each are drawn, two for each pixel (ours)

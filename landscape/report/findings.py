@@ -10,12 +10,13 @@ import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import standard_error, t_quantile, welch_freedom
-from landscape.report import comparisons, surfaces
-from landscape.report.contents import Contents, Run
+from landscape.plots.labels import headline
+from landscape.report import analyses, surfaces
+from landscape.report.contents import Contents, Run, Setting, settings_of
 from landscape.report.curves import values_of
-from landscape.report.settings import Setting, settings_of
-from landscape.results.curvature import Spectrum
-from landscape.results.noise import NoiseEstimate
+from landscape.results.base import Result
+from landscape.results.comparison import Comparison
+from landscape.results.grids import Surface
 from landscape.results.shown import in_words
 
 # Two settings are told apart where the 95% interval of their difference leaves zero out (the usual level).
@@ -45,15 +46,14 @@ def sentences(contents: Contents) -> tuple[str, ...]:
     errors = {s.name: e for s in settings if (e := test_error(contents.runs, s))}
     said = [f"{name}: test error {error.words}." for name, error in errors.items()]
     said += _comparison(errors)
-    said += comparisons.sentences(contents)
+    said += analyses.comparison_sentences(contents)
     for setting in settings:
         said += _divergence(contents.runs, setting)
         said += _relapse(contents.runs, setting)
         said += _edge(contents.runs, setting)
         said += _rate(contents.runs, setting)
     said += _flatness(contents)
-    said += _sharpness(contents)
-    said += _noise(contents)
+    said += _results(contents)
     return tuple(said) or ("The files hold no run and no result that a sentence can be made of.",)
 
 
@@ -200,23 +200,10 @@ def _flatness(contents: Contents) -> list[str]:
     return said
 
 
-def _sharpness(contents: Contents) -> list[str]:
-    tops = [
-        f"{in_words(float(s.values[0]), float(s.residuals[0]))} at {s.label or 'one checkpoint'}"
-        for s, _ in contents.of(Spectrum)
-        if s.values.size > s.lowest
-    ]
-    return [f"The Hessian's largest eigenvalue λ_max (± residual) is {'; '.join(tops)}."] if tops else []
-
-
-def _noise(contents: Contents) -> list[str]:
-    said = []
-    for noise, _ in contents.of(NoiseEstimate):
-        summary = noise.summary()
-        (direct, error), (eq4, _) = summary["direct"], summary["eq4"]
-        ratio = f", {eq4 / direct:.2g} times that" if direct > 0 else ""
-        said.append(
-            f"Δ(2) at {noise.label or 'one checkpoint'} is {in_words(direct, error)} by its definition; the "
-            f"Hessian form Eq. 4 gives {eq4:.3g}{ratio}."
-        )
-    return said
+def _results(contents: Contents) -> list[str]:
+    """The most important number of each other kind of result."""
+    kinds: dict[type[Result], list[Result]] = {}
+    for found in contents.found:
+        if not isinstance(found.result, (Surface, Comparison)) and found.result.describe():
+            kinds.setdefault(type(found.result), []).append(found.result)
+    return [f"{headline(results)}." for results in kinds.values()]

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from landscape.plots.labels import batchnorm_note
 from landscape.plots.style import paper_name
-from landscape.report.contents import Contents, Run
+from landscape.report.contents import NAMED, Contents, Run
 from landscape.report.parts import Cell, Section, Table, number, text_cells
 from landscape.results.base import Result
 from landscape.results.comparison import Comparison
 from landscape.results.curvature import Spectrum
-from landscape.results.grids import HessianGrid, Surface
+from landscape.results.grids import HessianGrid, Interpolated, Surface
 from landscape.results.noise import NoiseEstimate
 
 _COLUMNS = (
@@ -74,7 +73,6 @@ def section(contents: Contents) -> Section:
     """A row for each result: how it was made, its error, its command, its file and that of its weights."""
     rows = []
     for found in contents.found:
-        how, error = _made(found.result)
         label = " ".join(str(getattr(found.result, "label", "")).split()) or "–"
         source = getattr(found.result, "source_sha256", "")
         of = f", of weights with SHA-256 {source[:12]}…" if source else ""
@@ -82,8 +80,8 @@ def section(contents: Contents) -> Section:
             text_cells(
                 type(found.result).__name__,
                 label,
-                how,
-                error,
+                _fields(found.result),
+                _error(found.result),
                 command(contents, found.result, found.path),
                 f"{found.path}{of}",
             )
@@ -110,36 +108,13 @@ def section(contents: Contents) -> Section:
     )
 
 
-def _made(result: Result) -> tuple[str, str]:
-    """How a result was made, and the error of its numbers."""
-    samples = f"{getattr(result, 'samples', 0):,} samples of {getattr(result, 'split', '') or 'the data'}"
-    if isinstance(result, Surface):
-        ny, nx = result.loss.shape
-        how = (
-            f"mean loss of {samples} at {nx} × {ny} points, plane: {result.kind}, in {result.dtype}, "
-            f"path {result.path}{batchnorm_note(result).replace(chr(10), '; ')}"
-        )
-        if result.columns:
-            return how, f"{result.interpolation()}; another sample gives other losses"
-        if result.precision == "model":
-            return how, f"none but the rounding of {result.dtype}; another sample gives other losses"
-        return how, f"{result.precision}: at most {result.precision_error:.2g} nat where compared"
-    if isinstance(result, HessianGrid):
-        products = f"{int(result.hvps.sum()):,} products"
-        how = f"Lanczos at each of {result.ratio.size} points, loss of {samples}, {products}"
-        missed, note = int((~result.trusted).sum()), result.interpolation()
-        error = f"relative residual at most {result.tol:g}; {missed} points did not converge"
-        return how, f"{error}; {note}" if note else error
-    if isinstance(result, Spectrum):
-        how = f"{result.engine} on the {result.kind} of the loss of {samples}, {result.hvps:,} products"
-        return how, "residuals of the eigenvalues; one standard error of the trace"
-    if isinstance(result, NoiseEstimate):
-        drawn = f"{len(result.direct)} draws of {result.learners} minibatches of {result.local_batch}"
-        how = f"{drawn}, data: {samples}"
-        return how, "one standard error over the draws; full batch and Eq. 4 are exact"
-    if isinstance(result, Comparison):
-        return _fields(result), "one standard error, or the bound of an eigenvalue, as each row says"
-    return _fields(result), "as the picture shows it"
+def _error(result: Result) -> str:
+    """The errors of a result's first numbers, and of interpolated ones."""
+    rows = [row for row in result.describe() if row.error > 0][:NAMED]
+    words = [f"{row.name} ± {row.error:.2g} {row.unit}".rstrip() for row in rows]
+    if isinstance(result, Interpolated) and result.columns:
+        words.append(result.interpolation())
+    return "; ".join(words) or "none but rounding; another sample of the data gives other numbers"
 
 
 def _fields(result: Result) -> str:

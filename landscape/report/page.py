@@ -14,17 +14,14 @@ from landscape.core.files import printable, read_regular, write_text
 from landscape.plots.style import paper_name
 from landscape.report import (
     analyses,
-    comparisons,
     contents,
     curves,
     findings,
     origins,
-    scrubber,
     surfaces,
 )
-from landscape.report.contents import Contents
+from landscape.report.contents import Contents, lines_of
 from landscape.report.parts import Page, chart_text, script_json
-from landscape.report.settings import lines_of
 
 EXTRA = "'sgd-landscape[report]'"
 _FOLDER = Path(__file__).parent
@@ -61,11 +58,11 @@ def report(paths: Iterable[str | Path], path: str | Path, title: str = "") -> No
 
 def build(given: Contents, title: str = "") -> Page:
     """The page about ``given``."""
-    learners, scrubbers = scrubber.section(given)
+    learners, scrubbers = surfaces.scrubber_section(given)
     sections = [
         origins.runs_section(given),
         curves.section(given.runs),
-        comparisons.section(given),
+        analyses.comparison_section(given),
         *surfaces.sections(given),
         learners,
         *analyses.sections(given),

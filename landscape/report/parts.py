@@ -13,8 +13,10 @@ import numpy as np
 
 from landscape.core.files import printable
 from landscape.core.hdf5 import Array
-from landscape.results.shown import in_words
+from landscape.results.base import Result
+from landscape.results.shown import Row
 
+LINES = 8  # of a description, that are columns of a table (ours)
 DIGITS = 6  # of a number in a chart: finer than a screen shows (ours)
 
 
@@ -108,11 +110,32 @@ class Page:
     data: dict[str, Any] = field(default_factory=dict)
 
 
-def number(value: float, error: float = math.nan, unit: str = "") -> Cell:
+def number(value: float, error: float = math.nan) -> Cell:
     """A number with its error, if it has one, as a cell: "0.123 ± 0.004"; "–" for NaN."""
-    if math.isnan(value):
+    return _cell(Row("", value, error))
+
+
+def described(caption: str, results: Sequence[Result], names: Sequence[str] = ()) -> Table:
+    """A row for each result, and a column for each line of its description.
+
+    Args:
+        names: the lines that are shown; default: the first ones (the most important) of all results.
+    """
+    rows = [{row.name: row for row in result.describe()} for result in results]
+    names = list(dict.fromkeys(name for row in rows for name in (names or list(row)[:LINES])))
+    labels = [" ".join(str(getattr(r, "label", "")).split()) or f"result {k}" for k, r in enumerate(results)]
+    cells = [
+        (*text_cells(label), *(_cell(row.get(name)) for name in names))
+        for label, row in zip(labels, rows, strict=True)
+    ]
+    return Table(caption, ("of", *names), tuple(cells))
+
+
+def _cell(row: Row | None) -> Cell:
+    """A line of a description as a cell; "–" where a result has none, or a number that is unknown."""
+    if row is None or row.value != row.value:
         return Cell("–", -math.inf)
-    return Cell(in_words(value, error) + unit, value)
+    return Cell(row.number, row.value)
 
 
 def text_cells(*texts: object) -> tuple[Cell, ...]:

@@ -19,6 +19,7 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import LARGEST, attribute, dataset, group, location, reading, writing
 from landscape.core.options import type_hints
 from landscape.results import frames, shown
+from landscape.results.shown import Row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,10 +151,30 @@ class Result:
         text = ", ".join(parts)
         return f"{type(self).__name__}({text if len(text) <= LENGTH else text[: LENGTH - 1] + '…'})"
 
+    def describe(self) -> list[Row]:
+        """The numbers of the result, the most important first.
+
+        The printed summary, ``--json``, titles of pictures, the tables of reports and notebooks show them.
+
+        Returns:
+            Rows with ``name``, ``value`` (a number or a text), ``error`` (one standard error, or the residual
+            of an eigenvalue; 0 if exact, NaN if there is none), ``unit`` and ``note``.
+
+        Example:
+            >>> escape.describe()[0].text
+            '3 steps   95% band 0 to 5'
+        """
+        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return [
+            Row(name, value, unit=self.units.get(name, "").replace("1", ""))
+            for name, value in values
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        ]
+
     def _repr_html_(self) -> str:
-        """A small picture and a table of the fields, for notebooks."""
+        """A small picture, and tables of the description and of the fields, for notebooks."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return shown.html_of(type(self).__name__, values, self.units, self.plot)
+        return shown.html_of(type(self).__name__, self.describe(), values, self.units, self.plot)
 
     def plot(
         self,
@@ -179,10 +200,7 @@ class Result:
             FailedError: ``path`` cannot be written.
 
         Example:
-            >>> from landscape.results.stability import Escape
-            >>> times, rates = np.ones((1, 2, 6)), np.array([0.1, 0.2])
-            >>> result = Escape(times, rates, "lr", ("ssgd",), share=0.5, steps=9)
-            >>> result.plot(title="Escape from a saddle").get_suptitle()
+            >>> escape.plot(title="Escape from a saddle").get_suptitle()
             'Escape from a saddle'
         """
         # By name: a result does not depend on what draws it, and matplotlib is imported only here.
@@ -204,10 +222,7 @@ class Result:
             FailedError: xarray is not installed.
 
         Example:
-            >>> from landscape.results.stability import Escape
-            >>> times = np.arange(12.0).reshape(1, 2, 6)
-            >>> result = Escape(times, np.array([0.1, 0.2]), "lr", ("ssgd",), share=0.5, steps=20)
-            >>> float(result.to_xarray().times.sel(algorithms="ssgd", values=0.2).mean())
+            >>> float(escape.to_xarray().times.sel(algorithms="ssgd", values=0.2).mean())
             8.5
         """
         return frames.to_dataset(self)
@@ -228,10 +243,7 @@ class Result:
             InputError: a dimension that the result does not have.
 
         Example:
-            >>> from landscape.results.stability import Escape
-            >>> times = np.arange(12.0).reshape(1, 2, 6)
-            >>> result = Escape(times, np.array([0.1, 0.2]), "lr", ("ssgd",), share=0.5, steps=20)
-            >>> result.to_dataframe().groupby("values").times.mean().tolist()
+            >>> escape.to_dataframe().groupby("values").times.mean().tolist()
             [2.5, 8.5]
         """
         return frames.to_frame(self, dims)
@@ -247,11 +259,9 @@ class Result:
 
         Example:
             >>> import tempfile
-            >>> from landscape.results.stability import Escape
-            >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
             >>> with tempfile.TemporaryDirectory() as folder:
-            ...     result.save(f"{folder}/escape.h5")
-            ...     Escape.load(f"{folder}/escape.h5").vary
+            ...     escape.save(f"{folder}/escape.h5")
+            ...     type(escape).load(f"{folder}/escape.h5").vary
             'lr'
         """
         save([self], path)
@@ -270,8 +280,7 @@ class Result:
             FailedError: the file holds something else or several results, is damaged or cannot be read.
 
         Example:
-            >>> from landscape.results.stability import Escape
-            >>> Escape.load("missing.h5")
+            >>> Result.load("missing.h5")
             Traceback (most recent call last):
             landscape.core.errors.FailedError: missing.h5: no such file; ...
         """
@@ -338,10 +347,8 @@ def save(results: Sequence[Result], path: str | Path) -> None:
 
     Example:
         >>> import tempfile
-        >>> from landscape.results.stability import Escape
-        >>> result = Escape(np.ones((1, 2, 6)), np.arange(2.0), "lr", ("ssgd",), share=0.5, steps=9)
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save([result, result], f"{folder}/two.h5")
+        ...     save([escape, escape], f"{folder}/two.h5")
         ...     len(load_results(f"{folder}/two.h5"))
         2
     """

@@ -12,7 +12,7 @@ import numpy as np
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import t_quantile
 from landscape.results.base import Result
-from landscape.results.shown import in_words
+from landscape.results.shown import Row, in_words
 
 #: What the error of a number is: one standard error, a bound, or nothing but rounding.
 ERRORS = ("standard error", "bound", "exact")
@@ -62,8 +62,7 @@ class Comparison(Result):
         seed, dtype, split, batchnorm: as in other results.
 
     Example:
-        >>> two = example()
-        >>> two.told[:, 0].tolist(), two.quantities
+        >>> comparison.told[:, 0].tolist(), comparison.quantities
         ([True, True], ('lambda-max', 'batch-sharpness'))
     """
 
@@ -139,7 +138,7 @@ class Comparison(Result):
         """(Q, S), half the width of the 95% interval of a standard error; a bound as it is, and 0 if exact.
 
         Example:
-            >>> example().interval.round(2).tolist()
+            >>> comparison.interval.round(2).tolist()
             [[0.1, 0.1], [1.0, 0.5]]
         """
         wide = np.where(np.isfinite(self.freedom), self.freedom, 1e9)  # the limit of the distribution
@@ -148,56 +147,14 @@ class Comparison(Result):
         half: Array = np.where(drawn, factor * self.error, self.error)
         return half
 
-
-def example() -> Comparison:
-    """Two checkpoints, of which the second is flatter, for examples."""
-    two, k = ("lambda-max", "batch-sharpness"), np.array([[0]])
-    return Comparison(
-        quantities=two,
-        titles=("λ_max", "batch sharpness"),
-        unit_names=("nat", "nat"),
-        flatter=np.array([-1, -1]),
-        kinds=("bound", "standard error"),
-        own_kinds=("bound", "standard error"),
-        over=("", "64 minibatches"),
-        tests=("bounds", "paired t"),
-        sides=("SSGD", "DPSGD"),
-        value=np.array([[20.0, 10.0], [12.0, 6.0]]),
-        error=np.array([[0.1, 0.1], [0.5, 0.25]]),
-        freedom=np.array([[np.nan, np.nan], [63.0, 63.0]]),
-        labels=("ssgd, seed 0, step 1,000", "dpsgd, seed 0, step 1,000"),
-        sources=("last.h5", "last.h5"),
-        sources_sha256=("0" * 64, "1" * 64),
-        side_of=np.array([0, 1]),
-        own_value=np.array([[20.0, 10.0], [12.0, 6.0]]),
-        own_error=np.array([[0.1, 0.1], [0.5, 0.25]]),
-        steps=np.array([1000, 1000]),
-        given_steps=np.array([1000, 1000]),
-        first=k[0],
-        second=k[0] + 1,
-        difference=np.array([[-10.0], [-6.0]]),
-        difference_error=np.array([[0.2], [0.5]]),
-        difference_freedom=np.array([[np.nan], [63.0]]),
-        p=np.array([[np.nan], [1e-17]]),
-        p_holm=np.array([[np.nan], [1e-17]]),
-        told=np.array([[True], [True]]),
-        level=0.05,
-        grouped=False,
-        equal_loss=np.nan,
-        notes=(),
-        batch=500,
-        draws=64,
-        planes=8,
-        rise=0.1,
-        rho=0.5,
-        rho_average=0.05,
-        top_k=10,
-        seed=0,
-        sample_counts=np.array([1437, 1437]),
-        dtype="float32",
-        split="train",
-        batchnorm=False,
-    )
+    def describe(self) -> list[Row]:
+        rows = []
+        for q, (title, unit) in enumerate(zip(self.titles, self.unit_names, strict=True)):
+            unit = "" if unit == "1" else unit
+            each = zip(self.sides, self.value[q].tolist(), self.error[q].tolist(), strict=True)
+            rows += [Row(f"{title}, {side}", value, error, unit) for side, value, error in each]
+            rows.append(Row(f"{title}, difference", verdict(self, q)))
+        return rows
 
 
 # Pairs of which each is named where not all are told apart (ours): more make no readable line.

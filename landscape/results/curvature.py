@@ -11,6 +11,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import positive
 from landscape.core.statistics import Estimate, mean_and_error, standard_error, t_quantile
 from landscape.results.base import Measured, Measurement
+from landscape.results.shown import Row, converged, eigenvalue, interval, percent
 
 # Standard deviation of the Gaussians of a density, relative to the range of the nodes (ours: as fine as a
 # plot shows).
@@ -212,6 +213,34 @@ class Spectrum(Measured):
         """The spectral density; None if it was not computed."""
         return Density(self.nodes, self.weights, self.parameters, self.hvps) if self.nodes.size else None
 
+    def describe(self) -> list[Row]:
+        unit = "1/η" if self.precondition else "nat"
+        top = len(self.values) - self.lowest
+        largest = "largest |λ|, {}" if self.engine == "pyhessian" else "λ_{}"
+        names = [largest.format(i + 1) for i in range(top)]
+        names += [f"λ_min, {i}" if i > 1 else "λ_min" for i in range(self.lowest, 0, -1)]
+        found = zip(names, self.values, self.residuals, strict=True)
+        rows = [eigenvalue(name, value, residual, unit) for name, value, residual in found]
+        if np.isfinite(self.lr) and top:
+            limit = f"limit {self.limit:.4g}" if np.isfinite(self.limit) else "limit not known"
+            rows.append(Row("lr · λ_max", float(self.lr * self.values[0]), note=limit))
+        for name, bound in (("below", self.bound_low), ("above", self.bound_high)):
+            if np.isfinite(bound):
+                rows.append(Row(name, bound, unit=unit, note="no other eigenvalue, with 99% probability"))
+        if np.isfinite(self.trace):
+            rows.append(Row("trace", self.trace, self.trace_error, unit, interval(self.trace_interval())))
+        if self.density:
+            rows.append(Row("mean λ", *self.density.moment(1), unit, "from the density"))
+        part = f", parameters {self.part}" if self.part else ""
+        by = f", preconditioned by {self.precondition}" if self.precondition else ""
+        return [
+            *rows,
+            Row("matrix", self.kind, note=f"{self.parameters:,} rows{part}{by}"),
+            Row("samples", self.samples),
+            Row("Hessian products", self.hvps),
+            converged(self.converged, "raise max_products"),
+        ]
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSharpness(Measurement):
@@ -306,6 +335,31 @@ class BatchSharpness(Measurement):
         half = float(t_quantile(level, len(self.curvature) - 1)) * self.standard_error
         return self.value - half, self.value + half
 
+    def describe(self) -> list[Row]:
+        drawn = f"{len(self.curvature)} draws of {self.batch:,}, {interval(self.interval())}"
+        rows = [
+            Row("batch sharpness at w_a", self.value, self.standard_error, "nat", drawn),
+            Row("the same, pooled", self.pooled, unit="nat", note="E[gᵀHg]/E‖g‖²"),
+        ]
+        if self.local_batch:
+            many = f"{len(self.learner_curvature)} draws of {self.local_batch:,}"
+            value, error = self.learner_value, self.learner_standard_error
+            rows.append(Row("batch sharpness at the learners", value, error, "nat", many))
+        if np.isfinite(self.lambda_max):
+            rows.append(eigenvalue("λ_max at w_a", self.lambda_max, self.residual))
+        if np.isfinite(self.lr):
+            limit = f"limit {self.limit:.4g}" if np.isfinite(self.limit) else ""
+            scaled = (row for row in rows if row.name != "the same, pooled")
+            rows[:0] = [
+                Row(f"{row.name}, times η", self.lr * float(row.value), self.lr * row.error, note=limit)
+                for row in scaled
+            ]
+        return [
+            *rows,
+            Row("samples", self.samples),
+            converged(self.converged, f"not within {self.tol:.0%}, raise max_draws"),
+        ]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement(Measurement):
@@ -391,3 +445,20 @@ class Disagreement(Measurement):
     def gradient_value(self) -> float:
         """The share of the gradient in the top-k space."""
         return float(self.gradient_share.sum())
+
+    def describe(self) -> list[Row]:
+        k, chance = len(self.values), f"an isotropic one: {100 * self.chance:.2g}%"
+        span = f"an isotropic one: {100 * self.rank / self.parameters:.2g}%"
+        top = f"of it in the top {k} {self.cost_top:.4g}"
+        return [
+            percent(f"of the learners' spread in the top {k}", self.value, self.standard_error, chance),
+            percent(f"of the gradient in the top {k}", self.gradient_value),
+            percent("of the gradient in the spread", self.gradient_in_span, note=span),
+            percent("of its sharp part in the spread", self.dominant_in_span),
+            Row("½ tr(HC)", self.cost, self.cost_error, "nat", top),
+            Row("mean loss of the learners above w_a", self.learners_loss - self.loss, unit="nat"),
+            Row("consensus distance", self.consensus, note=f"{self.learners} learners"),
+            eigenvalue("λ_1", self.values[0], self.residuals[0]),
+            Row("Hessian products", self.hvps),
+            converged(self.converged, "raise max_products"),
+        ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -11,6 +12,7 @@ import numpy as np
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import Estimate
 from landscape.results.base import Measurement, Sourced
+from landscape.results.shown import Row, converged, eigenvalue, interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,24 @@ class Sharpness(Measurement):
     def draws(self) -> int:
         """The number of minibatches or pairs ±δ; 0 where nothing was drawn."""
         return 0 if self.m == 0 and self.kind == "worst" else len(self.values)
+
+    def describe(self) -> list[Row]:
+        kind = f"{self.kind}-case {'adaptive ' if self.adaptive else ''}sharpness at ρ = {self.rho:g}"
+        worst = self.kind == "worst"
+        note = "a lower bound" if worst else ""
+        error = self.standard_error if self.draws else np.nan
+        rows = [
+            Row(kind, self.value, error, "nat", note),
+            Row("loss", self.loss, unit="nat", note=f"minibatches of {self.m:,}" if self.m else ""),
+            Row("gradients" if worst else "losses", self.gradients),
+        ]
+        if self.draws:
+            rows += [Row("draws", self.draws), converged(self.reached, "raise max_draws")]
+        if worst:
+            rows.append(Row("angle between gradient and displacement", self.residual, unit="rad"))
+        if self.fixed:
+            rows.append(Row("weights that are 0 and do not move", self.fixed, note=f"of {self.parameters:,}"))
+        return [*rows, Row("samples", self.samples)]
 
 
 @dataclass(frozen=True)
@@ -149,6 +169,42 @@ class Smoothing(Sourced):
         """(3,): 2/λ_max of L, and of L smoothed by the measured and by the isotropic spread; inf if λ ≤ 0."""
         sharpness = np.array([self.lambda_max, *self.lambda_smooth])
         return np.where(sharpness > 0, 2 / np.where(sharpness > 0, sharpness, 1.0), np.inf)
+
+    def describe(self) -> list[Row]:
+        names = self.labels_of["spread"]
+
+        def smoothed(name: str, values: Array, errors: Array) -> list[Row]:
+            each = zip(names, values, errors, strict=True)
+            return [Row(f"{name}, smoothed, {spread}", float(v), float(e), "nat") for spread, v, e in each]
+
+        errors = self.rates[1:] * self.lambda_smooth_se / abs(self.lambda_smooth)
+        rates = zip(names, self.rates[1:], errors, strict=True)
+        rows = [
+            Row("loss", self.loss, unit="nat"),
+            *smoothed("loss", self.loss_smooth, self.loss_smooth_se),
+            eigenvalue("λ_max", self.lambda_max, self.residual),
+            *smoothed("λ_max", self.lambda_smooth, self.lambda_smooth_se),
+            Row("2/λ_max", float(self.rates[0]), note=f"lr {self.lr:.4g}, α_e {self.alpha_e:.4g}"),
+            *(Row(f"2/λ_max, smoothed, {name}", float(v), float(e)) for name, v, e in rates),
+        ]
+        if self.lipschitz.size:
+            worst = self.lipschitz_smooth.argmax(1)
+            steep, error = (a[[0, 1], worst] for a in (self.lipschitz_smooth, self.lipschitz_smooth_se))
+            rows += [
+                Row("steepest of the gradient", float(self.lipschitz.max()), unit="nat"),
+                *smoothed("steepest of the gradient", steep, error),
+            ]
+        shares = ", ".join(f"{100 * s:.3g}%" for s in self.share)
+        bias = " and ".join(f"{b:.1e}" for b in self.lambda_smooth_bias)
+        chance = f"isotropic: {100 / self.parameters:.2g}%"
+        return [
+            *rows,
+            Row("a smoothed λ_max is too large by about", bias, note=f"{self.pairs} pairs"),
+            Row("spread along the sharpest directions", shares, note=chance),
+            Row("tr(HΣ)", self.trace_hs, unit="nat"),
+            Row("consensus distance", self.consensus),
+            converged(self.converged, "an eigenvalue is not"),
+        ]
 
 
 # Parts of a chain whose means count as independent: of 100 effective draws each has 20 (ours).
@@ -272,3 +328,24 @@ class LearningCoefficient(Measurement):
     def distance(self) -> float:
         """The root mean square of ‖w − w*‖ after the burn-in."""
         return float(self.distance2[:, self.burn_in :].mean() ** 0.5)
+
+    def describe(self) -> list[Row]:
+        heating = self.uncorrected - self.value
+        chosen = f"λ_max at w* {self.lambda_max:.4g} nat" if math.isfinite(self.lambda_max) else ""
+        missed = f"not within {self.tol:.0%} from {self.ess:.0f} draws, raise max_steps"
+        ends = interval(self.interval())
+        return [
+            Row("local learning coefficient", self.value, self.standard_error, note=ends),
+            Row("P/2", self.parameters / 2),
+            Row("λ̂ of the chains", ", ".join(f"{value:.4g}" for value in self.chain_values)),
+            Row("taken off as heating", heating, note=f"of {self.uncorrected:.6g}"),
+            Row("R̂", self.r_hat),
+            Row("effective draws", self.ess),
+            Row("loss at w*", self.loss, unit="nat", note=f"of the chains {self.mean_loss:.5g}"),
+            Row("‖w*‖", self.weights_norm2**0.5, note=f"distance of the chains from it {self.distance:.4g}"),
+            Row("nβ", self.nbeta, note=f"γ = {self.localization:g}"),
+            Row("step size ε", self.step_size, note=chosen),
+            Row("chains", self.chains, note=f"of {self.steps:,} steps, minibatches of {self.batch:,}"),
+            Row("samples", self.samples),
+            converged(self.converged, missed),
+        ]

@@ -1,4 +1,4 @@
-"""Losses and eigenvalues on planes and lines, which may be interpolated, and the basins of a surface."""
+"""Losses and eigenvalues on planes and lines, which may be interpolated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from landscape.core.hdf5 import Array
-from landscape.results.base import Measured, Sourced
+from landscape.results.base import Measured
+from landscape.results.basins import Basins
+from landscape.results.shown import Row
 
 SPAN = 0.1  # x, y ∈ [−0.1, 0.1] around w_a (DPSGD-2020, section 4.1)
 # Planes whose centre is a set of weights that training reached.
@@ -111,6 +113,10 @@ class Interpolated(Measured):
         """The number of exact points."""
         return int(self.exact.sum())
 
+    def _interpolated(self) -> list[Row]:
+        """How many points are exact and what error the others have, as a row; none where all are exact."""
+        return [Row("points", text)] if (text := self.interpolation()) else []
+
     def interpolation(self) -> str:
         """The number of exact points and the stated errors in words.
 
@@ -138,104 +144,6 @@ class Interpolated(Measured):
             f"interpolated from {self.evaluations:,} of {self.exact.size:,} points, error of "
             f"{', '.join(errors)}{unit}"
         )
-
-
-@dataclass(frozen=True)
-class Basins(Sourced):
-    """The basins of a surface, and the region around one point in which the loss rises by less than a bound.
-
-    All numbers are of the surface as it was computed: of its grid, and of bilinear interpolation between the
-    points. They have no standard errors; another sample of the data, or another plane, gives other numbers.
-
-    A basin is a component of the points below a level, where a point of the grid has eight neighbours; it
-    ends at the saddle where it meets a deeper one (persistence, :mod:`landscape.geometry.basins`).
-
-    Attributes:
-        x, y, loss: of the surface: (nx,), (ny,), (ny, nx).
-        gram: (2, 2), the inner products of the directions, by which steps in the plane become distances.
-        basin: (ny, nx), the number of the basin to which a descent from each point leads, from neighbour to
-            lowest neighbour; −1 where the loss is not finite.
-        minimum, saddle: (M, 2), coordinates of the lowest point of each basin and of the saddle where it
-            meets a deeper one (NaN: nowhere on the grid), in order of persistence, the largest first.
-        minimum_loss, saddle_loss: (M,), the losses there in nats; infinite where there is no saddle.
-        share: (M,), of the points of the grid.
-        at_edge: (M,), whether the lowest point lies on the edge of the grid, so that there is none inside.
-        least: the smallest persistence in nats of a basin that is listed; all others belong to one that is.
-        minima: the number of local minima of the grid, whatever their persistence.
-        smad: the saddle-minimum average distance in nats (Landscaper; arXiv 2602.07135): the mean over all
-            local minima of the rise to the first saddle, unweighted; 0 where there is but one minimum. That
-            package may join other points of the grid as neighbours.
-        around: "center" or "lowest": the point of which the other numbers are.
-        reference, reference_loss: its coordinates (2,), and the loss there in nats.
-        rise: (R,), rises above it in nats.
-        area: (R,), of the connected region around it where the loss is at most that high, in squared
-            distances.
-        volume: (R,), the integral over that region of what the loss lies below that height, in nats times
-            squared distances.
-        width: (R, 2), the axes of the ellipse with the region's second moments, the longer one first: for an
-            elliptic region its own. Distances in weight space.
-        cut: (R,), whether the region reaches the edge of the grid, so that area, volume and widths are too
-            small.
-        edge_rise: the rise at which the region reaches the edge; infinite if it never does.
-        split, label, source, source_sha256: of the surface.
-
-    Example:
-        >>> from landscape.geometry.profiles import parabola
-        >>> basins = parabola().basins([0.25])
-        >>> len(basins.minimum), basins.width.round(2).tolist(), basins.anisotropy.round(2).tolist()
-        (1, [[1.0, 1.0]], [1.0])
-    """
-
-    schema: ClassVar[str] = "landscape.basins"
-    axes_of: ClassVar[tuple[str, ...]] = ("x", "y", "rise")
-    labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "direction": ("x", "y"),
-        "other_direction": ("x", "y"),
-        "axis": ("long", "short"),
-    }
-    table: ClassVar[str] = "rise"
-
-    x: Annotated[Array, "x+"]
-    y: Annotated[Array, "y+"]
-    loss: Annotated[Array, "y x", "nat"]
-    gram: Annotated[Array, "direction other_direction"]
-    basin: Annotated[Array, "y x"]
-    minimum: Annotated[Array, "number+ direction"]
-    saddle: Annotated[Array, "number direction"]
-    minimum_loss: Annotated[Array, "number", "nat"]
-    saddle_loss: Annotated[Array, "number", "nat"]
-    share: Annotated[Array, "number", "1"]
-    at_edge: Annotated[Array, "number"]
-    least: Annotated[float, "nat"]
-    minima: int
-    smad: Annotated[float, "nat"]
-    around: str
-    reference: Annotated[Array, "direction"]
-    reference_loss: Annotated[float, "nat"]
-    rise: Annotated[Array, "rise+", "nat"]
-    area: Annotated[Array, "rise", "1"]
-    volume: Annotated[Array, "rise", "nat"]
-    width: Annotated[Array, "rise axis", "1"]
-    cut: Annotated[Array, "rise"]
-    edge_rise: Annotated[float, "nat"]
-
-    @property
-    def persistence(self) -> Array:
-        """(M,), the rise from each minimum to its saddle; infinite for one that meets no deeper basin."""
-        return self.saddle_loss - self.minimum_loss
-
-    @property
-    def anisotropy(self) -> Array:
-        """(R,), the longer over the shorter axis: √(λ₁/λ₂) for curvatures λ₁ > λ₂ in the plane."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio: Array = self.width[:, 0] / self.width[:, 1]
-        return ratio
-
-    @property
-    def equivalent_width(self) -> Array:
-        """(R,), the diameter of the circle with the region's area."""
-        width: Array = 2 * np.sqrt(self.area / np.pi)
-        return width
 
 
 @dataclass(frozen=True)
@@ -320,8 +228,7 @@ class Surface(Interpolated):
             The plane of which this is a surface.
 
         Example:
-            >>> from landscape.geometry.profiles import parabola
-            >>> parabola().plane(torch.zeros(2)).directions.tolist()
+            >>> surface.plane(torch.zeros(2)).directions.tolist()
             [[1.0, 0.0], [0.0, 1.0]]
         """
         return Plane(
@@ -347,8 +254,7 @@ class Surface(Interpolated):
             A surface with directions (2, 2) and center (2,).
 
         Example:
-            >>> from landscape.geometry.profiles import parabola
-            >>> parabola().compact().directions.tolist()
+            >>> surface.compact().directions.tolist()
             [[1.0, 0.0], [0.0, 1.0]]
         """
         directions = self.directions.astype(np.float64)
@@ -380,8 +286,7 @@ class Surface(Interpolated):
             FailedError: no finite loss, none at the centre, fewer than 2 × 2 points, parallel directions.
 
         Example:
-            >>> from landscape.geometry.profiles import parabola
-            >>> parabola().basins([0.25]).area.round(1).tolist()  # π/4
+            >>> surface.basins([0.25]).area.round(1).tolist()  # π/4
             [0.8]
         """
         # By name, as plot() does: a result does not depend on what is computed from it.
@@ -389,6 +294,37 @@ class Surface(Interpolated):
             self, rises, least, around
         )
         return found
+
+    def describe(self) -> list[Row]:
+        loss = self.loss[np.isfinite(self.loss)]
+        lost = self.loss.size - loss.size
+        low, middle, high = np.quantile(loss, (0, 0.5, 1)).tolist() if loss.size else [np.nan] * 3
+        at = self.loss[np.abs(self.y).argmin(), np.abs(self.x).argmin()]
+        rows = [
+            Row("loss near the centre", float(at), unit="nat"),
+            Row("lowest loss", low, unit="nat"),
+            Row("highest loss", high, unit="nat"),
+            Row("median rise above the lowest", middle - low, unit="nat"),
+            Row("span", self.span, note=f"plane: {self.kind}"),
+        ]
+        if lost:
+            rows.append(Row("points without a finite loss", lost, note=f"of {self.loss.size:,}"))
+        if len(self.marker_loss) and self.kind == "learners":
+            *own, mean = self.marker_loss
+            rows.append(Row("loss of w_a", float(mean), unit="nat"))
+            rows.append(Row("mean loss of the learners", float(np.mean(own)), unit="nat"))
+        elif len(self.marker_loss) and self.kind != "pca":
+            named = zip(self.labels, self.marker_loss, strict=True)
+            rows += [Row(f"loss of {name}", float(value), unit="nat") for name, value in named]
+        if self.explained.size:
+            shares = " + ".join(f"{100 * share:.1f}%" for share in self.explained)
+            of = "variance" if self.kind == "pca" else "spread"
+            rows.append(Row(f"share of the {of} in the plane", shares, note=f"{len(self.labels)} places"))
+        if self.kind == "eigen":
+            rows.append(Row("directions", "; ".join(self.axes)))
+        if self.precision != "model":
+            rows.append(Row("precision", self.precision, note=f"within {self.precision_error:.2g} nat"))
+        return [*rows, *self._interpolated()]
 
 
 @dataclass(frozen=True)
@@ -436,6 +372,18 @@ class Line(Interpolated):
         if self.done.size == 0:
             object.__setattr__(self, "done", np.ones(self.loss.shape, bool))
         super().__post_init__()
+
+    def describe(self) -> list[Row]:
+        rows = [
+            Row("loss at the start", float(self.loss[0]), unit="nat", note="".join(self.ends[:1])),
+            Row("loss at the end", float(self.loss[-1]), unit="nat", note="".join(self.ends[1:])),
+            Row("highest loss", float(np.max(self.loss)), unit="nat"),
+        ]
+        if self.kind == "interpolation":
+            rows.insert(0, Row("barrier", self.barrier, unit="nat"))
+        else:
+            rows.append(Row("lowest loss", float(np.min(self.loss)), unit="nat"))
+        return [*rows, *self._interpolated()]
 
 
 def barrier(t: Array, loss: Array) -> float:
@@ -529,3 +477,23 @@ class HessianGrid(Interpolated):
         if self.done.size == 0:
             object.__setattr__(self, "done", np.ones(self.ratio.shape, bool))
         super().__post_init__()
+
+    def describe(self) -> list[Row]:
+        good = self.ratio[self.trusted & np.isfinite(self.ratio)]
+        low, middle, high = (float(f(good)) if good.size else np.nan for f in (np.min, np.median, np.max))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            relative = [
+                e[self.done] / abs(v[self.done])
+                for e, v in ((self.residual_min, self.lambda_min), (self.residual_max, self.lambda_max))
+            ]
+        top = self.lambda_max[np.isfinite(self.lambda_max)]
+        return [
+            Row("median |λ_min|/|λ_max|", middle),
+            Row("lowest ratio", low),
+            Row("highest ratio", high),
+            Row("λ_max", f"{top.min():.4g} to {top.max():.4g}" if top.size else "–", unit="nat"),
+            Row("largest relative residual", f"{np.max(relative, initial=0.0):.1e}"),
+            Row("converged points", f"{int(self.converged[self.done].sum())} of {self.evaluations}"),
+            Row("Hessian products", self.hvps.sum().item()),
+            *self._interpolated(),
+        ]

@@ -11,6 +11,7 @@ import numpy as np
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import Estimate, mean_and_error, ratio_interval, scale_of, standard_error
 from landscape.results.base import Measurement, Sourced
+from landscape.results.shown import Row, converged, eigenvalue, interval, percent
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,7 @@ class NoiseEstimate(Sourced):
         eq4: α² n⁻² Σ_j ‖HΔw_j‖², the Hessian form in the paper.
 
     Example:
-        >>> values = np.array([1.0, 3.0])
-        >>> result = NoiseEstimate(direct=values, first_order=values, delta_s=values, delta_2=values,
-        ...                        delta_cross=values, full_batch=1.5, eq4=1.0, consensus=0.1, lr=0.1,
-        ...                        learners=2, local_batch=4, samples=10, seed=0)
-        >>> result.summary()["direct"], result.summary()["eq4"]
+        >>> noise.summary()["direct"], noise.summary()["eq4"]
         ((2.0, 1.0), (1.0, 0.0))
     """
 
@@ -65,11 +62,7 @@ class NoiseEstimate(Sourced):
             Name -> (mean over the draws, its standard error; 0 for numbers that are exact).
 
         Example:
-            >>> values = np.array([1.0, 3.0])
-            >>> result = NoiseEstimate(direct=values, first_order=values, delta_s=values, delta_2=values,
-            ...                        delta_cross=values, full_batch=1.5, eq4=1.0, consensus=0.1, lr=0.1,
-            ...                        learners=2, local_batch=4, samples=10, seed=0)
-            >>> result.summary()["direct"]
+            >>> noise.summary()["direct"]
             (2.0, 1.0)
         """
         rows = {}
@@ -77,6 +70,26 @@ class NoiseEstimate(Sourced):
             value = getattr(self, name)
             rows[name] = mean_and_error(value) if np.ndim(value) else (float(value), 0.0)
         return rows
+
+    def describe(self) -> list[Row]:
+        names = {
+            "direct": "Δ(2) by definition, α²‖δ‖²",
+            "full_batch": "Δ(2) on the full batch",
+            "eq4": "Δ(2) by Eq. 4, α² tr(HCH)",
+            "first_order": "Δ(2) to first order",
+            "delta_s": "Δ_S",
+            "delta_2": "α²‖P⊥δ‖²",
+            "delta_cross": "cross term",
+        }
+        found = self.summary()
+        direct, eq4 = found["direct"][0], found["eq4"][0]
+        times = {"direct": f"Eq. 4 gives {eq4 / direct:.2g} times it" if direct > 0 else ""}
+        return [
+            *(Row(text, *found[name], note=times.get(name, "")) for name, text in names.items()),
+            Row("consensus distance", self.consensus),
+            Row("learning rate α", self.lr),
+            Row("draws", len(self.direct), note=f"of {self.learners} × {self.local_batch:,} samples"),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +211,27 @@ class NoiseScale(Measurement):
         """Whether ‖g‖² at w_a is told apart from 0 (95%): otherwise B_simple has no upper bound."""
         return bool(np.isfinite(self.interval()[1]))
 
+    def describe(self) -> list[Row]:
+        drawn = f"{self.draws} draws of {self.batch:,}, {interval(self.interval())}"
+        lost = "" if self.resolved else "not told apart from 0 (95%): more draws, or gradient='whole'"
+        rows = [
+            Row("noise scale at w_a", self.value, self.standard_error, "samples", drawn),
+            Row("tr Σ at w_a", self.trace, self.trace_error, "nat²"),
+            Row("‖g‖² at w_a", self.norm2, self.norm2_error, "nat²", lost),
+        ]
+        if self.learners:
+            value, error = self.learner_value, self.learner_standard_error
+            drawn = f"{self.learner_draws} draws, {interval(self.interval(learners=True))}"
+            rows += [
+                Row(f"noise scale, mean of {self.learners} learners", value, error, "samples", drawn),
+                Row("tr Σ of the learners", self.learner_trace, self.learner_trace_error, "nat²"),
+                Row("‖g‖² of the learners", self.learner_norm2, self.learner_norm2_error, "nat²"),
+                Row("tr Σ from the gradients of one step", self.round_trace, self.round_trace_error, "nat²"),
+                Row("‖g‖² from the gradients of one step", self.round_norm2, self.round_norm2_error, "nat²"),
+            ]
+        missed = f"not within {self.tol:.0%}, raise max_draws"
+        return [*rows, Row("samples", self.samples), converged(self.converged, missed)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseAlignment(Measurement):
@@ -282,6 +316,27 @@ class NoiseAlignment(Measurement):
         """(k,), C_ii/tr C: the share of the noise along each eigenvector."""
         share: Array = self.covariance / self.trace_c
         return share
+
+    def describe(self) -> list[Row]:
+        scatter = f"scatter around the line {self.gamma_scatter:.1e}"
+        missed = "an eigenvalue is not" if self.reached else "standard error not reached, raise max_draws"
+        along = zip(self.covariance, self.covariance_error, self.shares, strict=True)
+        return [
+            Row("tr(HS)/tr S", self.ias, self.ias_error, "nat", f"λ_max {self.values[0]:.6g}"),
+            Row("tr(HC)/tr C", self.noise_curvature, self.noise_curvature_error, "nat"),
+            Row("γ in C_ii ∝ λ_i^γ", self.gamma, self.gamma_error, note=scatter),
+            *(
+                eigenvalue(f"λ_{i + 1}", *each)
+                for i, each in enumerate(zip(self.values, self.residuals, strict=True))
+            ),
+            *(
+                Row(f"C_{i + 1}{i + 1}", float(c), float(e), "nat²", f"{100 * share:.3g}% of the noise")
+                for i, (c, e, share) in enumerate(along)
+            ),
+            Row("minibatches", self.draws, note=f"of {self.batch:,} from {self.samples:,} samples"),
+            Row("Hessian products", self.hvps),
+            converged(self.reached and self.converged, missed),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,3 +431,28 @@ class CriticalBatch(Measurement):
         share = (self.tol - rise[k - 1]) / (rise[k] - rise[k - 1]) if np.isfinite(rise[k]) else 0.5
         low, high = np.log(self.batch[k - 1 : k + 1])
         return float(round(math.exp(low + share * (high - low)), 9))
+
+    def describe(self) -> list[Row]:
+        low, high = self.bracket
+        if math.isfinite(high):
+            between = f"between {low:,.0f} and {high:,.0f}"
+            first = Row("critical batch", self.value, self.standard_error, "samples", between)
+        else:
+            first = Row("critical batch", f"above {low:,.0f}", unit="samples", note="the largest one tried")
+        branches = zip(self.batch, self.lr, self.steps, self.loss.mean(1), strict=True)
+        rises = zip(branches, self.rise, self.rise_error, strict=True)
+        return [
+            first,
+            *(
+                percent(
+                    f"rise of the loss, batch {batch:,}",
+                    rise,
+                    error,
+                    f"loss {loss:.5g} nat, rate {lr:.4g}, {steps:,} steps",
+                )
+                for (batch, lr, steps, loss), rise, error in rises
+            ),
+            percent("allowed rise above the smallest batch", self.tol),
+            Row("samples of a branch", self.trained_samples, note=f"{self.loss.shape[1]} seeds"),
+            Row("scaling of the rate", self.scaling),
+        ]

@@ -1,4 +1,4 @@
-"""How results are shown in pictures, pages and notebooks: numbers in words, scales, and HTML."""
+"""How results are shown on terminals, in pictures, on pages and in notebooks: rows, words, scales, HTML."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import base64
 import html
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,81 @@ def running_quartiles(steps: Array, values: Array) -> tuple[Array, Array]:
     return places, np.array(inside).reshape(-1, 3).T
 
 
+@dataclass(frozen=True)
+class Row:
+    """A line of a result's description: a number with its error, or a text.
+
+    Attributes:
+        name: what it is.
+        value: the number, or a text.
+        error: what follows "±": one standard error, or what ``note`` says; 0 if the number is exact, NaN if
+            there is none.
+        unit: "" for numbers without a unit.
+        note: what else belongs to it, such as the number of draws.
+    """
+
+    name: str
+    value: float | str
+    error: float = math.nan
+    unit: str = ""
+    note: str = ""
+
+    @property
+    def number(self) -> str:
+        """The value, to the digits that its error leaves, with error and unit; "–" for NaN."""
+        if isinstance(self.value, str):
+            return self._with_unit(self.value)
+        if math.isnan(self.value):
+            return "–"
+        return self._with_unit(in_words(self.value, self.error if self.error > 0 else math.nan))
+
+    @property
+    def text(self) -> str:
+        """The value to six digits, with error, unit and note."""
+        if isinstance(self.value, str) or math.isnan(self.value):
+            text = self.value if isinstance(self.value, str) else "–"
+        else:
+            text = f"{self.value:,}" if isinstance(self.value, int) else f"{self.value:.6g}"
+            text += f" ± {self.error:.2g}" if self.error > 0 else ""
+        note = "exact" if self.error == 0 and not self.note else self.note
+        return "   ".join(filter(None, (self._with_unit(text), note)))
+
+    def _with_unit(self, text: str) -> str:
+        return text + (self.unit if self.unit == "%" else f" {self.unit}" if self.unit else "")
+
+
+def percent(name: str, share: float, error: float = math.nan, note: str = "") -> Row:
+    """A share as a row, in %."""
+    return Row(name, 100 * float(share), 100 * float(error), "%", note)
+
+
+def converged(met: bool, missed: str) -> Row:
+    """Whether the tolerance was met, as a row; ``missed`` says what to do if not."""
+    return Row("converged", "yes" if met else "NO", note="" if met else missed)
+
+
+def interval(ends: tuple[float, float]) -> str:
+    """The ends of a 95% interval in words; "" where neither is known."""
+    if math.isfinite(ends[1]):
+        return f"95%: {ends[0]:.4g} to {ends[1]:.4g}"
+    return "" if math.isnan(ends[0]) else f"95%: above {ends[0]:.4g}"
+
+
+def eigenvalue(name: str, value: float, residual: float, unit: str = "nat") -> Row:
+    """An eigenvalue as a row, its residual as the error."""
+    relative = f"relative residual {residual / abs(value):.1e}" if value else "residual"
+    return Row(name, float(value), float(residual), unit, relative)
+
+
+def text_of(result: Any) -> str:
+    """A description as lines: label and split of the result, and its rows, names below each other."""
+    label = " ".join(str(getattr(result, "label", "")).split()) or type(result).__name__
+    split = f": {result.split} loss" if getattr(result, "split", "") else ""
+    rows = result.describe()
+    width = max((len(row.name) for row in rows), default=0)
+    return "\n".join([label + split, *(f"  {row.name:{width}}  {row.text}" for row in rows)])
+
+
 def in_words(value: float, error: float = math.nan) -> str:
     """A number to four digits; with an error, to its first digit, or to its second where it begins with 1."""
     if not math.isfinite(error) or error < 0:
@@ -82,23 +158,35 @@ LONGEST = 200  # characters of a value in the table (ours)
 DPI = 72  # pixels per inch: a picture of 5 × 4.7 inches is then 360 pixels wide (ours)
 
 
-def html_of(title: str, values: Mapping[str, Any], units: Mapping[str, str], draw: Callable[[], Any]) -> str:
-    """A title, a picture and a table of ``values`` as HTML, with all texts escaped.
+def html_of(
+    title: str,
+    rows: Iterable[Row],
+    values: Mapping[str, Any],
+    units: Mapping[str, str],
+    draw: Callable[[], Any],
+) -> str:
+    """A title, a picture and a table as HTML, with all texts escaped: the description, and then the fields.
 
     Args:
+        rows: the description.
         values: numbers, texts, tuples of texts and arrays by name. Of an array the table shows the shape;
             empty arrays and texts are left out.
         units: of the values that have one, by name.
         draw: returns a figure of matplotlib. Where it raises an error about the values, such as that none is
             finite, the error's text takes the place of the picture.
     """
-    rows = "".join(
-        f"<tr><th style='text-align:left'>{_escaped(name)}</th>"
-        f"<td style='text-align:left'>{_escaped(_text(value, units.get(name, '')))}</td></tr>"
+    fields = {
+        name: _text(value, units.get(name, ""))
         for name, value in values.items()
         if np.size(value) and not (isinstance(value, str) and not value)
+    }
+    cells = [(row.name, _short(row.text)) for row in rows] + list(fields.items())
+    table = "".join(
+        f"<tr><th style='text-align:left'>{_escaped(name)}</th>"
+        f"<td style='text-align:left'>{_escaped(text)}</td></tr>"
+        for name, text in cells
     )
-    inside = f"<div>{_picture(draw)}</div><table>{rows}</table>"
+    inside = f"<div>{_picture(draw)}</div><table>{table}</table>"
     return f"<b>{_escaped(title)}</b><div style='display:flex;gap:1em;align-items:start'>{inside}</div>"
 
 

@@ -12,9 +12,18 @@ import numpy as np
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.results.base import Result, Sourced
+from landscape.results.shown import Row, converged, eigenvalue, percent
 
 # Forms of momentum: the rows of the limits.
 FORMS = ("no momentum", "momentum", "shifted momentum")
+# The level of the bands of escape times (the usual one).
+LEVEL = 0.95
+
+
+def limit_names(delays: Array, momentum: float) -> list[str]:
+    """Names of the limits, by delay and then by form of momentum."""
+    forms = [FORMS[0], *(f"{form} {momentum:g}" for form in FORMS[1:])]
+    return [f"τ = {delay}, {form}" for delay in delays for form in forms]
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,23 @@ class Stability(Sourced):
     def rates(self) -> Array:
         """(3, K): the learning rates above which training leaves this minimum; inf where λ_max ≤ 0."""
         return self.limit / self.lambda_max if self.lambda_max > 0 else np.full_like(self.limit, np.inf)
+
+    def describe(self) -> list[Row]:
+        by = f"preconditioned by {self.precondition}" if self.precondition else ""
+        rows = [eigenvalue("λ_max", self.lambda_max, self.residual, "1/η" if by else "nat")]
+        if math.isfinite(self.lr):
+            limit = f"limit {self.own_limit:.4g}" if math.isfinite(self.own_limit) else "limit not known"
+            rows.append(Row("lr·λ_max", self.lr * self.lambda_max, note=f"lr {self.lr:g}, {limit}"))
+        if by:
+            rows.append(Row("Hessian", by))
+        if self.lambda_max <= 0:
+            rows.append(Row("rates", "no direction curves upwards: no rate is too large for it"))
+        else:
+            names = limit_names(self.delay, self.momentum)
+            for rate, name in zip(self.rates.T.ravel(), names, strict=True):
+                leaves = "the run's lr leaves" if self.lr > rate else ""
+                rows.append(Row(f"training leaves above lr, {name}", float(rate), note=leaves))
+        return [*rows, converged(self.converged, "raise max_products")]
 
 
 @dataclass(frozen=True)
@@ -114,6 +140,25 @@ class Minima(Sourced):
         """(3, K): the geometric mean of ``stays`` and ``leaves``, an estimate of the largest stable rate."""
         middle: Array = np.sqrt(self.stays * self.leaves)
         return middle
+
+    def describe(self) -> list[Row]:
+        names = limit_names(self.delay, self.momentum)
+        pairs = zip(names, self.boundary.T.ravel(), self.predicted.T.ravel(), strict=True)
+        moved = float(np.abs(self.lambda_after / self.lambda_max - 1).max())
+        return [
+            *(
+                Row(
+                    f"largest lr that stays, {name}",
+                    float(measured),
+                    note=f"predicted {predicted:.4g}, ratio {measured / predicted:.3f}",
+                )
+                for name, measured, predicted in pairs
+            ),
+            eigenvalue("λ_max", self.lambda_max, self.residual),
+            percent("largest change of λ_max", moved),
+            Row("weight decay", self.weight_decay),
+            Row("‖gradient‖", self.gradient_norm),
+        ]
 
 
 @dataclass(frozen=True)
@@ -184,6 +229,21 @@ class Escape(Result):
         rank = median_rank(self.times.shape[2], level)
         ordered = np.sort(self.times, axis=2)
         return ordered[:, :, rank], ordered[:, :, -1 - rank]
+
+    def describe(self) -> list[Row]:
+        runs = self.times.shape[2]
+        known = 2.0 ** (1 - runs) <= 1 - LEVEL  # else no two of the times bound the median at that level
+        low, high = self.band(LEVEL) if known else (np.zeros_like(self.median), self.median + np.inf)
+        return [
+            Row(
+                f"{name}, {self.vary} {value:g}",
+                float(self.median[a, k]),
+                unit="steps",
+                note=f"95% band {low[a, k]:.0f} to {high[a, k]:.0f}",
+            )
+            for k, value in enumerate(self.values)
+            for a, name in enumerate(self.algorithms)
+        ] + [Row("runs", runs, note=self.setting)]
 
 
 def median_rank(samples: int, level: float) -> int:

@@ -22,11 +22,11 @@ from landscape.data.idx import FILES
 from landscape.paper.context import Context, identity
 from landscape.problem.layout import Layout, Slot
 from landscape.results import base
-from landscape.results.comparison import example as comparison
 from landscape.results.flatness import Smoothing
 from landscape.results.stability import Escape, Minima, Stability
 from landscape.results.tables import COLUMNS, RunTimes, Sweep, texts
 from landscape.train.recipes import recipe
+from tests.examples import comparison
 
 RNG = np.random.default_rng(0)
 TOML = """

@@ -40,12 +40,12 @@ def torus(n: int, size: str = "") -> list[Array]:
     """torus, torus(RxC): the four neighbours on an R × C grid that wraps round; by default the squarest."""
     given = re.fullmatch(r"(\d+)x(\d+)", size)
     if size and not given:
-        raise InputError("torus(RxC) has numbers of rows and columns, such as torus(2x3)")
+        raise InputError("torus(RxC) needs numbers of rows and columns, such as torus(2x3)")
     rows = int(given[1]) if given else max(r for r in range(1, math.isqrt(n) + 1) if n % r == 0)
     columns = int(given[2]) if given else n // rows
     if min(rows, columns) < 2 or rows * columns != n:
         needs = f"{rows} × {columns} is not {n}" if given else f"{n} is not R × C"
-        raise InputError(f"{needs} with both at least 2")
+        raise InputError(f"{needs}, both must be at least 2")
     i, j = np.divmod(np.arange(n), columns)
     steps = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
     return [_equal(n, [(i + u) % rows * columns + (j + v) % columns - np.arange(n) for u, v in steps])]
@@ -140,12 +140,13 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
         known = f"{', '.join(forms())}, or a .csv, .txt or .npy file with an n × n matrix"
         raise InputError(f"{where}: '{spec}' is not known (allowed: {known})")
     try:
-        found = topology(n, *(_argument(p, text) for p, text in zip(parameters, given, strict=False)))
+        arguments = (_argument(p, text) for p, text in zip(parameters, given, strict=False))
+        found = [np.asarray(m, dtype=float) for m in topology(n, *arguments)]
         if topology is not random_matching:
             _check(found, n)
     except InputError as reason:
         raise InputError(f"{where}: '{spec}' is not allowed with {n} learners, {reason}") from None
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _argument(parameter: inspect.Parameter, text: str) -> int | float | str:

@@ -1,0 +1,100 @@
+"""Results with which the examples in docstrings begin, and from which tests make others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from landscape.results.comparison import Comparison
+from landscape.results.grids import Surface
+from landscape.results.noise import NoiseEstimate
+from landscape.results.stability import Escape
+
+
+def parabola() -> Surface:
+    """L = x² + y² on 41 × 41 points."""
+    grid = np.linspace(-1, 1, 41)
+    loss = grid**2 + grid[:, None] ** 2
+    return Surface(
+        x=grid, y=grid, loss=loss, accuracy=loss, done=loss < 9, directions=np.eye(2), center=np.zeros(2),
+        kind="random", norm="none", seed=0, span=1.0, samples=1, dtype="float64", bn="center", path="batched",
+    )  # fmt: skip
+
+
+def comparison() -> Comparison:
+    """Two checkpoints, of which the second is flatter."""
+    two, k = ("lambda-max", "batch-sharpness"), np.array([[0]])
+    return Comparison(
+        quantities=two,
+        titles=("λ_max", "batch sharpness"),
+        unit_names=("nat", "nat"),
+        flatter=np.array([-1, -1]),
+        kinds=("bound", "standard error"),
+        own_kinds=("bound", "standard error"),
+        over=("", "64 minibatches"),
+        tests=("bounds", "paired t"),
+        sides=("SSGD", "DPSGD"),
+        value=np.array([[20.0, 10.0], [12.0, 6.0]]),
+        error=np.array([[0.1, 0.1], [0.5, 0.25]]),
+        freedom=np.array([[np.nan, np.nan], [63.0, 63.0]]),
+        labels=("ssgd, seed 0, step 1,000", "dpsgd, seed 0, step 1,000"),
+        sources=("last.h5", "last.h5"),
+        sources_sha256=("0" * 64, "1" * 64),
+        side_of=np.array([0, 1]),
+        own_value=np.array([[20.0, 10.0], [12.0, 6.0]]),
+        own_error=np.array([[0.1, 0.1], [0.5, 0.25]]),
+        steps=np.array([1000, 1000]),
+        given_steps=np.array([1000, 1000]),
+        first=k[0],
+        second=k[0] + 1,
+        difference=np.array([[-10.0], [-6.0]]),
+        difference_error=np.array([[0.2], [0.5]]),
+        difference_freedom=np.array([[np.nan], [63.0]]),
+        p=np.array([[np.nan], [1e-17]]),
+        p_holm=np.array([[np.nan], [1e-17]]),
+        told=np.array([[True], [True]]),
+        level=0.05,
+        grouped=False,
+        equal_loss=np.nan,
+        notes=(),
+        batch=500,
+        draws=64,
+        planes=8,
+        rise=0.1,
+        rho=0.5,
+        rho_average=0.05,
+        top_k=10,
+        seed=0,
+        sample_counts=np.array([1437, 1437]),
+        dtype="float32",
+        split="train",
+        batchnorm=False,
+    )
+
+
+def noise() -> NoiseEstimate:
+    """Two draws, 1 and 3, of two learners."""
+    values = np.array([1.0, 3.0])
+    names = ("direct", "first_order", "delta_s", "delta_2", "delta_cross")
+    return NoiseEstimate(
+        **dict.fromkeys(names, values), full_batch=1.5, eq4=1.0, consensus=0.1, lr=0.1, learners=2,
+        local_batch=4, samples=10, seed=0,
+    )  # fmt: skip
+
+
+def escape() -> Escape:
+    """Times 0 to 11, six at each of two learning rates."""
+    times = np.arange(12.0).reshape(1, 2, 6)
+    return Escape(times, np.array([0.1, 0.2]), "lr", ("ssgd",), share=0.5, steps=20)
+
+
+def namespace() -> dict[str, Any]:
+    """The names that examples in docstrings may use."""
+    return {
+        "np": np,
+        "surface": parabola(),
+        "comparison": comparison(),
+        "noise": noise(),
+        "escape": escape(),
+    }
