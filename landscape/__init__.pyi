@@ -24,7 +24,7 @@ from landscape.analysis.sharpness import sharpness as sharpness
 from landscape.analysis.smoothing import smoothing as smoothing
 from landscape.analysis.spectrum import spectrum as spectrum
 from landscape.checkpoint.checkpoint import Checkpoint as Checkpoint
-from landscape.checkpoint.files import load as load
+from landscape.checkpoint.run_folder import load as load
 from landscape.checkpoint.foreign_weights import import_state as import_state
 from landscape.core.errors import FailedError as FailedError
 from landscape.core.errors import InputError as InputError

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 import landscape
 from landscape import Problem
 from landscape.core.hdf5 import Array
-from landscape.evaluation.adaptive import interpolate
-from landscape.evaluation.tolerance import Tolerance
+from landscape.evaluation.adaptive import Tolerance, interpolate
 from landscape.results.shown import logarithmic
 
 SHAPES = ((51, 51), (51, 51), (51, 51), (40, 60))

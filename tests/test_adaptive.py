@@ -16,9 +16,15 @@ import landscape
 from landscape import InputError, Problem, Surface
 from landscape.core.hdf5 import Array
 from landscape.evaluation import adaptive, grid
-from landscape.evaluation.adaptive import base_places, first_points, interpolate
-from landscape.evaluation.interpolation import KERNELS, Interpolant
-from landscape.evaluation.tolerance import Scale, Tolerance
+from landscape.evaluation.adaptive import (
+    KERNELS,
+    Interpolant,
+    Scale,
+    Tolerance,
+    base_places,
+    first_points,
+    interpolate,
+)
 from landscape.results.shown import logarithmic
 from landscape.train.recipes import recipe
 from landscape.train.run import launch

@@ -14,7 +14,7 @@ from torch import Tensor
 import landscape
 from landscape import BatchSharpness, FailedError, InputError, Problem
 from landscape.data.synthetic import mean_output
-from landscape.evaluation.minibatches import stream
+from landscape.gradients.minibatches import stream
 from landscape.results.shown import text_of
 from tests import problems
 from tests.conftest import Command, slow_but

@@ -16,7 +16,7 @@ from torch.func import functional_call
 import landscape
 from landscape import Checkpoint, FailedError, InputError
 from landscape.checkpoint.history import UNITS
-from landscape.evaluation.stack import Training
+from landscape.gradients.learners import Training
 from landscape.problem.batchnorm import sample_parts
 from landscape.train.decomposition import estimate_gradient
 from landscape.train.processes.process_group import Group

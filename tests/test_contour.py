@@ -13,7 +13,7 @@ import landscape
 from landscape import InputError, Problem
 from landscape.data.synthetic import mean_output
 from landscape.evaluation.evaluate import evaluate_plane
-from landscape.evaluation.stack import chain
+from landscape.gradients.learners import chain
 from tests import problems
 
 

@@ -17,8 +17,8 @@ from landscape import InputError, Problem
 from landscape.curvature import eigenvalues
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.hessian import HessianOperator, dense_hessian
+from landscape.curvature.krylov import start_vector
 from landscape.curvature.lanczos import SearchOptions, run_in_lockstep, search_eigenpairs, verify_and_refine
-from landscape.curvature.start import start_vector
 from tests import problems
 from tests.conftest import slow_but
 

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import landscape
 from landscape import Checkpoint, DecentralizedDataParallel, Preconditioner, Problem
-from landscape.evaluation.langevin import Langevin
-from landscape.evaluation.minibatches import draws, stream
+from landscape.analysis.learning_coefficient import Langevin
+from landscape.gradients.minibatches import draws, stream
 from landscape.problem.batches import take
 from landscape.train.processes.process_group import Group
 from tests import problems
@@ -154,7 +154,7 @@ def test_passes_hold_a_bounded_part_of_the_data(monkeypatch: pytest.MonkeyPatch)
     problem = Problem(nn.Linear(1, 1).double(), nn.MSELoss(), Counted([(x[:12], x[:12]), (x[12:], x[12:])]))
 
     def drawn(bound: int) -> tuple[Tensor, int]:
-        monkeypatch.setattr("landscape.evaluation.minibatches.PASS_BYTES", bound)
+        monkeypatch.setattr("landscape.gradients.minibatches.PASS_BYTES", bound)
         reads.clear()
         found = itertools.islice(draws(problem.data, 2, 3, stream(0, 0)), 32)
         return torch.stack([inputs for inputs, _ in found]), len(reads)

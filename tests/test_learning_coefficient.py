@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import FailedError, InputError, Problem
+from landscape.analysis.learning_coefficient import Langevin
 from landscape.data.synthetic import mean_output
-from landscape.evaluation.langevin import Langevin
-from landscape.evaluation.minibatches import stream
+from landscape.gradients.minibatches import stream
 from tests import problems
 
 # Bounds for tests that are to be quick: few steps, and R̂ that is not yet small.

@@ -12,7 +12,7 @@ from torch import nn
 
 import landscape
 from landscape import FailedError, InputError, Problem
-from landscape.evaluation.fold import fold
+from landscape.evaluation.paths import fold
 from landscape.models.convolutional import scaled
 from landscape.models.torchvision import NETWORKS
 from landscape.problem.losses import correct

@@ -14,7 +14,7 @@ import landscape
 from landscape import InputError, Problem
 from landscape.analysis.noise_alignment import exponent
 from landscape.data.synthetic import mean_output
-from landscape.evaluation.minibatches import stream
+from landscape.gradients.minibatches import stream
 from tests import problems
 from tests.conftest import Command
 from tests.test_cli import one_line

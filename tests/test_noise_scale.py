@@ -17,8 +17,7 @@ import landscape
 from landscape import FailedError, InputError, Problem
 from landscape.cli.noise_scale import gradient_points
 from landscape.data.synthetic import mean_output
-from landscape.evaluation.gradient_noise import Jackknife, from_round
-from landscape.evaluation.minibatches import stream
+from landscape.gradients.minibatches import Jackknife, from_round, stream
 from landscape.results.shown import text_of
 from landscape.train.recipes import recipe
 from landscape.train.run import launch

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import landscape
 from landscape import InputError
-from landscape.evaluation.stack import Stack
+from landscape.gradients.learners import Stack
 from landscape.train import optimizer
 from landscape.train.recipes import recipe
 from landscape.train.recipes.schedule import Schedule

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import landscape
 from landscape import FailedError, InputError, Problem
 from landscape.evaluation.evaluate import evaluate_plane
-from landscape.evaluation.fold import fold
+from landscape.evaluation.paths import fold
 from tests import problems
 
 

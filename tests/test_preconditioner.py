@@ -12,7 +12,7 @@ import torch
 
 import landscape
 from landscape import FailedError, InputError
-from landscape.evaluation.minibatches import stream
+from landscape.gradients.minibatches import stream
 from landscape.train import optimizer
 from landscape.train.recipes import recipe
 from landscape.train.run import launch

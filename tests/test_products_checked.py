@@ -17,8 +17,8 @@ import landscape
 from landscape import HessianOperator, InputError, PathWarning, Problem, ProblemWarning
 from landscape.curvature import approximation, chain_hessian, eigenvalues
 from landscape.curvature.hessian import KINDS, HessianOptions, dense_hessian
+from landscape.curvature.krylov import start_vector
 from landscape.curvature.lanczos import SearchOptions
-from landscape.curvature.start import start_vector
 from landscape.problem.data import Data
 from tests import problems
 from tests.conftest import slow_but

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import landscape
 from landscape import FailedError, InputError, Problem
 from landscape.data.synthetic import mean_output
-from landscape.evaluation.stack import Stack
+from landscape.gradients.learners import Stack
 from landscape.problem.layout import average
 from landscape.train import algorithms, decomposition
 from landscape.train.decomposition import Decomposer, estimate_gradient

@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 import landscape
 from landscape import InputError, Problem
 from landscape.data.synthetic import mean_output
-from landscape.evaluation.minibatches import stream
+from landscape.gradients.minibatches import stream
 from tests import problems
 from tests.conftest import Command
 from tests.test_cli import one_line

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import landscape
-from landscape.evaluation import stack
-from landscape.evaluation.stack import Stack, Training
+from landscape.gradients import learners
+from landscape.gradients.learners import Stack, Training
 from landscape.models import build
 from landscape.problem.problem import Problem
 from landscape.train.recipes.recipe import Recipe, from_values
@@ -83,11 +83,11 @@ def test_dropout_and_what_does_not_fit_are_looped(monkeypatch: pytest.MonkeyPatc
     x, y = (t.view(3, 8, *t.shape[1:]) for t in found.tensors or ())
     assert not Stack(found).batching_pays(weights, x, y, Training({}, lambda j, i: 0))
     plain = problem(build("lenet-5", width=0.25))
-    monkeypatch.setattr(stack, "MAX_TIME_SHARE", 1e9)
+    monkeypatch.setattr(learners, "MAX_TIME_SHARE", 1e9)
     weights = plain.theta.repeat(3, 1)
     assert Stack(plain).batching_pays(weights, x, y, None)
     assert not Stack(plain).batched
-    monkeypatch.setattr(stack, "MAX_BATCHED_BYTES", 1000)
+    monkeypatch.setattr(learners, "MAX_BATCHED_BYTES", 1000)
     assert not Stack(plain).batching_pays(weights, x, y, None)
 
 
@@ -104,12 +104,12 @@ def recipe(steps: int = 4) -> Recipe:
 @pytest.mark.slow
 def test_a_run_keeps_to_its_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[landscape.Checkpoint] = []
-    monkeypatch.setattr(stack, "MAX_TIME_SHARE", 1e9)  # batched, however long that takes
+    monkeypatch.setattr(learners, "MAX_TIME_SHARE", 1e9)  # batched, however long that takes
     whole = Trainer(recipe(), hooks=Hooks(save=lambda state: saved.append(copy.deepcopy(state))))
     end = whole.run()
     assert whole.stack.batched
     assert end.shared[setup.STATE].tolist() == [1]
-    monkeypatch.setattr(stack, "MAX_TIME_SHARE", 0.0)  # from now on any trial would find the other way
+    monkeypatch.setattr(learners, "MAX_TIME_SHARE", 0.0)  # from now on any trial would find the other way
     middle = next(c for c in saved if c.step == 2)
     resumed = Trainer(recipe(), checkpoint=middle)
     np.testing.assert_array_equal(resumed.run().weights, end.weights)

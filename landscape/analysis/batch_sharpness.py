@@ -8,19 +8,18 @@ from typing import Unpack
 import numpy as np
 from torch import Tensor
 
-from landscape.analysis.precision import LEAST, MOST, TOL, Precision, learners_of
 from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
 from landscape.core.numerics import numerics
 from landscape.core.options import expect
 from landscape.core.progress import Progress
 from landscape.core.statistics import mean_and_error
-from landscape.curvature.directional import gradient_curvature
 from landscape.curvature.eigenvalues import top_eigenvalues
+from landscape.curvature.hessian import gradient_curvature
 from landscape.curvature.lanczos import TOL as EIGENVALUE_TOL
 from landscape.evaluation import needs
-from landscape.evaluation.minibatches import Minibatches, stream
-from landscape.evaluation.provenance import setting
+from landscape.evaluation.grid import setting
+from landscape.gradients.minibatches import LEAST, MOST, TOL, Minibatches, Precision, learners_of, stream
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.curvature import BatchSharpness

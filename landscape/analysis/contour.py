@@ -18,18 +18,18 @@ from landscape.core.numerics import numerics
 from landscape.core.options import expect, positive
 from landscape.core.progress import Progress
 from landscape.evaluation import evaluate, needs
-from landscape.evaluation.adaptive import first_points
+from landscape.evaluation.adaptive import Tolerance, first_points
 from landscape.evaluation.filling import complete, meets
 from landscape.evaluation.grid import (
     MismatchError,
     Portions,
     Workers,
+    changed,
     coincide,
     copy_common,
     difference,
+    provenance,
 )
-from landscape.evaluation.provenance import changed, provenance
-from landscape.evaluation.tolerance import Tolerance
 from landscape.problem.batchnorm import SAMPLES, has_batchnorm
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem

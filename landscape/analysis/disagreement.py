@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core import statistics
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
 from landscape.core.options import SPLIT, expect, positive
 from landscape.core.progress import Progress, portion
-from landscape.curvature import jackknife
 from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
 from landscape.evaluation import needs
-from landscape.evaluation.provenance import setting
+from landscape.evaluation.grid import setting
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
@@ -230,7 +230,7 @@ def shares(along: Array, each: Array) -> tuple[Array, Array]:
     summed = np.cumsum(along, 1)
     # Without learner j the mean moves, and the sum of squares is less by its part times n/(n − 1).
     without = (summed.sum(0) - summed * n / (n - 1)) / (each.sum() - each * n / (n - 1))[:, None]
-    return share, jackknife.error_of(without)
+    return share, statistics.error_of(without)
 
 
 def half_mean(values: Array) -> tuple[float, float]:
@@ -247,4 +247,4 @@ def half_mean(values: Array) -> tuple[float, float]:
     if n < 3:
         return float(values.mean()) / 2, math.nan
     without = (values.sum() - values * n / (n - 1)) / (n - 1) / 2
-    return float(values.mean()) / 2, float(jackknife.error_of(without))
+    return float(values.mean()) / 2, float(statistics.error_of(without))

@@ -18,13 +18,21 @@ from landscape.core.options import expect
 from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import HessianOptions
+from landscape.curvature.krylov import start_vector
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, SearchOptions, ends_of
-from landscape.curvature.start import start_vector
 from landscape.evaluation import needs
+from landscape.evaluation.adaptive import Tolerance
 from landscape.evaluation.filling import complete, meets
-from landscape.evaluation.grid import MismatchError, Portions, Workers, copy_common, difference
-from landscape.evaluation.provenance import changed, provenance, setting
-from landscape.evaluation.tolerance import Tolerance
+from landscape.evaluation.grid import (
+    MismatchError,
+    Portions,
+    Workers,
+    changed,
+    copy_common,
+    difference,
+    provenance,
+    setting,
+)
 from landscape.problem.batchnorm import SAMPLES
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem

@@ -13,11 +13,9 @@ from landscape.core.memory import bounded
 from landscape.core.options import expect, positive
 from landscape.core.progress import Progress
 from landscape.evaluation import evaluate, needs
-from landscape.evaluation.adaptive import first_points
+from landscape.evaluation.adaptive import Tolerance, first_points
 from landscape.evaluation.filling import complete
-from landscape.evaluation.grid import Portions
-from landscape.evaluation.provenance import setting
-from landscape.evaluation.tolerance import Tolerance
+from landscape.evaluation.grid import Portions, setting
 from landscape.problem.batchnorm import SAMPLES
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem

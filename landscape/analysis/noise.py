@@ -14,7 +14,7 @@ from landscape.core.options import expect, positive
 from landscape.core.progress import Progress
 from landscape.curvature.hessian import HessianOperator
 from landscape.evaluation import needs
-from landscape.evaluation.stack import Stack
+from landscape.gradients.learners import Stack
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem

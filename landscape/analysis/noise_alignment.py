@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core import statistics
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
 from landscape.core.options import expect, positive
 from landscape.core.progress import Progress, portion
 from landscape.core.statistics import standard_error
-from landscape.curvature import jackknife
 from landscape.curvature.eigenvalues import Products, exact_products, top_eigenvalues
 from landscape.curvature.lanczos import TOL as EIGEN_TOL
 from landscape.evaluation import needs
-from landscape.evaluation.minibatches import Minibatches, stream
-from landscape.evaluation.provenance import setting
+from landscape.evaluation.grid import setting
+from landscape.gradients.minibatches import Minibatches, stream
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.noise import NoiseAlignment
@@ -108,11 +108,11 @@ def noise_alignment(
     while len(rows) < max_draws and not reached:
         block = itertools.islice(parts, min(BLOCK, max_draws - len(rows)))
         rows = np.concatenate([rows, terms.of([part for (part,) in block])])
-        ias, ias_error = jackknife.ratio(rows[:, 0], rows[:, 1])
+        ias, ias_error = statistics.ratio(rows[:, 0], rows[:, 1])
         reached = len(rows) >= FEWEST and ias_error <= tol * abs(ias)
         if drawing:
             drawing(1.0 if reached else len(rows) / max_draws)
-    noise, noise_error = jackknife.ratio(rows[:, 2], rows[:, 3])
+    noise, noise_error = statistics.ratio(rows[:, 2], rows[:, 3])
     values = pairs.values.numpy()
     covariance = rows[:, 4:].mean(0)
     gamma, gamma_error, scatter = exponent(values, rows[:, 4:])
@@ -123,7 +123,7 @@ def noise_alignment(
         covariance_error=np.array([standard_error(column) for column in rows[:, 4:].T]),
         ias=ias,
         ias_error=ias_error,
-        estimates=jackknife.ratio_estimates(rows[:, 0], rows[:, 1]),
+        estimates=statistics.ratio_estimates(rows[:, 0], rows[:, 1]),
         noise_curvature=noise,
         noise_curvature_error=noise_error,
         trace_s=float(rows[:, 1].mean()),
@@ -172,7 +172,7 @@ def exponent(values: Array, squares: Array) -> tuple[float, float, float]:
     misfit = heights - heights.mean() - gamma * x
     freedom = len(x) - 2
     scatter = math.sqrt(float(misfit @ misfit) / freedom / float(x @ x)) if freedom > 0 else math.nan
-    return gamma, float(jackknife.error_of(without)), scatter
+    return gamma, float(statistics.error_of(without)), scatter
 
 
 class _Terms:

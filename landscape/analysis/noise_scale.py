@@ -8,15 +8,26 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from landscape.analysis.precision import LEAST, MOST, TOL, Precision, learners_of
 from landscape.core.errors import FailedError, InputError
 from landscape.core.memory import bounded
 from landscape.core.options import choose, expect
 from landscape.core.progress import Progress
 from landscape.evaluation import needs
-from landscape.evaluation.gradient_noise import AroundWhole, Estimator, Jackknife, Learners, Scale
-from landscape.evaluation.minibatches import Minibatches, stream
-from landscape.evaluation.provenance import setting
+from landscape.evaluation.grid import setting
+from landscape.gradients.minibatches import (
+    LEAST,
+    MOST,
+    TOL,
+    AroundWhole,
+    Estimator,
+    Jackknife,
+    Learners,
+    Minibatches,
+    Precision,
+    Scale,
+    learners_of,
+    stream,
+)
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.noise import NoiseScale

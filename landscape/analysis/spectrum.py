@@ -22,12 +22,12 @@ from landscape.curvature.eigenvalues import (
     top_eigenvalues,
 )
 from landscape.curvature.hessian import HessianOptions, Part
+from landscape.curvature.krylov import start_vector
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, Eigenpairs, SearchOptions
 from landscape.curvature.preconditioner import Preconditioner, as_preconditioner
-from landscape.curvature.start import start_vector
 from landscape.curvature.trace import TRACE_PRODUCTS, hutchpp, trace
 from landscape.evaluation import needs
-from landscape.evaluation.provenance import setting
+from landscape.evaluation.grid import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.curvature import Density, Spectrum, Trace

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from landscape import data as datasets
 from landscape.checkpoint import history
 from landscape.checkpoint import parts as parts
-from landscape.checkpoint.network import mean_buffer, restored, set_buffers, set_tensors
+from landscape.checkpoint.parts import mean_buffer, restored, set_buffers, set_tensors
 from landscape.checkpoint.user_code import UserData, as_data, command_text, is_user_defined
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError

@@ -1,4 +1,4 @@
-"""The files in the folder of a run: its contents, not its name, shows that a file is a checkpoint."""
+"""The files in the folder of a run, and any file of this project."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from landscape.checkpoint import history
 from landscape.checkpoint.checkpoint import IMPORTED, SCHEMA, Checkpoint
 from landscape.core import hdf5
 from landscape.core.errors import FailedError
+from landscape.results import base
 
 _STEP = re.compile(r"step-\d{7,}\.h5")
 _NAMES = ("last.h5", "recipe.toml")
@@ -81,3 +82,28 @@ def _holds_weights(path: Path) -> bool:
         if _STEP.fullmatch(path.name):
             raise
         return False
+
+
+def load(path: str | Path) -> Checkpoint | base.Result | list[base.Result]:
+    """Read any file of this project.
+
+    Args:
+        path: the file.
+
+    Returns:
+        A :class:`Checkpoint`, a result, or a list where the file holds several results.
+
+    Raises:
+        FailedError: a file that is missing, truncated, foreign or of a newer version.
+
+    Example:
+        >>> load("missing.h5")
+        Traceback (most recent call last):
+        landscape.core.errors.FailedError: missing.h5: no such file; ...
+    """
+    with hdf5.reading(path, warn=False) as file:
+        schema = file.attrs["schema"]
+    if schema == SCHEMA:
+        return Checkpoint.load(path)
+    results = base.load_results(path)
+    return results[0] if len(results) == 1 else results

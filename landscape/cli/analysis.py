@@ -18,8 +18,8 @@ from landscape.cli import common, options
 from landscape.cli.parameters import described, options_of
 from landscape.cli.source import OF_SOURCE, SOURCE, Source
 from landscape.core import hdf5
-from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
+from landscape.core.memory import pick_device
 from landscape.core.options import SPLIT
 from landscape.core.progress import Progress
 from landscape.problem.problem import Problem

@@ -7,7 +7,7 @@ import click
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.choices import Choice
 from landscape.cli.saddles import parse
-from landscape.core.devices import pick_device
+from landscape.core.memory import pick_device
 from landscape.train.experiments.critical_batch import FACTORS, SCALING
 from landscape.train.experiments.critical_batch import critical_batch as experiment
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
-from landscape.checkpoint.files import load
+from landscape.checkpoint.run_folder import load
 from landscape.cli import common, options, run_summary
 from landscape.cli.output import values
 from landscape.core import hdf5, hdf5_verify

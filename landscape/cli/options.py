@@ -14,9 +14,8 @@ from landscape.cli import output
 from landscape.cli.choices import Choice as Choice
 from landscape.cli.choices import names as names
 from landscape.cli.choices import paths as paths
-from landscape.core.devices import DEVICES
 from landscape.core.errors import InputError
-from landscape.core.memory import at_most, parse_size
+from landscape.core.memory import DEVICES, at_most, parse_size
 from landscape.core.options import SPLIT
 from landscape.data.base import SPLITS
 

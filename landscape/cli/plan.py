@@ -13,8 +13,8 @@ import torch
 
 from landscape import plots
 from landscape.cli import common, options
-from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
+from landscape.core.memory import pick_device
 from landscape.core.options import positive, quantity
 from landscape.results.tables import RunTimes
 from landscape.train.planning import calibration

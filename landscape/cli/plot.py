@@ -9,7 +9,7 @@ import click
 
 from landscape import plots
 from landscape.checkpoint import run_folder
-from landscape.checkpoint.files import load
+from landscape.checkpoint.run_folder import load
 from landscape.cli import animate, common, options
 from landscape.core.errors import FailedError, InputError
 from landscape.geometry.vtk import save_vts

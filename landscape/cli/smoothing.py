@@ -9,7 +9,7 @@ import click
 from landscape.analysis.smoothing import smoothing as compute_smoothing
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli.analysis import Analysis, analysis_options
-from landscape.core.devices import pick_device
+from landscape.core.memory import pick_device
 from landscape.core.options import positive
 from landscape.results.flatness import Smoothing
 from landscape.train.experiments.minima import STEPS, effective_rate, mean_path

@@ -14,8 +14,8 @@ import click
 import numpy as np
 
 from landscape.cli import common, options, processes
-from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
+from landscape.core.memory import pick_device
 from landscape.results.tables import Sweep
 from landscape.train.experiments import sweep as sweeping
 from landscape.train.processes.process_group import started_by_launcher

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from landscape.curvature.chain_hessian import ChainHessian
-from landscape.curvature.start import start_vector
+from landscape.curvature.krylov import start_vector
 from landscape.evaluation.needs import MAX_BASIS
 from landscape.problem.losses import is_softmax_loss
 from landscape.problem.problem import Problem

@@ -20,7 +20,7 @@ from landscape.curvature.hessian import (
     holds_but_for_rounding,
     penalty_hessians,
 )
-from landscape.evaluation.chain import LinearStep, chain, stacked_losses
+from landscape.problem.chain import LinearStep, chain, stacked_losses
 from landscape.problem.layout import differentiable, gradients
 from landscape.problem.losses import is_softmax_loss
 from landscape.problem.problem import Problem

@@ -14,9 +14,8 @@ from landscape.core.options import positive
 from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import Products, exact_products
 from landscape.curvature.hessian import HessianOptions, Part
-from landscape.curvature.krylov import negligible, orthogonalise, small_eigh
+from landscape.curvature.krylov import negligible, orthogonalise, small_eigh, start_vector
 from landscape.curvature.lanczos import run_in_lockstep
-from landscape.curvature.start import start_vector
 from landscape.curvature.trace import signs
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BASIS_BYTES

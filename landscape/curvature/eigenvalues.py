@@ -21,12 +21,14 @@ from landscape.core.progress import Progress
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.approximation import MIN_PARAMETERS, MIN_TOL, Approximation, cheapest
 from landscape.curvature.chain_hessian import ChainHessian, agrees
+from landscape.curvature.double_backward import INSIDE, in_full_precision
 from landscape.curvature.hessian import (
     FULL_HESSIAN,
     HessianOperator,
     HessianOptions,
     Part,
 )
+from landscape.curvature.krylov import start_vector, warm_start
 from landscape.curvature.lanczos import (
     MAX_PRODUCTS,
     TOL,
@@ -39,9 +41,7 @@ from landscape.curvature.lanczos import (
     search_eigenpairs,
     verify_and_refine,
 )
-from landscape.curvature.precision import INSIDE, in_full_precision
 from landscape.curvature.preconditioner import Preconditioner, as_preconditioner
-from landscape.curvature.start import start_vector, warm_start
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BASIS_BYTES, GRAPH_BYTES, MAX_BASIS
 from landscape.problem.problem import Problem

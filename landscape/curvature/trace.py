@@ -14,7 +14,7 @@ from landscape.core.statistics import mean_and_error
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.eigenvalues import Products, exact_products
 from landscape.curvature.hessian import HessianOptions, Part
-from landscape.curvature.start import start_vector
+from landscape.curvature.krylov import start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BLOCK
 from landscape.problem.problem import Problem

@@ -1,6 +1,6 @@
 """Values on a grid from some of its points: exact where they are needed, interpolated elsewhere.
 
-A coarse level is computed first. Then, in rounds, an interpolant (:mod:`.interpolation`) is fitted to all
+A coarse level is computed first. Then, in rounds, an interpolant is fitted to all
 exact points and checked at points that it has not seen, drawn in the widest holes between exact points and
 where the error is expected to be large. If the estimated error is within the tolerance, the interpolant
 through all points fills the rest; if not, the points where the error is expected to be largest are computed
@@ -22,13 +22,157 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
-import scipy  # which loads its parts when they are used: a grid of exact points needs none
+import scipy  # loads its parts when they are used
+import torch
 
+from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.evaluation.interpolation import KERNELS, Interpolant
-from landscape.evaluation.tolerance import Scale, Tolerance
+from landscape.results.shown import logarithmic
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The largest error: ``size`` is a share of the range shown if ``relative``, else in the values' unit.
+
+    ``rounding`` is the share of a value by which it may be rounded: the machine epsilon of its computation.
+
+    Example:
+        >>> Tolerance.parse("1%").size, Tolerance.parse(0.005).relative
+        (0.01, False)
+    """
+
+    size: float
+    relative: bool
+    rounding: float = np.finfo(np.float64).eps
+
+    @classmethod
+    def parse(cls, value: str | float, dtype: torch.dtype = torch.float64) -> Tolerance:
+        """A tolerance from text such as "1%" or "0.005", or a number, for values computed in ``dtype``.
+
+        Raises:
+            InputError: anything else, or a size that is not positive, or a share of 100% and more.
+        """
+        text = str(value).strip()
+        relative = text.endswith("%")
+        try:
+            size = float(text.removesuffix("%")) / (100 if relative else 1)
+        except ValueError:
+            size = math.nan
+        if not 0 < size < (1 if relative else math.inf):
+            raise InputError(
+                f"tolerance: {value!r} is not allowed, it must be a share of the range shown, such as '1%', "
+                "or a positive number in the unit of the values"
+            )
+        return cls(size, relative, torch.finfo(dtype).eps)
+
+    def __str__(self) -> str:
+        return f"{100 * self.size:g}%" if self.relative else f"{self.size:g}"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How values are measured against a tolerance: by their logarithms if ``log``, in units of ``limit``.
+
+    A share is one of the range of the values as they are shown: of their logarithms where a picture has a
+    logarithmic scale (:mod:`landscape.results.shown`). A tolerance that is less than the rounding of the
+    values is not ``possible``.
+    """
+
+    log: bool
+    limit: float
+    possible: bool
+
+    @classmethod
+    def of(cls, values: Array, tolerance: Tolerance) -> Scale:
+        """The scale for finite ``values`` (K,), at least one of them."""
+        log = tolerance.relative and logarithmic(values)
+        width = float(np.ptp(np.log(values) if log else values)) if tolerance.relative else 1.0
+        rounding = tolerance.rounding * (1.0 if log else float(np.abs(values).max()))
+        limit = max(tolerance.size * width, np.finfo(np.float64).tiny)
+        return cls(log, limit, limit > rounding)
+
+    def __call__(self, values: Array) -> Array:
+        """``values`` in units of the largest error that is allowed; NaN for a logarithm of none."""
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            shown: Array = (np.log(values) if self.log else values) / self.limit
+        return np.where(np.isfinite(shown), shown, np.nan)
+
+
+# φ and the degree of the polynomial. Cubic and quintic ones follow smooth surfaces, linear ones kinks.
+KERNELS: dict[str, tuple[Callable[[Array], Array], int]] = {
+    "linear": (lambda r: r, 0),
+    "cubic": (lambda r: r * r * r, 1),
+    "quintic": (lambda r: r * r * r * r * r, 2),
+}
+DISTANCES = 2**21  # so many are in memory at once: 16 MiB (ours)
+
+
+class Interpolant:
+    """The functions of one kernel through the points ``at`` (N, d), d 1 or 2, for any values there.
+
+    Example:
+        >>> at = np.array([[0.0], [1.0], [2.0], [3.0]])
+        >>> curve = Interpolant(at, "cubic")
+        >>> curve(curve.coefficients(np.array([1.0, 3.0, 5.0, 7.0])), np.array([[1.5]])).round(6)
+        array([4.])
+    """
+
+    def __init__(self, at: Array, kernel: str) -> None:
+        self._at = at
+        self._phi, self._degree = KERNELS[kernel]
+
+    @cached_property
+    def _inverse(self) -> Array:
+        """Of the system for the coefficients, (N + M, N + M)."""
+        powers = self._powers(self._at)
+        n, m = powers.shape
+        system = np.zeros((n + m, n + m))
+        system[:n, :n] = self._phi(scipy.spatial.distance.cdist(self._at, self._at))
+        system[:n, n:], system[n:, :n] = powers, powers.T
+        try:
+            inverse: Array = torch.linalg.inv(torch.from_numpy(system)).numpy()
+        except RuntimeError as error:
+            raise np.linalg.LinAlgError("the points lie on a curve of the polynomial's degree") from error
+        return inverse
+
+    def _powers(self, at: Array) -> Array:
+        """The monomials up to the degree, (K, M)."""
+        exponents = [e for e in np.ndindex(*[self._degree + 1] * at.shape[1]) if sum(e) <= self._degree]
+        return np.stack([np.prod(at**e, axis=1) for e in exponents], axis=1)
+
+    def coefficients(self, values: Array) -> Array:
+        """(N + M,) for the values (N,)."""
+        return _product(self._inverse[:, : len(values)], values)
+
+    def left_out(self, coefficients: Array) -> Array:
+        """(N,): at each point, its value minus that of the function through all others.
+
+        It is c_i divided by the inverse's diagonal (Rippa, Advances in Computational Mathematics 11, 1999).
+        """
+        n = len(self._at)
+        found: Array = coefficients[:n] / np.diagonal(self._inverse)[:n]
+        return found
+
+    def __call__(self, coefficients: Array, at: Array) -> Array:
+        """The values (K,) at the points ``at`` (K, d)."""
+        n = len(self._at)
+        found = np.empty(len(at))
+        step = max(1, DISTANCES // n)
+        for k in range(0, len(at), step):  # a bound on memory, however fine the grid
+            part = at[k : k + step]
+            distances = scipy.spatial.distance.cdist(part, self._at)
+            found[k : k + step] = _product(self._phi(distances), coefficients[:n])
+            found[k : k + step] += _product(self._powers(part), coefficients[n:])
+        return found
+
+
+def _product(matrix: Array, vector: Array) -> Array:
+    product: Array = (torch.from_numpy(matrix) @ torch.from_numpy(vector)).numpy()
+    return product
+
 
 # All numbers here are ours, from the surfaces of tests/surfaces.py and others of the same families.
 BASE = 13  # points of the coarsest level along an axis: smooth surfaces need no more for 1%

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from landscape.core.errors import FailedError, PathWarning
 from landscape.core.memory import MemoryBudget
 from landscape.core.progress import Progress
-from landscape.evaluation.chain import LinearStep, Step, stacked_losses
 from landscape.evaluation.paths import ACTIVATION_COPIES, DISPLACEMENT, PlaneLoss, Totals
+from landscape.problem.chain import LinearStep, Step, stacked_losses
 from landscape.problem.function import tolerance
 from landscape.problem.problem import Problem
 

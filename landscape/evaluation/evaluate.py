@@ -38,9 +38,8 @@ from landscape.core.options import choose
 from landscape.core.progress import Progress as Progress
 from landscape.core.progress import no_progress as no_progress
 from landscape.evaluation.batched import batched, block_size, compiled_totals, long_enough
-from landscape.evaluation.chain import LinearStep, Step, chain
-from landscape.evaluation.fold import fold
-from landscape.evaluation.paths import ACTIVATION_COPIES, PlaneLoss, Totals, folded_totals
+from landscape.evaluation.paths import ACTIVATION_COPIES, PlaneLoss, Totals, fold, folded_totals
+from landscape.problem.chain import LinearStep, Step, chain
 from landscape.problem.problem import Problem
 
 PATHS = ("auto", "batched", "compiled", "folded", "pointwise")

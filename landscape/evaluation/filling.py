@@ -11,9 +11,8 @@ from torch import Tensor
 
 from landscape.core.hdf5 import Array
 from landscape.core.progress import Progress
-from landscape.evaluation.adaptive import Outcome, interpolate
+from landscape.evaluation.adaptive import Outcome, Tolerance, interpolate
 from landscape.evaluation.grid import Evaluate, Portions, compute_missing
-from landscape.evaluation.tolerance import Tolerance
 from landscape.results.grids import Interpolated
 
 ROUGH = (

@@ -12,7 +12,7 @@ from typing import Any
 
 from landscape.core.memory import Need
 from landscape.evaluation.batched import BLOCK_BYTES
-from landscape.evaluation.chain import chain
+from landscape.problem.chain import chain
 
 # Basis vectors of a search before a restart, or fewer if P or the memory below is smaller. MNIST's MLP needs
 # 40 to 90.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from landscape.core.devices import pick_device
+from landscape.core.memory import pick_device
 from landscape.paper.context import Context, digest
 from landscape.problem.batches import Stream
 from landscape.train.planning.calibration import calibrate

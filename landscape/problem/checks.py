@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from landscape.core.errors import InputError
 from landscape.problem.batches import call, clone, named_tensors, strided, take
 from landscape.problem.data import PROBE
-from landscape.problem.function import Function, moved, tolerance
-from landscape.problem.loss_checks import check_fit, check_original, mentions
+from landscape.problem.function import Function, check_fit, check_original, mentions, moved, tolerance
 from landscape.problem.losses import ClonedTargets, Terms
 from landscape.problem.mean_check import AT_ONCE, check_mean, takes
 

@@ -17,8 +17,7 @@ from landscape.core.memory import available_memory
 from landscape.problem.batches import as_tensors, count_samples, named_tensors, take
 from landscape.problem.counts import Count, by_sample, candidates, revealed, samples_apart
 from landscape.problem.data import Data
-from landscape.problem.function import Function
-from landscape.problem.loss_checks import refuse_broadcasting
+from landscape.problem.function import Function, refuse_broadcasting
 from landscape.problem.losses import Terms
 
 # Samples that every loss is evaluated on at once anyway (MAX_CHUNK of landscape.problem.mean_loss).

@@ -14,14 +14,12 @@ from landscape.core.options import choose
 from landscape.problem import batchnorm, checks
 from landscape.problem.batches import count_samples
 from landscape.problem.data import Data
-from landscape.problem.function import moved
+from landscape.problem.function import ignores_first_label, moved
 from landscape.problem.layout import Layout, independent_copy, padding_rows, unwrapped
-from landscape.problem.loss_checks import ignores_first_label
 from landscape.problem.losses import Terms, describe_loss, output_loss, placed_loss
 from landscape.problem.mean_check import check_mean
-from landscape.problem.mean_loss import MeanLoss
-from landscape.problem.variants import Loss as Loss
-from landscape.problem.variants import Penalty
+from landscape.problem.mean_loss import Loss as Loss
+from landscape.problem.mean_loss import MeanLoss, Penalty
 
 # What to do with a model whose forward pass is random even in eval mode.
 RANDOMNESS = ("refuse", "seed")

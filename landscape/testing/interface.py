@@ -42,8 +42,7 @@ def check_drawing(results: Sequence[Result], *, only: str | None = None) -> None
         AssertionError: a check fails.
 
     Example:
-        >>> from landscape.results.comparison import example
-        >>> check_drawing([example()])
+        >>> check_drawing([surface])  # of landscape.contour
     """
     run("drawing", list(results), only)
 

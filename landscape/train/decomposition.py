@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
-from landscape.evaluation.stack import Stack, Training
+from landscape.gradients.learners import Stack, Training
 from landscape.problem.problem import Problem
 from landscape.train.processes.comm import Comm
 from landscape.train.run.randomness import generator

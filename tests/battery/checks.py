@@ -17,7 +17,7 @@ from torch import Tensor
 
 import landscape
 from landscape import InputError, Problem
-from landscape.evaluation.stack import Stack
+from landscape.gradients.learners import Stack
 from tests.battery.case import Case
 from tests.battery.reference import Reference, mapped, tensors
 

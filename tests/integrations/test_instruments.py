@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import landscape
 from landscape import Checkpoint, DecentralizedDataParallel, Problem
-from landscape.evaluation.langevin import Langevin
-from landscape.evaluation.minibatches import stream
+from landscape.analysis.learning_coefficient import Langevin
+from landscape.gradients.minibatches import stream
 from tests.groups import together
 
 transformers = pytest.importorskip(

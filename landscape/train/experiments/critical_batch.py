@@ -15,7 +15,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import choose, expect, positive
 from landscape.core.progress import Progress
-from landscape.evaluation.provenance import setting
+from landscape.evaluation.grid import setting
 from landscape.problem.layout import average
 from landscape.results.base import Provenance
 from landscape.results.noise import CriticalBatch

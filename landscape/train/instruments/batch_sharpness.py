@@ -13,8 +13,8 @@ from landscape.core import registry
 from landscape.core.errors import FailedError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import mean_and_error
-from landscape.curvature.directional import gradient_curvature
-from landscape.evaluation.minibatches import Minibatches
+from landscape.curvature.hessian import gradient_curvature
+from landscape.gradients.minibatches import Minibatches
 from landscape.problem.problem import Problem
 from landscape.train.instruments.base import Instrument, Moment, Setting
 

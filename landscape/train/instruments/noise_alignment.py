@@ -7,9 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from landscape.core import registry
-from landscape.curvature import jackknife
-from landscape.evaluation.minibatches import Minibatches
+from landscape.core import registry, statistics
+from landscape.gradients.minibatches import Minibatches
 from landscape.train.instruments.base import Instrument, Moment, Setting, on_all
 
 
@@ -38,5 +37,5 @@ class NoiseAlignment(Instrument):
         for k, (drawn,) in zip(range(draws), minibatches, strict=False):
             gradient = on_all(comm, drawn.gradient(now.mean) if k in turns else None, now.mean)
             rows[k] = along(gradient), float(gradient.double().square().sum())
-        value, error = jackknife.ratio(rows[:, 0], rows[:, 1])
+        value, error = statistics.ratio(rows[:, 0], rows[:, 1])
         return {"noise_alignment": value, "noise_alignment_se": error}

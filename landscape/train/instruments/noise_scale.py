@@ -10,12 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.core import registry
+from landscape.core import registry, statistics
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import covariance_of_means, mean_and_error
-from landscape.curvature import jackknife
-from landscape.evaluation.gradient_noise import Jackknife, Scale, from_sums
-from landscape.evaluation.minibatches import Minibatches
+from landscape.gradients.minibatches import Jackknife, Minibatches, Scale, from_sums
 from landscape.train.instruments.base import Gradients, Instrument, Moment, Setting
 
 # Of a step's cost, the most that second gradients may take on average: 1/40 (ours).
@@ -112,7 +110,7 @@ class NoiseScale(Instrument):
         if not len(traces):
             return {}
         parts = (*mean_and_error(traces), *mean_and_error(norms2), covariance_of_means(traces, norms2))
-        return _columns(Scale(jackknife.ratio_estimates(traces, norms2), *parts))
+        return _columns(Scale(statistics.ratio_estimates(traces, norms2), *parts))
 
     def _window(self) -> tuple[Array, Array]:
         """tr Σ and ‖g‖² of each step, or each stretch of steps up to a second gradient; the rest is kept."""

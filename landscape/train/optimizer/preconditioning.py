@@ -12,7 +12,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import expect
 from landscape.curvature.preconditioner import Preconditioner
-from landscape.evaluation.minibatches import Minibatches, stream
+from landscape.gradients.minibatches import Minibatches, stream
 from landscape.problem.problem import Problem
 from landscape.train import optimizer as optimizers
 from landscape.train.optimizer.base import Optimizer

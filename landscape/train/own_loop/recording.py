@@ -20,7 +20,7 @@ from landscape import stability
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import RECORDED, Checkpoint
 from landscape.checkpoint.history import UNITS
-from landscape.checkpoint.network import misfit
+from landscape.checkpoint.parts import misfit
 from landscape.core.errors import FailedError, InputError
 from landscape.core.extras import optional
 from landscape.core.hdf5 import Array

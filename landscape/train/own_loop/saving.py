@@ -12,8 +12,7 @@ import numpy as np
 
 from landscape.checkpoint.checkpoint import RECORDED, Checkpoint
 from landscape.checkpoint.history import UNITS
-from landscape.checkpoint.network import misfit
-from landscape.checkpoint.parts import storable
+from landscape.checkpoint.parts import misfit, storable
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.toml import toml_text

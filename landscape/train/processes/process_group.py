@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
 
 from landscape import _version
-from landscape.core.devices import pick_device
 from landscape.core.errors import FailedError, InputError
+from landscape.core.memory import pick_device
 from landscape.core.streams import calm
 from landscape.train.processes import board
 from landscape.train.processes.board import Board, FolderBoard, StoreBoard, is_loopback, within

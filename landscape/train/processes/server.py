@@ -23,7 +23,7 @@ from torch import Tensor
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import InputError
-from landscape.evaluation.stack import Training
+from landscape.gradients.learners import Training
 from landscape.train.algorithms.async_sgd import AsyncSGD
 from landscape.train.processes.process_group import Group
 from landscape.train.recipes.recipe import Recipe

@@ -21,7 +21,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import check_type, choose, positive, type_hints
 from landscape.core.toml import MAX_DEPTH, bounded, toml_text, toml_value
 from landscape.core.toml import parse as parse
-from landscape.evaluation.stack import Precision
+from landscape.gradients.learners import Precision
 from landscape.train import algorithms, optimizer
 from landscape.train.recipes.schedule import Schedule
 from landscape.train.topology.mixing import is_file, known_matrices

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoint.network import set_tensors
+from landscape.checkpoint.parts import set_tensors
 from landscape.core.errors import FailedError, InputError
-from landscape.evaluation.stack import Training
+from landscape.gradients.learners import Training
 from landscape.problem.batches import call, fixed_randomness
 from landscape.problem.batchnorm import buffer_names, sample_parts
 from landscape.problem.problem import Problem

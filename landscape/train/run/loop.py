@@ -14,7 +14,7 @@ from torch import Tensor
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.numerics import numerics
-from landscape.evaluation.stack import Stack, Training
+from landscape.gradients.learners import Stack, Training
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.train import optimizer

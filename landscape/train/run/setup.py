@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.checkpoint.network import set_tensors
+from landscape.checkpoint.parts import set_tensors
 from landscape.checkpoint.user_code import Spec, UserData
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.data.base import Dataset
 from landscape.data.cache import cached
-from landscape.evaluation.stack import Stack, Training
+from landscape.gradients.learners import Stack, Training
 from landscape.problem.batches import named_tensors
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem

@@ -1,0 +1,1 @@
+"""Gradients of many learners and of minibatches, and their noise."""

@@ -1,0 +1,406 @@
+"""Minibatches, the noise of their gradients, and how precise its estimates are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.core.errors import InputError
+from landscape.core.hdf5 import Array
+from landscape.core.options import positive
+from landscape.core.statistics import Estimate, covariance_of_means, ratio_interval, scale_of, standard_error
+from landscape.problem.batches import as_tensors, concatenate, count_samples, named_tensors, take
+from landscape.problem.batchnorm import has_batchnorm
+from landscape.problem.data import Data
+from landscape.problem.problem import Problem
+
+# Of data given as batches, the draws whose minibatches one pass collects: few are drawn in vain, and each
+# pass serves several (ours); fewer where their samples would take more than so many bytes.
+DRAWS_A_PASS, PASS_BYTES = 16, 2**28
+
+
+def stream(seed: int, part: int) -> torch.Generator:
+    """A generator for one ``part`` of an analysis, independent of those of its other parts.
+
+    Example:
+        >>> torch.equal(torch.rand(3, generator=stream(0, 1)), torch.rand(3, generator=stream(0, 2)))
+        False
+    """
+    positive("seed", seed, least=0)
+    state = np.random.SeedSequence((seed, part)).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state[0]))
+
+
+class Minibatches:
+    """Draws of ``learners`` minibatches of ``batch`` samples, with replacement, as in training.
+
+    Iterating gives a tuple of problems, one for each learner, as often as asked for. Data given as batches is
+    read once for every :data:`DRAWS_A_PASS` draws: a sample's number is then its place in the pass. BatchNorm
+    takes the statistics of the minibatch, as in training, unless the problem has another policy already or
+    ``own_statistics`` is false.
+
+    Attributes:
+        whole: the problem on all of the data, under the same policy; with numbered samples in minibatches of
+            that size, without a smaller last one.
+
+    Raises:
+        InputError: a batch below 1, or below 2 with BatchNorm.
+
+    Example:
+        >>> x = torch.arange(6.0)[:, None]
+        >>> problem = Problem(torch.nn.Linear(1, 1), torch.nn.MSELoss(), (x, x))
+        >>> (first, second), = [draw for draw, _ in zip(Minibatches(problem, 4, stream(0, 0), 2), range(1))]
+        >>> first.samples, second.samples
+        (4, 4)
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        batch: int,
+        generator: torch.Generator,
+        learners: int = 1,
+        *,
+        own_statistics: bool = True,
+    ) -> None:
+        norm = own_statistics and has_batchnorm(problem.model)
+        positive("batch", batch, least=2 if norm else 1)
+        self.batch, self.learners, self._generator = int(batch), learners, generator
+        whole = problem
+        if norm and problem.batchnorm.name == "center":
+            size = min(self.batch, problem.samples)
+            if problem.indexed:
+                whole = problem.subset(slice(problem.samples // size * size))
+            whole = whole.with_batchnorm("train", size)
+        self._data, self.whole = problem.data, whole
+        # A minibatch is one chunk where its samples share statistics; otherwise a chunk is measured once.
+        together = norm and whole.batchnorm.name != "recalibrate"
+        self._chunk: int | None = self.batch if together else None
+
+    def __iter__(self) -> Iterator[tuple[Problem, ...]]:
+        for drawn in draws(self._data, self.learners, self.batch, self._generator):
+            yield tuple(self._problem(*take(drawn, j)) for j in range(self.learners))
+
+    def _problem(self, x: Any, y: Any) -> Problem:
+        data = self._data.only(x, y)
+        made = self.whole.on(data.in_chunks(self._chunk) if self._chunk else data)
+        self._chunk = made.chunk
+        return made
+
+
+def draws(
+    data: Data, learners: int, batch: int, generator: torch.Generator, most: int = DRAWS_A_PASS
+) -> Iterator[tuple[Any, Any]]:
+    """(x, y) of minibatches drawn with replacement, (learners, batch, …) each, on the device, without end.
+
+    Of data given as batches one pass collects ``most`` draws, or as many as take :data:`PASS_BYTES`; the
+    numbers drawn do not depend on how many.
+
+    Example:
+        >>> x = torch.arange(6.0)[:, None]
+        >>> problem = Problem(torch.nn.Linear(1, 1), torch.nn.MSELoss(), (x, x))
+        >>> next(draws(problem.data, 2, 4, stream(0, 0)))[0].shape
+        torch.Size([2, 4, 1])
+    """
+    shape, samples = (learners, batch), data.samples
+
+    def numbers() -> Tensor:
+        return torch.randint(samples, shape, generator=generator)
+
+    while True:
+        if data.indexed:
+            yield data.gather(numbers())
+            continue
+        count = max(1, min(most, PASS_BYTES // max(1, _sample_bytes(data) * learners * batch)))
+        rows = torch.stack([numbers() for _ in range(count)])
+        collected = _collected(data, rows.flatten(), samples)
+        for part in torch.arange(rows.numel()).view(rows.shape):
+            x, y = data.place(take(collected, part))
+            yield x, y
+
+
+def _sample_bytes(data: Data) -> int:
+    x, y = data.first()
+    return sum(tensor.nbytes for _, tensor in named_tensors((x, y))) // count_samples(x, y, alike=False)
+
+
+def _collected(data: Data, numbers: Tensor, samples: int) -> tuple[Any, Any]:
+    """(x, y) of the samples with these ``numbers``, in their order, from one pass over the batches."""
+    order = numbers.argsort(stable=True)
+    ascending, parts, done = numbers[order], [], 0
+    for batch in data.batches:
+        x, y = data.split(as_tensors(batch))
+        count = count_samples(x, y, alike=True)
+        edges = torch.tensor([done, done + count])
+        low, high = torch.searchsorted(ascending, edges).tolist()
+        if high > low:
+            parts.append(take((x, y), ascending[low:high] - done))
+        done += count
+    if done != samples:
+        raise InputError(f"data: a pass over its batches has {done} samples, the first had {samples}")
+    x, y = concatenate(parts)
+    return take((x, y), order.argsort())  # type: ignore[no-any-return]
+
+
+# Groups of draws, each of which is left out once for the standard error, which they give to 13%, 1/√(2·31);
+# fewer where their sums would take more than so many bytes, but at least 8 (ours).
+GROUPS, LEAST_GROUPS, GROUP_BYTES = 32, 8, 2**30
+
+
+@dataclass(frozen=True)
+class Scale:
+    """tr Σ, ‖g‖² and their ratio.
+
+    Attributes:
+        estimates: (replicates,), numbers whose mean is tr Σ/‖g‖² and whose standard error is that of it.
+        trace, trace_error: tr Σ, Σ the covariance of the gradient of one sample, and its standard error.
+        norm2, norm2_error: the same of ‖g‖².
+        covariance: of the two estimates; 0 where one is exact.
+    """
+
+    estimates: Array
+    trace: float
+    trace_error: float
+    norm2: float
+    norm2_error: float
+    covariance: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """tr Σ/‖g‖²; NaN where ‖g‖² is not told apart from 0."""
+        return scale_of(self.estimates, self.interval())
+
+    def interval(self) -> tuple[float, float]:
+        """The 95% interval of tr Σ/‖g‖²; its upper end is infinite where ‖g‖² is not told apart from 0."""
+        freedom = len(self.estimates) - 1
+        return ratio_interval(
+            Estimate(self.trace, self.trace_error, freedom),
+            Estimate(self.norm2, self.norm2_error, freedom),
+            self.covariance,
+        )
+
+    @property
+    def standard_error(self) -> float:
+        """The standard error of ``value``; NaN from one replicate."""
+        return standard_error(self.estimates)
+
+
+class Estimator(Protocol):
+    """Takes the gradients of one draw after the other."""
+
+    @property
+    def draws(self) -> int:
+        """How many draws were taken."""
+
+    def add(self, gradients: Tensor) -> None:
+        """Take the gradients of a draw, a row for each of its minibatches."""
+
+    def scale(self) -> Scale:
+        """The estimate from the draws so far."""
+
+
+def from_round(gradients: Tensor, batch: int) -> tuple[float, float]:
+    """(tr Σ, ‖g‖²), both unbiased, from the gradients (n, P) of n ≥ 2 minibatches of ``batch`` samples.
+
+    McCandlish et al. 2018, appendix A.1, with the n minibatches as small batches and all together as the
+    large one. Where they are of learners at different weights, with V the variance of the learners' own mean
+    gradients (divided by n − 1), tr Σ includes ``batch`` · V, and ‖g‖² is that of their average less V/n.
+
+    Example:
+        >>> from_round(torch.tensor([[3.0, 1.0], [3.0, -1.0]]), batch=5)
+        (10.0, 8.0)
+    """
+    total2 = float(gradients.sum(0, dtype=torch.float64).square().sum())
+    squares = float(sum(row.double().square().sum() for row in gradients))
+    return from_sums(squares, total2, len(gradients), batch)
+
+
+def from_sums(squares: Any, total2: Any, n: Any, batch: int) -> tuple[Any, Any]:
+    """(tr Σ, ‖g‖²) of :func:`from_round`, from Σ_j ‖g_j‖² and ‖Σ_j g_j‖² of n ≥ 2 minibatches; or arrays.
+
+    Example:
+        >>> from_sums(20.0, 36.0, 2, batch=5)
+        (10.0, 8.0)
+    """
+    return batch * (squares - total2 / n) / (n - 1), (total2 - squares) / (n * (n - 1))
+
+
+class AroundWhole:
+    """From the distances of minibatch gradients to the gradient of all data, which is exact."""
+
+    def __init__(self, whole: Tensor, batch: int) -> None:
+        self._whole, self._batch = whole, batch
+        self._norm2 = float(whole.double().square().sum())
+        self._traces: list[float] = []
+
+    @property
+    def draws(self) -> int:
+        """How many draws were taken."""
+        return len(self._traces)
+
+    def add(self, gradients: Tensor) -> None:
+        """Take the gradient (1, P) of a minibatch."""
+        self._traces.append(self._batch * float((gradients[0] - self._whole).double().square().sum()))
+
+    def scale(self) -> Scale:
+        """tr Σ is the mean of B‖g_B − g‖²."""
+        traces = np.array(self._traces)
+        estimates = traces / self._norm2 if self._norm2 else np.full_like(traces, np.inf)
+        return Scale(estimates, float(traces.mean()), standard_error(traces), self._norm2, 0.0)
+
+
+class Learners:
+    """From minibatch gradients of n ≥ 2 learners at their own weights.
+
+    The scale is that of their mean gradient, by :class:`Jackknife`: each draw is one of n · B samples, whose
+    noise the spread of the weights does not enter. ``rounds`` is what single draws show by
+    :func:`from_round`, as a running training would.
+    """
+
+    def __init__(self, theta: Tensor, learners: int, batch: int) -> None:
+        self._mean, self._batch = Jackknife(theta, learners * batch), batch
+        self._rounds: list[tuple[float, float]] = []
+
+    @property
+    def draws(self) -> int:
+        """How many draws were taken."""
+        return len(self._rounds)
+
+    def add(self, gradients: Tensor) -> None:
+        """Take the learners' gradients (n, P)."""
+        self._mean.add(gradients.mean(0, keepdim=True, dtype=torch.float64))
+        self._rounds.append(from_round(gradients, self._batch))
+
+    def scale(self) -> Scale:
+        """The scale of the mean gradient."""
+        return self._mean.scale()
+
+    def rounds(self) -> dict[str, float]:
+        """The means of tr Σ and ‖g‖² over the draws, each by itself, with their standard errors."""
+        traces, norms2 = np.array(self._rounds).T
+        return {
+            "round_trace": float(traces.mean()),
+            "round_trace_error": standard_error(traces),
+            "round_norm2": float(norms2.mean()),
+            "round_norm2_error": standard_error(norms2),
+        }
+
+
+class Jackknife:
+    """From all pairs of minibatch gradients at one θ (P,): both parts are unbiased, their ratio nearly.
+
+    Each group of draws is left out once, which gives the standard errors and takes most of the ratio's bias
+    (Quenouille's jackknife). Sums of gradients are kept by group, not the gradients themselves.
+    """
+
+    def __init__(self, theta: Tensor, batch: int) -> None:
+        groups = max(LEAST_GROUPS, min(GROUPS, GROUP_BYTES // (8 * len(theta))))
+        self._batch, self.draws = batch, 0
+        self._sums = torch.zeros(groups, len(theta), dtype=torch.float64, device=theta.device)
+        self._gram = np.zeros((groups, groups))
+        self._squares, self._counts = np.zeros(groups), np.zeros(groups, dtype=int)
+
+    def add(self, gradients: Tensor) -> None:
+        """Take the gradient (1, P) of a minibatch."""
+        m = self.draws % len(self._sums)
+        g = gradients[0].double()
+        self._sums[m] += g
+        self._squares[m] += float(g @ g)
+        self._counts[m] += 1
+        self._gram[m] = self._gram[:, m] = (self._sums @ self._sums[m]).cpu().numpy()
+        self.draws += 1
+
+    def scale(self) -> Scale:
+        """Pseudo-values of the ratio, one for each group."""
+        used = self._counts > 0
+        gram, squares, counts = self._gram[np.ix_(used, used)], self._squares[used], self._counts[used]
+        total2, square, count = gram.sum(), squares.sum(), counts.sum()
+        parts = self._parts(total2, square, count)
+        left2 = total2 - 2 * gram.sum(1) + np.diag(gram)
+        left = self._parts(left2, square - squares, count - counts)
+        k = len(counts)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio, ratios = parts[0] / parts[1], left[0] / left[1]
+            pseudo = [k * ratio - (k - 1) * ratios]
+        pseudo += [k * whole - (k - 1) * part for whole, part in zip(parts, left, strict=True)]
+        _, trace_error, norm2_error = (standard_error(values) for values in pseudo)
+        both = covariance_of_means(pseudo[1], pseudo[2])
+        return Scale(pseudo[0], float(parts[0]), trace_error, float(parts[1]), norm2_error, both)
+
+    def _parts(self, total2: Array, squares: Array, count: Array) -> tuple[Array, Array]:
+        """(tr Σ, ‖g‖²) from ‖Σ g_k‖², Σ ‖g_k‖² and the number of draws."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return from_sums(squares, total2, count, self._batch)
+
+
+# The relative standard error asked for, and the fewest and the most draws (ours): a standard error from 16
+# draws is itself right to 18%, 1/√(2·15), and a stop much earlier would favour draws that agree by accident.
+TOL, LEAST, MOST = 0.05, 16, 1000
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Draw until the standard error is at most ``tol`` times the estimate; ``least`` to ``most`` draws.
+
+    Example:
+        >>> precision = Precision(0.1, 16, 100)
+        >>> precision.enough(15, 1.0, 0.0), precision.enough(16, 1.0, 0.05), precision.enough(100, 1.0, 9.0)
+        (False, True, True)
+    """
+
+    tol: float = TOL
+    least: int = LEAST
+    most: int = MOST
+
+    def __post_init__(self) -> None:
+        positive("tol", self.tol)
+        positive("draws", self.least, least=2)
+        if self.most < self.least:
+            raise InputError(
+                f"max_draws: {self.most} is not allowed, it must be at least draws, {self.least}"
+            )
+
+    def met(self, value: float, error: float) -> bool:
+        """Whether the standard error ``error`` of ``value`` is small enough."""
+        return error <= self.tol * abs(value)
+
+    def enough(self, draws: int, value: float, error: float) -> bool:
+        """Whether no further draw is needed, or allowed."""
+        return draws >= self.most or (draws >= self.least and self.met(value, error))
+
+    def share(self, draws: int, value: float, error: float) -> float:
+        """The share of the work that is done, from the draws that the error needs: it falls as 1/√draws."""
+        if draws < self.least or not 0 < error < float("inf") or not abs(value) > 0:
+            return min(1.0, draws / max(self.least, draws + 1))
+        needed = max(self.least, draws * (error / (self.tol * abs(value))) ** 2)
+        return min(1.0, draws / min(self.most, needed))
+
+
+def learners_of(
+    problem: Problem, batch: int, weights: Tensor | None, local_batch: int | None
+) -> tuple[Tensor | None, int]:
+    """The learners' weights on the device (None: none), and the samples of a learner's minibatch.
+
+    InputError for weights of another shape, or a local batch that is missing or not allowed.
+    """
+    if weights is None:
+        if local_batch is not None:
+            raise InputError(f"local_batch: {local_batch} is not allowed without weights, the learners'")
+        return None, 0
+    if weights.dim() != 2 or weights.shape[1] != problem.layout.size or not len(weights):
+        raise InputError(
+            f"weights: shape {tuple(weights.shape)}, it must be (n, {problem.layout.size}) with n ≥ 1"
+        )
+    if local_batch is None:
+        if batch % len(weights):
+            raise InputError(
+                f"batch: {batch} is no multiple of the {len(weights)} learners; give local_batch"
+            )
+        local_batch = batch // len(weights)
+    positive("local_batch", local_batch, least=1)
+    return weights.to(problem.device, problem.dtype), local_batch
