@@ -367,7 +367,10 @@ def test_residuals_are_relative_as_tol_is(copy: Path, command: Command) -> None:
     found = landscape.load(copy / "last-spectrum.h5")
     assert code == 0
     for value, residual in zip(found.values, found.residuals, strict=True):
-        assert f"{value:.6g} ± {residual:.2g} nat   relative residual {residual / abs(value):.1e}" in out
+        assert (
+            f"{value:.6g} ± {residual:.2g} nat   ±: residual, relative residual {residual / abs(value):.1e}"
+            in out
+        )
     code, out, _ = command("stability", copy / "last.h5", "--delay", "0")
     found = landscape.load(copy / "last-stability.h5")
     assert f"relative residual {found.residual / found.lambda_max:.1e}" in out

@@ -228,7 +228,7 @@ COMMANDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "saddles": (
         ["--dimension", "2,3", "--noise", "", "--lr", "", "--seeds", "0-5", "--set", "lr=0.5", "-o", "{folder}/s.h5"],
         {"--dimension: '2,x'": ["--dimension", "2,x"], "--lr: '-1'": ["--lr", "-1"], "needs at least 6": ["--seeds", "0-2"],
-         "--seeds: '20' is one seed": ["--seeds", "20"], "steps: 'x'": ["--seeds", "0-5", "--set", "steps=x"],
+         "seeds: 1 is not allowed": ["--seeds", "20"], "steps: 'x'": ["--seeds", "0-5", "--set", "steps=x"],
          "at least one of them": ["--dimension", "", "--noise", "", "--lr", ""]}),
     "smoothing": (
         ["{run}/step-0000005.h5", "{run}/last.h5", "--pairs", "3", "--steps", "2", "-o", "{folder}/s.h5"],

@@ -296,7 +296,11 @@ def test_a_description_has_the_numbers_that_are_printed(kind: str) -> None:
         (Row("a", math.nan, unit="nat"), "–", "– nat"),
         (Row("a", "NO", note="raise it"), "NO", "NO   raise it"),
         (percent("a", 0.25, 0.01), "25.0 ± 1.0%", "25 ± 1%"),
-        (eigenvalue("a", -4.0, 0.5), "-4.0 ± 0.5 nat", "-4 ± 0.5 nat   relative residual 1.2e-01"),
+        (
+            eigenvalue("a", -4.0, 0.5),
+            "-4.0 ± 0.5 nat",
+            "-4 ± 0.5 nat   ±: residual, relative residual 1.2e-01",
+        ),
     ],
 )
 def test_rows_in_words(row: Row, number: str, text: str) -> None:

@@ -16,6 +16,7 @@ from landscape.report.contents import Contents, Run, Setting, settings_of
 from landscape.report.curves import values_of
 from landscape.results.base import Result
 from landscape.results.comparison import Comparison
+from landscape.results.curvature import Spectrum
 from landscape.results.grids import Surface
 from landscape.results.shown import in_words
 
@@ -206,4 +207,7 @@ def _results(contents: Contents) -> list[str]:
     for found in contents.found:
         if not isinstance(found.result, (Surface, Comparison)) and found.result.describe():
             kinds.setdefault(type(found.result), []).append(found.result)
-    return [f"{headline(results)}." for results in kinds.values()]
+    return [
+        f"{headline(results)}{' (±: residual)' if kind is Spectrum else ''}."
+        for kind, results in kinds.items()
+    ]

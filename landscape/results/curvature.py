@@ -351,7 +351,12 @@ class BatchSharpness(Measurement):
             limit = f"limit {self.limit:.4g}" if np.isfinite(self.limit) else ""
             scaled = (row for row in rows if row.name != "the same, pooled")
             rows[:0] = [
-                Row(f"{row.name}, times η", self.lr * float(row.value), self.lr * row.error, note=limit)
+                Row(
+                    f"{row.name}, times η",
+                    self.lr * float(row.value),
+                    self.lr * row.error,
+                    note=f"{limit}{', ±: residual' if 'residual' in row.note else ''}",
+                )
                 for row in scaled
             ]
         return [

@@ -126,8 +126,8 @@ def interval(ends: tuple[float, float]) -> str:
 
 def eigenvalue(name: str, value: float, residual: float, unit: str = "nat") -> Row:
     """An eigenvalue as a row, its residual as the error."""
-    relative = f"relative residual {residual / abs(value):.1e}" if value else "residual"
-    return Row(name, float(value), float(residual), unit, relative)
+    relative = f", relative residual {residual / abs(value):.1e}" if value else ""
+    return Row(name, float(value), float(residual), unit, f"±: residual{relative}")
 
 
 def text_of(result: Any) -> str:
