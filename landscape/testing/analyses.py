@@ -167,9 +167,9 @@ def command(case: Any) -> None:
     flags = {flag for each in registry.commands[name].params for flag in each.opts}
     options = {option: f"--{option.replace('_', '-')}" for option in case.refused}
     refused = {o: [*words, flag, case.refused[o]] for o, flag in options.items() if flag in flags}
-    check_command(name, [*words, "--plot", "{folder}/out.png"], refused=refused)
+    check_command(name, words, refused=refused)
     with tempfile.TemporaryDirectory() as folder:
-        code, _, error = run_command(name, words, folder)
+        code, _, error = run_command(name, [*words, "--plot", "{folder}/out.png"], folder)
         require(code == 0, error)
         require(
             type(load_results(f"{folder}/out.h5")[0]) is type(case.call({})), "the file has another result"

@@ -1,0 +1,119 @@
+"""``python -m tests.mutants``: small faults in rules, products, filling and the check of HDF5 files, one at a time.
+
+A fault that no test sees is printed; the exit code is their number. It works on a copy of the repository, in a few
+minutes. With words, only the faults of files whose path contains one of them are tried.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RULES = (
+    "tests/test_conformance.py -k test_a_rule or test_a_topology",
+    "tests/test_algorithms.py",
+    "tests/test_rules.py",
+)
+PRODUCTS = (
+    "tests/test_spectrum.py -k dense or textbook or trace or matrix",
+    "tests/test_any_model.py",
+    "tests/test_preconditioner.py",
+)
+FILLING = ("tests/test_adaptive.py",)
+FILES = ("tests/test_files.py",)
+#: Folder or file under landscape/ -> the tests that see its faults, and (file, what stands there, what does in the mutant).
+MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
+    RULES: [
+        ("train/algorithms/ssgd.py", "directions, alpha=lr,", "directions, alpha=2 * lr,"),
+        ("train/algorithms/ssgd.py", "max_stable_step(0,", "max_stable_step(1,"),
+        ("train/algorithms/ssgd_noise.py", "+ self.sigma * draw", "+ self.sigma**2 * draw"),
+        ("train/algorithms/dpsgd.py", "self._mixed(), directions, alpha=lr", "self._mixed(), directions, alpha=2 * lr"),
+        ("train/algorithms/dpsgd.py", "torch.sub(weights, directions, alpha=lr)", "torch.sub(weights, directions, alpha=lr / 2)"),
+        ("train/algorithms/dpsgd.py", 'if self.order == "awc" else max_stable', 'if self.order == "atc" else max_stable'),
+        ("train/algorithms/dpsgd.py", "(1 + self._mixed_buffers)", "(1 - self._mixed_buffers)"),
+        ("train/algorithms/local_sgd.py", "(step - self.first) % self.period == 0", "step % self.period == 0"),
+        ("train/algorithms/local_sgd.py", "self.node_period == 0:\n            new.copy_", "self.node_period == 1:\n            new.copy_"),
+        ("train/algorithms/slowmo.py", "slow + (anchor - mean) / lr", "slow + (anchor - mean)"),
+        ("train/algorithms/slowmo.py", "self.slow_lr * lr * slow", "self.slow_lr * slow"),
+        ("train/algorithms/slowmo.py", "(moved + self.outer_momentum * v)", "v"),
+        ("train/algorithms/async_sgd.py", "step - 1 - int(self.shared", "step - int(self.shared"),
+        ("train/algorithms/ad_psgd.py", "(step - 1 - delays", "(step - delays"),
+        ("train/algorithms/sgp.py", "q = p * w.numpy() / new.numpy()[:, None]", "q = p * 1.0"),
+        ("train/algorithms/dsgd_ac.py", "(lr / self.peak_lr) ** self.power", "lr / self.peak_lr"),
+    ],
+    PRODUCTS: [
+        ("curvature/hessian.py", "alpha=share", "alpha=1.0"),
+        ("curvature/hessian.py", "self.slope, self.z, pushed", "self.slope, self.z, 2 * pushed"),
+        ("curvature/hessian.py", "self.products += 1", "self.products += 2"),
+        ("curvature/hessian.py", "gradients(self.gradient, [self.theta], v, keep=True)[0]", "-gradients(self.gradient, [self.theta], v, keep=True)[0]"),
+        ("curvature/trace.py", "mul_(2).sub_(1)", "mul_(2).sub_(0.9)"),
+        ("curvature/trace.py", "products - 2 * rank", "products - 3 * rank"),
+        ("curvature/chain_hessian.py", "moved - p * moved.sum(1, keepdim=True)", "moved"),
+        ("curvature/chain_hessian.py", "torch.addcmul(r, bend, rzs[k - 1])", "torch.addcmul(r, bend, rzs[k - 1], value=-1)"),
+    ],
+    FILLING: [
+        ("evaluation/interpolation.py", "coefficients[:n] / np.diagonal", "coefficients[:n] * np.diagonal"),
+        ("evaluation/interpolation.py", "if sum(e) <= self._degree", "if sum(e) < self._degree"),
+        ("evaluation/filling.py", "asked.size <= tolerance.size", "asked.size >= tolerance.size"),
+        ("evaluation/adaptive.py", "np.exp(fitted) * np.expm1(errors)", "np.expm1(errors)"),
+        ("evaluation/adaptive.py", "holes**self._order).max(1)", "holes**self._order).min(1)"),
+        ("evaluation/adaptive.py", "(corners > 0) & (corners < 3)", "corners > 3"),
+    ],
+    FILES: [
+        ("core/hdf5_check.py", "if depth > DEPTH:", "if depth > 99 * DEPTH:"),
+        ("core/hdf5_check.py", "if kind != h5py.h5l.TYPE_HARD:", "if False:"),
+        ("core/hdf5_check.py", "if layout == h5py.h5d.VIRTUAL:", "if False:"),
+        ("core/hdf5_check.py", "if made.get_external_count():", "if False:"),
+        ("core/hdf5_check.py", " or filters.count(code) > 1", ""),
+        ("core/hdf5_check.py", "if not inside or chunk.filter_mask or", "if chunk.filter_mask or"),
+        ("core/hdf5_check.py", "if size != stored:", "if False:"),
+        ("core/hdf5_check.py", "if self.uncompressed > self.length:", "if False:"),
+        ("core/hdf5_check.py", "if count > ATTRIBUTES:", "if False:"),
+        ("core/hdf5_check.py", "if address in self.seen:", "if False:"),
+    ],
+}  # fmt: skip
+
+
+def killed(copy: Path, tests: tuple[str, ...]) -> bool:
+    """Whether one of the ``tests`` fails in the copy."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+    for test in tests:
+        path, _, words = test.partition(" -k ")
+        argv = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", path]
+        argv += ["-k", words] if words else []
+        if subprocess.run(argv, cwd=copy, env=environment, capture_output=True).returncode == 1:
+            return True
+    return False
+
+
+def main() -> int:
+    """The number of faults that survive."""
+    survived = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for name in ("landscape", "tests"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        for tests, mutants in MUTANTS.items():
+            for name, old, new in mutants:
+                if sys.argv[1:] and not any(word in name for word in sys.argv[1:]):
+                    continue
+                path = copy / "landscape" / name
+                text = path.read_text()
+                if text.count(old) != 1:
+                    raise SystemExit(f"{name}: '{old}' stands there {text.count(old)} times, it must be once")
+                path.write_text(text.replace(old, new))
+                seen = killed(copy, tests)
+                survived += not seen
+                print(f"{'killed  ' if seen else 'SURVIVED'} {name}: {old} -> {new}", flush=True)
+                path.write_text(text)
+    return survived
+
+
+if __name__ == "__main__":
+    sys.exit(main())
