@@ -27,6 +27,7 @@ AREAS = {
     "problem": "Model, loss and data of a problem",
     "analysis": "Analyses",
     "curvature": "Curvature",
+    "gradients": "Gradients of learners and minibatches",
     "evaluation": "Losses on a grid",
     "results": "Results",
     "geometry": "Surfaces",
