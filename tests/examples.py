@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from landscape.results.comparison import Comparison
+from landscape.results.curvature import Spectrum
+from landscape.results.flatness import LearningCoefficient
 from landscape.results.grids import Surface
 from landscape.results.noise import NoiseEstimate
 from landscape.results.stability import Escape
@@ -89,6 +91,27 @@ def escape() -> Escape:
     return Escape(times, np.array([0.1, 0.2]), "lr", ("ssgd",), share=0.5, steps=20)
 
 
+def spectrum() -> Spectrum:
+    """A trace of 3.0 ± 0.1 with 1.6 degrees of freedom, and both ends."""
+    none = np.zeros((0, 0))
+    return Spectrum(
+        values=np.array([2.0, -1.0]), residuals=np.zeros(2), lowest=1, converged=True, trace=3.0,
+        trace_error=0.1, trace_freedom=1.6, nodes=none, weights=none, parameters=9, hvps=12, kind="hessian",
+        part="", engine="lanczos", tol=0.01, seed=0, samples=10, dtype="float64",
+    )  # fmt: skip
+
+
+def coefficient() -> LearningCoefficient:
+    """Two chains of two draws after the burn-in, λ̂ = 3.0 ± 0.3."""
+    rise = np.array([[0.0, 3.0, 5.0], [0.0, 4.0, 4.0]])
+    return LearningCoefficient(
+        rise=rise, heating=rise / 4, distance2=rise, standard_error=0.3, r_hat=1.0, r_hat_distance=1.0, ess=4.0,
+        nbeta=10.0, localization=1.0, step_size=0.1, batch=8, steps=3, burn_in=1, loss=0.5,
+        weights_norm2=1.0, lambda_max=2.0, parameters=6, max_rhat=1.01, tol=0.05, converged=False,
+        samples=36, seed=0, dtype="float64",
+    )  # fmt: skip
+
+
 def namespace() -> dict[str, Any]:
     """The names that examples in docstrings may use."""
     return {
@@ -97,4 +120,6 @@ def namespace() -> dict[str, Any]:
         "comparison": comparison(),
         "noise": noise(),
         "escape": escape(),
+        "spectrum": spectrum(),
+        "coefficient": coefficient(),
     }

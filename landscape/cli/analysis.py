@@ -165,7 +165,7 @@ def analysis_options(
         function: what the command calls; its parameters ``names`` and ``own`` become options, as
             :func:`.options_of` makes them, and the help of --seed is its.
         split: whether there is --split; without, the analysis is of the training set.
-        problem: whether the command opens problems, with --dtype, --model, --data, --loss and --randomness.
+        problem: whether the command opens problems, with --dtype, --max-memory, --model, --data, …
         metavar: the name of the checkpoints in the help.
         required: whether there must be a checkpoint.
         own: what click is told of a parameter.
@@ -176,9 +176,8 @@ def analysis_options(
         output = options.Output(*(values.pop(name) for name in ("output", "force", "picture")))
         source = Source.of_options(**{name: values.pop(name) for name in OF_SOURCE if name in values})
         settings = {name: values.pop(name) for name in dict.fromkeys(chosen)}
-        return Analysis(
-            output=output, source=source, settings=settings, **{"split": SPLIT, "dtype": "float32", **values}
-        )
+        unset = {"split": SPLIT, "dtype": "float32", "max_memory": None}
+        return Analysis(output=output, source=source, settings=settings, **{**unset, **values})
 
     seed = described(function).get("seed", "Draws the directions.")
     return options.grouped(
@@ -194,10 +193,9 @@ def analysis_options(
         *options_of(function, *names, **own or {}),
         *([options.split] if split else []),
         click.option("--seed", default=0, show_default=True, help=seed),
-        *([options.dtype] if problem else []),
+        *([options.dtype, options.max_memory] if problem else []),
         *options.OUTPUT,
         options.device,
-        options.max_memory,
         *(SOURCE if problem else [options.data_dir]),
         options.quiet,
     )

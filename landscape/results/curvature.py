@@ -58,6 +58,11 @@ class Trace:
 
         Returns:
             (lower end, upper end), in nats.
+
+        Example:
+            >>> trace = Trace(3.0, standard_error=0.1, hvps=9, draws=np.array([2.9, 2.9, 3.2]))
+            >>> [round(end, 2) for end in trace.interval()]
+            [2.45, 3.55]
         """
         return Estimate(self.value, self.standard_error, self.freedom).interval(level)
 
@@ -205,7 +210,18 @@ class Spectrum(Measured):
     trace_freedom: Annotated[float, "1"] = np.nan
 
     def trace_interval(self, level: float = 0.95) -> tuple[float, float]:
-        """The confidence interval of ``trace``, as that of :class:`landscape.Trace`; NaN where not known."""
+        """The confidence interval of ``trace``, as that of :class:`landscape.Trace`; NaN where not known.
+
+        Args:
+            level: the probability with which it contains tr H.
+
+        Returns:
+            (lower end, upper end), in nats.
+
+        Example:
+            >>> [round(end, 2) for end in spectrum.trace_interval()]
+            [2.45, 3.55]
+        """
         return Estimate(self.trace, self.trace_error, self.trace_freedom).interval(level)
 
     @property

@@ -295,6 +295,10 @@ class LearningCoefficient(Measurement):
 
         Returns:
             (lower end, upper end).
+
+        Example:
+            >>> [round(end, 2) for end in coefficient.interval()]
+            [2.32, 3.68]
         """
         return Estimate(self.value, self.standard_error, self.freedom).interval(level)
 
