@@ -21,11 +21,13 @@ RULES = (
 )
 PRODUCTS = (
     "tests/test_spectrum.py -k dense or textbook or trace or matrix",
+    "tests/test_products_checked.py -k penalty",
+    "tests/test_public_api.py",
     "tests/test_any_model.py",
     "tests/test_preconditioner.py",
 )
 FILLING = ("tests/test_adaptive.py",)
-FILES = ("tests/test_files.py",)
+FILES = "tests/test_files.py", "tests/test_fuzz.py"
 #: Folder or file under landscape/ -> the tests that see its faults, and (file, what stands there, what does in the mutant).
 MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
     RULES: [
@@ -96,7 +98,7 @@ def main() -> int:
     survived = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        for name in ("landscape", "tests"):
+        for name in ("landscape", "tests", "docs"):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
         for tests, mutants in MUTANTS.items():

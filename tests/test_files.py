@@ -116,6 +116,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         lambda f: f.create_dataset(W, (1 << 40, 1), "f4", chunks=(1 << 16, 1)),
         "more than the file",
     ),
+    "deep": (lambda f: f.create_group(W + "/a" * 9), "8 deep"),
     "circle": (lambda f: f.__setitem__(W, f["/"]), "in a circle"),
 }
 
