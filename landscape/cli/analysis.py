@@ -176,7 +176,7 @@ def analysis_options(
         output = options.Output(*(values.pop(name) for name in ("output", "force", "picture")))
         source = Source.of_options(**{name: values.pop(name) for name in OF_SOURCE if name in values})
         settings = {name: values.pop(name) for name in dict.fromkeys(chosen)}
-        unset = {"split": SPLIT, "dtype": "float32", "max_memory": None}
+        unset = {"split": SPLIT, "dtype": "float32"}
         return Analysis(output=output, source=source, settings=settings, **{**unset, **values})
 
     seed = described(function).get("seed", "Draws the directions.")

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core.errors import InputError, ProblemWarning
+from landscape.core.options import expect
 from landscape.problem.function import moved
 from landscape.problem.layout import Slot, differentiable, gradients
 from landscape.problem.problem import Problem
@@ -63,6 +64,7 @@ def in_full_precision(problem: Problem) -> Problem:
     Raises:
         InputError: a model that does not run in float32.
     """
+    expect("problem", problem, Problem)
     low = problem.dtype in LOW
     full = problem.to(torch.float32) if low else problem
     if INSIDE in problem.checked:

@@ -47,8 +47,8 @@ class LandscapeCallback(TrainerCallback):  # type: ignore[misc]  # Any, where tr
             spectrum.h5 and .png are written beside the checkpoints, in place of those of an earlier end. They
             are of the last step's weights, also where the Trainer loads the best ones at the end.
         options: ``every``, ``samples``, ``sharpness``, ``monitor``, ``save_every``, ``batch``, ``resume``,
-            ``scalars``, ``seed`` and ``terms`` of the recorder. With ``samples`` the whole training set is
-            collated at once.
+            ``scalars``, ``seed``, ``terms`` and ``randomness`` of the recorder. With ``samples`` the whole
+            training set is collated at once.
 
     Raises:
         InputError: for an option that is not known or allowed; in training for what the recorder refuses,

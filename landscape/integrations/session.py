@@ -52,6 +52,7 @@ class Options(TypedDict, total=False):
     scalars: str | Sequence[str] | None
     seed: int
     terms: Callable[[Any], Tensor] | None
+    randomness: str | int
 
 
 @dataclass(frozen=True)
