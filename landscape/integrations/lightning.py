@@ -59,8 +59,8 @@ class LandscapeCallback(*_bases()):  # type: ignore[misc]
             ``top_k``, ``ends``, ``trace``, ``density``, ``seed``, ``split``): at the end contour.h5 and .png,
             spectrum.h5 and .png are written beside the checkpoints, in place of those of an earlier end.
         options: ``every``, ``samples``, ``sharpness``, ``monitor``, ``save_every``, ``batch``, ``resume``,
-            ``scalars``, ``seed``, ``terms`` and ``randomness`` of the recorder. ``batch`` is by default that of
-            the train dataloader; ``terms`` takes a whole batch where the loss is training_step's.
+            ``scalars``, ``seed``, ``terms`` and ``randomness`` of the recorder. ``batch`` is by default that
+            of the train dataloader; ``terms`` takes a whole batch where the loss is training_step's.
 
     Raises:
         InputError: for an option that is not known or allowed; at the start of the training for what the
