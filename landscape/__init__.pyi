@@ -30,7 +30,7 @@ from landscape.core.errors import FailedError as FailedError
 from landscape.core.errors import InputError as InputError
 from landscape.core.errors import PathWarning as PathWarning
 from landscape.core.errors import ProblemWarning as ProblemWarning
-from landscape.curvature.density import density as density
+from landscape.curvature.trace import density as density
 from landscape.curvature.eigenvalues import extreme_eigenvalues as extreme_eigenvalues
 from landscape.curvature.eigenvalues import top_eigenvalues as top_eigenvalues
 from landscape.curvature.hessian import HessianOperator as HessianOperator

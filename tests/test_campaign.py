@@ -14,9 +14,9 @@ import pandas as pd
 import pytest
 
 import landscape
-from landscape.core import numerics
+from landscape.core import registry
 from landscape.core.errors import FailedError
-from landscape.core.numerics import version_of
+from landscape.core.registry import version_of
 from landscape.paper import figure, gallery
 from landscape.paper.context import (
     SCALES,
@@ -94,7 +94,7 @@ def test_a_run_is_made_again_once_its_numerics_change(
     context = Context(tmp_path)
     context.train([small()])
     assert context.missing([small()]) == []
-    monkeypatch.setitem(numerics._VERSIONS, Trainer, version_of(Trainer) + 1)
+    monkeypatch.setitem(registry._VERSIONS, Trainer, version_of(Trainer) + 1)
     assert len(Context(tmp_path).missing([small()])) == 1
 
 
@@ -118,7 +118,7 @@ def test_an_analysis_is_made_again_once_its_numerics_change(
 ) -> None:
     made = []
 
-    @numerics.numerics(1)
+    @registry.numerics(1)
     def analysis() -> Stability:
         made.append(1)
         return Stability(
@@ -130,7 +130,7 @@ def test_an_analysis_is_made_again_once_its_numerics_change(
     for _ in range(2):
         context.cached(Stability, [], {}, analysis, (analysis,))
     assert len(made) == 1
-    monkeypatch.setitem(numerics._VERSIONS, analysis, 2)
+    monkeypatch.setitem(registry._VERSIONS, analysis, 2)
     context.cached(Stability, [], {}, analysis, (analysis,))
     assert len(made) == 2
     assert context.versions == {"analysis": 2}

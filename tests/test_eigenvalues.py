@@ -104,7 +104,7 @@ def single() -> Problem:
 @pytest.fixture(autouse=True)
 def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """On any machine."""
-    monkeypatch.setattr("landscape.curvature.approximation.bfloat16_is_fast", lambda device: True)
+    monkeypatch.setattr("landscape.curvature.eigenvalues.bfloat16_is_fast", lambda device: True)
 
 
 def test_a_cheap_search_ends_with_exact_residuals(single: Problem) -> None:
@@ -141,13 +141,13 @@ def test_cheap_searches_are_tried_only_where_they_can_help(
     assert how(single, search="exact") == "float32"
     assert how(single, tol=1e-4) == "float32"
     assert how(single, part=["1", "3", "5"]) == f"float32, {part}"
-    monkeypatch.setattr("landscape.curvature.approximation.bfloat16_is_fast", lambda device: False)
+    monkeypatch.setattr("landscape.curvature.eigenvalues.bfloat16_is_fast", lambda device: False)
     assert how(single) == f"float32, {part}"
-    monkeypatch.setattr("landscape.curvature.approximation.MAX_SAMPLES", 0.4)
+    monkeypatch.setattr("landscape.curvature.eigenvalues.MAX_SAMPLES", 0.4)
     assert how(single) == "float32"
     assert single.tensors is not None
     squares = Problem(single.model, nn.MSELoss(), (single.tensors[0], torch.randn(400, 3)))
-    monkeypatch.setattr("landscape.curvature.approximation.MAX_SAMPLES", 1.0)
+    monkeypatch.setattr("landscape.curvature.eigenvalues.MAX_SAMPLES", 1.0)
     assert how(squares) == "float32"  # what a sample brings to these does not vanish where it is fitted
     monkeypatch.setattr("landscape.curvature.eigenvalues.MIN_PARAMETERS", 10**6)
     assert how(single) == "float32"

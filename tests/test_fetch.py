@@ -20,9 +20,8 @@ import pytest
 
 from landscape import data
 from landscape.data import download
-from landscape.data.cifar import BINARY, PIXELS
 from landscape.data.download import File
-from landscape.data.idx import FILES
+from landscape.data.pictures import BINARY, FILES, PIXELS
 from tests.conftest import Command
 from tests.test_cli import one_line
 

@@ -23,7 +23,7 @@ import torch
 import landscape
 from landscape import FailedError, InputError
 from landscape.checkpoint import run_folder
-from landscape.core import errors, lock, streams
+from landscape.core import errors, lock, progress
 from landscape.core.lock import Lock
 from landscape.data import cache
 from landscape.evaluation import grid
@@ -256,7 +256,7 @@ def test_a_full_or_closed_stream_is_no_traceback(tiny: Path, tmp_path: Path) -> 
 def test_messages_to_a_terminal_that_is_gone_are_lost(tmp_path: Path) -> None:
     hear, say = os.pipe()
     os.close(hear)
-    told = streams.calm(say)
+    told = progress.calm(say)
     print("nobody reads this", file=told, flush=True)
     print("nor this", file=told)
     told.close()

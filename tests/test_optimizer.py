@@ -19,7 +19,7 @@ from landscape import InputError
 from landscape.gradients.learners import Stack
 from landscape.train import optimizer
 from landscape.train.recipes import recipe
-from landscape.train.recipes.schedule import Schedule
+from landscape.train.recipes.recipe import Schedule
 from landscape.train.run import launch
 from landscape.train.run.loop import Trainer
 from tests import problems

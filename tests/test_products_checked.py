@@ -15,7 +15,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import landscape
 from landscape import HessianOperator, InputError, PathWarning, Problem, ProblemWarning
-from landscape.curvature import approximation, chain_hessian, eigenvalues
+from landscape.curvature import chain_hessian, eigenvalues
 from landscape.curvature.hessian import KINDS, HessianOptions, dense_hessian
 from landscape.curvature.krylov import start_vector
 from landscape.curvature.lanczos import SearchOptions
@@ -260,13 +260,13 @@ def test_bfloat16_is_taken_by_what_the_hardware_is_and_only_where_it_is_near(
     x, y = torch.rand(60, 40), torch.randint(3, (60,))
     model = landscape.models.build("mlp", widths=[40, 30, 6, 3])
     problem = Problem(model, F.cross_entropy, (x, y))
-    fast = approximation.bfloat16_is_fast(torch.device("cpu"))
-    assert [approximation._bfloat16_serves(problem) for _ in range(3)] == [fast] * 3
-    monkeypatch.setattr(approximation, "bfloat16_is_fast", lambda device: True)
-    assert approximation._bfloat16_serves(problem)
-    assert not approximation._bfloat16_serves(problems.mlp())  # float64
-    monkeypatch.setattr(approximation, "BFLOAT16_ERROR", 1e-4)  # finer than its 3 digits
-    assert not approximation._bfloat16_serves(problem)
+    fast = eigenvalues.bfloat16_is_fast(torch.device("cpu"))
+    assert [eigenvalues._bfloat16_serves(problem) for _ in range(3)] == [fast] * 3
+    monkeypatch.setattr(eigenvalues, "bfloat16_is_fast", lambda device: True)
+    assert eigenvalues._bfloat16_serves(problem)
+    assert not eigenvalues._bfloat16_serves(problems.mlp())  # float64
+    monkeypatch.setattr(eigenvalues, "BFLOAT16_ERROR", 1e-4)  # finer than its 3 digits
+    assert not eigenvalues._bfloat16_serves(problem)
 
 
 def penalty(parameters: dict[str, Tensor]) -> Tensor:

@@ -29,7 +29,7 @@ from landscape.core.errors import FailedError
 from landscape.core.files import printable
 from landscape.paper import gallery
 from landscape.report import analyses, contents, curves, findings, page, surfaces
-from landscape.report.gallery import figures_page
+from landscape.report.page import figures_page
 from landscape.report.parts import (
     Missing,
     Page,

@@ -24,8 +24,8 @@ from landscape import FailedError, InputError, Surface, plots
 from landscape.cli import json_form
 from landscape.core import registry
 from landscape.plots.drawing import drawing_of, draws
-from landscape.plots.labels import headline
 from landscape.plots.picture import panels
+from landscape.plots.style import headline
 from landscape.results.base import Measurement, Result
 from landscape.results.shown import Row, eigenvalue, html_of, percent, text_of
 from tests.conftest import slow_but

@@ -20,10 +20,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import landscape
 from landscape import FailedError, HessianOperator, InputError, Problem
-from landscape.curvature.density import quadrature
 from landscape.curvature.hessian import KINDS, dense_hessian
 from landscape.curvature.lanczos import lanczos
-from landscape.curvature.trace import hutchpp
+from landscape.curvature.trace import hutchpp, quadrature
 from landscape.data.synthetic import mean_output
 from tests import problems
 from tests.conftest import Command, slow_but

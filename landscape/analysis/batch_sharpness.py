@@ -10,9 +10,9 @@ from torch import Tensor
 
 from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
-from landscape.core.numerics import numerics
 from landscape.core.options import expect
 from landscape.core.progress import Progress
+from landscape.core.registry import numerics
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.hessian import gradient_curvature

@@ -14,9 +14,9 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
-from landscape.core.numerics import numerics
 from landscape.core.options import expect, positive
 from landscape.core.progress import Progress
+from landscape.core.registry import numerics
 from landscape.evaluation import evaluate, needs
 from landscape.evaluation.adaptive import Tolerance, first_points
 from landscape.evaluation.filling import complete, meets

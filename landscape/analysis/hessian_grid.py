@@ -13,9 +13,9 @@ from torch import Tensor
 from landscape.analysis.contour import axes, check_plane, grid_points
 from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
-from landscape.core.numerics import numerics
 from landscape.core.options import expect
 from landscape.core.progress import Progress
+from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import HessianOptions
 from landscape.curvature.krylov import start_vector

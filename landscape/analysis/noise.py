@@ -9,9 +9,9 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.memory import bounded
-from landscape.core.numerics import numerics
 from landscape.core.options import expect, positive
 from landscape.core.progress import Progress
+from landscape.core.registry import numerics
 from landscape.curvature.hessian import HessianOperator
 from landscape.evaluation import needs
 from landscape.gradients.learners import Stack

@@ -12,9 +12,9 @@ from torch import Tensor
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
-from landscape.core.numerics import numerics
 from landscape.core.options import choose, expect, positive
 from landscape.core.progress import Progress
+from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
 from landscape.evaluation import needs

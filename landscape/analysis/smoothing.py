@@ -20,9 +20,9 @@ from torch import Tensor
 from landscape.core.errors import FailedError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded, spare
-from landscape.core.numerics import numerics
 from landscape.core.options import expect, positive
 from landscape.core.progress import Progress, portion
+from landscape.core.registry import numerics
 from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import exact_products, points_at_once, top_eigenvalues

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.memory import bounded
-from landscape.core.numerics import numerics
 from landscape.core.options import choose, expect, positive
 from landscape.core.progress import Progress
+from landscape.core.registry import numerics
 from landscape.curvature import pyhessian_engine
-from landscape.curvature.density import PROBES, STEPS, quadrature
 from landscape.curvature.eigenvalues import (
     SEARCHES,
     eigenpairs,
@@ -25,7 +24,7 @@ from landscape.curvature.hessian import HessianOptions, Part
 from landscape.curvature.krylov import start_vector
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, Eigenpairs, SearchOptions
 from landscape.curvature.preconditioner import Preconditioner, as_preconditioner
-from landscape.curvature.trace import TRACE_PRODUCTS, hutchpp, trace
+from landscape.curvature.trace import PROBES, STEPS, TRACE_PRODUCTS, hutchpp, quadrature, trace
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.problem.problem import Problem

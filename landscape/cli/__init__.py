@@ -12,7 +12,7 @@ from typing import TextIO
 import click
 
 from landscape.cli import output, system
-from landscape.core import registry, streams
+from landscape.core import progress, registry
 from landscape.core.errors import explain
 from landscape.core.files import printable
 from landscape.train.processes import launcher
@@ -93,7 +93,7 @@ def group(context: click.Context) -> None:
 
 def main() -> None:
     """Run the command line. Exit 0 done, 1 failed, 2 bad usage; a user's mistake is one line on stderr."""
-    streams.prepare()
+    progress.prepare()
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         code = _run()
@@ -115,10 +115,10 @@ def _run() -> int:
         stopped = cause if isinstance(cause, system.Stopped) else system.Stopped(signal.SIGINT)
         code = _fail(str(stopped), stopped.exit_code)
     except BrokenPipeError:  # nothing reads stdout any more, as with | head
-        streams.flush()
+        progress.flush()
         code = 1
     except Exception as error:
-        streams.flush()
+        progress.flush()
         known = explain(error)
         if known is None:
             raise
@@ -126,7 +126,7 @@ def _run() -> int:
             traceback.print_exception(error)
         code = _fail(str(known), known.exit_code)
     else:
-        if lost := streams.flush():
+        if lost := progress.flush():
             code = 1 if isinstance(lost, BrokenPipeError) else _fail(str(explain(lost)), 1)
     return code if isinstance(code, int) else 0
 

@@ -165,7 +165,7 @@ def figures(
 def _report(folder: Path, quiet: bool) -> None:
     """The gallery as one page."""
     from landscape.cli import report  # and matplotlib: only where it is used
-    from landscape.report.gallery import figures_page
+    from landscape.report.page import figures_page
 
     report.finish(lambda: figures_page(folder), folder / "report.html", quiet)
 

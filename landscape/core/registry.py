@@ -1,21 +1,4 @@
-"""What can be asked for by name: algorithms, topologies, models, data sets, instruments, figures, commands.
-
-Each kind has one :class:`Registry`. The package's own entries add themselves where they are defined, in the
-room that the registry names. Another package adds entries in a module that its metadata lists as an entry
-point of the group "landscape.plugins"::
-
-    [project.entry-points."landscape.plugins"]
-    mine = "my_package.landscape_plugin"
-
-    # my_package/landscape_plugin.py
-    from landscape.core import registry
-
-    @registry.algorithms.add("my-rule")
-    class MyRule(Rule): ...
-
-    # or, so that my_package.rules (and torch) is imported only when the name is used:
-    registry.algorithms.declare("my-rule", "my_package.rules:MyRule")
-"""
+"""One registry for each kind of thing that is chosen by name, and the versions of the numerics."""
 
 from __future__ import annotations
 
@@ -29,10 +12,63 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from landscape.core.errors import FailedError, InputError
-from landscape.core.options import check_keywords, choose
+from landscape.core.options import check_keywords, choose, positive
+
+T = TypeVar("T")
+_VERSIONS: dict[Any, int] = {}
+
+
+def numerics(version: int) -> Callable[[T], T]:
+    """A decorator: ``version`` is that of the numbers which the function or class computes.
+
+    Raise it with each change of the numbers beyond rounding, be it in the function or in what it calls.
+    ``landscape figures`` then computes again what it has stored. Speed, messages and rounding do not count.
+
+    Args:
+        version: 1 at first.
+
+    Returns:
+        The decorator; it gives the function or class back as it is.
+
+    Raises:
+        InputError: a version below 1.
+
+    Example:
+        >>> @numerics(2)
+        ... def mean(values: list[float]) -> float:
+        ...     return sum(values) / len(values)
+        >>> version_of(mean)
+        2
+    """
+    positive("numerics", version, least=1)
+
+    def declare(computed_by: T) -> T:
+        _VERSIONS[computed_by] = version
+        return computed_by
+
+    return declare
+
+
+def version_of(computed_by: Any) -> int:
+    """The version that :func:`numerics` gave a function or class.
+
+    Args:
+        computed_by: the function or class.
+
+    Returns:
+        The version.
+
+    Raises:
+        KeyError: it was given none.
+
+    Example:
+        >>> version_of(numerics(3)(str.upper))
+        3
+    """
+    return _VERSIONS[computed_by]
+
 
 GROUP = "landscape.plugins"
-T = TypeVar("T")
 
 
 class PluginWarning(UserWarning):

@@ -28,8 +28,8 @@ from landscape.core.errors import FailedError
 from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
 from landscape.core.memory import pick_device
-from landscape.core.numerics import version_of
 from landscape.core.progress import Progress, progress_bar
+from landscape.core.registry import version_of
 from landscape.paper.record import Record
 from landscape.paper.verdicts import Rows
 from landscape.problem.problem import Problem
@@ -309,7 +309,7 @@ class Context:
         """``make()``, computed once for these points, ``settings`` and versions of what computes it, ``by``.
 
         These must be all that it depends on; ``by`` are functions and classes under
-        :func:`landscape.core.numerics.numerics`. Of the plane of a surface only lengths and angles are stored
+        :func:`landscape.core.registry.numerics`. Of the plane of a surface only lengths and angles are stored
         (:meth:`.Surface.compact`).
 
         Raises:

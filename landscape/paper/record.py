@@ -23,7 +23,7 @@ from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError
 from landscape.core.files import read_regular, write_text
 from landscape.core.hdf5 import Array
-from landscape.core.numerics import version_of
+from landscape.core.registry import version_of
 from landscape.problem.layout import Layout
 from landscape.train.recipes.recipe import Recipe, from_values, parse, recipe_of
 from landscape.train.run.loop import Trainer

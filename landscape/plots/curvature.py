@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
 from landscape.plots.drawing import draws
-from landscape.plots.labels import between, headline, loss_of, samples_of
 from landscape.plots.picture import caption, panels, shared_legend, wrapped_panels
-from landscape.plots.style import color_of, colors_of, paper_name
+from landscape.plots.style import between, color_of, colors_of, headline, loss_of, paper_name, samples_of
 from landscape.results.curvature import BatchSharpness, Disagreement, Spectrum
 
 

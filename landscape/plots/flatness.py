@@ -12,14 +12,16 @@ from matplotlib.figure import Figure
 
 from landscape.core.hdf5 import Array
 from landscape.plots.drawing import draws
-from landscape.plots.labels import headline, loss_of, samples_of
 from landscape.plots.picture import caption, panels, shared_legend, wrapped_panels
 from landscape.plots.style import (
     OTHER,
     color_of,
     colors_of,
     decimal_labels,
+    headline,
+    loss_of,
     paper_name,
+    samples_of,
     shades,
 )
 from landscape.results.flatness import LearningCoefficient, Sharpness, Smoothing

@@ -15,15 +15,6 @@ from matplotlib.figure import Figure
 from landscape.core.errors import InputError
 from landscape.core.options import choose, positive
 from landscape.plots.drawing import draws
-from landscape.plots.labels import (
-    batchnorm_note,
-    headline,
-    interpolation_note,
-    loss_of,
-    shared_note,
-    split_names,
-    splits,
-)
 from landscape.plots.picture import (
     caption,
     has_given_axes,
@@ -32,7 +23,19 @@ from landscape.plots.picture import (
     stacked_panels,
     wrapped_panels,
 )
-from landscape.plots.style import colors_of, decimal_labels, paper_name, short_names
+from landscape.plots.style import (
+    batchnorm_note,
+    colors_of,
+    decimal_labels,
+    headline,
+    interpolation_note,
+    loss_of,
+    paper_name,
+    shared_note,
+    short_names,
+    split_names,
+    splits,
+)
 from landscape.plots.surface_parts import Scale, scale
 from landscape.results.basins import Basins
 from landscape.results.grids import HessianGrid, Line

@@ -10,9 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.plots.drawing import draws
-from landscape.plots.labels import between, headline, samples_of
 from landscape.plots.picture import caption, panels, shared_legend, wrapped_panels
-from landscape.plots.style import color_of, colors_of, decimal_labels, paper_name
+from landscape.plots.style import (
+    between,
+    color_of,
+    colors_of,
+    decimal_labels,
+    headline,
+    paper_name,
+    samples_of,
+)
 from landscape.results.noise import CriticalBatch, NoiseAlignment, NoiseEstimate, NoiseScale
 
 

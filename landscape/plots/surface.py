@@ -20,9 +20,8 @@ from landscape.core.options import choose
 from landscape.geometry import profiles
 from landscape.geometry.profiles import loss_at
 from landscape.plots.drawing import draws
-from landscape.plots.labels import split_names
 from landscape.plots.picture import caption, panels, stacked_panels, wrapped_panels
-from landscape.plots.style import color_of, decimal_labels, paper_name
+from landscape.plots.style import color_of, decimal_labels, paper_name, split_names
 from landscape.plots.surface_parts import (
     CENTER,
     Look,

@@ -16,9 +16,15 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import LARGEST, Array
 from landscape.core.options import positive
 from landscape.geometry import profiles
-from landscape.plots.labels import batchnorm_note, interpolation_note, split_names
 from landscape.plots.picture import shared_legend
-from landscape.plots.style import algorithm_in, decimal_labels, paper_name
+from landscape.plots.style import (
+    algorithm_in,
+    batchnorm_note,
+    decimal_labels,
+    interpolation_note,
+    paper_name,
+    split_names,
+)
 from landscape.results.grids import Plane, Surface
 from landscape.results.shown import LOG_RATIO, logarithmic
 

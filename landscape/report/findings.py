@@ -10,7 +10,7 @@ import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import standard_error, t_quantile, welch_freedom
-from landscape.plots.labels import headline
+from landscape.plots.style import headline
 from landscape.report import analyses, surfaces
 from landscape.report.contents import Contents, Run, Setting, settings_of
 from landscape.report.curves import values_of

@@ -1,4 +1,4 @@
-"""A report as one HTML file: the sections in their order, the data of the charts, and the template."""
+"""The page of a report: its sections, and the gallery of pictures."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from landscape._version import __version__
 from landscape.core.extras import optional
 from landscape.core.files import printable, read_regular, write_text
+from landscape.paper import gallery
 from landscape.plots.style import paper_name
 from landscape.report import (
     analyses,
@@ -21,7 +22,58 @@ from landscape.report import (
     surfaces,
 )
 from landscape.report.contents import Contents, lines_of
-from landscape.report.parts import Page, chart_text, script_json
+from landscape.report.parts import Cell, Page, Picture, Section, Table, chart_text, script_json, text_cells
+
+MAX_BYTES = 1 << 26  # of a picture that is read (ours)
+
+
+def figures_page(folder: Path) -> Page:
+    """The page about the figures that ``landscape figures`` wrote to ``folder``.
+
+    Raises:
+        FailedError: a damaged file, or a picture that cannot be read.
+    """
+    entries = gallery.entries_in(folder)
+    number = f"{len(entries)} figures and tables of the papers."
+    said = [number, gallery.counted(entries), gallery.RULES]
+    if any(not entry["outcome"] for entry in entries.values()):
+        said.append(gallery.NO_CONCLUSION)
+    rows = tuple(_verdict(name, entry) for name, entry in entries.items())
+    heads = ("claim", "where tested", "outcome", "effect, with its interval")
+    verdicts = Section("verdicts", "The claims", (), tables=(Table("Claims and verdicts", heads, rows),))
+    sections = (verdicts, *(_section(name, entry, folder) for name, entry in entries.items()))
+    return Page("The figures and tables of the papers", tuple(filter(None, said)), sections)
+
+
+def _verdict(name: str, entry: dict[str, Any]) -> tuple[Cell, ...]:
+    where = f"{entry['scale']}: {entry['note']}"
+    return text_cells(f"{name}: {entry['claims']}", where, entry["outcome"] or "–", gallery.sizes(entry))
+
+
+def _section(name: str, entry: dict[str, Any], folder: Path) -> Section:
+    verdict = f"The claim: {entry['outcome']}. {entry['verdict']}" if entry["outcome"] else entry["verdict"]
+    pictures = tuple(
+        Picture(
+            f"{entry['where']}: {entry['title']}",
+            f"{entry['title']}. {verdict}",
+            read_regular(folder / Path(picture).name, MAX_BYTES),
+        )
+        for picture in entry["pictures"]
+    )
+    effects = tuple(text_cells(*gallery.effect_cells(effect)) for effect in entry["effects"])
+    rows = tuple(text_cells(e["what"], e["ours"], e["paper"]) for e in entry["compared"])
+    tables = (
+        Table("What the verdict rests on", ("where", "effect", "seeds", "the claim"), effects),
+        Table("Here and in the paper", ("what", "here", "paper"), rows),
+    )
+    return Section(
+        name,
+        f"{entry['where']}: {entry['title']}",
+        (entry["claims"], verdict, gallery.made(entry).replace("`", "")),
+        tables=tuple(table for table in tables if table.rows),
+        pictures=pictures,
+    )
+
 
 EXTRA = "'sgd-landscape[report]'"
 _FOLDER = Path(__file__).parent

@@ -22,8 +22,7 @@ from landscape.train import algorithms
 from landscape.train import optimizer as optimizers
 from landscape.train.algorithms.base import Rule
 from landscape.train.instruments.base import Instrument
-from landscape.train.optimizer.base import Optimizer
-from landscape.train.optimizer.sgd import SGD
+from landscape.train.optimizer.base import SGD, Optimizer
 from landscape.train.recipes import recipe
 from landscape.train.run.loop import Hooks, Trainer
 from landscape.train.topology.mixing import Mixing

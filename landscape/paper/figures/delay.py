@@ -15,8 +15,8 @@ from landscape.paper.figure import Compared, Drawing, compare, figure
 from landscape.paper.figures.smoothing import OURS
 from landscape.paper.verdicts import Effect, Rows, by_seed, measured, select, settings
 from landscape.plots.picture import panels
-from landscape.plots.stability import without_bridge
 from landscape.plots.style import style
+from landscape.plots.tables import without_bridge
 from landscape.results.stability import Minima
 from landscape.train.experiments.minima import minima
 from landscape.train.recipes.recipe import read, recipe_of

@@ -19,8 +19,7 @@ from landscape.evaluation.grid import setting
 from landscape.problem.layout import average
 from landscape.results.base import Provenance
 from landscape.results.noise import CriticalBatch
-from landscape.train.recipes.recipe import Decompose, Monitor, Recipe, Save, recipe_of
-from landscape.train.recipes.schedule import Schedule
+from landscape.train.recipes.recipe import Decompose, Monitor, Recipe, Save, Schedule, recipe_of
 from landscape.train.run.loop import Hooks, Trainer
 
 # Batches in units of the run's own, seeds, and the allowed rise of the loss (ours).

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
-from landscape.core.numerics import numerics
 from landscape.core.options import positive
 from landscape.core.progress import Progress
+from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from landscape.core.errors import InputError
-from landscape.core.numerics import numerics
-from landscape.models.analytic import Saddle
+from landscape.core.registry import numerics
+from landscape.models.small import Saddle
 from landscape.results.stability import Escape
 from landscape.train.recipes.recipe import read
 from landscape.train.run.loop import Hooks, Trainer

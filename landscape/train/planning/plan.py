@@ -31,9 +31,9 @@ import numpy as np
 from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.numerics import numerics
 from landscape.core.options import choose, positive
 from landscape.core.progress import Progress
+from landscape.core.registry import numerics
 from landscape.results.tables import RunTimes
 from landscape.train.processes.comm import Plan
 from landscape.train.recipes.recipe import Recipe

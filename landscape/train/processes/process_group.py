@@ -27,7 +27,7 @@ from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-define
 from landscape import _version
 from landscape.core.errors import FailedError, InputError
 from landscape.core.memory import pick_device
-from landscape.core.streams import calm
+from landscape.core.progress import calm
 from landscape.train.processes import board
 from landscape.train.processes.board import Board, FolderBoard, StoreBoard, is_loopback, within
 from landscape.train.processes.children import loopback

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.core.numerics import numerics
+from landscape.core.registry import numerics
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
