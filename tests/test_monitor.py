@@ -141,7 +141,9 @@ def test_the_picture_has_a_row_more(tiny: Path) -> None:
     more = Trainer(chosen(tiny, f"monitor.instruments={names}", "monitor.every=10", "monitor.draws=2")).run()
     shown = [ax for ax in draw_training([more]).axes if ax.get_visible()]
     labels = " ".join(ax.get_ylabel() for ax in shown)
-    assert np.isnan(more.history["noise_scale"]).all()  # ‖g‖² is not told apart from 0, so that it has no panel
+    assert np.isnan(
+        more.history["noise_scale"]
+    ).all()  # ‖g‖² is not told apart from 0, so that it has no panel
     assert len(shown) == 13
     assert all(words in labels for words in ("batch sharpness", "tr(HC)"))
 
