@@ -41,6 +41,18 @@ def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     return [v if v in kept else pytest.param(v, marks=pytest.mark.slow) for v in values]
 
 
+@pytest.fixture(autouse=True)
+def module_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Folders that a command looked in for a user's modules are left out of the next test."""
+    from landscape.core import extras
+
+    monkeypatch.setattr(extras, "_appended", [])
+    monkeypatch.setattr(extras._apart, "folders", [])
+    yield
+    if extras._apart in sys.meta_path:
+        sys.meta_path.remove(extras._apart)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread_and_no_waiting_for_the_disk() -> Iterator[None]:
     """Files are written as ever, but not waited for: no test outlives a power failure."""

@@ -73,7 +73,8 @@ def apart() -> Iterator[None]:
     name in the current folder, which nobody named, would be run.
     """
     for folder in _appended:
-        sys.path.remove(folder)
+        with contextlib.suppress(ValueError):  # somebody else has removed it
+            sys.path.remove(folder)
     _apart.folders.extend(_appended)
     _appended.clear()
     if _apart in sys.meta_path:
