@@ -302,7 +302,10 @@ TYPES = (
     "landscape.problem.data.Data",
     "landscape.problem.layout.Layout",
     "landscape.problem.layout.Slot",
+    "landscape.results.base.Measured",
     "landscape.results.base.Provenance",
+    "landscape.results.base.Sourced",
+    "landscape.results.shown.Row",
     "landscape.evaluation.grid.MismatchError",
     "landscape.train.processes.process_group.Lost",
 )

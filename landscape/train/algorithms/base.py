@@ -218,7 +218,7 @@ class Rule(ABC):
             learner: the learner's index, if each learner draws separately.
 
         Returns:
-            That of :func:`landscape.train.run.randomness.generator`.
+            That of ``landscape.train.run.randomness.generator``.
 
         Raises:
             FailedError: for a ``purpose`` that the class does not declare.
