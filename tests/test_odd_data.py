@@ -376,3 +376,22 @@ def test_no_target_at_all_is_refused_and_a_minibatch_without_one() -> None:
     weights = problem.theta + 0.1 * torch.randn(4, problem.layout.size).double()
     with pytest.raises(InputError, match="a minibatch of 2 samples has only targets that are left out"):
         landscape.estimate_noise(problem, weights, lr=0.1, local_batch=2)
+
+
+def test_a_sample_whose_terms_are_the_mean_number_hides_no_others() -> None:
+    """The first batch has samples of 2, 3 and 4 tokens: of 3 tokens one alone looks like a third of all."""
+    torch.manual_seed(0)
+    x = torch.randn(8, 5, 3).double()
+    y = torch.randint(4, (8, 5)).masked_fill(
+        torch.arange(5) >= torch.tensor([[2], [3], [4], [1], [4], [4], [5], [3]]), -1
+    )
+    model = nn.Linear(3, 4).double()
+
+    def loss(o: Tensor, t: Tensor) -> Tensor:
+        return F.cross_entropy(o.flatten(0, 1), t.flatten(), ignore_index=-1)
+
+    for first in range(3):
+        rows = [(first + k) % 3 for k in range(3)]
+        with pytest.warns(landscape.ProblemWarning, match="terms"):
+            problem = landscape.Problem(model, loss, [(x[rows], y[rows]), (x[3:], y[3:])])
+        assert problem.loss() == pytest.approx(float(loss(model(x), y).detach()))

@@ -156,8 +156,8 @@ def check_mean(problem: Function, terms: Terms, batch: tuple[Any, Any], theta: T
         return
     parts = Parts(problem, batch, theta, problem.data)
     rows = _by_targets(picked.tolist(), parts)
-    divisions = divided(rows, [2, 5] if len(rows) >= 6 else [1])
     if problem.draws:
+        divisions = divided(rows, [2, 5] if len(rows) >= 6 else [1])
         if _random_parts_combine(parts, divisions, terms):
             return
     else:
@@ -168,10 +168,10 @@ def check_mean(problem: Function, terms: Terms, batch: tuple[Any, Any], theta: T
                 _refuse_without_targets(parts, rows)
                 return
             weights = weights_of(parts, terms, rows)
-            if parts.eps <= FLOAT32 and parts.combine(divisions, weights, SURE):
+            if parts.eps <= FLOAT32 and _all_combine(parts, rows, weights, SURE):
                 return
             parts = parts.in_float64()
-            if parts.combine(divisions, weights):
+            if _all_combine(parts, rows, weights):
                 return
         except InputError:
             raise
@@ -185,6 +185,17 @@ def check_mean(problem: Function, terms: Terms, batch: tuple[Any, Any], theta: T
             if _count_found(parts, terms, rows):
                 return
     _take_together(problem, terms, parts, rows, batch)
+
+
+def _all_combine(parts: Parts, rows: list[int], weights: Tensor, share: float = 1.0) -> bool:
+    """Whether the losses of parts of ``rows`` combine, ``share`` as in :meth:`Parts.combine`.
+
+    Of few samples each is set against the others: the terms of one may be the mean number by chance.
+    """
+    if len(rows) >= 6:
+        return parts.combine(divided(rows, [2, 5]), weights, share)
+    turned = ([*rows[k:], *rows[:k]] for k in range(len(rows)))
+    return all(parts.combine(divided(order, [1]), weights, share) for order in turned)
 
 
 def _by_targets(rows: list[int], parts: Parts) -> list[int]:

@@ -324,8 +324,11 @@ def test_a_step_of_tokens_has_its_terms(tmp_path: Path) -> None:
     y = torch.randint(4, (8, 5)).masked_fill(torch.arange(5) >= torch.randint(1, 6, (8, 1)), -1)
     loader = DataLoader([{"x": x, "y": y}], None)  # one batch, whose samples have unequal numbers of tokens
     given: dict[str, Any] = {"data": [{"x": x[:3], "y": y[:3]}, {"x": x[3:], "y": y[3:]}]}
-    with pytest.raises(InputError, match="terms="):
-        fit(Tokens(), LandscapeCallback(tmp_path / "a", **given), folder=tmp_path, loader=loader)
+    other, callback = Tokens(), LandscapeCallback(tmp_path / "a", **given, contour={"grid": 3})
+    with pytest.warns(landscape.ProblemWarning, match="terms of its mean are counted"):
+        fit(other, callback, folder=tmp_path, loader=loader)
+    tokens = float(other.training_step({"x": x, "y": y}, 0))
+    assert landscape.load(tmp_path / "a" / "contour.h5").loss[1, 1] == pytest.approx(tokens)
     given |= {"terms": lambda batch: (batch["y"] >= 0).sum(1), "contour": {"grid": 3}, "every": 1}
     module = Tokens()
     module.make = lambda p: torch.optim.SGD(p, lr=0.1)
