@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.testing import CliRunner
 
-from landscape.cli.parameters import described, options_of
+from landscape.cli.options import described, options_of
 
 
 def measure(

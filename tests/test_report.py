@@ -458,7 +458,7 @@ def test_a_command_ends_well_without_plotly(
     from landscape.cli import report
 
     monkeypatch.setitem(sys.modules, "plotly", None)
-    report.finish(lambda: Page("a", (), ()), tmp_path / "p.html", False)
+    report.finish(lambda: Page("a", (), ()), tmp_path / "p.html")
     out, err = capsys.readouterr()
     assert out == ""
     assert err == "a report: plotly is not installed; pip install 'sgd-landscape[report]'\n"
