@@ -14,7 +14,7 @@ import landscape
 from landscape import FailedError, InputError, Problem
 from landscape.evaluation.paths import fold
 from landscape.models.convolutional import scaled
-from landscape.models.torchvision import NETWORKS
+from landscape.models.convolutional import NETWORKS
 from landscape.problem.losses import correct
 from tests.conftest import slow_but
 

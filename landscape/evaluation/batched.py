@@ -20,7 +20,7 @@ from landscape.core.memory import MemoryBudget
 from landscape.core.progress import Progress
 from landscape.evaluation.paths import ACTIVATION_COPIES, DISPLACEMENT, PlaneLoss, Totals
 from landscape.problem.chain import LinearStep, Step, stacked_losses
-from landscape.problem.function import tolerance
+from landscape.problem.checks import tolerance
 from landscape.problem.problem import Problem
 
 # Measured on 2 cores, 784-50-50-10: 1,000 samples a chunk with 16 to 32 points a block is the fastest, with

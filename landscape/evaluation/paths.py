@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from landscape.core.errors import InputError, PathWarning
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import call, tree_map
-from landscape.problem.function import tolerance
+from landscape.problem.checks import tolerance
 from landscape.problem.losses import correct
 from landscape.problem.problem import Problem
 
