@@ -23,7 +23,6 @@ from landscape import FailedError, InputError, Problem
 from landscape.core.options import positive
 from landscape.core.progress import progress_bar
 from landscape.data import cache, images, speech
-from landscape.data import images
 from landscape.data.images import augment
 from landscape.train.processes.process_group import Group
 from landscape.train.recipes import recipe

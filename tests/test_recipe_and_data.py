@@ -190,9 +190,7 @@ def test_idx_files_are_found_and_read(tmp_path: Path, name: str, suffix: str, in
     arrays = write_mnist(tmp_path / name if inside else tmp_path, suffix)
     data = landscape.data.load(name, data_dir=tmp_path)
     assert data.train[0].shape == (30, 16)
-    np.testing.assert_allclose(
-        data.test[0].numpy(), arrays[images.FILES[2]].reshape(10, 16) / 255, rtol=1e-6
-    )
+    np.testing.assert_allclose(data.test[0].numpy(), arrays[images.FILES[2]].reshape(10, 16) / 255, rtol=1e-6)
     assert torch.equal(data.train[1], torch.from_numpy(arrays[images.FILES[1]].astype(np.int64)))
     assert re.fullmatch("[0-9a-f]{64}", data.fingerprint)
 
@@ -235,8 +233,8 @@ def test_missing_and_damaged_data_say_what_to_do(tmp_path: Path) -> None:
     ):
         landscape.data.load("mnist", data_dir=tmp_path)
     write_mnist(tmp_path / "mnist", ".gz")
-    images = tmp_path / "mnist" / f"{images.FILES[0]}.gz"
-    images.write_bytes(images.read_bytes()[:50])
+    path = tmp_path / "mnist" / f"{images.FILES[0]}.gz"
+    path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(FailedError, match="cannot be read .* download it again"):
         landscape.data.load("mnist", data_dir=tmp_path)
     write_idx(images, np.zeros((3, 4, 4), np.uint8))

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
+import math
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 from torch.utils.data import Dataset as Samples
+
 from landscape.core import registry
 from landscape.core.errors import FailedError, InputError
-from landscape.core.files import open_regular
+from landscape.core.files import open_regular, read_regular
 from landscape.core.hdf5 import Array
-from landscape.core.options import positive
-from landscape.data.base import Dataset, Split, data_root, fingerprint
+from landscape.core.options import choose, positive
+from landscape.data.base import Dataset, Split, classification, data_root, fingerprint
 from landscape.data.cache import cached, each, file_stat
 from landscape.problem.batches import STREAM_BATCH, Stream
-import gzip
-import math
-import zlib
-from typing import Any
-from landscape.core.files import open_regular, read_regular
-from landscape.core.options import choose, positive
-from landscape.data.base import Dataset, classification, data_root
 
 
 def augment(x: Tensor, generator: torch.Generator, padding: int = 4, fill: Tensor | float = 0.0) -> Tensor:

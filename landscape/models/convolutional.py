@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
 from landscape.core import registry
-from landscape.core.options import positive
-from collections.abc import Callable
-from torch import nn
 from landscape.core.extras import optional
+from landscape.core.options import positive
 
 
 def scaled(channels: int, width: float) -> int:
