@@ -237,7 +237,7 @@ def test_missing_and_damaged_data_say_what_to_do(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(FailedError, match="cannot be read .* download it again"):
         landscape.data.load("mnist", data_dir=tmp_path)
-    write_idx(images, np.zeros((3, 4, 4), np.uint8))
+    write_idx(path, np.zeros((3, 4, 4), np.uint8))
     with pytest.raises(FailedError, match=r"shape \(3, 4, 4\) and its labels \(30,\)"):
         landscape.data.load("mnist", data_dir=tmp_path)
     with pytest.raises(InputError, match="data: 'colour' is not known"):
