@@ -97,26 +97,6 @@ def int8() -> Parts:
     return nn.Sequential(Int8Linear(model[0]), nn.ReLU(), Int8Linear(model[2])), F.cross_entropy, digits()
 
 
-@compressed("QLoRA's form: int8 base in buffers, trainable low-rank part")
-def qlora() -> Parts:
-    class QLinear(nn.Module):
-        def __init__(self, linear: nn.Linear, r: int = 2) -> None:
-            super().__init__()
-            scale = linear.weight.detach().abs().max() / 127
-            self.register_buffer("scale", scale)
-            self.register_buffer("base", (linear.weight.detach() / scale).round().to(torch.int8))
-            self.A, self.B = (
-                nn.Parameter(torch.randn(r, linear.in_features) / 2),
-                nn.Parameter(torch.randn(linear.out_features, r) / 2),
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.linear(x, self.base.to(x.dtype) * self.scale) + x @ self.A.T @ self.B.T
-
-    model = network()
-    return nn.Sequential(QLinear(model[0]), nn.ReLU(), QLinear(model[2])), nn.CrossEntropyLoss(), digits()
-
-
 @compressed("tied autoencoder: the decoder is the encoder's transpose")
 def tied_autoencoder() -> Parts:
     class Tied(nn.Module):
@@ -129,22 +109,6 @@ def tied_autoencoder() -> Parts:
 
     x, _ = digits()
     return Tied(), nn.MSELoss(), (x, x)
-
-
-@compressed("ALBERT's form: one layer used three times")
-def shared_layers() -> Parts:
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inputs, self.layer, self.head = nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.inputs(x)
-            for _ in range(3):
-                x = x + torch.tanh(self.layer(x))
-            return self.head(x)
-
-    return Shared(), nn.CrossEntropyLoss(), digits()
 
 
 @compressed("parametrizations.orthogonal, and a symmetric parametrisation of one's own")

@@ -227,24 +227,3 @@ def arcface() -> Parts:
 
     y = torch.randint(3, (N,))
     return ArcFace(), nn.CrossEntropyLoss(), ((torch.randn(N, 5), y), y)
-
-
-@contrastive("MoCo: a queue of negatives in a buffer, keys by a momentum encoder")
-def moco() -> Parts:
-    class MoCo(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder_q = encoder()
-            self.encoder_k = copy.deepcopy(self.encoder_q).requires_grad_(False)
-            self.register_buffer("queue", F.normalize(torch.randn(4, 10), dim=0))
-
-        def forward(self, im_q: Tensor, im_k: Tensor) -> tuple[Tensor, Tensor]:
-            q = F.normalize(self.encoder_q(im_q), dim=1)
-            with torch.no_grad():
-                k = F.normalize(self.encoder_k(im_k), dim=1)
-            l_pos = torch.einsum("nc,nc->n", [q, k]).unsqueeze(-1)
-            l_neg = torch.einsum("nc,ck->nk", [q, self.queue.clone().detach()])
-            logits = torch.cat([l_pos, l_neg], dim=1) / 0.2
-            return logits, torch.zeros(logits.shape[0], dtype=torch.long)
-
-    return MoCo(), lambda o, _: F.cross_entropy(*o), (two_views(), torch.zeros(N))

@@ -96,42 +96,6 @@ def vae_sum() -> Parts:
     return VAE(always=False), loss_function, (x, x)
 
 
-class Denoiser(nn.Module):
-    """Predicts the noise in x at time t."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.time, self.net = nn.Embedding(10, 3), nn.Sequential(nn.Linear(8, 5), nn.SiLU(), nn.Linear(5, 5))
-
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return self.net(torch.cat([x, self.time(t)], dim=1))
-
-
-ALPHAS = torch.linspace(0.95, 0.3, 10)
-
-
-@generative(
-    "DDPM: forward draws t and the noise and returns the loss",
-    **RANDOM,
-    why="times and noise are drawn in each pass",
-)
-def ddpm() -> Parts:
-    class DDPM(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.eps_model = Denoiser()
-            self.register_buffer("alphas_bar", ALPHAS.clone())
-
-        def forward(self, x: Tensor) -> Tensor:
-            t = torch.randint(0, 10, (x.shape[0],), device=x.device)
-            noise = torch.randn_like(x)
-            a = self.alphas_bar[t][:, None]
-            return F.mse_loss(self.eps_model(a.sqrt() * x + (1 - a).sqrt() * noise, t), noise)
-
-    x = points()
-    return DDPM(), lambda out, _: out, (x, x)
-
-
 def discriminator() -> nn.Sequential:
     return nn.Sequential(nn.Linear(5, 6), nn.LeakyReLU(0.2), nn.Linear(6, 1))
 
@@ -145,28 +109,6 @@ def gan_discriminator() -> Parts:
         lambda out, label: nn.BCELoss()(out.view(-1), label),
         (torch.cat([real, fake]), torch.cat([torch.ones(N), torch.zeros(N)])),
     )
-
-
-@generative("WGAN-GP critic: the gradient penalty by autograd.grad in forward")
-def wgan_gp() -> Parts:
-    class Critic(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = discriminator()
-
-        def forward(self, real: Tensor, fake: Tensor, alpha: Tensor) -> Any:
-            interpolates = (alpha * real + (1 - alpha) * fake).requires_grad_(True)
-            d = self.net(interpolates)
-            gradients = torch.autograd.grad(
-                d, interpolates, torch.ones_like(d), create_graph=True, retain_graph=True
-            )[0]
-            return self.net(real), self.net(fake), gradients
-
-    def loss(out: Any, _: Tensor) -> Tensor:
-        real, fake, gradients = out
-        return fake.mean() - real.mean() + 10 * ((gradients.norm(2, dim=1) - 1) ** 2).mean()
-
-    return Critic(), loss, ((points(), points() + 1, torch.rand(N, 1)), torch.zeros(N))
 
 
 @generative("hinge loss of a discriminator with spectral normalisation")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.ordinary.use import COUNTED, TOGETHER, Parts, Theme, by_size, per_batch
+from tests.ordinary.use import COUNTED, TOGETHER, Parts, Theme, by_size
 
 graphs = Theme("graphs")
 NODES = 9
@@ -190,21 +188,3 @@ def dense_graphs() -> Parts:
     mask = (torch.arange(5) < torch.randint(2, 6, (8, 1))).float()
     adjacency = (torch.rand(8, 5, 5) < 0.5).float() * mask[:, None] * mask[..., None]
     return DenseGCN(), F.cross_entropy, ((torch.randn(8, 5, 4), adjacency, mask), torch.randint(2, (8,)))
-
-
-@graphs("graph contrastive learning: nodes of two corrupted graphs, one batch", total=per_batch)
-def graph_contrastive() -> Parts:
-    class GRACE(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gcn = GCN()
-
-        def forward(self, x1: Tensor, edge1: Tensor, x2: Tensor, edge2: Tensor) -> tuple[Tensor, Tensor]:
-            return F.normalize(self.gcn(x1, edge1)), F.normalize(self.gcn(x2, edge2))
-
-    def loss(z: Any, _: Tensor) -> Tensor:
-        return F.cross_entropy(z[0] @ z[1].t() / 0.4, torch.arange(len(z[0])))
-
-    (x, edge_index), y = planetoid()
-    drop = lambda: (x * (torch.rand(4) > 0.3), edge_index[:, torch.rand(edge_index.shape[1]) > 0.2])  # noqa: E731
-    return GRACE(), loss, [((*drop(), *drop()), y)]

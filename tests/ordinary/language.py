@@ -102,61 +102,6 @@ def perplexity() -> Parts:
     return GPT(), lambda o, y: torch.exp(F.cross_entropy(o.transpose(1, 2), y)), (ids[:, :-1], ids[:, 1:])
 
 
-@language("word_language_model: LSTM that returns (output, hidden)")
-def word_language_model() -> Parts:
-    class RNNModel(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.drop, self.encoder = nn.Dropout(0.2), nn.Embedding(WORDS, 3)
-            self.rnn, self.decoder = nn.LSTM(3, 3, batch_first=True), nn.Linear(3, WORDS)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Any]:
-            output, hidden = self.rnn(self.drop(self.encoder(x)))
-            decoded = self.decoder(self.drop(output)).view(-1, WORDS)
-            return F.log_softmax(decoded, dim=1), hidden
-
-    ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
-    criterion = nn.NLLLoss()
-    return RNNModel(), lambda out, y: criterion(out[0], y.reshape(-1)), (ids[:, :-1], ids[:, 1:])
-
-
-class PositionalEncoding(nn.Module):
-    def __init__(self, d_model: int, max_len: int = 16) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(p=0.1)
-        position = torch.arange(max_len).unsqueeze(1)
-        div_term = torch.exp(torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model))
-        pe = torch.zeros(1, max_len, d_model)
-        pe[0, :, 0::2], pe[0, :, 1::2] = torch.sin(position * div_term), torch.cos(position * div_term)
-        self.register_buffer("pe", pe)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(x + self.pe[:, : x.size(1)])
-
-
-@language("Transformer tutorial: nn.TransformerEncoder with a causal mask")
-def transformer_tutorial() -> Parts:
-    class TransformerModel(nn.Module):
-        def __init__(self, d: int = 4) -> None:
-            super().__init__()
-            self.embedding, self.pos_encoder = nn.Embedding(WORDS, d), PositionalEncoding(d)
-            layer = nn.TransformerEncoderLayer(d, 2, 6, 0.1, batch_first=True)
-            self.transformer_encoder = nn.TransformerEncoder(layer, 1)
-            self.linear = nn.Linear(d, WORDS)
-
-        def forward(self, src: Tensor) -> Tensor:
-            src = self.pos_encoder(self.embedding(src) * math.sqrt(4))
-            mask = nn.Transformer.generate_square_subsequent_mask(src.shape[1])
-            return self.linear(self.transformer_encoder(src, mask, is_causal=True))
-
-    ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
-    return (
-        TransformerModel(),
-        lambda o, y: F.cross_entropy(o.reshape(-1, WORDS), y.reshape(-1)),
-        (ids[:, :-1], ids[:, 1:]),
-    )
-
-
 @language(
     "text classification tutorial: EmbeddingBag with offsets, a list of batches",
     total=by_size,
@@ -238,36 +183,3 @@ def mask_from_lengths() -> Parts:
 
     ids = padded()
     return GPT(), loss, (ids, {"ids": ids.roll(-1, 1), "lengths": (ids != 0).sum(1)})
-
-
-@language("mixture of experts with Switch's load-balancing loss", says=TOGETHER)
-def mixture_of_experts() -> Parts:
-    class MoE(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.gate = nn.Embedding(WORDS, 4), nn.Linear(4, 2)
-            self.experts = nn.ModuleList(
-                nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)) for _ in range(2)
-            )
-            self.head = nn.Linear(4, WORDS)
-
-        def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-            x = self.embed(ids)
-            probs = self.gate(x).softmax(-1)
-            top = probs.argmax(-1)
-            fraction = F.one_hot(top, 2).to(x).flatten(0, 1).mean(0)
-            balance = 2 * (fraction * probs.flatten(0, 1).mean(0)).sum()
-            chosen = probs.gather(-1, top[..., None])
-            y = (
-                torch.stack([e(x) for e in self.experts], -2)
-                .gather(-2, top[..., None, None].expand(*top.shape, 1, 4))
-                .squeeze(-2)
-            )
-            return self.head(x + chosen * y), balance
-
-    ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
-    return (
-        MoE(),
-        lambda out, y: F.cross_entropy(out[0].transpose(1, 2), y) + 0.1 * out[1],
-        (ids[:, :-1], ids[:, 1:]),
-    )

@@ -98,26 +98,6 @@ def closure_over_the_network() -> Parts:
     return net, loss, (x, x)
 
 
-@physics("inverse problem: an unknown coefficient is a parameter of the model")
-def inverse_problem() -> Parts:
-    class Oscillator(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.mu = mlp(), nn.Parameter(torch.tensor([0.5]))
-
-        def forward(self, t: Tensor) -> tuple[Tensor, Tensor]:
-            t = t.clone().requires_grad_(True)
-            u = self.net(t)
-            du = gradients(u, t)
-            return u, gradients(du, t) + self.mu * du + 4 * u
-
-    def loss(out: Any, y: Tensor) -> Tensor:
-        return F.mse_loss(out[0], y) + 1e-1 * torch.mean(out[1] ** 2)
-
-    t = torch.linspace(0, 1, 12).view(-1, 1)
-    return Oscillator(), loss, (t, torch.exp(-t) * torch.cos(2 * t))
-
-
 @physics("PINN by torch.func: vmap(grad) of the network in forward")
 def functional_pinn() -> Parts:
     class Functional(nn.Module):

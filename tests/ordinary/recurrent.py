@@ -34,26 +34,6 @@ def lstm_classifier() -> Parts:
     return RNN(), nn.CrossEntropyLoss(), (series(), torch.randint(3, (N,)))
 
 
-@recurrent("PyTorch's time_sequence_prediction: LSTMCells in a loop over time")
-def lstm_cells() -> Parts:
-    class Sequence(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm1, self.lstm2, self.linear = nn.LSTMCell(1, 3), nn.LSTMCell(3, 3), nn.Linear(3, 1)
-
-        def forward(self, input: Tensor) -> Tensor:
-            outputs = []
-            h_t, c_t, h_t2, c_t2 = (torch.zeros(input.size(0), 3, dtype=input.dtype) for _ in range(4))
-            for input_t in input.split(1, dim=1):
-                h_t, c_t = self.lstm1(input_t, (h_t, c_t))
-                h_t2, c_t2 = self.lstm2(h_t, (h_t2, c_t2))
-                outputs += [self.linear(h_t2)]
-            return torch.cat(outputs, dim=1)
-
-    wave = torch.sin(torch.arange(T + 1) * 0.7 + torch.randn(N, 1))
-    return Sequence(), nn.MSELoss(), (wave[:, :-1], wave[:, 1:])
-
-
 @recurrent("time first: LSTM without batch_first, data transposed in forward")
 def time_first() -> Parts:
     class Net(nn.Module):
@@ -99,33 +79,6 @@ def speech_ctc() -> Parts:
         return torch.randn(n, 8, 3), (labels, torch.full((n,), 8), lengths)
 
     return SpeechModel(), loss, [batch(4), batch(4)]
-
-
-@recurrent(
-    "temporal convolutions: dilated, causal, weight normalisation",
-    differences=True,
-)
-def tcn() -> Parts:
-    weight_norm = nn.utils.parametrizations.weight_norm
-
-    class Block(nn.Module):
-        def __init__(self, i: int, o: int, dilation: int) -> None:
-            super().__init__()
-            self.pad, self.conv = 2 * dilation, weight_norm(nn.Conv1d(i, o, 3, dilation=dilation))
-            self.skip = nn.Conv1d(i, o, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.relu(self.conv(F.pad(x, (self.pad, 0)))) + self.skip(x)
-
-    class TCN(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.head = nn.Sequential(Block(2, 3, 1), Block(3, 3, 2)), nn.Linear(3, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.net(x.transpose(1, 2))[:, :, -1])
-
-    return TCN(), nn.HuberLoss(), (series(), torch.randn(N, 1))
 
 
 @recurrent("sequences of several lengths padded by a collate function, lengths in the inputs", total=by_size)

@@ -50,28 +50,6 @@ def cox_batches() -> Parts:
     return net(), lambda out, y: cox_ph(out, y[:, 0], y[:, 1]), [batch(8), batch(8)]
 
 
-@tabular("mixture density network: torch.distributions.MixtureSameFamily")
-def mixture_density() -> Parts:
-    class MDN(nn.Module):
-        def __init__(self, k: int = 3) -> None:
-            super().__init__()
-            self.hidden, self.pi, self.mu, self.sigma = (
-                nn.Linear(4, 5),
-                nn.Linear(5, k),
-                nn.Linear(5, k),
-                nn.Linear(5, k),
-            )
-
-        def forward(self, x: Tensor) -> Any:
-            z = torch.tanh(self.hidden(x))
-            mix = torch.distributions.Categorical(logits=self.pi(z))
-            return torch.distributions.MixtureSameFamily(
-                mix, torch.distributions.Normal(self.mu(z), self.sigma(z).exp())
-            )
-
-    return MDN(), lambda dist, y: -dist.log_prob(y).mean(), (rows(), torch.randn(N))
-
-
 @tabular("GaussianNLLLoss: mean and variance as two outputs")
 def gaussian_nll() -> Parts:
     class MeanVariance(nn.Module):

@@ -95,29 +95,6 @@ def resnet() -> Parts:
     return model, nn.CrossEntropyLoss(), (x, y)
 
 
-@vision("ConvNeXt block: depthwise convolution, LayerNorm, layer scale, soft targets")
-def convnext() -> Parts:
-    class Block(nn.Module):
-        def __init__(self, dim: int) -> None:
-            super().__init__()
-            self.dwconv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
-            self.norm = nn.LayerNorm(dim, eps=1e-6)
-            self.pwconv1, self.act, self.pwconv2 = nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim)
-            self.gamma = nn.Parameter(0.1 * torch.ones(dim))
-
-        def forward(self, x: Tensor) -> Tensor:
-            shortcut = x
-            x = self.norm(self.dwconv(x).permute(0, 2, 3, 1))
-            x = self.gamma * self.pwconv2(self.act(self.pwconv1(x)))
-            return shortcut + x.permute(0, 3, 1, 2)
-
-    model = nn.Sequential(
-        nn.Conv2d(1, 3, 4, 4), Block(3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4)
-    )
-    x, y = pictures()
-    return model, nn.CrossEntropyLoss(), (x, F.one_hot(y, 4).float() * 0.9 + 0.025)
-
-
 @vision("multi-label classification, BCEWithLogitsLoss with pos_weight")
 def multi_label() -> Parts:
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 3))
@@ -140,26 +117,6 @@ def mixup() -> Parts:
 
     model = nn.Sequential(nn.Conv2d(1, 2, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 4))
     return model, mixup_criterion, (lam * x + (1 - lam) * x[index], (y_a, y_a[index]))
-
-
-@vision("transfer learning: a frozen backbone and a new head")
-def frozen_backbone() -> Parts:
-    class Network(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.features = nn.Sequential(
-                nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
-            )
-            self.fc = nn.Linear(16, 10)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.fc(self.features(x))
-
-    model = Network()
-    for param in model.parameters():
-        param.requires_grad = False
-    model.fc = nn.Linear(16, 4)
-    return model, nn.CrossEntropyLoss(), pictures()
 
 
 class Detector(nn.Module):
