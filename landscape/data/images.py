@@ -291,9 +291,11 @@ def image_folder(
         torch.tensor(v).view(-1, 1, 1) for v in (IMAGENET if normalize else ((0.0,) * 3, (1.0,) * 3))
     )
     files = [ImageFiles(root, pairs, size, border, mean, std) for pairs in listed.values()]
+    streams = [ImageStream(split, len(split), workers) for split in files]
     mark = hashlib.sha256("".join(f.fingerprint() for f in files).encode()).hexdigest()
     return Dataset(
-        *(ImageStream(f, len(f), workers) for f in files),
+        streams[0],
+        streams[1],
         torch.nn.functional.cross_entropy,
         mark,
         len(classes),
