@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from landscape.checkpoint.parts import storable
+from landscape.checkpoint.checkpoint import storable
 from landscape.core.errors import FailedError, InputError
 from landscape.problem.layout import Layout
 from landscape.train.processes.process_group import Lost, first_line

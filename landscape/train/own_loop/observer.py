@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from landscape.checkpoint.parts import storable
+from landscape.checkpoint.checkpoint import storable
 from landscape.core.errors import InputError
 from landscape.curvature.preconditioner import Preconditioner
 from landscape.problem.batchnorm import has_batchnorm

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from landscape import stability
 from landscape.checkpoint import run_folder
-from landscape.checkpoint.checkpoint import RECORDED, Checkpoint
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, misfit
 from landscape.checkpoint.history import UNITS
-from landscape.checkpoint.parts import misfit
 from landscape.core.errors import FailedError, InputError
 from landscape.core.extras import optional
 from landscape.core.hdf5 import Array

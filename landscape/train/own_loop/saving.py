@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from landscape.checkpoint.checkpoint import RECORDED, Checkpoint
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, misfit, storable
 from landscape.checkpoint.history import UNITS
-from landscape.checkpoint.parts import misfit, storable
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.toml import toml_text

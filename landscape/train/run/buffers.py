@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoint.parts import set_tensors
+from landscape.checkpoint.checkpoint import set_tensors
 from landscape.core.errors import FailedError, InputError
 from landscape.gradients.learners import Training
 from landscape.problem.batches import call, fixed_randomness
