@@ -23,8 +23,8 @@ from landscape.core.options import positive
 from landscape.core.progress import Progress
 from landscape.core.statistics import Estimate
 from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
+from landscape.curvature.hessian import Preconditioner
 from landscape.curvature.lanczos import Eigenpairs, Ends
-from landscape.curvature.preconditioner import Preconditioner
 from landscape.curvature.trace import trace
 from landscape.problem.losses import correct_shares
 from landscape.problem.problem import Problem

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import top_eigenvalues
-from landscape.curvature.preconditioner import Preconditioner, as_preconditioner
+from landscape.curvature.hessian import Preconditioner, as_preconditioner
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.stability import Stability

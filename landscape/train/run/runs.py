@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from landscape.core.errors import FailedError
-from landscape.core.lock import wait_until_free
+from landscape.core.files import wait_until_free
 from landscape.core.progress import Progress
 from landscape.data.base import data_root
 from landscape.train.processes import children
