@@ -96,11 +96,7 @@ def line(
     allowed = None if tolerance is None else Tolerance.parse(tolerance, problem.dtype)
     directions = torch.stack((direction, torch.zeros_like(direction)))
     run = evaluate.evaluator(
-        problem,
-        start,
-        directions,
-        points if allowed is None else first_points((points,)),
-        path=path,
+        problem, start, directions, points if allowed is None else first_points((points,)), path=path
     )
 
     def values(places: Tensor, report: Progress) -> dict[str, Tensor]:

@@ -118,11 +118,7 @@ def noise_scale(
         measured.append(_drawn(own, thetas, own_gradients, precision, share(1)))
         of_learners = {f"learner_{name}": value for name, value in vars(measured[1]).items()}
         of_learners |= own_gradients.rounds()
-        of_learners |= {
-            "learners": len(thetas),
-            "local_batch": local,
-            "learner_draws": own_gradients.draws,
-        }
+        of_learners |= {"learners": len(thetas), "local_batch": local, "learner_draws": own_gradients.draws}
     return NoiseScale(
         **vars(mean),
         **of_learners,
@@ -138,11 +134,7 @@ def noise_scale(
 
 
 def _drawn(
-    minibatches: Minibatches,
-    thetas: Tensor,
-    estimator: Estimator,
-    precision: Precision,
-    progress: Progress,
+    minibatches: Minibatches, thetas: Tensor, estimator: Estimator, precision: Precision, progress: Progress
 ) -> Scale:
     """The noise scale from gradients at ``thetas`` (n, P), until it is as exact as asked for."""
     for drawn in minibatches:
