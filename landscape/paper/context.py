@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from landscape import data
-from landscape.analysis.contour import contour
-from landscape.analysis.hessian_grid import hessian_grid
+from landscape.analysis.grids import contour, hessian_grid
 from landscape.analysis.planes import random_plane
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
