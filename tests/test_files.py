@@ -35,8 +35,7 @@ from landscape.core import files, hdf5_verify, lock
 from landscape.core.files import printable, replacing, write_text
 from landscape.core.hdf5 import changed_copy
 from landscape.core.lock import Lock
-from landscape.data.images import decode
-from landscape.data.pictures import FILES, read_idx
+from landscape.data.images import FILES, decode, read_idx
 from landscape.data.speech import read_wav
 from landscape.train.recipes import recipe
 from landscape.train.run import launch

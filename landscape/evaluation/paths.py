@@ -25,7 +25,7 @@ from landscape.core.memory import MemoryBudget
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import call, tree_map
 from landscape.problem.chain import LinearStep, Step, stacked_losses
-from landscape.problem.function import tolerance
+from landscape.problem.checks import tolerance
 from landscape.problem.losses import correct
 from landscape.problem.problem import Problem
 

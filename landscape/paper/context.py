@@ -37,8 +37,8 @@ from landscape.results.grids import HessianGrid, Surface
 from landscape.train.processes import children
 from landscape.train.recipes.recipe import Recipe
 from landscape.train.run import launch
+from landscape.train.run.launch import Run, train_runs
 from landscape.train.run.loop import Trainer
-from landscape.train.run.runs import Run, train_runs
 
 Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
