@@ -31,9 +31,9 @@ from landscape.paper.figure import Drawing, Figure
 from landscape.paper.record import POINTS, Record
 from landscape.results.stability import Stability
 from landscape.train.recipes.recipe import Decompose, Evaluate, Save
-from landscape.train.run import runs
+from landscape.train.run import launch
+from landscape.train.run.launch import Run, train
 from landscape.train.run.loop import Trainer
-from landscape.train.run.runs import Run, train
 from tests.conftest import Command
 from tests.test_cli import one_line
 from tests.test_figures import small
@@ -148,7 +148,7 @@ def test_analyses_are_kept_with_the_records_and_weights_made_again_where_they_ar
     entry = dataclasses.replace(_entry(runs, weights=True), draw=draw)
     monkeypatch.setattr(gallery, "write", lambda *arguments: [])
     first = Context(tmp_path / "1", records=tmp_path / "records", runs=runs)
-    first.train(runs.values())
+    first.train(launch.values())
     drawn, _ = gallery.draw(entry, first, tmp_path)
     other = Context(tmp_path / "2", records=tmp_path / "records", runs=runs)
     assert gallery.draw(entry, other, tmp_path)[0].rows.equals(drawn.rows)
@@ -173,7 +173,7 @@ def test_the_run_that_trained_draws_the_same_bytes_as_its_records(
     entry = dataclasses.replace(_entry(runs, weights=True), draw=draw)
     records = tmp_path / "records"
     first = Context(tmp_path / "1", scale="smoke", records=records, runs=runs)
-    first.train(runs.values())
+    first.train(launch.values())
     for context in (first, Context(tmp_path / "2", scale="smoke", records=records, runs=runs)):
         gallery.draw(entry, context, context.folder)
     assert (tmp_path / "1" / "x.csv").read_bytes() == (tmp_path / "2" / "x.csv").read_bytes()
@@ -228,7 +228,7 @@ def test_a_run_stops_at_its_time_and_resumes(tmp_path: Path, monkeypatch: pytest
     assert not folder.exists()
     clock = iter([0.0, *np.arange(30.0)])  # the time is over in step 29, after the checkpoint of step 20
     monkeypatch.setattr(
-        runs, "time", SimpleNamespace(time=lambda: next(clock), perf_counter=time.perf_counter)
+        launch, "time", SimpleNamespace(time=lambda: next(clock), perf_counter=time.perf_counter)
     )
     assert train(Run(run, folder), "cpu", None, 27.5) is None
     assert landscape.load(folder / "last.h5").step == 20

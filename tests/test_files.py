@@ -34,8 +34,7 @@ from landscape.checkpoint.foreign_weights import read_state
 from landscape.core import files, hdf5
 from landscape.core.files import Lock, printable, replacing, write_text
 from landscape.core.hdf5 import changed_copy
-from landscape.data.images import decode
-from landscape.data.pictures import FILES, read_idx
+from landscape.data.images import FILES, decode, read_idx
 from landscape.data.speech import read_wav
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
