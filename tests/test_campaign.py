@@ -31,9 +31,9 @@ from landscape.paper.figure import Drawing, Figure
 from landscape.paper.record import POINTS, Record
 from landscape.results.stability import Stability
 from landscape.train.recipes.recipe import Decompose, Evaluate, Save
-from landscape.train.run import runs
+from landscape.train.run import launch
+from landscape.train.run.launch import Run, train
 from landscape.train.run.loop import Trainer
-from landscape.train.run.runs import Run, train
 from tests.conftest import Command
 from tests.test_cli import one_line
 from tests.test_figures import small
@@ -185,7 +185,7 @@ def test_a_run_stops_at_its_time_and_resumes(tmp_path: Path, monkeypatch: pytest
     assert not folder.exists()
     clock = iter([0.0, *np.arange(30.0)])  # the time is over in step 29, after the checkpoint of step 20
     monkeypatch.setattr(
-        runs, "time", SimpleNamespace(time=lambda: next(clock), perf_counter=time.perf_counter)
+        launch, "time", SimpleNamespace(time=lambda: next(clock), perf_counter=time.perf_counter)
     )
     assert train(Run(run, folder), "cpu", None, 27.5) is None
     assert landscape.load(folder / "last.h5").step == 20

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from landscape import data
-from landscape.analysis.contour import contour
-from landscape.analysis.hessian_grid import hessian_grid
+from landscape.analysis.grids import contour, hessian_grid
 from landscape.analysis.planes import random_plane
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
@@ -39,8 +38,8 @@ from landscape.results.grids import HessianGrid, Surface
 from landscape.train.processes import children
 from landscape.train.recipes.recipe import Recipe
 from landscape.train.run import launch
+from landscape.train.run.launch import Run, train_runs
 from landscape.train.run.loop import Trainer
-from landscape.train.run.runs import Run, train_runs
 
 Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")

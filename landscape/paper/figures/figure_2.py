@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from landscape import plots
-from landscape.analysis.contour import contour
+from landscape.analysis.grids import contour
 from landscape.analysis.planes import learners_plane
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.context import Context, Point
