@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from landscape.checkpoint.foreign_weights import read_state
 from landscape.core.errors import InputError
 from landscape.core.files import printable
-from landscape.data.images import decode
-from landscape.data.pictures import read_binary, read_idx
+from landscape.data.images import decode, read_binary, read_idx
 from landscape.data.speech import read_wav
 from landscape.train.topology.mixing import read_matrix
 from tests.fuzz import harness

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import InputError
-from landscape.analysis.stability import stability
+from landscape.analysis.spectrum import stability
 from landscape.results.stability import Stability
 from landscape.stability import FORMS, Setting, limits, lr_that_keeps_minima, max_stable_step, polynomials
 from landscape.stability.rules import (

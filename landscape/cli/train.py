@@ -15,7 +15,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common, options, output, processes, run_summary
 from landscape.core.errors import InputError
 from landscape.core.options import positive
-from landscape.train.processes import board, launcher
+from landscape.train.processes import board, children
 from landscape.train.processes.process_group import Group, started_by_launcher, worker_device
 from landscape.train.recipes import table_recipes
 from landscape.train.recipes.recipe import Recipe
@@ -156,7 +156,7 @@ def _start_processes(training: Training, folder: str) -> None:
         raise InputError("--force and --max-restarts: only one of the two is allowed")
     launch.check_folder(Path(folder), resume=training.resume, force=training.force)
     last = Path(folder) / "last.h5"
-    code = launcher.start(
+    code = children.start(
         "landscape.cli",
         training.arguments(folder),
         training.nproc,

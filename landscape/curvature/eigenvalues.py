@@ -21,6 +21,8 @@ from landscape.curvature.hessian import (
     HessianOperator,
     HessianOptions,
     Part,
+    Preconditioner,
+    as_preconditioner,
 )
 from landscape.curvature.krylov import start_vector, warm_start
 from landscape.curvature.lanczos import (
@@ -35,7 +37,6 @@ from landscape.curvature.lanczos import (
     search_eigenpairs,
     verify_and_refine,
 )
-from landscape.curvature.preconditioner import Preconditioner, as_preconditioner
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BASIS_BYTES, GRAPH_BYTES, MAX_BASIS
 from landscape.problem.losses import is_softmax_loss

@@ -22,7 +22,7 @@ from landscape._version import __version__
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import open_regular, replacing
 from landscape.core.progress import Progress
-from landscape.data.pictures import FILES
+from landscape.data.images import FILES
 
 # Seconds without an answer, bytes that are read at once, and the slowest download: bytes a second (ours).
 TIMEOUT, BLOCK, PACE = 30.0, 1 << 18, 2e4

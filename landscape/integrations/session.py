@@ -23,7 +23,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from landscape.analysis.contour import axes, contour
+from landscape.analysis.grids import axes, contour
 from landscape.analysis.planes import NORMS, random_plane
 from landscape.analysis.spectrum import spectrum
 from landscape.checkpoint.checkpoint import Checkpoint

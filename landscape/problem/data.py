@@ -28,7 +28,6 @@ from landscape.problem.batches import (
     take,
     tree_map,
 )
-from landscape.problem.counts import notable
 
 # Samples for checks of the user's model and loss (ours): few, so that they cost less than a hundredth of a
 # contour.
@@ -36,6 +35,10 @@ PROBE = 12
 # The largest relative difference between the checksums of two equal passes over batches: rounding of sums in
 # another order (ours; one changed pixel of 10,000 images is 1e-9).
 CHECKSUM_TOLERANCE = 1e-12
+
+# Targets that losses leave out: padding, PyTorch's and Hugging Face's default, masks of segmentations.
+LEFT_OUT = (0, -100, -1, 255)
+
 
 Terms = Callable[[Any, Any], Tensor]  # (x, y) -> (B,) float64 on the CPU: terms of the mean by sample
 
@@ -514,3 +517,15 @@ def _different(y: Any, samples: int, count: int) -> Tensor:
             picked += list(classes.values())
     unique = list(dict.fromkeys([*picked, *order.tolist()]))[:count]
     return torch.tensor(unique)
+
+
+def notable(targets: Tensor) -> list[float]:
+    """The values among targets that a loss may leave out: the usual ones; of integers the extremes, and what
+    sequences end with.
+    """
+    values = [*map(float, LEFT_OUT)]
+    if targets.numel() and not targets.is_floating_point():
+        values += [float(targets.min()), float(targets.max())]
+        if targets.dim() > 1:
+            values.append(float(targets.flatten(1)[:, -1].mode().values))
+    return [v for v in dict.fromkeys(values) if bool((targets == v).any())]

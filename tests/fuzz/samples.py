@@ -18,7 +18,7 @@ from PIL import Image
 import landscape
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import UNITS
-from landscape.data.pictures import FILES
+from landscape.data.images import FILES
 from landscape.paper.context import Context, identity
 from landscape.problem.layout import Layout, Slot
 from landscape.results import base

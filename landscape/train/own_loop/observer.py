@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from landscape.checkpoint.parts import storable
 from landscape.core.errors import InputError
-from landscape.curvature.preconditioner import Preconditioner
+from landscape.curvature.hessian import Preconditioner
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Loss, Problem
 from landscape.train.decomposition import Gradient, estimate_gradient, fixed_batches, step_columns

@@ -21,7 +21,7 @@ from landscape.checkpoint.checkpoint import RECORDED, Checkpoint
 from landscape.checkpoint.user_code import UserData
 from landscape.core import files
 from landscape.core.errors import FailedError, InputError
-from landscape.core.lock import Lock
+from landscape.core.files import Lock
 from landscape.core.options import check_type, positive
 from landscape.problem.batches import as_tensors
 from landscape.problem.layout import unwrapped

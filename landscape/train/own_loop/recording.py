@@ -26,7 +26,7 @@ from landscape.core.extras import optional
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
 from landscape.core.toml import toml_text
-from landscape.curvature.preconditioner import Preconditioner
+from landscape.curvature.hessian import Preconditioner
 from landscape.problem.layout import Layout
 from landscape.train.optimizer.torch_optim import preconditioned
 from landscape.train.optimizer.torch_optim import preconditioner as found_preconditioner
