@@ -10,22 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from landscape.checkpoint.checkpoint import RECORDED, Checkpoint
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, misfit, storable
 from landscape.checkpoint.history import UNITS
-from landscape.checkpoint.parts import misfit, storable
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.toml import toml_text
 from landscape.problem.layout import unwrapped
 from landscape.train.own_loop import recording
-from landscape.train.own_loop.flat import DefaultGroup
 from landscape.train.own_loop.step import Stepper
 from landscape.train.processes.process_group import Lost
 
 
-def save(
-    stepper: Stepper, group: DefaultGroup | None, path: Path, algorithm: Mapping[str, Any], seed: int
-) -> None:
+def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) -> None:
     """Write a checkpoint with all learners to ``path``: rank 0 does, and gets the rows of the others.
 
     Args:
@@ -36,7 +32,7 @@ def save(
         FailedError: on every rank where rank 0 cannot write there.
     """
     parameters, comm, rule = stepper.parameters, stepper.comm, stepper.rule
-    _check(group, _unwritable(path) if comm.rank == 0 else None)
+    stepper.group.check(_unwritable(path) if comm.rank == 0 else None)
     momentum = recording.heavy_ball(parameters.optimizer)
     limit = rule.stability_limit(*momentum) if momentum else None
     rows = {name: t.to(parameters.device)[None].clone() for name, t in parameters.rest().items()}
@@ -77,7 +73,7 @@ def save(
             raise
         except FailedError as raised:  # all rows were received: the file takes them even from a full disk
             error = raised
-    _check(group, error)  # nobody goes on before the file is there
+    stepper.group.check(error)  # nobody goes on before the file is there
 
 
 def _history(stepper: Stepper) -> dict[str, Array]:
@@ -93,7 +89,7 @@ def _history(stepper: Stepper) -> dict[str, Array]:
     return {column: np.array([row.get(column, math.nan) for row in rows]) for column in UNITS}
 
 
-def load(stepper: Stepper, group: DefaultGroup | None, path: Path, algorithm: Mapping[str, Any]) -> None:
+def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     """Take weights, buffers, and the states of optimizer and rule from a file of :func:`save`.
 
     Raises:
@@ -105,15 +101,7 @@ def load(stepper: Stepper, group: DefaultGroup | None, path: Path, algorithm: Ma
         _load(stepper, path, algorithm)
     except InputError as raised:
         error = raised
-    _check(group, error)
-
-
-def _check(group: DefaultGroup | None, error: InputError | None) -> None:
-    """Raise where one of the processes has an ``error``."""
-    if group is not None:
-        group.check(error)
-    elif error is not None:
-        raise error
+    stepper.group.check(error)
 
 
 def _load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from landscape.core.errors import InputError
 from landscape.train.algorithms.base import Rule
-from landscape.train.own_loop.flat import FlatParameters, OptimizerState, has_group
+from landscape.train.own_loop import recording
+from landscape.train.own_loop.flat import DefaultGroup, FlatParameters, OptimizerState
 from landscape.train.processes.comm import Comm
 
 
@@ -29,19 +30,19 @@ class Stepper:
         self,
         parameters: FlatParameters,
         rule: Rule,
-        comm: Comm,
-        state: OptimizerState,
+        group: DefaultGroup,
         average_buffers: bool,
     ) -> None:
-        self.parameters, self.rule, self.comm, self.state = parameters, rule, comm, state
+        self.parameters, self.rule, self.group = parameters, rule, group
+        self.comm, self.state = Comm(group.size, group), OptimizerState(parameters, group)
         self.steps, self.begun = 0, False
         self._average_buffers = average_buffers
         flat = parameters.flat
         #: w_j (1, P) at the start of the step that has begun.
         self.weights = torch.empty_like(flat)
         self._points, self._rate = self.weights, self._rate_of_step()
-        self._gradients = Gradients(parameters, comm)
-        rule.comm = comm
+        self._gradients = Gradients(parameters, self.comm)
+        rule.comm = self.comm
         rule.start(flat)
         parameters.optimizer.register_step_pre_hook(self._before)
         parameters.optimizer.register_step_post_hook(self._after)
@@ -61,7 +62,7 @@ class Stepper:
         """
         if self.begun:
             return
-        if self.comm.group is None and has_group() and dist.get_world_size() > 1:
+        if self.group.size == 1 and recording.has_group() and dist.get_world_size() > 1:
             raise InputError(
                 "DecentralizedDataParallel: it was made before the process group, and has one learner; call "
                 "init_process_group first"
@@ -69,8 +70,7 @@ class Stepper:
         with self._plainly():
             self.parameters.check()
             step = self.steps + 1
-            if self.comm.group:
-                self.comm.group.step = step
+            self.group.step = step
             self.weights.copy_(self.parameters.flat)
             if self.rule.at_mean:  # since the end of the step before
                 self.comm.hold_mean(self.weights)
@@ -124,7 +124,7 @@ class Stepper:
             if self.rule.at_mean and self.comm.size > 1:
                 flat.copy_(self.comm.fresh_mean(flat, "weights"))
             if self._average_buffers:
-                average(self.parameters.statistics(), self.comm)
+                average_buffers(self.parameters.module, self.comm)
         self.steps, self.begun = step, False
 
     def idle(self, what: str) -> None:
@@ -136,13 +136,14 @@ class Stepper:
             )
 
 
-def average(tensors: list[Tensor], comm: Comm) -> None:
-    """Replace floating-point ``tensors`` by their mean over the learners, in one exchange."""
+def average_buffers(module: nn.Module, comm: Comm) -> None:
+    """Replace the floating-point buffers of ``module`` by their mean over the learners, in one exchange."""
+    tensors = [b for b in module.buffers() if b.is_floating_point()]
     if not tensors or comm.size == 1:
         return
     dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
-    device = comm.group.device if comm.group else tensors[0].device
-    flat = torch.cat([t.detach().flatten().to(device, dtype) for t in tensors])
+    assert comm.group is not None
+    flat = torch.cat([t.detach().flatten().to(comm.group.device, dtype) for t in tensors])
     mean = comm.fresh_mean(flat[None], "module buffers")
     for tensor, part in zip(tensors, torch.split(mean, [t.numel() for t in tensors]), strict=True):
         tensor.copy_(part.view(tensor.shape))
