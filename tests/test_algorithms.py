@@ -19,7 +19,7 @@ from landscape.problem.layout import Layout
 from landscape.stability import max_stable_step
 from landscape.train import algorithms
 from landscape.train.algorithms.async_sgd import AsyncSGD
-from landscape.train.algorithms.sgp import SGP
+from landscape.train.algorithms.dpsgd import SGP
 from landscape.train.optimizer import SGD
 from landscape.train.processes.process_group import Group
 from landscape.train.recipes import recipe

@@ -20,14 +20,14 @@ import torch
 
 import landscape
 from landscape import FailedError, InputError
-from landscape.core import lock
+from landscape.core import files
 from landscape.evaluation import grid
 from landscape.evaluation.grid import Portions, compute_missing
 from landscape.train.processes import children
 from landscape.train.processes import cluster as module
 from landscape.train.processes.cluster import Cluster
 from landscape.train.recipes import recipe
-from landscape.train.run import runs
+from landscape.train.run import launch
 from tests import problems
 from tests.chaos.cases import contents, difference
 from tests.conftest import Command, wait_for
@@ -207,16 +207,16 @@ def test_a_folder_that_is_not_shared_is_named(
 ) -> None:
     toml = recipe.read(str(tiny)).to_toml()
     with pytest.raises(FailedError, match="no such folder on .*; runs on a cluster need a folder that all"):
-        runs.train_elsewhere(toml, str(tmp_path / "no" / "run"), "cpu", "", None, 0.0)
+        launch.train_elsewhere(toml, str(tmp_path / "no" / "run"), "cpu", "", None, 0.0)
 
     class Elsewhere:
         def run(self, function: str, jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]) -> None:
             done(0, 1.0)
 
-    monkeypatch.setattr(runs, "NFS_SECONDS", 0.1)
-    run = runs.Run(recipe.read(str(tiny)), tmp_path / "run")
+    monkeypatch.setattr(launch, "NFS_SECONDS", 0.1)
+    run = launch.Run(recipe.read(str(tiny)), tmp_path / "run")
     with pytest.raises(FailedError, match="run: the run has ended elsewhere, but runs on a cluster need"):
-        runs.train_runs(
+        launch.train_runs(
             [run], lambda run, seconds: None, print, executor=Elsewhere(), device="cpu", data_dir=None
         )
 
@@ -227,15 +227,15 @@ def test_a_run_that_another_worker_has_is_waited_for(
     """A worker that has lost its command, or its scheduler, ends its job only after a step."""
     toml, folder = recipe.read(str(tiny), ["steps=1"]).to_toml(), tmp_path / "run"
     folder.mkdir()
-    monkeypatch.setattr(lock, "PATIENCE", 0.0)
-    with lock.Lock(folder) as other:
+    monkeypatch.setattr(files, "PATIENCE", 0.0)
+    with files.Lock(folder) as other:
         other.acquire()
         threading.Timer(0.3, other.release).start()
-        assert runs.train_elsewhere(toml, str(folder), "cpu", "", None, 10.0)
-    with lock.Lock(folder) as other:
+        assert launch.train_elsewhere(toml, str(folder), "cpu", "", None, 10.0)
+    with files.Lock(folder) as other:
         other.acquire()
         with pytest.raises(FailedError, match="in use by process"):
-            runs.train_elsewhere(toml, str(folder), "cpu", "", None, 0.1)
+            launch.train_elsewhere(toml, str(folder), "cpu", "", None, 0.1)
 
 
 # Workers and commands that are lost.

@@ -15,7 +15,7 @@ from landscape.cli import output, system
 from landscape.core import progress, registry
 from landscape.core.errors import explain
 from landscape.core.files import printable
-from landscape.train.processes import launcher
+from landscape.train.processes import children
 
 
 class Commands(click.Group):
@@ -149,7 +149,7 @@ def _show_warning(
 def _fail(message: str, code: int) -> int:
     """Print in one line why the command failed, here or in the process that started this one."""
     line = " ".join(message.split())
-    if not launcher.report(line, code):
+    if not children.report(line, code):
         _say(line)
     return code
 

@@ -20,7 +20,7 @@ from landscape.checkpoint.foreign_weights import SUFFIXES, import_state
 from landscape.cli import common
 from landscape.cli.completion import Choice
 from landscape.cli.options import SHARED, Group, Settings, described, group, option, options_of
-from landscape.core import hdf5
+from landscape.core import hdf5, registry
 from landscape.core.errors import FailedError, InputError
 from landscape.core.memory import pick_device
 from landscape.core.options import SPLIT
@@ -115,8 +115,8 @@ class Source:
 
     def __post_init__(self) -> None:
         """Read what was named."""
-        self.model_spec = user_code.model_spec("--model", self.model) if self.model else None
-        self.data_spec = user_code.data_spec("--data", self.data) if self.data else None
+        self.model_spec = user_code.known_spec("--model", self.model, registry.models) if self.model else None
+        self.data_spec = user_code.known_spec("--data", self.data, registry.data_sets) if self.data else None
 
     def build_model(self) -> nn.Module:
         """The user's model, new at each call."""

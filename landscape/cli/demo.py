@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from landscape import plots
-from landscape.analysis.contour import contour
+from landscape.analysis.grids import contour
 from landscape.analysis.noise import estimate_noise
 from landscape.analysis.planes import learners_plane, random_plane
 from landscape.checkpoint.checkpoint import Checkpoint
@@ -30,7 +30,7 @@ from landscape.results.grids import Surface
 from landscape.results.noise import NoiseEstimate
 from landscape.train.processes.children import Pool
 from landscape.train.recipes import recipe
-from landscape.train.run.runs import Run, train_runs
+from landscape.train.run.launch import Run, train_runs
 
 # From our trials: at rate 1 the outcome on the digits hangs on rounding, and so on the machine. At 0.5, the
 # only other rate tried, each of these seeds tells the same, also with another order of summation.

@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from landscape.analysis.contour import axes, reused_points
-from landscape.analysis.contour import contour as compute_contour
-from landscape.analysis.hessian_grid import hessian_grid as compute_hessian_grid
+from landscape.analysis.grids import axes, reused_points
+from landscape.analysis.grids import contour as compute_contour
+from landscape.analysis.grids import hessian_grid as compute_hessian_grid
 from landscape.cli import common, planes, processes
 from landscape.cli.analysis import Analysis, analysis_options, each
 from landscape.cli.options import command

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from landscape.analysis.line import line as compute_line
+from landscape.analysis.grids import line as compute_line
 from landscape.analysis.planes import IGNORES, NORMS, random_plane
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import planes

@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from landscape.analysis.batch_sharpness import batch_sharpness as compute_batch_sharpness
-from landscape.analysis.noise import estimate_noise
-from landscape.analysis.noise_alignment import noise_alignment as compute_noise_alignment
-from landscape.analysis.noise_scale import GRADIENTS
-from landscape.analysis.noise_scale import noise_scale as compute_noise_scale
+from landscape.analysis.noise import GRADIENTS, estimate_noise
+from landscape.analysis.noise import noise_alignment as compute_noise_alignment
+from landscape.analysis.noise import noise_scale as compute_noise_scale
+from landscape.analysis.sharpness import batch_sharpness as compute_batch_sharpness
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.completion import Choice

@@ -23,7 +23,7 @@ from landscape.core.errors import InputError, explain
 from landscape.core.files import printable
 from landscape.core.options import positive
 from landscape.evaluation.grid import RESUMABLE, LostError
-from landscape.train.processes import board, launcher
+from landscape.train.processes import board, children
 from landscape.train.processes.children import Executor, Pool
 from landscape.train.processes.cluster import Cluster
 from landscape.train.processes.process_group import TIMEOUT, Group, Lost, number, started_by_launcher
@@ -96,7 +96,7 @@ class Processes:
             return Team()
         if not dist.is_available():
             raise InputError("--nproc: this build of PyTorch has no torch.distributed; use 1")
-        code = launcher.start(
+        code = children.start(
             "landscape.cli",
             sys.argv[1:],
             self.nproc,
@@ -201,9 +201,9 @@ def joined(device: torch.device, timeout: float, wait: datetime.timedelta | None
         line = f"{name}{known or f'{type(error).__name__}: {error}'}"
         code = error.exit_code if isinstance(error, Stopped) else known.exit_code if known else 1
         if group:
-            first = group.tell(line, launcher.LOST if isinstance(error, Lost) else code)
+            first = group.tell(line, children.LOST if isinstance(error, Lost) else code)
         else:
-            first = not launcher.report(line, code)
+            first = not children.report(line, code)
         if known and first and not launched:
             click.echo(f"landscape: {printable(line)}", err=True)
         if known is None:

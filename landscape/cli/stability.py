@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from landscape import stability as limits
-from landscape.analysis.stability import stability as compute_stability
+from landscape.analysis.spectrum import stability as compute_stability
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options

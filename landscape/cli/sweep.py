@@ -21,7 +21,7 @@ from landscape.results.tables import Sweep
 from landscape.train.experiments import sweep as sweeping
 from landscape.train.processes.process_group import started_by_launcher
 from landscape.train.recipes import table_recipes
-from landscape.train.run.runs import train_runs
+from landscape.train.run.launch import train_runs
 
 # More rounds would need values that six digits cannot distinguish.
 MAX_ROUNDS = 16

@@ -17,7 +17,7 @@ from landscape.cli.completion import names
 from landscape.cli.options import FOLDER, command, group
 from landscape.core.errors import InputError
 from landscape.core.options import positive
-from landscape.train.processes import board, launcher
+from landscape.train.processes import board, children
 from landscape.train.processes.process_group import TIMEOUT, Group, started_by_launcher, worker_device
 from landscape.train.recipes import table_recipes
 from landscape.train.recipes.recipe import Recipe
@@ -128,7 +128,7 @@ def _start_processes(training: Training, folder: str) -> None:
         raise InputError("--force and --max-restarts: only one of the two is allowed")
     launch.check_folder(Path(folder), resume=training.resume, force=training.force)
     last = Path(folder) / "last.h5"
-    code = launcher.start(
+    code = children.start(
         "landscape.cli",
         training.arguments(folder),
         training.nproc,

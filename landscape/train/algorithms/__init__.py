@@ -1,4 +1,4 @@
-"""Update rules by name; each is one small file, which adds itself to the registry."""
+"""Update rules by name; each adds itself to the registry."""
 
 from landscape.core.registry import algorithms
 from landscape.train.algorithms.base import Rule

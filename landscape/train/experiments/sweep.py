@@ -24,7 +24,7 @@ from landscape.core.toml import toml_value
 from landscape.results.tables import COLUMNS, Sweep, texts
 from landscape.train.recipes.recipe import Recipe, key_and_value, parse_value
 from landscape.train.run import launch
-from landscape.train.run.runs import Ended, Run
+from landscape.train.run.launch import Ended, Run
 
 #: ("recipe", LABEL), then (KEY, VALUE) as --set takes them, by key.
 Setting = tuple[tuple[str, str], ...]
