@@ -32,7 +32,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _recipe(steps: int) -> recipe.Recipe:
     return recipe.from_values(
         {
-            "name": "tiny", "learners": 2, "batch": 4, "lr": 0.1,
+            "name": "tiny",
+            "learners": 2,
+            "batch": 4,
+            "lr": 0.1,
             "algorithm": {"name": "dpsgd"},
             "steps": steps,
             "model": {"name": "mlp", "widths": [4, 3]},
