@@ -317,7 +317,7 @@ class OptimizerState:
                     found.append((name, key, value.detach()))
                 elif value is not None:
                     kind = type(value).__name__
-                    raise FailedError(f"optimizer: its state '{key}' is a {kind}, a checkpoint holds tensors")
+                    raise FailedError(f"optimizer: its state '{key}' is a {kind}, not a tensor")
         return found
 
     def rows(self) -> dict[str, Tensor]:

@@ -326,7 +326,7 @@ def _load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     run = Checkpoint.load(path, own)
     settings = recording.read_settings(run)
     if run.algorithm != RECORDED or "algorithm" not in settings:
-        raise FailedError(f"{path}: holds no state of a DecentralizedDataParallel")
+        raise FailedError(f"{path}: is not of a DecentralizedDataParallel; give one of save_checkpoint")
     if learners[0] != comm.learners:
         raise InputError(f"{path}: holds {learners[0]} learners, here are {comm.learners}; start as many")
     before = settings["algorithm"]
