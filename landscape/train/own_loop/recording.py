@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from landscape import stability
 from landscape.checkpoint import run_folder
-from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, misfit
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError, InputError
 from landscape.core.extras import optional
@@ -225,8 +225,7 @@ def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint |
     run = last_sound(folder, learners=lambda n: slice(0, n))
     if run.algorithm != RECORDED:
         raise FailedError(f"{folder}: its run is of '{run.algorithm}', not a recorder's; give another folder")
-    if run.layout != layout:
-        raise FailedError(f"{folder}: its weights do not fit the model: {misfit(run.layout, layout)}")
+    check_fit(folder, run.layout, layout)
     return run
 
 
