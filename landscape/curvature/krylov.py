@@ -185,11 +185,8 @@ def krylov(
         vectors[j + 1] = w / beta
         j += 1
     ritz = torch.from_numpy(s[:, chosen]).to(start).T @ vectors[: j + 1]
-    k = j + 1
-    basis, within = vectors[:k], t[:k, :k]
-    return KrylovSpace(
-        values[chosen], ritz, products, converged, invariant, radius, basis, within, w, restarted
-    )
+    found = values[chosen], ritz, products, converged, invariant, radius
+    return KrylovSpace(*found, vectors[: j + 1], t[: j + 1, : j + 1], w, restarted)
 
 
 def outermost(t: Array, beta: float, size: int) -> float:
@@ -243,13 +240,9 @@ def second_start(
     squared residuals of the Ritz pairs enter). A Lanczos run from a random start there finds one, or bounds
     them (:func:`outermost`), without products for the space of the basis.
     """
-    size, room = space.basis.shape[1], max(MIN_SECOND // 2, len(space.basis) // 2)
-    room = min(
-        budget,
-        room,
-        max(MIN_SECOND, int(SECOND_SHARE * space.products)),
-        size - len(aside) - len(space.basis),
-    )
+    size, basis = space.basis.shape[1], len(space.basis)
+    most = max(MIN_SECOND, int(SECOND_SHARE * space.products))
+    room = min(budget, max(MIN_SECOND // 2, basis // 2), most, size - len(aside) - basis)
     values, s = small_eigh(sign * space.t)
     under = values < floor
     weight = float((s[-1, under] ** 2 / (level - values[under])).sum())
@@ -271,19 +264,14 @@ def second_start(
         w = outside(torch.add(w, space.rest, alpha=weight * float(space.rest @ vectors[j])))
         w, beta = orthogonalise(w, vectors, t, j)
         w = outside(w)
-        largest = small_eigh(t[: j + 1, : j + 1])[0][-1]
+        ritz, turn = small_eigh(t[: j + 1, : j + 1])
         if not np.isfinite(beta):
             break
         bound = max(level, outermost(t[: j + 1, : j + 1], beta, size))
-        if largest > level:
-            again = _outer(t[: j + 1, : j + 1]).to(start) @ vectors[: j + 1]
+        if ritz[-1] > level:
+            again = torch.from_numpy(turn[:, -1].copy()).to(start) @ vectors[: j + 1]
             return SecondStart(bound, j + 1, start + again)
         if bound <= level:
             break
         vectors[j + 1] = w / beta
     return SecondStart(bound, j + 1 if room else 0, None)
-
-
-def _outer(t: Array) -> Tensor:
-    """The coefficients of the last Ritz vector."""
-    return torch.from_numpy(small_eigh(t)[1][:, -1].copy())

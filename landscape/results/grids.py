@@ -231,18 +231,9 @@ class Surface(Interpolated):
             >>> surface.plane(torch.zeros(2)).directions.tolist()
             [[1.0, 0.0], [0.0, 1.0]]
         """
-        return Plane(
-            torch.from_numpy(self.center).to(like),
-            torch.from_numpy(self.directions).to(like),
-            self.kind,
-            self.norm,
-            self.seed,
-            self.ignore,
-            self.axes,
-            self.markers,
-            self.labels,
-            self.explained,
-        )
+        center, directions = (torch.from_numpy(a).to(like) for a in (self.center, self.directions))
+        names = ("kind", "norm", "seed", "ignore", "axes", "markers", "labels", "explained")
+        return Plane(center, directions, **{name: getattr(self, name) for name in names})
 
     def compact(self) -> Surface:
         """The same surface over a plane in two dimensions instead of P, a file of a few kilobytes.
