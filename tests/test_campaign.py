@@ -29,7 +29,7 @@ from landscape.paper.context import (
 )
 from landscape.paper.figure import Drawing, Figure
 from landscape.paper.record import POINTS, Record
-from landscape.results.stability import Stability
+from landscape.results.training import Stability
 from landscape.train.recipes.recipe import Decompose, Evaluate, Save
 from landscape.train.run import launch
 from landscape.train.run.launch import Run, train

@@ -17,8 +17,7 @@ import landscape
 from landscape import HessianOperator, InputError, PathWarning, Problem, ProblemWarning
 from landscape.curvature import chain_hessian, eigenvalues
 from landscape.curvature.hessian import KINDS, HessianOptions
-from landscape.curvature.krylov import start_vector
-from landscape.curvature.lanczos import SearchOptions
+from landscape.curvature.lanczos import SearchOptions, start_vector
 from landscape.problem.data import Data
 from tests import problems
 from tests.conftest import slow_but

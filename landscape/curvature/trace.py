@@ -16,8 +16,7 @@ from landscape.core.statistics import mean_and_error
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.eigenvalues import exact_products
 from landscape.curvature.hessian import HessianOptions, Part, Products
-from landscape.curvature.krylov import negligible, orthogonalise, small_eigh, start_vector
-from landscape.curvature.lanczos import run_in_lockstep
+from landscape.curvature.lanczos import negligible, orthogonalise, run_in_lockstep, small_eigh, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BASIS_BYTES, BLOCK
 from landscape.problem.problem import Problem
