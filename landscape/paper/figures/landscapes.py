@@ -94,10 +94,7 @@ def _fig3(context: Context) -> Drawing:
         context,
         first,
         lambda key, label: context.contour(context.last(key), label=label, **settings_),
-        lambda s: {
-            "test_loss_nat": s.loss,
-            "rise_nat": s.loss - s.loss[len(s.y) // 2, len(s.x) // 2],
-        },
+        lambda s: {"test_loss_nat": s.loss, "rise_nat": s.loss - s.loss[len(s.y) // 2, len(s.x) // 2]},
     )
     by_run = rows.groupby(["model", "algorithm", "seed"], sort=False)["rise_nat"].median().reset_index()
     words = "The loss rises {} as much around SSGD's solutions as around DPSGD's"
