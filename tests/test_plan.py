@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from pathlib import Path
 
@@ -60,17 +59,6 @@ def test_all_reduces_cost_what_the_textbook_says() -> None:
         all_reduce("tree", 4, 1.0, link)
 
 
-@given(st.integers(1, 600), seconds, seconds, st.floats(1.0, 1e9))
-def test_no_all_reduce_beats_the_bounds(workers: int, latency: float, byte: float, size: float) -> None:
-    """Thakur et al. 2005: at least ⌈log₂ W⌉ messages, and 2 (W − 1)/W of the bytes (all, by doubling)."""
-    link = Link(latency, 1 / byte)
-    for kind in ("ring", "recursive-doubling", "recursive-halving"):
-        cost = all_reduce(kind, workers, size, link)
-        least = 1 if kind == "recursive-doubling" and workers > 1 else 2 * (workers - 1) / workers
-        assert cost >= (math.ceil(math.log2(workers)) * latency + least * size * byte) * (1 - 1e-12)
-        assert (cost == 0) == (workers == 1)
-
-
 @given(st.integers(2, 12), st.integers(1, 3), st.sampled_from(planned_topologies()), st.integers(1, 4))
 def test_messages_are_those_that_the_processes_plan(workers: int, held: int, spec: str, step: int) -> None:
     n = workers * held
@@ -97,31 +85,6 @@ def test_every_form_of_mixing_is_planned() -> None:
 
 
 # The recurrence.
-
-
-@given(seconds, seconds, seconds, st.sampled_from(["ring(1)", "torus", "exponential", "hypercube"]))
-def test_without_stragglers_a_step_is_the_formula(
-    gradient: float, update: float, latency: float, spec: str
-) -> None:
-    each = neighbours(spec, 8, 0.0, Link(latency, 1.0))
-    cost = float(np.ravel(each.busy)[0])
-    whole: dict[Order, float] = {
-        "before": cost + gradient + update,
-        "during": max(gradient, cost) + update,
-        "after": gradient + cost + update,
-    }
-    for order, expected in whole.items():
-        for exchange in (each, Exchange(cost)):
-            mean, error = step_time(order, [exchange], gradient, update, 8, Stragglers(), steps=20)
-            assert mean == pytest.approx(expected)
-            assert error == 0
-        mean, _ = step_time(order, [each], gradient, update, 8, Stragglers(), loss_exchange_s=0.5, steps=20)
-        late = {
-            "before": max(cost + gradient, 0.5) + update,
-            "during": max(gradient, cost, 0.5) + update,
-            "after": max(gradient, 0.5) + cost + update,
-        }
-        assert mean == pytest.approx(late[order])
 
 
 @pytest.mark.parametrize("workers", [1, 4, 64])
