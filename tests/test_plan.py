@@ -233,7 +233,7 @@ def test_a_quantity_is_its_number_times_its_unit(unit: str, number: float, space
     assert found == pytest.approx(number * BANDWIDTHS[unit])
 
 
-@given(st.text(max_size=12) | st.from_regex(r"[0-9.eE+-]{0,6} ?[a-zA-Z/]{0,5}"))
+@given(st.text("0123456789.eE+-musGbit/ µé", max_size=12))
 def test_any_other_text_is_refused_in_one_line(text: str) -> None:
     if re.fullmatch(r"[\d.eE+-]+ *(ns|us|µs|ms|s)", text.strip()):
         return
