@@ -364,15 +364,6 @@ class HessianOptions:
 FULL_HESSIAN = HessianOptions()
 
 
-def dense_hessian(
-    problem: Problem, theta: Tensor | None = None, *, kind: str = "hessian", part: Part = None
-) -> Tensor:
-    """∇²L(θ), or its Gauss-Newton part, or a block of it, as a matrix, for very small models: P products."""
-    made = HessianOperator(problem, theta, kind=kind, part=part)
-    eye = torch.eye(made.size, dtype=made.problem.dtype, device=problem.device)
-    return torch.stack([made(e) for e in eye], dim=1)
-
-
 def gradient_curvature(problem: Problem, theta: Tensor | None = None) -> tuple[float, float]:
     """gᵀHg/‖g‖² and ‖g‖², g = ∇L(θ) and H = ∇²L(θ), by one gradient and one product over all samples.
 
