@@ -63,8 +63,6 @@ class Planning:
         for name, number, least in (
             ("--learners-per-worker", learners_per_worker, 1),
             ("--per-machine", values["per_machine"], 1),
-            ("--straggler", straggler, 0),
-            ("--slow", slow, 1),
         ):
             positive(name, number, least=least)
         bandwidth, latency = values.pop("bandwidth"), values.pop("latency")

@@ -138,12 +138,10 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End a step that a GradScaler skipped, and record the minibatch's loss."""
-        session = self._session
-        session.after()
+        self._session.after()
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        alone = trainer.accumulate_grad_batches == 1
-        if alone and isinstance(loss, Tensor) and session.recorder is not None and session.due():
-            session.recorder.log(loss=loss)
+        if trainer.accumulate_grad_batches == 1 and isinstance(loss, Tensor):
+            self._session.log(loss)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the recorder, and draw what is to be drawn."""

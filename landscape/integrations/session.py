@@ -184,10 +184,10 @@ class Session:
         if self.recorder is not None:
             self.steps = self.recorder.steps
 
-    def due(self) -> bool:
-        """Whether the step that was made last is one that is decomposed."""
-        every = self.options.get("every", EVERY)
-        return self.recorder is not None and recording.due(every, self.steps)
+    def log(self, loss: Any) -> None:
+        """Record the loss of the step that was made last, if that is one that is decomposed."""
+        if self.recorder is not None and recording.due(self.options.get("every", EVERY), self.steps):
+            self.recorder.log(loss=loss)
 
     def abort(self) -> None:
         """Close the recorder as it is; of a step that has begun nothing is written."""
@@ -283,21 +283,17 @@ def given_or_own(name: str, given: Any, loader: Any, *, whole: bool, even: Itera
         InputError: for what is no DataLoader, or one whose data set has no length, or whose sampler may weigh
             samples.
     """
+    own = loader if given is None else given
+    if isinstance(own, Dataset) or type(own).__module__.partition(".")[0] == "datasets":
+        collate = getattr(loader, "collate_fn", None)
+        own, even = DataLoader(own, batch_size=batch_size(loader) or 1, collate_fn=collate), ()
+    if isinstance(own, DataLoader):
+        return in_order(name, own, whole=whole, even=even)
     if given is None:
-        if not isinstance(loader, DataLoader):
-            kind = type(loader).__name__
-            raise InputError(
-                f"{name}: the trainer's {kind} is not known, it must be one DataLoader; give {name}=…"
-            )
-        return in_order(name, loader, whole=whole, even=even)
-    if isinstance(given, DataLoader):
-        return in_order(name, given, whole=whole, even=even)
-    if isinstance(given, Dataset) or type(given).__module__.partition(".")[0] == "datasets":
-        known = isinstance(loader, DataLoader)
-        size = _batch_sampler(loader).batch_size if known and loader.batch_sampler is not None else 1
-        collate = loader.collate_fn if known else None
-        own = DataLoader(given, batch_size=size, collate_fn=collate)
-        return in_order(name, own, whole=whole)
+        kind = type(loader).__name__
+        raise InputError(
+            f"{name}: the trainer's {kind} is not known, it must be one DataLoader; give {name}=…"
+        )
     return given
 
 

@@ -17,11 +17,7 @@ from landscape.train.run.loop import Hooks, Trainer
 # Half of the depth lies far outside of the nearly quadratic region (ours).
 SHARE = 0.5
 # Name of a quantity that can be varied -> the recipe's keys that change.
-VARY = {
-    "dimension": ("model.dimension", "data.dimension"),
-    "noise": ("data.gradient_std",),
-    "lr": ("lr",),
-}
+VARY = {"dimension": ("model.dimension", "data.dimension"), "noise": ("data.gradient_std",), "lr": ("lr",)}
 
 
 class _Escaped(Exception):

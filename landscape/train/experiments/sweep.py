@@ -204,9 +204,7 @@ class Runner:
             self.save()
 
         self.execute(
-            [run for run, _, _ in waiting.values()],
-            record,
-            lambda share: self.progress(self.done + share),
+            [run for run, _, _ in waiting.values()], record, lambda share: self.progress(self.done + share)
         )
 
     def score(self, setting: Setting) -> tuple[int, float]:

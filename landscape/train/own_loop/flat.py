@@ -223,8 +223,16 @@ class DefaultGroup:
                 if a != b:
                     raise InputError(f"{name}: {b} on rank {rank}, but {a} on rank 0; all must be the same")
 
-    def check(self, error: InputError | None) -> None:
-        """Raise on every rank if one of them gives an ``error``: its own, or a line that names the rank."""
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What fails inside fails on every rank: with its own error, or with a line that names the rank."""
+        error: InputError | None = None
+        try:
+            yield
+        except Lost:
+            raise
+        except InputError as raised:
+            error = raised
         found = self.texts("" if error is None else str(error))
         if error is not None:
             raise error

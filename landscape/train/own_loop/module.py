@@ -16,9 +16,9 @@ from landscape.core.errors import InputError
 from landscape.core.options import check_type, positive
 from landscape.problem.layout import independent_copy
 from landscape.train import algorithms
-from landscape.train.own_loop import recording, saving
+from landscape.train.own_loop import recording
 from landscape.train.own_loop.flat import DefaultGroup, FlatParameters, plain
-from landscape.train.own_loop.step import Stepper, average_buffers
+from landscape.train.own_loop.step import Stepper, average_buffers, load, save
 
 _wrapped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
@@ -241,7 +241,7 @@ class DecentralizedDataParallel(nn.Module):
             >>> model.save_checkpoint(f"{tempfile.mkdtemp()}/last.h5")
         """
         self._stepper.idle("save_checkpoint")
-        saving.save(self._stepper, Path(path), self._algorithm, self._seed)
+        save(self._stepper, Path(path), self._algorithm, self._seed)
 
     def load_checkpoint(self, path: str | Path) -> int:
         """Go on from a file of :meth:`save_checkpoint`: weights, buffers, optimizer and algorithm.
@@ -272,7 +272,7 @@ class DecentralizedDataParallel(nn.Module):
         """
         self._stepper.idle("load_checkpoint")
         with torch.no_grad():
-            saving.load(self._stepper, Path(path), self._algorithm)
+            load(self._stepper, Path(path), self._algorithm)
         return self.steps
 
     def get_extra_state(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import math
 import os
 import sys
@@ -23,6 +24,7 @@ from landscape.core import files
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import Lock
 from landscape.core.options import check_type, positive
+from landscape.core.toml import toml_text
 from landscape.problem.batches import as_tensors
 from landscape.problem.layout import unwrapped
 from landscape.problem.problem import Loss
@@ -329,17 +331,24 @@ class Recorder:
     def _write(self) -> Path:
         observer = self._observer
         observer.parameters.check()
-        batch = self._batch * self._world
+        batch, limit = self._batch * self._world, recording.stability_limit(self._optimizer)
+        monitor = dataclasses.asdict(observer.monitor.run.monitor)
+        settings: dict[str, Any] = {  # with the keys of a recipe, whose place they take
+            "name": self.folder.resolve().name,
+            "seed": self._seed,
+            "decompose": {"every": self._every, "samples": self._samples},
+            "checkpoint": {"every": self._save_every},
+            "monitor": monitor | ({} if limit is None else {"stability_limit": limit}),
+        }
+        if self._optimizer is not None:
+            settings["optimizer"] = recording.optimizer_table(self._optimizer)
         state = Checkpoint(
             weights=observer.parameters.flat()[None],
             layout=observer.train.layout,
             step=self.steps,
             epoch=self.steps * batch / observer.train.samples if batch else math.nan,
             algorithm=RECORDED,
-            recipe=recording.settings(
-                self.folder.resolve().name, self._optimizer, self._every, self._samples, self._save_every,
-                observer.monitor.run.monitor, self._seed,
-            ),
+            recipe=toml_text(settings),
             model={"name": self._model, "options": {}},
             data=self._facts,
             lr=self._lr,
@@ -349,7 +358,7 @@ class Recorder:
             units=self._rows.units,
             buffers=observer.parameters.kept(),
             shared=observer.monitor.state(self.steps),
-        )  # fmt: skip
+        )
         path = run_folder.write(state, self.folder, self._save_every)
         self._saved, self._logged = self.steps, False
         return path

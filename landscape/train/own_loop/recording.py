@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 import re
@@ -25,12 +24,10 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.extras import optional
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
-from landscape.core.toml import toml_text
 from landscape.curvature.hessian import Preconditioner
 from landscape.problem.layout import Layout
 from landscape.train.optimizer.torch_optim import preconditioned
 from landscape.train.optimizer.torch_optim import preconditioner as found_preconditioner
-from landscape.train.recipes.recipe import Monitor
 from landscape.train.run.launch import last_sound
 
 # Columns of the history that a user may fill; the recorder, or nobody, fills the others.
@@ -165,21 +162,6 @@ def preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Precon
     return Preconditioner(diagonal, name=kind.__name__, lr=rate(optimizer), limit=limit)
 
 
-def settings(
-    name: str, optimizer: Any, every: int, samples: int, save_every: int, monitor: Monitor, seed: int
-) -> str:
-    """What is known of a loop, as TOML with the keys of a recipe: that takes the recipe's place."""
-    limit = stability_limit(optimizer)
-    tables: dict[str, dict[str, Any]] = {
-        "decompose": {"every": every, "samples": samples},
-        "checkpoint": {"every": save_every},
-        "monitor": dataclasses.asdict(monitor) | ({} if limit is None else {"stability_limit": limit}),
-    }
-    if optimizer is not None:
-        tables["optimizer"] = optimizer_table(optimizer)
-    return toml_text({"name": name, "seed": seed, **tables})
-
-
 def optimizer_table(optimizer: Any) -> dict[str, Any]:
     """The class of a torch optimizer and its defaults, as far as TOML can hold them."""
     return {"name": type(optimizer).__name__} | _plain(getattr(optimizer, "defaults", {}))
@@ -201,7 +183,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_settings(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
-    """The tables of :func:`settings` that a recorded checkpoint holds."""
+    """The tables of its settings that a recorded checkpoint holds."""
     return {name: table for name, table in checkpoint.settings.items() if isinstance(table, dict)}
 
 
