@@ -268,9 +268,8 @@ class Parameters:
     def flat(self) -> Tensor:
         """θ (P,) now, in memory of its own."""
         theta = torch.empty(self.layout.size, device=self._device, dtype=self._dtype)
-        now = self._parameters()
-        for name, view in self.layout.views(theta).items():
-            view.copy_(now[name])
+        for view, p in zip(self.layout.views(theta).values(), self.trained(), strict=True):
+            view.copy_(p)
         return theta
 
     def trained(self) -> list[nn.Parameter]:
