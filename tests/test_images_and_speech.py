@@ -260,7 +260,9 @@ def test_a_bar_inside_another_shows_under_it(
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # DataLoader forks, on Python 3.12 and 3.13
 @pytest.mark.parametrize("workers", [0, 2])
-def test_streamed_images_are_those_in_memory(tmp_path: Path, workers: int) -> None:
+def test_streamed_images_are_those_in_memory(
+    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_images(tmp_path)
     options: dict[str, Any] = {"folder": str(tmp_path), "size": 16, "normalize": False}
     held = landscape.data.load("image-folder", **options)
@@ -269,6 +271,10 @@ def test_streamed_images_are_those_in_memory(tmp_path: Path, workers: int) -> No
     a, b = (Problem(model, d.loss, d.train, dtype=torch.float64) for d in (held, stream))
     assert (b.samples, b.tensors) == (12, None)
     assert a.evaluate() == pytest.approx(b.evaluate(), rel=1e-12)
+    monkeypatch.setattr(images, "STREAM_BATCH", 5)  # samples of unequal weight, in several batches
+    weighted = torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 9.0]))
+    losses = [Problem(model, weighted, d.train, dtype=torch.float64).loss() for d in (held, stream)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
     indices = torch.tensor([11, 0, 0, 5])
     for x, y in zip(a.gather(indices), b.gather(indices), strict=True):
         torch.testing.assert_close(x, y)
