@@ -22,8 +22,9 @@ from torch import nn
 
 import landscape
 from landscape import InputError, Problem, Surface
+from landscape.analysis import grids
 from landscape.analysis.grids import reused_points
-from landscape.evaluation import evaluate, grid, paths
+from landscape.evaluation import grid, paths
 from landscape.evaluation.grid import MismatchError, Portions, coincide, compute_missing
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
@@ -64,7 +65,7 @@ def test_a_finished_surface_is_returned_itself(monkeypatch: pytest.MonkeyPatch) 
     problem = problems.mlp()
     plane = landscape.random_plane(problem)
     whole = landscape.contour(problem, plane, (3, 2))
-    monkeypatch.setattr(evaluate, "evaluator", None)  # would fail if it were called
+    monkeypatch.setattr(grids, "evaluator", None)  # would fail if it were called
     assert landscape.contour(problem, plane, (3, 2), previous=whole) is whole
 
 

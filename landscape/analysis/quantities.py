@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,7 +84,7 @@ def basin_widths(
         drawn = random_plane(problem, seed=own).directions.double()
         unit = torch.linalg.qr(drawn.T)[0].T.to(problem.theta)
         loss = evaluator(problem, problem.theta, unit, ANGLES)
-        base = float(loss(torch.zeros(1, 2, dtype=torch.float64)).loss[0])
+        base = float(loss(torch.zeros(1, 2, dtype=torch.float64))["loss"][0])
         if not math.isfinite(base):
             raise FailedError(f"weights: the loss there is {base:g}, so that nothing rises above it")
         if rise < LOSS_ROUNDINGS * torch.finfo(problem.dtype).eps * abs(base):
@@ -92,7 +93,7 @@ def basin_widths(
             )
 
         def risen(distance: Array, loss: Evaluator = loss, base: float = base) -> Array:
-            values = loss(circle * torch.from_numpy(distance)[:, None]).loss.numpy() - base
+            values = loss(circle * torch.from_numpy(distance)[:, None])["loss"].numpy() - base
             return np.where(np.isfinite(values), values, np.inf)
 
         distances = _distances(risen, rise, distances)
@@ -314,50 +315,45 @@ def _largest(subject: Subject, value: float, bound: float) -> Measured:
     return Measured(value, max(bound - value, 0.0) + subject.rounding(value))
 
 
-def _trace(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    return Measured.mean(trace(subject.problem, seed=subject.seed, progress=progress).draws)
+def _mean_of(
+    analysis: Callable[..., Any], draws: str, options: Callable[[Settings, Problem], dict[str, Any]]
+) -> Measure:
+    """The mean of the ``draws`` that a result of an ``analysis`` has, with the options that it takes."""
+
+    def measure(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+        given = options(settings, subject.problem)
+        result = analysis(subject.problem, **given, seed=subject.seed, progress=progress)
+        return Measured.mean(getattr(result, draws))
+
+    return measure
 
 
-def _batch_sharpness(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    n = settings.draws
-    result = batch_sharpness(
-        subject.problem, settings.batch, with_lambda_max=False, draws=n, max_draws=n, seed=subject.seed,
-        progress=progress,
-    )  # fmt: skip
-    return Measured.mean(result.curvature)
+def _counted(s: Settings) -> dict[str, int]:
+    """As many minibatches as are asked for, whatever their scatter."""
+    return {"batch": s.batch, "draws": s.draws, "max_draws": s.draws}
 
 
-def _noise_scale(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    n = settings.draws
-    result = noise_scale(
-        subject.problem, settings.batch, draws=n, max_draws=n, seed=subject.seed, progress=progress
-    )
-    return Measured.mean(result.estimates)
-
-
-def _noise_alignment(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    result = noise_alignment(
-        subject.problem, settings.batch, 1, tol=NEVER, max_draws=settings.draws, seed=subject.seed,
-        progress=progress,
-    )  # fmt: skip
-    return Measured.mean(result.estimates)
-
-
-def _worst(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    """Over minibatches, whose scatter is its error; of all samples there would be none."""
-    result = sharpness(
-        subject.problem, settings.rho, "worst", m=min(settings.batch, subject.problem.samples), tol=NEVER,
-        max_draws=settings.draws, seed=subject.seed, progress=progress,
-    )  # fmt: skip
-    return Measured.mean(result.values)
-
-
-def _average(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    result = sharpness(
-        subject.problem, settings.rho_average, "average", tol=NEVER, max_draws=settings.draws,
-        seed=subject.seed, progress=progress,
-    )  # fmt: skip
-    return Measured.mean(result.values)
+_trace = _mean_of(trace, "draws", lambda s, problem: {})
+_batch_sharpness = _mean_of(
+    batch_sharpness, "curvature", lambda s, problem: {**_counted(s), "with_lambda_max": False}
+)
+_noise_scale = _mean_of(noise_scale, "estimates", lambda s, problem: _counted(s))
+_noise_alignment = _mean_of(
+    noise_alignment,
+    "estimates",
+    lambda s, problem: {"batch": s.batch, "top_k": 1, "tol": NEVER, "max_draws": s.draws},
+)
+# Over minibatches, whose scatter is its error; of all samples there would be none.
+_worst = _mean_of(
+    sharpness,
+    "values",
+    lambda s, problem: {"rho": s.rho, "m": min(s.batch, problem.samples), "tol": NEVER, "max_draws": s.draws},
+)
+_average = _mean_of(
+    sharpness,
+    "values",
+    lambda s, problem: {"rho": s.rho_average, "kind": "average", "tol": NEVER, "max_draws": s.draws},
+)
 
 
 def _width(subject: Subject, settings: Settings, progress: Progress) -> Measured:
