@@ -23,9 +23,8 @@ from torch import nn
 import landscape
 from landscape import InputError, Problem, Surface
 from landscape.analysis import grids
-from landscape.analysis.grids import reused_points
 from landscape.evaluation import grid, paths
-from landscape.evaluation.grid import MismatchError, Portions, coincide, compute_missing
+from landscape.evaluation.grid import MismatchError, Portions, coincide, compute_missing, reused_points
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
 from tests import problems

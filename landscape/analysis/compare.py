@@ -12,17 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from landscape.analysis.disagreement import TOP_K
 from landscape.analysis.quantities import (
     BOUND,
     BY_NAME,
-    DRAWS,
     EXACT,
-    PLANES,
     QUANTITIES,
-    RHO,
-    RHO_AVERAGE,
-    RISE,
     SE,
     Measured,
     Preconditioning,
@@ -287,12 +281,12 @@ def compare(
     only: Sequence[str] = (),
     equal_loss: bool = False,
     loss_tolerance: float = TOLERANCE,
-    draws: int = DRAWS,
-    planes: int = PLANES,
-    rise: float = RISE,
-    rho: float = RHO,
-    rho_average: float = RHO_AVERAGE,
-    top_k: int = TOP_K,
+    draws: int = Settings.draws,
+    planes: int = Settings.planes,
+    rise: float = Settings.rise,
+    rho: float = Settings.rho,
+    rho_average: float = Settings.rho_average,
+    top_k: int = Settings.top_k,
     level: float = LEVEL,
     problem_of: ProblemOf = Checkpoint.problem,
     precondition: Preconditioning | None = None,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -25,19 +24,7 @@ from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, SearchOptions, ends_o
 from landscape.evaluation import needs
 from landscape.evaluation.adaptive import Tolerance, first_points
 from landscape.evaluation.evaluate import confirm, evaluator
-from landscape.evaluation.grid import (
-    MismatchError,
-    Portions,
-    Workers,
-    changed,
-    coincide,
-    complete,
-    copy_common,
-    difference,
-    meets,
-    provenance,
-    setting,
-)
+from landscape.evaluation.grid import PlaneGrid, Portions, Workers, complete, provenance, setting
 from landscape.problem.batchnorm import SAMPLES
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
@@ -50,94 +37,6 @@ if TYPE_CHECKING:
 
 # Points at which the error of a lower precision is measured (ours): under 1% of the paper's 2,500.
 ERROR_POINTS = 16
-
-
-def axes(grid: int | tuple[int, int], span: float) -> tuple[Array, Array]:
-    """x (nx,) and y (ny,) evenly spaced over [−span, span]; a single point is 0. InputError if impossible.
-
-    ``grid``: (nx, ny), or one number for both.
-    """
-    # typeshed does not know that int is an Integral
-    counts = (grid, grid) if isinstance(grid, numbers.Integral) else grid  # type: ignore[redundant-expr]
-    if not isinstance(counts, Sequence) or [isinstance(n, numbers.Integral) for n in counts] != [True, True]:
-        raise InputError(f"grid: {grid!r} is not allowed, it must be a whole number or two, such as (51, 25)")
-    for count in counts:
-        positive("grid", count, least=1)
-    nx, ny = map(int, counts)
-    positive("span", span)
-    x, y = (np.linspace(-span, span, n) if n > 1 else np.zeros(1) for n in (nx, ny))
-    return x, y
-
-
-class _Grid:
-    """The points of an (nx, ny) grid over a plane, which of them are known, and the columns of values there.
-
-    Attributes:
-        x, y: (nx,), (ny,).
-        points: (ny·nx, 2), (x[j], y[i]) row by row: reshape(ny, nx) puts them back in a surface's order.
-        columns: name -> (ny, nx).
-        done: (ny, nx).
-        tolerance: of interpolated values; None: all are exact.
-        same: whether the points are those of the earlier result that was taken.
-    """
-
-    def __init__(
-        self,
-        problem: Problem,
-        plane: Plane,
-        grid: int | tuple[int, int],
-        span: float | None,
-        tolerance: str | float | None,
-        kinds: Mapping[str, type],
-    ) -> None:
-        expect("problem", problem, Problem)
-        expect("plane", plane, Plane)
-        size = problem.layout.size
-        if plane.directions.shape != (2, size) or plane.center.shape != (size,):
-            raise InputError(
-                f"plane: it is of a model with {plane.directions.shape[-1]:,} parameters, this one has "
-                f"{size:,}; make it with the same problem, such as by landscape.random_plane(problem)"
-            )
-        self.span = plane.span if span is None else span
-        self.x, self.y = axes(grid, self.span)
-        self.tolerance = None if tolerance is None else Tolerance.parse(tolerance, problem.dtype)
-        gx, gy = np.meshgrid(self.x, self.y)
-        self.points = torch.from_numpy(np.stack((gx.ravel(), gy.ravel()), 1))
-        self.columns: dict[str, Any] = {
-            name: np.full(gx.shape, _unknown(kind), kind) for name, kind in kinds.items()
-        }
-        self.done, self.same = np.zeros(gx.shape, bool), False
-
-    def take(
-        self,
-        previous: Any,
-        wanted: Mapping[str, Any],
-        made_of: Sequence[str],
-        problem: Problem,
-        usable: Array,
-    ) -> bool:
-        """Take the ``usable`` values of an earlier result at common points; whether nothing is left to do.
-
-        MismatchError unless it has the fields ``wanted``, and is of the same model and data, ``made_of``.
-        """
-        if reason := difference(previous, wanted) or changed(previous.provenance, made_of, problem.dtype):
-            raise MismatchError(reason)
-        self.same = np.array_equal(self.x, previous.x) and np.array_equal(self.y, previous.y)
-        old = [(column, getattr(previous, name)) for name, column in self.columns.items()]
-        copy_common((self.x, self.y), (previous.x, previous.y), [*old, (self.done, usable)])
-        for column in self.columns.values():
-            column[~self.done] = _unknown(column.dtype)  # what was interpolated, or is searched again
-        return self.same and np.array_equal(usable, previous.done) and meets(previous, self.tolerance)
-
-    def fields(self) -> dict[str, Any]:
-        """Those of a result, with copies of the columns as they are now."""
-        copies = {name: column.copy() for name, column in self.columns.items()}
-        return {"x": self.x, "y": self.y, "span": self.span, "done": self.done.copy(), **copies}
-
-
-def _unknown(kind: Any) -> Any:
-    """What stands for a number that is not known: NaN, or 0 for whole numbers."""
-    return np.nan if np.dtype(kind).kind == "f" else 0
 
 
 def _asked(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,7 +117,7 @@ def contour(
         >>> surface.loss.shape
         (3, 5)
     """
-    at = _Grid(problem, plane, grid, span, tolerance, dict.fromkeys(("loss", "accuracy"), float))
+    at = PlaneGrid(problem, plane, grid, span, tolerance, dict.fromkeys(("loss", "accuracy"), float))
     problem = problem.with_batchnorm(bn, bn_samples)
     own, made_of = _setting(problem, plane, bn, precision), provenance(problem)
     if previous is not None:
@@ -282,13 +181,7 @@ def _description(problem: Problem, plane: Plane, previous: Surface | None) -> di
     }
 
 
-def reused_points(previous: Any, surface: Any) -> int:
-    """How many points of ``surface``, or Hessian grid, were taken from ``previous``."""
-    columns, rows = coincide(surface.x, previous.x)[1], coincide(surface.y, previous.y)[1]
-    return int(previous.done[np.ix_(rows, columns)].sum())
-
-
-def _precision_error(problem: Problem, plane: Plane, at: _Grid) -> float:
+def _precision_error(problem: Problem, plane: Plane, at: PlaneGrid) -> float:
     """The largest |difference| of the loss from that in the model's precision, at up to ERROR_POINTS points.
 
     These are the centre, the corners, the lowest and the highest loss, and others drawn at random, of those
@@ -473,7 +366,7 @@ def hessian_grid(
         [[9.0, 9.0]]
     """
     kinds: dict[str, type] = dict.fromkeys((*VALUES, *RESIDUALS), float)
-    at = _Grid(problem, plane, grid, span, tolerance, kinds | {"hvps": np.int64, "converged": bool})
+    at = PlaneGrid(problem, plane, grid, span, tolerance, kinds | {"hvps": np.int64, "converged": bool})
     wanted = SearchOptions(1, 1, tol, max_products)
     problem = problem.with_batchnorm(bn, bn_samples)
     fields, made_of = _fields(problem, plane, wanted, search), provenance(problem)

@@ -19,7 +19,6 @@ from landscape.core.options import expect, positive
 from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import standard_error
 from landscape.curvature.eigenvalues import top_eigenvalues
-from landscape.curvature.lanczos import TOL as EIGENVALUE_TOL
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.gradients.learners import Stack
@@ -221,7 +220,7 @@ def learning_coefficient(
     nbeta = _default_nbeta(problem.samples) if nbeta is None else float(nbeta)
     top, first = math.nan, step_size
     if first is None:
-        top = float(top_eigenvalues(problem, 1, EIGENVALUE_TOL, seed=seed).values[0])
+        top = float(top_eigenvalues(problem, seed=seed).values[0])
         first = FIRST_STEP / (nbeta * max(top, 0.0) + localization)
 
     def run_of(size: float) -> _Run:

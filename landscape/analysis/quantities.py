@@ -129,16 +129,6 @@ def _distances(risen: Callable[[Array], Array], rise: float, start: Array) -> Ar
     raise FailedError(f"rise: the loss does not rise by {rise:g} in all directions; give a smaller rise")
 
 
-# Draws of every quantity that is a mean over draws: the same number for all, so that they can be compared in
-# pairs (ours: batch sharpness of the MNIST network then has an error of about 5%).
-DRAWS = 64
-# Planes over which the width is a mean: each takes some 500 losses, and random planes differ little (ours).
-PLANES = 8
-# The rise of the loss in nats at which the width is measured: far above the training loss of a network that
-# fits its data, and far below that of a network that guesses, ln 10 of ten classes (ours).
-RISE = 0.1
-# ρ of worst-case adaptive sharpness: Kwon et al. 2021 for CIFAR-10; of the average, 5% of each weight (ours).
-RHO, RHO_AVERAGE = 0.5, 0.05
 # Tolerance of the ends of the spectrum: the bounds on them are then a few percent, with a tenth more products
 # than at 1% (ours). Cheaper products would leave the bounds without a proof.
 ENDS_TOL = 1e-3
@@ -161,11 +151,18 @@ class Settings:
     """
 
     batch: int = 0
-    draws: int = DRAWS
-    planes: int = PLANES
-    rise: float = RISE
-    rho: float = RHO
-    rho_average: float = RHO_AVERAGE
+    # Draws of every quantity that is a mean over draws: the same number for all, so that they can be compared
+    # in pairs (ours: batch sharpness of the MNIST network then has an error of about 5%).
+    draws: int = 64
+    # Planes over which the width is a mean: each takes some 500 losses, random ones differ little (ours).
+    planes: int = 8
+    # The rise of the loss in nats at which the width is measured: far above the training loss of a network
+    # that fits its data, and far below that of a network that guesses, ln 10 of ten classes (ours).
+    rise: float = 0.1
+    # ρ of worst-case adaptive sharpness: Kwon et al. 2021 for CIFAR-10; of the average, 5% of each weight
+    # (ours).
+    rho: float = 0.5
+    rho_average: float = 0.05
     top_k: int = TOP_K
     precondition: Preconditioning | None = None
 

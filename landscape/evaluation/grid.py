@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypedDict
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
+from landscape.core.options import expect, positive
 from landscape.core.progress import Progress, no_progress, portion
 from landscape.evaluation.adaptive import Tolerance, interpolate
 from landscape.problem.batches import strided
@@ -25,7 +27,7 @@ from landscape.problem.layout import as_array
 from landscape.problem.losses import describe_loss
 from landscape.problem.problem import Problem
 from landscape.results.base import Result
-from landscape.results.grids import Interpolated
+from landscape.results.grids import Interpolated, Plane
 
 
 class Setting(TypedDict):
@@ -149,19 +151,6 @@ def coincide(new: Array, old: Array) -> tuple[Array, Array]:
     near = COINCIDE * max(np.abs(new).max(initial=0.0), np.abs(old).max(initial=0.0))
     mine, theirs = np.nonzero(np.abs(new[:, None] - old[None, :]) <= near)
     return mine, theirs
-
-
-def copy_common(
-    new_axes: tuple[Array, Array], old_axes: tuple[Array, Array], columns: Iterable[tuple[Array, Array]]
-) -> None:
-    """Copy the values at the points that two grids have in common.
-
-    ``new_axes`` and ``old_axes`` are (x, y) of the grids; ``columns`` pairs of arrays, (ny, nx) of the new
-    grid, which is written, and (ny, nx) of the old one.
-    """
-    (across, old_across), (up, old_up) = (coincide(a, b) for a, b in zip(new_axes, old_axes, strict=True))
-    for new, old in columns:
-        new[np.ix_(up, across)] = old[np.ix_(old_up, old_across)]
 
 
 def difference(previous: Result, wanted: Mapping[str, Any]) -> str:
@@ -470,3 +459,99 @@ def meets(previous: Interpolated, tolerance: Tolerance | None) -> bool:
         return False
     asked = Tolerance.parse(previous.tolerance)
     return asked.relative == tolerance.relative and asked.size <= tolerance.size
+
+
+def axes(grid: int | tuple[int, int], span: float) -> tuple[Array, Array]:
+    """x (nx,) and y (ny,) evenly spaced over [−span, span]; a single point is 0. InputError if impossible.
+
+    ``grid``: (nx, ny), or one number for both.
+    """
+    # typeshed does not know that int is an Integral
+    counts = (grid, grid) if isinstance(grid, numbers.Integral) else grid  # type: ignore[redundant-expr]
+    if not isinstance(counts, Sequence) or [isinstance(n, numbers.Integral) for n in counts] != [True, True]:
+        raise InputError(f"grid: {grid!r} is not allowed, it must be a whole number or two, such as (51, 25)")
+    for count in counts:
+        positive("grid", count, least=1)
+    nx, ny = map(int, counts)
+    positive("span", span)
+    x, y = (np.linspace(-span, span, n) if n > 1 else np.zeros(1) for n in (nx, ny))
+    return x, y
+
+
+class PlaneGrid:
+    """The points of an (nx, ny) grid over a plane, which of them are known, and the columns of values there.
+
+    Attributes:
+        x, y: (nx,), (ny,).
+        points: (ny·nx, 2), (x[j], y[i]) row by row: reshape(ny, nx) puts them back in a surface's order.
+        columns: name -> (ny, nx).
+        done: (ny, nx).
+        tolerance: of interpolated values; None: all are exact.
+        same: whether the points are those of the earlier result that was taken.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        plane: Plane,
+        grid: int | tuple[int, int],
+        span: float | None,
+        tolerance: str | float | None,
+        kinds: Mapping[str, type],
+    ) -> None:
+        expect("problem", problem, Problem)
+        expect("plane", plane, Plane)
+        size = problem.layout.size
+        if plane.directions.shape != (2, size) or plane.center.shape != (size,):
+            raise InputError(
+                f"plane: it is of a model with {plane.directions.shape[-1]:,} parameters, this one has "
+                f"{size:,}; make it with the same problem, such as by landscape.random_plane(problem)"
+            )
+        self.span = plane.span if span is None else span
+        self.x, self.y = axes(grid, self.span)
+        self.tolerance = None if tolerance is None else Tolerance.parse(tolerance, problem.dtype)
+        gx, gy = np.meshgrid(self.x, self.y)
+        self.points = torch.from_numpy(np.stack((gx.ravel(), gy.ravel()), 1))
+        self.columns: dict[str, Any] = {
+            name: np.full(gx.shape, _unknown(kind), kind) for name, kind in kinds.items()
+        }
+        self.done, self.same = np.zeros(gx.shape, bool), False
+
+    def take(
+        self,
+        previous: Any,
+        wanted: Mapping[str, Any],
+        made_of: Sequence[str],
+        problem: Problem,
+        usable: Array,
+    ) -> bool:
+        """Take the ``usable`` values of an earlier result at common points; whether nothing is left to do.
+
+        MismatchError unless it has the fields ``wanted``, and is of the same model and data, ``made_of``.
+        """
+        if reason := difference(previous, wanted) or changed(previous.provenance, made_of, problem.dtype):
+            raise MismatchError(reason)
+        self.same = np.array_equal(self.x, previous.x) and np.array_equal(self.y, previous.y)
+        old = [(column, getattr(previous, name)) for name, column in self.columns.items()]
+        (across, old_across), (up, old_up) = coincide(self.x, previous.x), coincide(self.y, previous.y)
+        for new, values in [*old, (self.done, usable)]:
+            new[np.ix_(up, across)] = values[np.ix_(old_up, old_across)]
+        for column in self.columns.values():
+            column[~self.done] = _unknown(column.dtype)  # what was interpolated, or is searched again
+        return self.same and np.array_equal(usable, previous.done) and meets(previous, self.tolerance)
+
+    def fields(self) -> dict[str, Any]:
+        """Those of a result, with copies of the columns as they are now."""
+        copies = {name: column.copy() for name, column in self.columns.items()}
+        return {"x": self.x, "y": self.y, "span": self.span, "done": self.done.copy(), **copies}
+
+
+def _unknown(kind: Any) -> Any:
+    """What stands for a number that is not known: NaN, or 0 for whole numbers."""
+    return np.nan if np.dtype(kind).kind == "f" else 0
+
+
+def reused_points(previous: Any, surface: Any) -> int:
+    """How many points of ``surface``, or Hessian grid, were taken from ``previous``."""
+    columns, rows = coincide(surface.x, previous.x)[1], coincide(surface.y, previous.y)[1]
+    return int(previous.done[np.ix_(rows, columns)].sum())
