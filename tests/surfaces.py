@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import landscape
 from landscape import Problem
 from landscape.core.hdf5 import Array
-from landscape.evaluation.adaptive import Tolerance, interpolate
+from landscape.evaluation.adaptive import Outcome, Tolerance, interpolate
 from landscape.results.shown import logarithmic
 
 SHAPES = ((51, 51), (51, 51), (51, 51), (40, 60))
@@ -52,9 +52,8 @@ class Measured:
     exact: float
 
 
-def measured(case: Case, seed: int = 0) -> Measured:
-    """Interpolate the values of ``case`` from some of them."""
-    truth, tolerance = case.values, Tolerance.parse("1%")
+def interpolated(truth: Array, tolerance: Tolerance, seed: int) -> tuple[Array, Array, Outcome]:
+    """The values found for a surface that is known, which of them are exact, and the errors stated."""
     columns, done = {"loss": np.full(truth.size, np.nan)}, np.zeros(truth.size, bool)
 
     def compute(places: Array) -> None:
@@ -62,8 +61,14 @@ def measured(case: Case, seed: int = 0) -> Measured:
         columns["loss"][places] = truth.flat[places]
 
     outcome = interpolate(truth.shape, columns, done, compute, tolerance, ("loss",), seed)
-    found = columns["loss"].reshape(truth.shape)
-    true = true_error(found, truth, tolerance)
+    return columns["loss"].reshape(truth.shape), done, outcome
+
+
+def measured(case: Case, seed: int = 0) -> Measured:
+    """Interpolate the values of ``case`` from some of them."""
+    tolerance = Tolerance.parse("1%")
+    found, done, outcome = interpolated(case.values, tolerance, seed)
+    true = true_error(found, case.values, tolerance)
     return Measured(case.kind, case.name, outcome.stated["loss"], true, float(done.mean()))
 
 

@@ -84,10 +84,8 @@ def test_folded_equals_plain(make: object) -> None:
 
 def test_the_problems_own_model_stays_as_it_is() -> None:
     problem = residual()
-    before, trained = (
-        copy.deepcopy(problem.model.state_dict()),
-        [p.requires_grad for p in problem.model.parameters()],
-    )
+    before = copy.deepcopy(problem.model.state_dict())
+    trained = [p.requires_grad for p in problem.model.parameters()]
     for path in ("folded", "pointwise"):
         landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2), span=1.0, path=path)
     problem.gradient(problem.theta + 1)
@@ -97,6 +95,7 @@ def test_the_problems_own_model_stays_as_it_is() -> None:
     for name, value in after.items():
         assert torch.equal(value, before[name]), name
     assert [p.requires_grad for p in problem.model.parameters()] == trained
+    assert all(p.grad is None for p in problem.model.parameters())
 
 
 def test_only_safe_pairs_are_folded() -> None:
