@@ -36,7 +36,7 @@ from landscape.curvature.eigenvalues import top_eigenvalues as top_eigenvalues
 from landscape.curvature.hessian import HessianOperator as HessianOperator
 from landscape.curvature.lanczos import Eigenpairs as Eigenpairs
 from landscape.curvature.lanczos import Ends as Ends
-from landscape.curvature.preconditioner import Preconditioner as Preconditioner
+from landscape.curvature.hessian import Preconditioner as Preconditioner
 from landscape.curvature.trace import trace as trace
 from landscape.geometry.vtk import save_vts as save_vts
 from landscape.problem.problem import Problem as Problem

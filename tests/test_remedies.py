@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import landscape
 from landscape import InputError, Problem
-from landscape.curvature.hessian import dense_hessian
-from tests.dense import agrees, dense, remedied
+from tests.dense import agrees, dense, dense_hessian, remedied
 
 Site = tuple[str, int]  # a file of the package, and a line
 

@@ -19,8 +19,8 @@ from landscape.core.options import choose, expect, positive
 from landscape.core.progress import Progress, portion
 from landscape.core.registry import numerics
 from landscape.core.statistics import standard_error
-from landscape.curvature.eigenvalues import Products, exact_products, top_eigenvalues
-from landscape.curvature.hessian import HessianOperator
+from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
+from landscape.curvature.hessian import HessianOperator, Products
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.gradients.learners import Stack

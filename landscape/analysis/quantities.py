@@ -22,8 +22,8 @@ from landscape.core.options import positive
 from landscape.core.progress import Progress
 from landscape.core.statistics import Estimate
 from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
+from landscape.curvature.hessian import Preconditioner
 from landscape.curvature.lanczos import Eigenpairs, Ends
-from landscape.curvature.preconditioner import Preconditioner
 from landscape.curvature.trace import trace
 from landscape.evaluation.evaluate import Evaluator, evaluator
 from landscape.problem.losses import correct_shares

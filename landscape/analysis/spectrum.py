@@ -21,10 +21,9 @@ from landscape.curvature.eigenvalues import (
     preconditioned_pairs,
     top_eigenvalues,
 )
-from landscape.curvature.hessian import HessianOptions, Part
+from landscape.curvature.hessian import HessianOptions, Part, Preconditioner, as_preconditioner
 from landscape.curvature.krylov import start_vector
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, Eigenpairs, SearchOptions
-from landscape.curvature.preconditioner import Preconditioner, as_preconditioner
 from landscape.curvature.trace import PROBES, STEPS, TRACE_PRODUCTS, hutchpp, quadrature, trace
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting

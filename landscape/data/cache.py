@@ -19,7 +19,7 @@ import numpy as np
 
 from landscape.core import hdf5
 from landscape.core.errors import FailedError
-from landscape.core.lock import alone
+from landscape.core.files import alone
 from landscape.core.progress import progress_bar
 from landscape.data.base import fingerprint
 
