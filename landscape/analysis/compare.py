@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from landscape.analysis.quantities import (
     SE,
     Measured,
     Preconditioning,
+    ProblemOf,
     Quantity,
     Settings,
     Subject,
@@ -39,8 +40,6 @@ from landscape.results.comparison import Comparison
 # Losses are equal within this share of the target (ours): quantities such as λ_max, which fall with the loss,
 # then change by about as much, far less than the differences of interest.
 TOLERANCE = 0.1
-
-ProblemOf = Callable[[Checkpoint, str], Problem]
 
 
 def _at_equal_loss(
@@ -265,14 +264,6 @@ class Entry:
         path = self.run.path if self.run else None
         return (path.name, hdf5.sha256(path)) if path else ("", "")
 
-    def subject(self, problem_of: ProblemOf, seed: int) -> Subject:
-        """What is measured, with its data read."""
-        run = self.run
-        if run is None:
-            assert isinstance(self.given, Problem)
-            return Subject(self.given, None, None, seed)
-        return Subject(problem_of(run, SPLIT), run, lambda: problem_of(run, "test"), seed)
-
 
 def compare(
     checkpoints: Sequence[Compared] | Mapping[str, Compared] | Mapping[str, Sequence[Compared]],
@@ -360,7 +351,7 @@ def compare(
     for m, entry in enumerate(entries):
         own = int(np.random.SeedSequence((seed, m)).generate_state(1)[0]) if grouped else seed
         part = portion(progress, m / len(entries), (m + 1) / len(entries))
-        columns.append(_measured(entry.subject(problem_of, own), chosen, settings, part))
+        columns.append(_measured(Subject(entry.given, problem_of, own), chosen, settings, part))
     side_of = [entry.side for entry in entries]
     rows = [
         Row.of(quantity, cells, side_of, grouped) for quantity, cells in _rows(chosen, columns, bool(only))

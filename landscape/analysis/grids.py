@@ -135,16 +135,9 @@ def contour(
     def surface() -> Surface:
         return Surface(precision_error=error, **at.fields(), **fields, **about)
 
-    portions = Portions(
-        least=run.block,
-        save=(lambda: save(surface())) if save else None,
-        group=group,
-        cluster=cluster,
-        progress=progress,
-    )
-    fields |= complete(
-        at.points, at.done, at.columns, run, portions, at.tolerance, ("loss",), ("accuracy",), plane.seed
-    )
+    saved = (lambda: save(surface())) if save else None
+    portions = Portions(least=run.block, save=saved, group=group, cluster=cluster, progress=progress)
+    fields |= at.complete(run, portions, ("loss",), ("accuracy",), plane.seed)
     if precision == "model":
         exact = np.where(at.done, at.columns["loss"], np.nan).ravel()
         confirm(problem, plane.center, plane.directions, at.points, exact, run.path)
@@ -381,15 +374,9 @@ def hessian_grid(
         return HessianGrid(**at.fields(), **fields, **about)
 
     at_once = points_at_once(problem)
-    portions = Portions(
-        block=at_once,
-        save=(lambda: save(result())) if save else None,
-        group=group,
-        cluster=cluster,
-        progress=progress,
-    )
-    ends = _ends_at(problem, plane, wanted, search, at_once)
-    fields |= complete(at.points, at.done, at.columns, ends, portions, at.tolerance, VALUES, seed=plane.seed)
+    saved = (lambda: save(result())) if save else None
+    portions = Portions(block=at_once, save=saved, group=group, cluster=cluster, progress=progress)
+    fields |= at.complete(_ends_at(problem, plane, wanted, search, at_once), portions, VALUES, (), plane.seed)
     return result()
 
 

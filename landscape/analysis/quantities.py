@@ -18,7 +18,7 @@ from landscape.analysis.sharpness import batch_sharpness, sharpness
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import positive
+from landscape.core.options import SPLIT, positive
 from landscape.core.progress import Progress
 from landscape.core.statistics import Estimate
 from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
@@ -138,6 +138,7 @@ ROUNDINGS = 100
 NEVER = float(np.finfo(np.float64).tiny)
 
 Preconditioning = Callable[[Checkpoint, Problem], Preconditioner]
+ProblemOf = Callable[[Checkpoint, str], Problem]
 
 
 @dataclass(frozen=True)
@@ -210,10 +211,10 @@ class Subject:
         seed: draws everything.
     """
 
-    def __init__(
-        self, problem: Problem, run: Checkpoint | None, test: Callable[[], Problem] | None, seed: int
-    ) -> None:
-        self.problem, self.run, self.test, self.seed = problem, run, test, seed
+    def __init__(self, given: Checkpoint | Problem, problem_of: ProblemOf, seed: int) -> None:
+        run = self.run = given if isinstance(given, Checkpoint) else None
+        self.problem = given if isinstance(given, Problem) else problem_of(given, SPLIT)
+        self.test, self.seed = functools.partial(problem_of, run, "test") if run else None, seed
 
     @functools.cached_property
     def ends(self) -> Ends:

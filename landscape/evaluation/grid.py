@@ -540,6 +540,13 @@ class PlaneGrid:
             column[~self.done] = _unknown(column.dtype)  # what was interpolated, or is searched again
         return self.same and np.array_equal(usable, previous.done) and meets(previous, self.tolerance)
 
+    def complete(
+        self, of: Evaluate, portions: Portions, deciding: Sequence[str], others: Sequence[str], seed: int
+    ) -> dict[str, Any]:
+        """:func:`complete` the columns by the values ``of`` points."""
+        at, done, columns = self.points, self.done, self.columns
+        return complete(at, done, columns, of, portions, self.tolerance, deciding, others, seed)
+
     def fields(self) -> dict[str, Any]:
         """Those of a result, with copies of the columns as they are now."""
         copies = {name: column.copy() for name, column in self.columns.items()}
