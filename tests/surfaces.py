@@ -279,14 +279,16 @@ FAMILIES: dict[str, dict[Callable[[Draw, Array, Array], Array], int]] = {
 }
 
 
-def analytic(part: int = 0) -> Iterator[Case]:
-    """The 156 analytic surfaces, or others of the same families."""
+def analytic(part: int = 0, only: str = "") -> Iterator[Case]:
+    """The 156 analytic surfaces, or others of the same families, or the one that is called ``only``."""
     for number, (kind, family) in enumerate((k, f) for k, families in FAMILIES.items() for f in families):
         for i in range(FAMILIES[kind][family]):
-            draw = np.random.default_rng([part, number, i])
-            ny, nx = draw.choice(SHAPES)
-            x, y = np.meshgrid(np.linspace(-1, 1, nx), np.linspace(-1, 1, ny))
-            yield Case(kind, f"{family.__name__} {part}.{i}", np.asarray(family(draw, x, y), float))
+            name = f"{family.__name__} {part}.{i}"
+            if only in ("", name):
+                draw = np.random.default_rng([part, number, i])
+                ny, nx = draw.choice(SHAPES)
+                x, y = np.meshgrid(np.linspace(-1, 1, nx), np.linspace(-1, 1, ny))
+                yield Case(kind, name, np.asarray(family(draw, x, y), float))
 
 
 # ---- networks on digits ----------------------------------------------------------------------------------

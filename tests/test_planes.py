@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,12 @@ def scattered(problem: Problem, count: int, seed: int = 0) -> Tensor:
     return problem.theta + torch.randn(count, problem.layout.size, dtype=problem.dtype)
 
 
+MLP = functools.cache(problems.mlp)  # for tests with many examples
+
+
 @given(st.integers(0, 10**6), st.sampled_from([2, 3]), st.floats(1e-3, 1e3))
 def test_between_gives_its_weights_back(seed: int, count: int, scale: float) -> None:
-    problem = problems.mlp()
+    problem = MLP()
     thetas = scale * scattered(problem, count, seed)
     plane = landscape.between(problem, thetas, seed=seed)
     torch.testing.assert_close(reached(plane), thetas, rtol=1e-11, atol=1e-11 * scale)
@@ -75,7 +79,7 @@ def test_pca_plane_is_scikit_learns() -> None:
 
 @given(st.integers(3, 12), st.integers(0, 10**6))
 def test_what_the_learners_plane_leaves_is_the_tail_of_the_singular_values(n: int, seed: int) -> None:
-    problem = problems.mlp()
+    problem = MLP()
     weights = scattered(problem, n, seed)
     plane = landscape.learners_plane(problem, weights)
     spread = weights - weights.mean(0)
