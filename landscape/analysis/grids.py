@@ -19,17 +19,17 @@ from landscape.core.progress import Progress
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import HessianOptions
-from landscape.curvature.krylov import start_vector
-from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, SearchOptions, ends_of
+from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, SearchOptions, ends_of, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.adaptive import Tolerance, first_points
 from landscape.evaluation.evaluate import confirm, evaluator
 from landscape.evaluation.grid import PlaneGrid, Portions, Workers, complete, provenance, setting
+from landscape.geometry.profiles import barrier
 from landscape.problem.batchnorm import SAMPLES
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.grids import SPAN, HessianGrid, Line, Plane, Surface, barrier
+from landscape.results.grids import SPAN, HessianGrid, Line, Plane, Surface
 
 if TYPE_CHECKING:
     import torch.distributed as dist

@@ -18,8 +18,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import choose, positive
 from landscape.geometry.profiles import gram, independent
 from landscape.results.base import Provenance
-from landscape.results.basins import Basins
-from landscape.results.grids import CENTERED, Surface
+from landscape.results.grids import CENTERED, Basins, Surface
 
 
 @dataclass(frozen=True)
