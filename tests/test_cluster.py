@@ -106,10 +106,7 @@ class Backwards:
         self.fails, self.sizes = fails, list[int]()
 
     def run(
-        self,
-        function: Callable[..., Any],
-        jobs: Sequence[Sequence[Any]],
-        done: Callable[[int, Any], None],
+        self, function: Callable[..., Any], jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]
     ) -> None:
         for number in reversed(range(len(jobs))):
             if number == self.fails:

@@ -61,10 +61,7 @@ CASES: dict[str, dict[str, Any]] = {
         "optimizer": {"name": "sgd", "momentum": 0.8},
         "lr": 0.05,
     },
-    "ring, sampled g": {
-        "algorithm": DPSGD | {"mixing": "ring(1)"},
-        "decompose": {"every": 5, "samples": 64},
-    },
+    "ring, sampled g": {"algorithm": DPSGD | {"mixing": "ring(1)"}, "decompose": {"every": 5, "samples": 64}},
     "torus": {"algorithm": DPSGD | {"mixing": "torus"}, "learners": 8},
     "exponential": {"algorithm": DPSGD | {"mixing": "exponential"}},
     "one-peer": {"algorithm": DPSGD | {"mixing": "one-peer-exponential"}, "learners": 8},

@@ -97,7 +97,6 @@ class Processes:
         if not dist.is_available():
             raise InputError("--nproc: this build of PyTorch has no torch.distributed; use 1")
         code = children.start(
-            "landscape.cli",
             sys.argv[1:],
             self.nproc,
             timeout=self.timeout,

@@ -93,14 +93,12 @@ class Buffers:
         parts = sample_parts(self._train.samples, self._samples)
         share = parts[self._comm.share(len(parts))]
         statistics = self._train.batchnorm_statistics(theta, (self._train.gather(part)[0] for part in share))
-        statistics = {name: value for name, value in statistics.items() if value.is_floating_point()}
-        if self._comm.size > 1:
-            flat = torch.cat([value.flatten().double() for value in statistics.values()])
-            flat = self._comm.totals(flat.mul_(len(share) / len(parts)))
-            split = torch.split(flat, [value.numel() for value in statistics.values()])
-            statistics = {
-                n: t.view_as(v).to(v.dtype) for (n, v), t in zip(statistics.items(), split, strict=True)
-            }
+        weight = len(share) / len(parts)
+        statistics = {
+            name: self._comm.totals(value.double() * weight).to(value.dtype)
+            for name, value in statistics.items()
+            if value.is_floating_point()
+        }
         for model in self._models:
             set_tensors(model, statistics)
         return statistics
