@@ -40,9 +40,9 @@ SEVERAL = ("--set", "steps=800", "--set", "lr=0.1,0.2,0.3", "--set", "checkpoint
 
 @pytest.fixture(scope="module")
 def local() -> Iterator[Cluster]:
-    """Two processes of this machine, one thread each."""
+    """A process of this machine, with one thread."""
     pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
-    with Cluster("local:2") as started:
+    with Cluster("local:1") as started:
         yield started
 
 

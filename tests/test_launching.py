@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import os
 import pickle
+import re
 import shutil
 import signal
 import socket
@@ -104,13 +104,8 @@ def where_it_listens(group: Group) -> set[str]:
 
 
 def test_no_object_is_pickled_on_the_wire() -> None:
-    for path in (ROOT / "landscape").rglob("*.py"):
-        names = {
-            node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
-        }
-        assert not {name for name in names if name.endswith(("_object", "_object_list"))} - {"is_object"}, (
-            path
-        )
+    for path in (ROOT / "landscape").rglob("*.py"):  # such as torch.distributed's all_gather_object
+        assert set(re.findall(r"\.(\w+_object(?:_list)?)\b", path.read_text())) <= {"is_object"}, path
     assert grid._part(_sent({"v": np.arange(3.0)}, ["x", 1.5]))[1] == ["x", 1.5]
     for foreign in (pickle.dumps(InputError("x")), b"", b"\xff" * 64, _sent({"v": np.array(["x"])}, [])):
         with pytest.raises(FailedError):
@@ -136,9 +131,10 @@ def test_nothing_in_the_current_folder_runs_unasked(processes: str, tmp_path: Pa
         "from landscape import models\nmodel = lambda: models.build('mlp', widths=[64, 10])\n"
     )
     own = ["--set", "steps=2", "--set", "model={name='mine:model'}", "-q"]
+    analysed = ["contour", "run/last.h5", "--grid", "2", "--model", "mine:model"]
     for words in (
         ["train", "digits-dpsgd", *own, "--nproc", processes, "-o", "run"],
-        ["contour", "run/last.h5", "--grid", "2", "--model", "mine:model"],
+        *([analysed] if processes == "2" else []),  # in the slow tests
     ):
         done = ran(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
