@@ -59,9 +59,9 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
         ("curvature/chain_hessian.py", "torch.addcmul(r, bend, rzs[k - 1])", "torch.addcmul(r, bend, rzs[k - 1], value=-1)"),
     ],
     FILLING: [
-        ("evaluation/interpolation.py", "coefficients[:n] / np.diagonal", "coefficients[:n] * np.diagonal"),
-        ("evaluation/interpolation.py", "if sum(e) <= self._degree", "if sum(e) < self._degree"),
-        ("evaluation/filling.py", "asked.size <= tolerance.size", "asked.size >= tolerance.size"),
+        ("evaluation/adaptive.py", "coefficients[:n] / np.diagonal", "coefficients[:n] * np.diagonal"),
+        ("evaluation/adaptive.py", "if sum(e) <= self._degree", "if sum(e) < self._degree"),
+        ("evaluation/grid.py", "asked.size <= tolerance.size", "asked.size >= tolerance.size"),
         ("evaluation/adaptive.py", "np.exp(fitted) * np.expm1(errors)", "np.expm1(errors)"),
         ("evaluation/adaptive.py", "holes**self._order).max(1)", "holes**self._order).min(1)"),
         ("evaluation/adaptive.py", "(corners > 0) & (corners < 3)", "corners > 3"),

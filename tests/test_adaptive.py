@@ -161,11 +161,7 @@ def test_grids_of_any_shape(shape: tuple[int, int]) -> None:
     assert set(np.flatnonzero(done)) >= set(base_places(shape))
 
 
-@given(
-    st.sampled_from(sorted(KERNELS)),
-    st.integers(1, 2),
-    st.integers(0, 2**32 - 1),
-)
+@given(st.sampled_from(sorted(KERNELS)), st.integers(1, 2), st.integers(0, 2**32 - 1))
 def test_leaving_a_point_out_is_fitting_without_it(kernel: str, d: int, seed: int) -> None:
     draw = np.random.default_rng(seed)
     places = draw.choice(20**d, 14, replace=False)

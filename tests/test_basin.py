@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from landscape.geometry import profiles
-from landscape.plots.surface_parts import finding
+from landscape.plots.surface import finding
 from landscape.results.grids import Surface
 from landscape.results.shown import POINTS, WINDOW, running_quartiles
 from tests.examples import parabola

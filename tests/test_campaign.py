@@ -88,7 +88,15 @@ def test_a_damaged_record_is_one_line(tmp_path: Path, text: str) -> None:
         Context(tmp_path).missing([small()])
 
 
-def test_a_run_is_made_again_once_its_numerics_change(
+def _entry(runs: Runs, **more: Any) -> Figure:
+    notes: dict[Scale, str] = dict.fromkeys(SCALES, "")
+    nothing = Drawing({}, pd.DataFrame(), [], "")
+    return Figure(
+        "x", "Ours", "t", "c", notes, lambda scale: runs, lambda rows: [], lambda context: nothing, **more
+    )  # fmt: skip
+
+
+def test_runs_and_analyses_are_made_again_once_their_numerics_change_or_their_file_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = Context(tmp_path)
@@ -96,26 +104,6 @@ def test_a_run_is_made_again_once_its_numerics_change(
     assert context.missing([small()]) == []
     monkeypatch.setitem(registry._VERSIONS, Trainer, version_of(Trainer) + 1)
     assert len(Context(tmp_path).missing([small()])) == 1
-
-
-def _entry(runs: Runs, **more: Any) -> Figure:
-    notes: dict[Scale, str] = dict.fromkeys(SCALES, "")
-    return Figure(
-        "x",
-        "Ours",
-        "t",
-        "c",
-        notes,
-        lambda scale: runs,
-        lambda rows: [],
-        lambda context: Drawing({}, pd.DataFrame(), [], ""),
-        **more,
-    )
-
-
-def test_an_analysis_is_made_again_once_its_numerics_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     made = []
 
     @registry.numerics(1)
@@ -126,42 +114,21 @@ def test_an_analysis_is_made_again_once_its_numerics_change(
             converged=True, lr=0.1, own_limit=2.0, own_delay=0, samples=10,
         )  # fmt: skip
 
-    context = Context(tmp_path)
-    for _ in range(2):
-        context.cached(Stability, [], {}, analysis, (analysis,))
-    assert len(made) == 1
+    def count(**settings: int) -> int:
+        assert context.cached(Stability, [], settings, analysis, (analysis,))[0].lambda_max == 1.0
+        return len(made)
+
+    assert [count(), count(), count(a=2), count()] == [1, 1, 2, 2]
     monkeypatch.setitem(registry._VERSIONS, analysis, 2)
-    context.cached(Stability, [], {}, analysis, (analysis,))
-    assert len(made) == 2
+    assert count() == 3
     assert context.versions == {"analysis": 2}
+    for path in (tmp_path / "records" / "results").glob("*.h5"):
+        path.write_bytes(b"not HDF5")
+    assert [count(), count()] == [4, 4]
 
 
 def test_analyses_are_kept_with_the_records_and_weights_made_again_where_they_are_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = {"a/0": small()}
-
-    def draw(context: Context) -> Drawing:
-        surface = context.contour(context.last("a/0"), grid=3)
-        return Drawing({}, pd.DataFrame({"rise": surface.loss.ravel()}), [], "")
-
-    entry = dataclasses.replace(_entry(runs, weights=True), draw=draw)
-    monkeypatch.setattr(gallery, "write", lambda *arguments: [])
-    first = Context(tmp_path / "1", records=tmp_path / "records", runs=runs)
-    first.train(launch.values())
-    drawn, _ = gallery.draw(entry, first, tmp_path)
-    other = Context(tmp_path / "2", records=tmp_path / "records", runs=runs)
-    assert gallery.draw(entry, other, tmp_path)[0].rows.equals(drawn.rows)
-    assert not (tmp_path / "2").exists()
-    shutil.rmtree(tmp_path / "records" / "results")
-    with pytest.raises(OutOfTimeError):
-        gallery.draw(entry, dataclasses.replace(other, until=0.0), tmp_path)
-    assert gallery.draw(entry, other, tmp_path)[0].rows.equals(drawn.rows)
-    assert other.run_folder(small()).exists()
-
-
-def test_the_run_that_trained_draws_the_same_bytes_as_its_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     runs = {"a/0": small()}
 
@@ -170,33 +137,23 @@ def test_the_run_that_trained_draws_the_same_bytes_as_its_records(
         loss = context.end("a/0").history["loss"]
         return Drawing({}, pd.DataFrame({"fall": loss[0] - loss, "rise": surface.loss[0, 0]}), [], "")
 
+    def csv(context: Context) -> bytes:
+        gallery.draw(entry, context, tmp_path / "g")
+        return (tmp_path / "g" / "x.csv").read_bytes()
+
     entry = dataclasses.replace(_entry(runs, weights=True), draw=draw)
-    records = tmp_path / "records"
-    first = Context(tmp_path / "1", scale="smoke", records=records, runs=runs)
-    first.train(launch.values())
-    for context in (first, Context(tmp_path / "2", scale="smoke", records=records, runs=runs)):
-        gallery.draw(entry, context, context.folder)
-    assert (tmp_path / "1" / "x.csv").read_bytes() == (tmp_path / "2" / "x.csv").read_bytes()
-
-
-@pytest.mark.slow
-def test_a_figure_is_drawn_from_records_alone(tmp_path: Path, command: Command) -> None:
-    options = ("--scale", "smoke", "-o", tmp_path / "g")
-    code, _, err = command("figures", "learners-plane", *options, "--runs", tmp_path / "r")
-    assert code == 0, err
-    before = (tmp_path / "g" / "learners-plane.csv").read_bytes()
-    (tmp_path / "g" / "learners-plane.csv").unlink()
-    # Another machine: no runs, and no data.
-    code, _, err = command("figures", "learners-plane", *options, "--runs", tmp_path / "new")
-    assert (code, "(0 of 2 runs to train)" in err) == (0, True), err
-    assert (tmp_path / "g" / "learners-plane.csv").read_bytes() == before
-    assert not (tmp_path / "new" / "runs").exists()
-    # Where an analysis is missing, the runs that it needs are made again.
-    shutil.rmtree(tmp_path / "g" / "records" / "results")
-    code, _, err = command("figures", "learners-plane", *options, "--runs", tmp_path / "new")
-    assert code == 0, err
-    assert (tmp_path / "g" / "learners-plane.csv").read_bytes() == before
-    assert len(list((tmp_path / "new" / "runs").iterdir())) == 2
+    first, other = (
+        Context(tmp_path / name, scale="smoke", records=tmp_path / "records", runs=runs) for name in "12"
+    )
+    first.train(runs.values())
+    drawn = csv(first)
+    assert csv(other) == drawn
+    assert not (tmp_path / "2").exists()
+    shutil.rmtree(tmp_path / "records" / "results")
+    with pytest.raises(OutOfTimeError):
+        csv(dataclasses.replace(other, until=0.0))
+    assert csv(other) == drawn
+    assert other.run_folder(small()).exists()
 
 
 @pytest.mark.slow

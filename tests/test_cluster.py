@@ -20,7 +20,7 @@ import torch
 
 import landscape
 from landscape import FailedError, InputError
-from landscape.core import lock
+from landscape.core import files
 from landscape.evaluation import grid
 from landscape.evaluation.grid import Portions, compute_missing
 from landscape.train.processes import children
@@ -219,12 +219,12 @@ def test_a_run_that_another_worker_has_is_waited_for(
     """A worker that has lost its command, or its scheduler, ends its job only after a step."""
     toml, folder = recipe.read(str(tiny), ["steps=1"]).to_toml(), tmp_path / "run"
     folder.mkdir()
-    monkeypatch.setattr(lock, "PATIENCE", 0.0)
-    with lock.Lock(folder) as other:
+    monkeypatch.setattr(files, "PATIENCE", 0.0)
+    with files.Lock(folder) as other:
         other.acquire()
         threading.Timer(0.3, other.release).start()
         assert launch.train_elsewhere(toml, str(folder), "cpu", "", None, 10.0)
-    with lock.Lock(folder) as other:
+    with files.Lock(folder) as other:
         other.acquire()
         with pytest.raises(FailedError, match="in use by process"):
             launch.train_elsewhere(toml, str(folder), "cpu", "", None, 0.1)

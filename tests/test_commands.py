@@ -19,7 +19,7 @@ from torch import nn
 
 import landscape
 from landscape import InputError
-from landscape.analysis.stability import stability
+from landscape.analysis.spectrum import stability
 from landscape.cli.analysis import Analysis
 from landscape.core import registry
 from landscape.core.options import SPLIT

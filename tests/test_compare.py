@@ -15,8 +15,7 @@ from scipy import stats
 
 import landscape
 from landscape import Comparison, FailedError, InputError, Problem, plots
-from landscape.analysis.basin_width import basin_widths
-from landscape.analysis.quantities import BY_NAME, QUANTITIES
+from landscape.analysis.quantities import BY_NAME, QUANTITIES, basin_widths
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.statistics import Estimate, holm, mcnemar, paired, welch
 from landscape.data.synthetic import mean_output

@@ -45,10 +45,8 @@ def test_every_problem_matches_the_textbook_loop(name: str) -> None:
 def test_every_path_weighs_a_ragged_last_chunk_by_its_samples(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("landscape.evaluation.batched.CHUNK", 20)
-    monkeypatch.setattr(
-        "landscape.evaluation.batched.MAX_BLOCK", 4
-    )  # 15 points: the last block is ragged, too
+    monkeypatch.setattr("landscape.evaluation.paths.CHUNK", 20)
+    monkeypatch.setattr("landscape.evaluation.paths.MAX_BLOCK", 4)  # 15 points: the last block is ragged, too
     problem = problems.mlp()  # 53 samples
     problem.data.chunk_size = 20
     plane = landscape.random_plane(problem, seed=1)

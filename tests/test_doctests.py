@@ -12,7 +12,7 @@ import torch
 
 import landscape
 from landscape import stability
-from landscape.analysis.stability import stability as stability_analysis
+from landscape.analysis.spectrum import stability as stability_analysis
 from tests.examples import namespace
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -21,7 +21,7 @@ import pytest
 from landscape import data
 from landscape.data import download
 from landscape.data.download import File
-from landscape.data.pictures import BINARY, FILES, PIXELS
+from landscape.data.images import BINARY, FILES, PIXELS
 from tests.conftest import Command
 from tests.test_cli import one_line
 

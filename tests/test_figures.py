@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import re
@@ -20,18 +19,15 @@ import landscape
 from landscape import data
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError
-from landscape.paper import figure, forecast, gallery, numbers
+from landscape.paper import figure, gallery, scales
 from landscape.paper.context import SCALES, Context, Scale, identity
 from landscape.paper.figure import Compared, Drawing
-from landscape.paper.figures import edge, landscapes, run_time, training_curves
-from landscape.paper.figures.table_picture import winners
-from landscape.paper.verdicts import judged, outcome, select
+from landscape.paper.figures import communication, edge, landscapes, tables, training_curves
+from landscape.paper.verdicts import judged, outcome, rows_of, select
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import style
-from landscape.results.stability import Stability
 from landscape.train.planning import plan
 from landscape.train.planning.plan import Cluster, Costs, Link, Stragglers
-from landscape.train.processes.children import Pool
 from landscape.train.recipes import recipe
 from landscape.train.recipes.recipe import Decompose, Evaluate, Monitor, Recipe
 from tests.conftest import Command
@@ -89,9 +85,9 @@ def test_figure_2_is_the_papers_size_on_a_laptop() -> None:
 
 
 def test_the_papers_numbers_are_of_our_networks() -> None:
-    for row in numbers.rows("table3_cifar10"):
-        assert set(training_curves.NAMED.values()) <= set(row)
-    assert {row["model"] for row in numbers.rows("table2_batch_size")} == set(training_curves.NAMED.values())
+    networks = set(training_curves.NAMED.values())
+    assert all(networks <= set(row) for row in tables.printed("table3_cifar10"))
+    assert {row["model"] for row in tables.printed("table2_batch_size")} == networks
 
 
 def small(**changes: Any) -> Recipe:
@@ -102,11 +98,8 @@ def small(**changes: Any) -> Recipe:
 def test_a_run_is_known_by_what_bears_on_it() -> None:
     assert identity(small()) == identity(small(name="other"))
     others = [
-        small(lr=0.25),
-        small(seed=1),
-        small(algorithm={"name": "ssgd"}),
-        small(evaluate=Evaluate(4)),
-    ]
+        small(lr=0.25), small(seed=1), small(algorithm={"name": "ssgd"}), small(evaluate=Evaluate(4)),
+    ]  # fmt: skip
     assert len({identity(r) for r in [small(), *others]}) == 5
 
 
@@ -129,31 +122,20 @@ def test_runs_are_trained_once_and_gone_on_with(tmp_path: Path) -> None:
     np.testing.assert_array_equal(end.weights, landscape.load(fresh.run_folder(whole) / "last.h5").weights)
 
 
-@pytest.mark.slow
-def test_runs_in_processes_are_those_in_one(tmp_path: Path) -> None:
-    runs = [small(seed=s) for s in range(3)]
-    one, two = Context(tmp_path / "1"), Context(tmp_path / "2", executor=Pool(2))
-    one.train(runs)
-    two.train(runs)
-    for run in runs:
-        a, b = (landscape.load(context.run_folder(run) / "last.h5") for context in (one, two))
-        np.testing.assert_array_equal(a.weights, b.weights)
-
-
 def test_an_estimate_counts_the_samples_of_all_that_runs_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast, "seconds_a_sample", lambda *args: 0.001)
+    monkeypatch.setattr(scales, "seconds_a_sample", lambda *args: 0.001)
     context = Context(tmp_path)
     plain = small(steps=300, decompose=Decompose(every=0), evaluate=Evaluate(every=0))
-    seconds = forecast.seconds_of(context, [plain])
+    seconds = scales.seconds_of(context, [plain])
     assert seconds == pytest.approx(300 * plain.batch / 1000)
-    assert forecast.seconds_of(context, [plain, plain]) == pytest.approx(2 * seconds)
+    assert scales.seconds_of(context, [plain, plain]) == pytest.approx(2 * seconds)
     decomposed = dataclasses.replace(plain, decompose=Decompose(every=3, samples=60))
     measured = dataclasses.replace(plain, monitor=Monitor(sharpness=30, samples=10))
-    assert forecast.seconds_of(context, [decomposed]) - seconds == pytest.approx(300 * 60 / 3 / 1000)
-    assert forecast.seconds_of(context, [measured]) - seconds == pytest.approx(
-        300 / 30 * forecast.SHARPNESS_PASSES * 10 / 1000
+    assert scales.seconds_of(context, [decomposed]) - seconds == pytest.approx(300 * 60 / 3 / 1000)
+    assert scales.seconds_of(context, [measured]) - seconds == pytest.approx(
+        300 / 30 * scales.SHARPNESS_PASSES * 10 / 1000
     )
 
 
@@ -161,59 +143,38 @@ def test_an_estimate_counts_the_samples_of_all_that_runs_do(
 def test_an_estimate_is_about_what_the_runs_take(tmp_path: Path) -> None:
     context = Context(tmp_path)
     run = small(steps=300, decompose=Decompose(every=0))
-    seconds = forecast.seconds_of(context, [run])
+    seconds = scales.seconds_of(context, [run])
     context.train([run])
     took = landscape.load(context.run_folder(run) / "last.h5").history["wall_s"][-1]
     assert took / 10 < seconds < 10 * took
 
 
-def test_an_analysis_is_made_once_and_again_where_its_file_is_damaged(tmp_path: Path) -> None:
-    context, made = Context(tmp_path), []
-    surface = Stability(
-        delay=np.array([0]), limit=np.ones((3, 1)), momentum=0.9, lambda_max=1.0, residual=0.0, converged=True,
-        lr=0.1, own_limit=2.0, own_delay=0, samples=10,
-    )  # fmt: skip
-
-    def make() -> Stability:
-        made.append(1)
-        return surface
-
-    for _ in range(2):
-        assert context.cached(Stability, [], {"a": 1}, make, ())[0].lambda_max == 1.0
-    assert len(made) == 1
-    context.cached(Stability, [], {"a": 2}, make, ())
-    assert len(made) == 2
-    for path in (tmp_path / "records" / "results").glob("*.h5"):
-        path.write_bytes(b"not HDF5")
-    assert context.cached(Stability, [], {"a": 1}, make, ())[0].lambda_max == 1.0
-    assert len(made) == 3
-
-
 def test_a_figure_without_runs_is_made_with_data_and_a_page(tmp_path: Path, command: Command) -> None:
-    folder = tmp_path / "gallery"
-    code, out, err = command("figures", "delay-boundary", "-o", folder, "--runs", tmp_path / "runs")
+    options = ("delay-boundary", "-o", tmp_path, "--runs", tmp_path / "runs")
+    code, out, _ = command("figures", *options, "--scale", "smoke")
+    assert (code, "its numbers say nothing about the claim" in out) == (0, True)
+    page, kept = tmp_path / "README.md", tmp_path / "delay-boundary.json"
+    assert "| smoke: from the characteristic polynomial; nothing is trained | **–** |" in page.read_text()
+    assert json.loads(kept.read_text())["outcome"] == ""
+    code, out, err = command("figures", *options)
     assert code == 0, err
-    said, *files = out.splitlines()
-    assert said.startswith("delay-boundary: ")
-    assert files == [str(folder / "delay-boundary.png"), str(folder / "README.md")]
-    with Image.open(folder / "delay-boundary.png") as picture:
+    assert out.startswith("delay-boundary: ")
+    assert out.splitlines()[1:] == [str(tmp_path / "delay-boundary.png"), str(page)]
+    with Image.open(tmp_path / "delay-boundary.png") as picture:
         assert picture.width > 600
-    with (folder / "delay-boundary.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert {row["form"] for row in rows} == {"ordinary", "shifted"}
-    kept = json.loads((folder / "delay-boundary.json").read_text())
-    assert kept["outcome"] == "holds"
+    assert set(rows_of((tmp_path / "delay-boundary.csv").read_text())["form"]) == {"ordinary", "shifted"}
+    entry = json.loads(kept.read_text())
+    assert entry["outcome"] == "holds"
     # DESIGN's table of limits, to four digits.
-    assert all(e["ours"] == e["paper"] for e in kept["compared"])
-    page = (folder / "README.md").read_text()
-    assert "![" in page
-    assert "landscape figures delay-boundary --scale laptop" in page
-    (folder / "delay-boundary.json").write_text("{")
+    assert all(e["ours"] == e["paper"] for e in entry["compared"])
+    assert "![" in page.read_text()
+    assert "landscape figures delay-boundary --scale laptop" in page.read_text()
+    kept.write_text("{")
     with pytest.raises(FailedError, match=r"delay-boundary\.json: damaged"):
-        gallery.page(folder)
+        gallery.page(tmp_path)
 
 
-@pytest.mark.parametrize("width", [5.6, *(pytest.param(w, marks=pytest.mark.slow) for w in (6.8, 11.7))])
+@pytest.mark.parametrize("width", [5.6, pytest.param(11.7, marks=pytest.mark.slow)])
 def test_titles_are_no_wider_than_their_picture(tmp_path: Path, width: float) -> None:
     with style():
         picture, (axes,) = panels(1, 1, width, 3.0)
@@ -306,28 +267,12 @@ def test_every_figure_can_be_estimated(
         assert plain.sampling != "all"  # a short batch has not all samples
         return Costs(0.0625 * local, 0.0, 0.0, 0.0, 0.0, 1, 4, True)
 
-    monkeypatch.setattr(forecast, "calibrate", checks)
+    monkeypatch.setattr(scales, "calibrate", checks)
     code, out, err = command("figures", "--all", "--dry-run", "--scale", "smoke", "--runs", tmp_path / "r")
     assert code == 0, err
     assert [line.partition(":")[0] for line in out.splitlines()] == figure.names()
     assert "e+" not in out
     assert "delay-boundary: 0 of 0 runs to train, about no time" in out
-
-
-def test_durations_are_in_hours_and_minutes() -> None:
-    words = {0.4: "0 s", 42: "42 s", 99.4: "99 s", 150: "2 min", 15_000: "4 h 10 min", 7_199: "2 h 0 min"}
-    assert {seconds: gallery.duration(seconds) for seconds in words} == words
-
-
-def test_smoke_scale_has_no_verdict(tmp_path: Path, command: Command) -> None:
-    folder = tmp_path / "g"
-    options = ("--scale", "smoke", "-o", folder, "--runs", tmp_path / "r")
-    code, out, _ = command("figures", "delay-boundary", *options)
-    assert code == 0
-    assert "its numbers say nothing about the claim" in out
-    page = (folder / "README.md").read_text()
-    assert "| smoke: from the characteristic polynomial; nothing is trained | **–** |" in page
-    assert json.loads((folder / "delay-boundary.json").read_text())["outcome"] == ""
 
 
 def _grid(ratio: list[float], converged: list[bool], label: str) -> landscape.HessianGrid:
@@ -386,46 +331,32 @@ def test_predicted_times_that_fall_with_more_workers_are_noticed(monkeypatch: py
     recipe_ = recipe.read("digits-dpsgd")
     link = Link(50e-6, 1.25e9)
     times = plan.plan(recipe_, [2, 4, 8], lambda local: costs, Cluster(link, Stragglers(0.2, 1.0)))
-    assert run_time.falls(times) == []
+    assert communication.falls(times) == []
     busy = [costs, dataclasses.replace(costs, gradient=0.15), costs]
     worse = plan.plan(recipe_, [2, 4, 8], lambda local: busy.pop(), Cluster(link))
-    assert "ssgd" in run_time.falls(worse)
+    assert "ssgd" in communication.falls(worse)
     assert "1,000 parameters" in times.label
 
 
 def test_tables_mark_the_best_of_each_setting() -> None:
-    def row(setting: str, network: str, ours: float) -> dict[str, object]:
-        return {"setting": setting, "at": setting.split(", ")[-1], "network": network, "ours": ours}
-
-    rows = pd.DataFrame(
-        [
-            row("SSGD, batch 8", "a", 2.0),
-            row("DPSGD, batch 8", "a", 3.0),
-            row("SSGD, batch 9", "a", 5.0),
-            row("DPSGD, batch 9", "a", np.inf),
-            row("SSGD, batch 8", "b", 2.001),
-            row("DPSGD, batch 8", "b", 2.0),
-        ]
-    )
-    assert winners(rows, higher=True) == {1, 2}  # what diverged never wins, and b is a draw
-    assert winners(rows, higher=False) == {0, 2}
-    assert winners(pd.DataFrame([row("batch 1", "a", 2.0), row("batch 2", "a", 3.0)]), higher=True) == {1}
+    rows = pd.DataFrame({"at": ["8", "8", "9", "9", "8", "8"], "network": list("aaaabb")})
+    rows["ours"] = [2.0, 3.0, 5.0, np.inf, 2.001, 2.0]
+    assert tables.winners(rows, higher=True) == {1, 2}  # what diverged never wins, and b is a draw
+    assert tables.winners(rows, higher=False) == {0, 2}
+    assert tables.winners(rows[:4:2], higher=True) == {2}
 
 
-def test_a_first_sentence_is_a_title() -> None:
+def test_words_of_the_gallery() -> None:
+    words = {0.4: "0 s", 42: "42 s", 99.4: "99 s", 150: "2 min", 15_000: "4 h 10 min", 7_199: "2 h 0 min"}
+    assert {seconds: gallery.duration(seconds) for seconds in words} == words
     assert gallery.first_sentence("12 of 12 sizes agree.") == "12 of 12 sizes agree"
     text = "Median test error: DPSGD 3.09%, SSGD* 5.53%, SSGD 13.33%, which swings to the end; more."
     assert gallery.first_sentence(text) == text[:-7]
 
 
 def test_numbers_are_compared_by_setting_in_the_order_of_the_rows() -> None:
-    rows = pd.DataFrame(
-        {
-            "rule": ["SSGD", "SSGD", "DPSGD", "DPSGD"],
-            "limit": [2, 2, np.nan, np.nan],
-            "x": [3.0, 1.0, 5.0, np.inf],
-        }
-    )
+    rows = pd.DataFrame({"rule": ["SSGD"] * 2 + ["DPSGD"] * 2, "limit": [2, 2, np.nan, np.nan]})
+    rows["x"] = [3.0, 1.0, 5.0, np.inf]
     assert figure.compare(rows, "x of {rule} ({limit:.1f})", "x", paper="1", form=".1f") == [
         Compared("x of SSGD (2.0)", "2.0 (1.0 to 3.0)", "1"),
         Compared("x of DPSGD (nan)", "5.0", "1"),

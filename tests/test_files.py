@@ -31,12 +31,10 @@ import landscape
 from landscape import FailedError, InputError, data
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.foreign_weights import read_state
-from landscape.core import files, hdf5_verify, lock
-from landscape.core.files import printable, replacing, write_text
+from landscape.core import files, hdf5
+from landscape.core.files import Lock, printable, replacing, write_text
 from landscape.core.hdf5 import changed_copy
-from landscape.core.lock import Lock
-from landscape.data.images import decode
-from landscape.data.pictures import FILES, read_idx
+from landscape.data.images import FILES, decode, read_idx
 from landscape.data.speech import read_wav
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
@@ -195,11 +193,11 @@ def packed_twice(raw: bytes) -> bytes:
 # A process of its own: the memory of a child counts that of the process it was forked from.
 PEAK = """
 import resource, sys, landscape
-from landscape.core import hdf5_verify
+from landscape.core import hdf5
 try:
     landscape.load(sys.argv[1])
 except landscape.FailedError:
-    hdf5_verify._examiner.stop()
+    hdf5._examiner.stop()
     print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
 FORGED = {
@@ -217,14 +215,14 @@ def test_a_forged_checksum_opens_no_door(
     """Whoever mends the checksum does not crash, hold up or fill the process that reads the file."""
     path = tmp_path / "last.h5"
     path.write_bytes(sealed(forge(unsealed((sound / "checkpoint.h5").read_bytes()))))
-    hdf5_verify._examiner.stop()
+    hdf5._examiner.stop()
     begun = time.monotonic()
     with pytest.raises(FailedError, match=re.escape(FORGED[forge])):
         landscape.load(path)
-    assert time.monotonic() - begun < hdf5_verify.PATIENCE
-    hdf5_verify._examiner.stop()
+    assert time.monotonic() - begun < hdf5.PATIENCE
+    hdf5._examiner.stop()
     done = subprocess.run([sys.executable, "-c", PEAK, path], capture_output=True, text=True, check=True)
-    assert 0 < int(done.stdout) <= hdf5_verify.MEMORY >> 10
+    assert 0 < int(done.stdout) <= hdf5.MEMORY >> 10
     for reader in ("info", "contour", "plot"):
         one_line(command(reader, path), 1, "last.h5", FORGED[forge])
     one_line(command("watch", tmp_path), 1, "last.h5", FORGED[forge])
@@ -234,7 +232,7 @@ def test_what_this_process_wrote_is_not_examined(
     sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(hdf5_verify._examiner, "ask", lambda path, length: asked.append(path) or "")
+    monkeypatch.setattr(hdf5._examiner, "ask", lambda path, length: asked.append(path) or "")
     shutil.copy(sound / "line.h5", tmp_path / "a.h5")
     landscape.load(tmp_path / "a.h5")
     assert not asked
@@ -266,7 +264,7 @@ def test_files_without_a_checksum_open_with_a_word(sound: Path, tmp_path: Path, 
     for source in sorted(sound.glob("*.h5")):
         path = tmp_path / source.name
         path.write_bytes(unsealed(source.read_bytes()))
-        with pytest.warns(hdf5_verify.ChecksumWarning, match=f"{path.name}: has no checksum"):
+        with pytest.warns(hdf5.ChecksumWarning, match=f"{path.name}: has no checksum"):
             landscape.load(path)
         assert "checksum: none\n" in command("info", path)[1]
         with warnings.catch_warnings():
@@ -290,12 +288,12 @@ def test_the_word_is_one_line(sound: Path, tmp_path: Path, command: Command) -> 
 def test_a_file_that_hdf5_loops_or_crashes_over_harms_only_the_examiner(
     how: signal.Signals, words: str, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hdf5_verify, "PATIENCE", 1.0)
+    monkeypatch.setattr(hdf5, "PATIENCE", 1.0)
     paths = [tmp_path / f"{i}.h5" for i in range(3)]
     for path in paths:
         path.write_bytes(unsealed((sound / "line.h5").read_bytes()))
     landscape.load(paths[0])
-    process = hdf5_verify._examiner._process
+    process = hdf5._examiner._process
     assert process is not None
     os.kill(process.pid, how)
     begun = time.monotonic()
@@ -510,12 +508,14 @@ def test_a_lock_is_a_file_of_its_own(
     shutil.rmtree(run) if kind == "folder" else (run / ".lock").unlink()
     run.mkdir(exist_ok=True)
 
+    lock = files.lock_descriptor
+
     def swapped(descriptor: int) -> bool:
         (run / ".lock").unlink()
         ODD_LOCKS[kind](run / ".lock", victim)
-        return files.lock_descriptor(descriptor)
+        return lock(descriptor)
 
-    monkeypatch.setattr(lock, "lock_descriptor", swapped)
+    monkeypatch.setattr(files, "lock_descriptor", swapped)
     with pytest.raises(FailedError, match=r"run/\.lock: is a link, a folder"):
         Lock(run).acquire()
     assert victim.read_text() == "mine"
@@ -543,7 +543,7 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_newest_sound_one(tiny: Path,
         raw = bytearray(path.read_bytes())
         raw[len(raw) // 2] ^= 1
         path.write_bytes(raw)
-    with pytest.warns(hdf5_verify.DamageWarning, match=f"last.h5: damaged.*{steps[-2].name} takes its place"):
+    with pytest.warns(hdf5.DamageWarning, match=f"last.h5: damaged.*{steps[-2].name} takes its place"):
         again = launch.launch(None, folder, resume=True)
     assert torch.equal(again.weights, whole.weights)
     assert Checkpoint.load(last).step == whole.step

@@ -22,8 +22,8 @@ from torch import nn
 
 import landscape
 from landscape import InputError, Problem, Surface
-from landscape.analysis.contour import reused_points
-from landscape.evaluation import batched, evaluate, grid
+from landscape.analysis.grids import reused_points
+from landscape.evaluation import evaluate, grid, paths
 from landscape.evaluation.grid import MismatchError, Portions, coincide, compute_missing
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
@@ -42,7 +42,7 @@ def test_a_surface_gone_on_with_has_the_bits_of_an_unbroken_one(
 ) -> None:
     monkeypatch.setattr(grid, "PORTION_SECONDS", 0.0)
     monkeypatch.setattr(grid, "SAVE_SHARE", 0.0)
-    monkeypatch.setattr(batched, "MAX_BLOCK", 4)
+    monkeypatch.setattr(paths, "MAX_BLOCK", 4)
     own = problems.ALL[name]()
     problem = Problem(own.model, own.criterion, own.tensors or (), dtype=dtype)
     plane = landscape.random_plane(problem)
@@ -330,7 +330,7 @@ def test_a_later_surface_is_kept_while_an_earlier_one_is_computed(
     assert command("contour", files[1], "--grid", "4", "-o", out)[0] == 0
     monkeypatch.setattr(grid, "PORTION_SECONDS", 0.0)
     monkeypatch.setattr(grid, "SAVE_SHARE", 0.0)
-    monkeypatch.setattr(batched, "MAX_BLOCK", 4)
+    monkeypatch.setattr(paths, "MAX_BLOCK", 4)
     seen = []
     real = landscape.results.base.save
     monkeypatch.setattr(

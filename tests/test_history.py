@@ -68,7 +68,7 @@ def test_rows_come_from_the_step_files_where_last_is_damaged(run: Path, tmp_path
     folder = Path(shutil.copytree(run, tmp_path / "run"))
     whole = landscape.load(run / "last.h5").history
     (folder / "last.h5").write_bytes(b"damaged")
-    with pytest.warns(landscape.core.hdf5_verify.DamageWarning):
+    with pytest.warns(landscape.core.hdf5.DamageWarning):
         resumed = launch.launch(None, folder, resume=True)
     assert _equal(resumed.history, whole, STEPS)
     # A run goes on with what is there, and says what is not.

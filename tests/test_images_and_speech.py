@@ -22,7 +22,7 @@ import landscape
 from landscape import FailedError, InputError, Problem
 from landscape.core.options import positive
 from landscape.core.progress import progress_bar
-from landscape.data import cache, images, pictures, speech
+from landscape.data import cache, images, speech
 from landscape.data.images import augment
 from landscape.train.processes.process_group import Group
 from landscape.train.recipes import recipe
@@ -48,12 +48,12 @@ def one_line(error: pytest.ExceptionInfo[BaseException], *words: str) -> None:
 
 def write_binary(folder: Path, name: str, samples: int = 7) -> dict[str, np.ndarray]:
     """CIFAR's binary files with random images: file -> rows."""
-    archive, train, test, labels, classes = pictures.BINARY[name]
+    archive, train, test, labels, classes = images.BINARY[name]
     rng = np.random.default_rng(0)
     (folder / archive).mkdir(parents=True)
     rows = {}
     for file in (*train, test):
-        rows[file] = rng.integers(0, 256, (samples, labels + pictures.PIXELS), dtype=np.uint8)
+        rows[file] = rng.integers(0, 256, (samples, labels + images.PIXELS), dtype=np.uint8)
         rows[file][:, :labels] = rng.integers(0, classes, (samples, labels))
         rows[file].tofile(folder / archive / file)
     return rows
@@ -75,10 +75,10 @@ def write_images(root: Path, classes: tuple[str, ...] = ("ant", "bee", "cat"), s
     return np.stack(found).transpose(0, 3, 1, 2)
 
 
-@pytest.mark.parametrize("name", pictures.BINARY)
+@pytest.mark.parametrize("name", images.BINARY)
 def test_cifars_binary_files_read_back(tmp_path: Path, name: str) -> None:
     rows = write_binary(tmp_path, name)
-    _, train, test, labels, classes = pictures.BINARY[name]
+    _, train, test, labels, classes = images.BINARY[name]
     data = landscape.data.load(name, data_dir=tmp_path, normalize=False)
     whole = np.concatenate([rows[file] for file in train])
     assert data.classes == classes

@@ -23,8 +23,8 @@ import torch
 import landscape
 from landscape import FailedError, InputError
 from landscape.checkpoint import run_folder
-from landscape.core import errors, lock, progress
-from landscape.core.lock import Lock
+from landscape.core import errors, files, progress
+from landscape.core.files import Lock
 from landscape.data import cache
 from landscape.evaluation import grid
 from landscape.train.processes import children
@@ -416,7 +416,7 @@ def test_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: py
 def test_one_writer_at_a_time_and_the_line_names_it(
     tiny: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "PATIENCE", 0.1)
+    monkeypatch.setattr(files, "PATIENCE", 0.1)
     run = tmp_path / "run"
     (run / "inner").mkdir(parents=True)
     (run / ".lock").write_text("left behind by a process that was killed\n")

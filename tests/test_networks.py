@@ -13,8 +13,7 @@ from torch import nn
 import landscape
 from landscape import FailedError, InputError, Problem
 from landscape.evaluation.paths import fold
-from landscape.models.convolutional import scaled
-from landscape.models.torchvision import NETWORKS
+from landscape.models.convolutional import NETWORKS, scaled
 from landscape.problem.losses import correct
 from tests.conftest import slow_but
 

@@ -12,7 +12,7 @@ import torch
 
 import landscape
 from landscape import InputError, Problem
-from landscape.analysis.noise_alignment import exponent
+from landscape.analysis.noise import exponent
 from landscape.data.synthetic import mean_output
 from landscape.gradients.minibatches import stream
 from tests import problems

@@ -167,7 +167,7 @@ def test_auto_falls_back_where_compiling_fails(monkeypatch: pytest.MonkeyPatch) 
 
         return fail
 
-    monkeypatch.setattr("landscape.evaluation.batched.COMPILE_WORK", 0.0)
+    monkeypatch.setattr("landscape.evaluation.paths.COMPILE_WORK", 0.0)
     monkeypatch.setattr(torch, "compile", broken)
     problem = problems.mlp()
     with pytest.warns(landscape.PathWarning, match="no compiler"):

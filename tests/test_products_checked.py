@@ -16,12 +16,13 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 import landscape
 from landscape import HessianOperator, InputError, PathWarning, Problem, ProblemWarning
 from landscape.curvature import chain_hessian, eigenvalues
-from landscape.curvature.hessian import KINDS, HessianOptions, dense_hessian
+from landscape.curvature.hessian import KINDS, HessianOptions
 from landscape.curvature.krylov import start_vector
 from landscape.curvature.lanczos import SearchOptions
 from landscape.problem.data import Data
 from tests import problems
 from tests.conftest import slow_but
+from tests.dense import dense_hessian
 
 # What is said of curvature in half precision (test_low_precision).
 SAID = pytest.mark.filterwarnings("ignore:model. it computes in:landscape.ProblemWarning")

@@ -20,7 +20,7 @@ import landscape
 from landscape import FailedError, InputError
 from landscape.core.options import positive
 from landscape.core.toml import toml_value
-from landscape.data import pictures
+from landscape.data import images
 from landscape.data.images import decode
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
@@ -175,7 +175,7 @@ def write_mnist(folder: Path, suffix: str = "") -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     arrays = {
         name: rng.integers(0, 255 if "images" in name else 10, shape, dtype=np.uint8)
-        for name, shape in zip(pictures.FILES, [(30, 4, 4), (30,), (10, 4, 4), (10,)], strict=True)
+        for name, shape in zip(images.FILES, [(30, 4, 4), (30,), (10, 4, 4), (10,)], strict=True)
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in arrays.items():
@@ -190,10 +190,8 @@ def test_idx_files_are_found_and_read(tmp_path: Path, name: str, suffix: str, in
     arrays = write_mnist(tmp_path / name if inside else tmp_path, suffix)
     data = landscape.data.load(name, data_dir=tmp_path)
     assert data.train[0].shape == (30, 16)
-    np.testing.assert_allclose(
-        data.test[0].numpy(), arrays[pictures.FILES[2]].reshape(10, 16) / 255, rtol=1e-6
-    )
-    assert torch.equal(data.train[1], torch.from_numpy(arrays[pictures.FILES[1]].astype(np.int64)))
+    np.testing.assert_allclose(data.test[0].numpy(), arrays[images.FILES[2]].reshape(10, 16) / 255, rtol=1e-6)
+    assert torch.equal(data.train[1], torch.from_numpy(arrays[images.FILES[1]].astype(np.int64)))
     assert re.fullmatch("[0-9a-f]{64}", data.fingerprint)
 
 
@@ -211,7 +209,7 @@ def test_any_bytes_are_an_array_or_a_clear_error(
     for path in (folder / "x", folder / "x.gz"):
         path.write_bytes(raw)
         with contextlib.suppress(FailedError):  # any other exception fails the test
-            assert pictures.read_idx(path).dtype == np.uint8
+            assert images.read_idx(path).dtype == np.uint8
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=3), st.integers(0, 9))
@@ -221,12 +219,12 @@ def test_idx_files_read_back_and_truncated_ones_are_refused(
     path = tmp_path_factory.mktemp("idx") / "x"
     array = np.arange(int(np.prod(shape)), dtype=np.uint8).reshape(shape)
     write_idx(path, array)
-    np.testing.assert_array_equal(pictures.read_idx(path), array)
+    np.testing.assert_array_equal(images.read_idx(path), array)
     raw = path.read_bytes()
     if 0 < cut < len(raw):
         path.write_bytes(raw[:-cut])
         with pytest.raises(FailedError):
-            pictures.read_idx(path)
+            images.read_idx(path)
 
 
 def test_missing_and_damaged_data_say_what_to_do(tmp_path: Path) -> None:
@@ -235,11 +233,11 @@ def test_missing_and_damaged_data_say_what_to_do(tmp_path: Path) -> None:
     ):
         landscape.data.load("mnist", data_dir=tmp_path)
     write_mnist(tmp_path / "mnist", ".gz")
-    images = tmp_path / "mnist" / f"{pictures.FILES[0]}.gz"
-    images.write_bytes(images.read_bytes()[:50])
+    path = tmp_path / "mnist" / f"{images.FILES[0]}.gz"
+    path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(FailedError, match="cannot be read .* download it again"):
         landscape.data.load("mnist", data_dir=tmp_path)
-    write_idx(images, np.zeros((3, 4, 4), np.uint8))
+    write_idx(path, np.zeros((3, 4, 4), np.uint8))
     with pytest.raises(FailedError, match=r"shape \(3, 4, 4\) and its labels \(30,\)"):
         landscape.data.load("mnist", data_dir=tmp_path)
     with pytest.raises(InputError, match="data: 'colour' is not known"):

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from landscape import FailedError, InputError, Problem, smoothing
 from landscape.analysis.smoothing import displacement
-from landscape.curvature.hessian import dense_hessian
 from landscape.data.synthetic import mean_output
 from tests import problems
 from tests.conftest import slow_but
+from tests.dense import dense_hessian
 
 EIGENVALUES = [-0.5, 0.2, 1.0, 3.0]
 

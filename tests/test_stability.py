@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import InputError
-from landscape.analysis.stability import stability
+from landscape.analysis.spectrum import stability
 from landscape.results.stability import Stability
 from landscape.stability import FORMS, Setting, limits, lr_that_keeps_minima, max_stable_step, polynomials
 from landscape.stability.rules import (
@@ -30,11 +30,7 @@ from tests import problems
 from tests.conftest import Command
 
 # DESIGN, formulas: τ = 1, 3, 7, 31 without momentum, with m = 0.9, and shifted.
-TABLE = [
-    [1.0000, 0.4450, 0.2091, 0.0499],
-    [0.1000, 0.0348, 0.0158, 0.0042],
-    [0.1900, 0.0648, 0.0279, 0.0063],
-]
+TABLE = [[1.0000, 0.4450, 0.2091, 0.0499], [0.1000, 0.0348, 0.0158, 0.0042], [0.1900, 0.0648, 0.0279, 0.0063]]
 
 
 def test_the_table_of_the_design_comes_out() -> None:

@@ -116,7 +116,7 @@ HEAVY = {"matplotlib", "seaborn", "pandas", "sklearn", "xarray"}
         (
             "import landscape, landscape.train.run.launch, landscape.train.run.loop, landscape.paper\n"
             "landscape.contour, landscape.load, landscape.data.names()\n"
-            "from landscape.results import base, frames, shown\n"
+            "from landscape.results import base, shown\n"
             "import landscape.cli.contour, landscape.cli.train, landscape.cli.figures",
             HEAVY,
         ),

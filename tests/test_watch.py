@@ -17,7 +17,7 @@ from rich.console import Console
 
 import landscape
 from landscape.cli.watch import Row, curve, line, look, rows, view
-from landscape.core.lock import Lock, in_use
+from landscape.core.files import Lock, in_use
 from landscape.core.progress import duration
 from landscape.train.recipes import recipe
 from landscape.train.run import launch

@@ -26,7 +26,7 @@ for name in landscape.__all__:
     getattr(landscape, name)
 
 from landscape.core.files import HAS_LOCKS
-from landscape.core.lock import in_use
+from landscape.core.files import in_use
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
 assert not HAS_LOCKS

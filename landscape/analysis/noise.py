@@ -1,25 +1,52 @@
-"""Δ(2), the noise that the spread of the learners adds, four ways (DPSGD-2020, Eq. 4)."""
+"""The noise of gradients: Δ(2) of the learners' spread, the noise scale, and its alignment with H."""
 
 from __future__ import annotations
 
-from typing import Unpack
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.core.errors import InputError
+from landscape.core import statistics
+from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
-from landscape.core.options import expect, positive
-from landscape.core.progress import Progress
+from landscape.core.options import choose, expect, positive
+from landscape.core.progress import Progress, portion
 from landscape.core.registry import numerics
-from landscape.curvature.hessian import HessianOperator
+from landscape.core.statistics import standard_error
+from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
+from landscape.curvature.hessian import HessianOperator, Products
+from landscape.curvature.lanczos import TOL as EIGEN_TOL
 from landscape.evaluation import needs
+from landscape.evaluation.grid import setting
 from landscape.gradients.learners import Stack
-from landscape.problem.batchnorm import has_batchnorm
+from landscape.gradients.minibatches import (
+    FEW,
+    JUDGED,
+    LEAST,
+    MOST,
+    TOL,
+    AroundWhole,
+    Estimator,
+    Jackknife,
+    Learners,
+    Minibatches,
+    Precision,
+    Scale,
+    check_unpenalised,
+    in_minibatches,
+    learners_of,
+    stream,
+)  # fmt: skip
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.noise import NoiseEstimate
+from landscape.results.noise import NoiseAlignment, NoiseEstimate, NoiseScale
 
 # Draws give each standard error to about 13%, 1/√(2·31) (ours; DESIGN's default).
 DRAWS = 32
@@ -75,75 +102,335 @@ def estimate_noise(
     """
     positive("learners", len(weights), least=2)
     expect("problem", problem, Problem)
-    positive("draws", draws, least=2)
-    positive("local_batch", local_batch, least=1)
+    for name, value, least in (("draws", draws, 2), ("local_batch", local_batch, 1), ("seed", seed, 0)):
+        positive(name, value, least=least)
     positive("lr", lr)
-    positive("seed", seed, least=0)
-    if problem.regularised:
-        raise InputError("penalty: Δ(2) is of the data's minibatches, leave out penalty and weight_decay")
+    check_unpenalised(problem, "Δ(2) is of the data's minibatches")
     problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
-    if has_batchnorm(problem.model):
-        batch = min(local_batch, problem.data.samples)
-        whole = problem.data.samples // batch * batch
-        problem = problem.subset(slice(whole)).with_batchnorm("train", batch)
+    problem = in_minibatches(problem, local_batch)
     weights = weights.to(problem.device, problem.dtype)
     n, mean = len(weights), average(weights)
-    gradient = problem.gradient(mean).double()
-    rows, drawn = [], _Draws(problem, weights, mean, gradient)
-    positive("seed", seed, least=0)
-    generator = torch.Generator().manual_seed(seed)
+    gradient, spread = problem.gradient(mean).double(), weights - mean
+    terms = _terms_of_delta(problem, weights, mean, gradient)
+    rows, generator = [], torch.Generator().manual_seed(seed)
     for k in range(draws):
-        indices = torch.randint(problem.data.samples, (n, local_batch), generator=generator)
-        rows.append(drawn.terms(indices))
+        rows.append(terms(torch.randint(problem.samples, (n, local_batch), generator=generator)))
         if progress:
             progress((k + 1) / draws)
+    names = ("direct", "first_order", "delta_s", "delta_2", "delta_cross")
     table = lr**2 * torch.tensor(rows, dtype=torch.float64).numpy()
-    spread = weights - mean
     each = torch.stack([problem.gradient(w) for w in weights])
     full = each.mean(0, dtype=torch.float64) - gradient
     operator = HessianOperator(problem, mean)
     eq4 = sum(float(operator(d).double().square().sum()) for d in spread) / n**2
     return NoiseEstimate(
-        direct=table[:, 0],
-        first_order=table[:, 1],
-        delta_s=table[:, 2],
-        delta_2=table[:, 3],
-        delta_cross=table[:, 4],
+        **dict(zip(names, table.T, strict=True)),
         full_batch=lr**2 * float(full @ full),
         eq4=lr**2 * eq4,
         consensus=float(spread.double().square().sum()) / n,
         lr=lr,
         learners=n,
         local_batch=local_batch,
-        samples=problem.data.samples,
+        samples=problem.samples,
         seed=seed,
         **about,
     )
 
 
-class _Draws:
-    """The terms of Δ(2) on drawn minibatches; ``gradient`` (P,) is that of all data at the mean."""
+def _terms_of_delta(
+    problem: Problem, weights: Tensor, mean: Tensor, gradient: Tensor
+) -> Callable[[Tensor], list[Tensor]]:
+    """Samples (n, B) ↦ direct, first order, Δ_S, Δ(2) and cross term over lr², on these minibatches.
 
-    def __init__(self, problem: Problem, weights: Tensor, mean: Tensor, gradient: Tensor) -> None:
-        self.problem, self.weights, self.mean, self.gradient = problem, weights, mean, gradient
-        self.stack = Stack(problem)
-        self.at_learners, self.at_mean = torch.empty_like(weights), torch.empty_like(weights)
+    ``gradient`` (P,) is that of all data at the ``mean``.
+    """
+    stack, at_learners, at_mean = Stack(problem), torch.empty_like(weights), torch.empty_like(weights)
 
-    def terms(self, indices: Tensor) -> list[Tensor]:
-        """direct, first order, Δ_S, Δ(2) and cross term over lr², on the samples ``indices`` (n, B)."""
-        x, y = self.problem.data.gather(indices)
-        self.stack.gradients(self.weights, x, y, out=self.at_learners)
-        self.stack.gradients(self.mean.expand_as(self.weights), x, y, out=self.at_mean)
-        delta = (self.at_learners - self.at_mean).mean(0, dtype=torch.float64)
+    def perpendicular(v: Tensor) -> Tensor:
+        """The part of ``v`` (P,) orthogonal to the gradient."""
+        return v - (v @ gradient) / (gradient @ gradient) * gradient
+
+    def terms(indices: Tensor) -> list[Tensor]:
+        x, y = problem.data.gather(indices)
+        stack.gradients(weights, x, y, out=at_learners)
+        stack.gradients(mean.expand_as(weights), x, y, out=at_mean)
+        delta = (at_learners - at_mean).mean(0, dtype=torch.float64)
         products = [
-            HessianOperator(self.problem.subset(i), self.mean)(d)
-            for i, d in zip(indices, self.weights - self.mean, strict=True)
+            HessianOperator(problem.subset(i), mean)(d) for i, d in zip(indices, weights - mean, strict=True)
         ]
         first = torch.stack(products).mean(0, dtype=torch.float64)
-        p_delta = self._perpendicular(delta)
-        p_s = self._perpendicular(self.at_mean.mean(0, dtype=torch.float64))
+        p_delta, p_s = perpendicular(delta), perpendicular(at_mean.mean(0, dtype=torch.float64))
         return [delta @ delta, first @ first, p_s @ p_s, p_delta @ p_delta, 2 * p_s @ p_delta]
 
-    def _perpendicular(self, v: Tensor) -> Tensor:
-        """The part of ``v`` (P,) orthogonal to the gradient."""
-        return v - (v @ self.gradient) / (self.gradient @ self.gradient) * self.gradient
+    return terms
+
+
+GRADIENTS = ("whole", "draws")
+
+
+@bounded(needs.noise_scale)
+def noise_scale(
+    problem: Problem,
+    batch: int,
+    *,
+    weights: Tensor | None = None,
+    local_batch: int | None = None,
+    gradient: str = "whole",
+    tol: float = TOL,
+    draws: int = LEAST,
+    max_draws: int = MOST,
+    seed: int = 0,
+    max_memory: int | None = None,
+    progress: Progress | None = None,
+    **about: Unpack[Provenance],
+) -> NoiseScale:
+    """B_simple = tr Σ/‖g‖²: the batch at which noise and gradient are equal in size.
+
+    Below it a larger batch saves nearly as many steps as it costs samples; far above it saves none
+    (McCandlish et al. 2018, arXiv:1812.06162). Σ is the covariance of one sample's gradient and g that of the
+    loss at w_a; tr Σ is B E‖g_B − g‖² for minibatches drawn with replacement. BatchNorm takes each
+    minibatch's statistics, as in training, so that B_simple then depends on B a little, as it does where
+    samples weigh unequally. Other layers, such as dropout, are in eval mode: their noise is left out.
+
+    Args:
+        problem: the loss, on the training set, centred on w_a.
+        batch: B, samples of a minibatch at w_a. Without BatchNorm the result does not depend on it, and
+            small ones are cheaper.
+        weights: (n, P), where n ≥ 2 learners take their gradients (SSGD's all at w_a): B_simple of their mean
+            gradient, too, and what the n gradients of single steps show of it, as training sees them at no
+            cost.
+        local_batch: samples of a learner's minibatch; default: batch / n.
+        gradient: "whole": g from all data, one pass; "draws": ‖g‖² from pairs of minibatches, without a pass,
+            which is the less exact the smaller ‖g‖² is.
+        tol: draw until the standard error is at most this share of the value.
+        draws, max_draws: at least and at most so many draws, of one gradient, or one for each learner.
+        seed: draws the minibatches.
+        max_memory: bytes that the process may take, at most.
+        progress: called with the share of the work done.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
+
+    Returns:
+        B_simple in samples with its standard error, tr Σ and ‖g‖² with theirs, at w_a and from the learners.
+
+    Raises:
+        InputError: a batch, tol or number of draws that is not allowed, or weights of another shape or of
+            one learner.
+        FailedError: gradients that are not finite.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.tensor([[1.0], [1.0]]), torch.tensor([[-2.0], [0.0]])
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> problem = landscape.Problem(model, torch.nn.MSELoss(), (x, y), theta=torch.zeros(1))
+        >>> result = landscape.noise_scale(problem, 1)  # gradients 4 and 0
+        >>> result.trace, result.norm2, result.value
+        (4.0, 4.0, 1.0)
+    """
+    choose("gradient", gradient, GRADIENTS)
+    expect("problem", problem, Problem)
+    precision = Precision(tol, draws, max_draws)
+    thetas, local = learners_of(problem, batch, weights, local_batch)
+    if thetas is not None and len(thetas) < 2:
+        raise InputError("weights: those of 1 learner are not allowed, at least 2 are needed")
+    at_mean, middle = Minibatches(problem, batch, stream(seed, 0)), 1.0 if thetas is None else 0.5
+    estimator: Estimator = Jackknife(problem.theta, batch)
+    if gradient == "whole":
+        estimator = AroundWhole(_finite(at_mean.whole.gradient()), batch)
+    mean = _scale(at_mean, problem.theta[None], estimator, precision, portion(progress, 0, middle))
+    measured, of_learners = [mean], dict[str, Any]()
+    if thetas is not None:
+        own = Minibatches(problem, local, stream(seed, 1), len(thetas))
+        own_gradients = Learners(problem.theta, len(thetas), local)
+        measured.append(_scale(own, thetas, own_gradients, precision, portion(progress, middle, 1)))
+        of_learners = {f"learner_{name}": value for name, value in vars(measured[1]).items()}
+        of_learners |= own_gradients.rounds()
+        of_learners |= {"learners": len(thetas), "local_batch": local, "learner_draws": own_gradients.draws}
+    return NoiseScale(
+        **vars(mean),
+        **of_learners,
+        batch=batch,
+        draws=estimator.draws,
+        gradient=gradient,
+        tol=tol,
+        converged=all(precision.met(each.value, each.standard_error) for each in measured),
+        seed=seed,
+        **setting(at_mean.whole),
+        **about,
+    )
+
+
+def _scale(
+    minibatches: Minibatches, thetas: Tensor, estimator: Estimator, precision: Precision, progress: Progress
+) -> Scale:
+    """The noise scale from gradients at ``thetas`` (n, P), until it is as exact as asked for."""
+    for drawn in minibatches:
+        rows = [p.gradient(t) for p, t in zip(drawn, thetas, strict=True)]
+        estimator.add(_finite(torch.stack(rows)))
+        if estimator.draws < precision.least:
+            precision.enough(estimator.draws, 0.0, math.inf, progress)
+            continue
+        scale = estimator.scale()
+        if precision.enough(estimator.draws, scale.value, scale.standard_error, progress):
+            break
+    return scale
+
+
+def _finite(gradients: Tensor) -> Tensor:
+    if not bool(torch.isfinite(gradients).all()):
+        raise FailedError("weights: the gradient is not finite at these weights")
+    return gradients
+
+
+# The number of outliers in the spectrum of a classifier with ten classes (Gur-Ari et al. 2018).
+TOP_K = 10
+# Minibatches whose gradients and products are computed at once (ours: as many products as a trace takes).
+BLOCK = 8
+
+
+@bounded(needs.noise_alignment)
+def noise_alignment(
+    problem: Problem,
+    batch: int,
+    top_k: int = TOP_K,
+    *,
+    tol: float = TOL,
+    max_draws: int = FEW,
+    search: str = "auto",
+    seed: int = 0,
+    max_memory: int | None = None,
+    progress: Progress | None = None,
+    **about: Unpack[Provenance],
+) -> NoiseAlignment:
+    """tr(HS)/tr S of minibatch gradients, their covariance by eigenvector of H, and γ in C_ii ∝ λ_i^γ.
+
+    S is the second moment of the gradients of minibatches drawn with replacement, C their covariance around
+    the gradient g of all samples, H the Hessian over all samples. tr(HS)/tr S is the interaction-aware
+    sharpness of "A new characterization of the edge of stability" (2022). The exponent is that of
+    arXiv 2602.05600, which finds 1 ≤ γ ≤ 2 in fully connected layers, each by itself; here it is of all
+    parameters, in the basis of H's top eigenvectors (ours). BatchNorm takes each minibatch's statistics, as
+    in training; H and g are then means over minibatches of that size, without a smaller last one, and g_B
+    has a mean that differs a little from g.
+
+    Args:
+        problem: the loss on the training set.
+        batch: B, samples in a minibatch.
+        top_k: k, the number of eigenvectors; at most P.
+        tol: draws go on until the standard error of tr(HS)/tr S is this share of it…
+        max_draws: …or until there are so many; at least 2. Each takes a minibatch gradient and a Hessian
+            product.
+        search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
+        seed: draws the minibatches and the start of the search of eigenvalues.
+        max_memory: bytes that the process may take, at most.
+        progress: called with an estimate of the share of the work done.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
+
+    Returns:
+        ``value`` and ``standard_error`` of tr(HS)/tr S, C_ii (k,) and γ with their errors.
+
+    Raises:
+        InputError: a number that is not allowed, or a penalty.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.ones(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+        >>> result = landscape.noise_alignment(problem, 1, 2)
+        >>> bool(1 <= result.value <= 9)  # H has these eigenvalues
+        True
+    """
+    expect("problem", problem, Problem)
+    for name, value, least in (("batch", batch, 1), ("top_k", top_k, 1), ("max_draws", max_draws, 2)):
+        positive(name, value, least=least)
+    positive("tol", tol)
+    check_unpenalised(problem, "the noise is of the data's minibatches")
+    minibatches = Minibatches(problem, batch, stream(seed, 0))
+    problem, parts = minibatches.whole, iter(minibatches)
+    pairs = top_eigenvalues(
+        problem, top_k, EIGEN_TOL, search=search, seed=seed, progress=portion(progress, 0, 0.5)
+    )
+    products, _ = exact_products(problem)
+    gradient = problem.gradient().double()
+    terms = _terms_in_curvature(problem, products, gradient, pairs.vectors.double())
+    rows = np.zeros((0, 4 + top_k))
+    reached, drawing = False, portion(progress, 0.5, 1)
+    while len(rows) < max_draws and not reached:
+        block = itertools.islice(parts, min(BLOCK, max_draws - len(rows)))
+        rows = np.concatenate([rows, terms([part for (part,) in block])])
+        ias, ias_error = statistics.ratio(rows[:, 0], rows[:, 1])
+        reached = len(rows) >= JUDGED and ias_error <= tol * abs(ias)
+        drawing(1.0 if reached else len(rows) / max_draws)
+    noise, noise_error = statistics.ratio(rows[:, 2], rows[:, 3])
+    values = pairs.values.numpy()
+    gamma, gamma_error, scatter = exponent(values, rows[:, 4:])
+    return NoiseAlignment(
+        values=values,
+        residuals=pairs.residuals.numpy(),
+        covariance=rows[:, 4:].mean(0),
+        covariance_error=np.array([standard_error(column) for column in rows[:, 4:].T]),
+        ias=ias,
+        ias_error=ias_error,
+        estimates=statistics.ratio_estimates(rows[:, 0], rows[:, 1]),
+        noise_curvature=noise,
+        noise_curvature_error=noise_error,
+        trace_s=float(rows[:, 1].mean()),
+        trace_c=float(rows[:, 3].mean()),
+        grad_norm2=float(gradient.square().sum()),
+        gamma=gamma,
+        gamma_error=gamma_error,
+        gamma_scatter=scatter,
+        batch=batch,
+        draws=len(rows),
+        reached=reached,
+        parameters=problem.layout.size,
+        hvps=pairs.hvps + len(rows) + 1,
+        converged=pairs.converged,
+        tol=tol,
+        seed=seed,
+        **setting(problem),
+        **about,
+    )
+
+
+def exponent(values: Array, squares: Array) -> tuple[float, float, float]:
+    """(γ, its jackknife error, its error from the scatter) of C_ii ∝ λ_i^γ.
+
+    Args:
+        values: (k,), λ_i; those that are not positive are left out.
+        squares: (draws, k), squared deviations along each eigenvector, whose means are C_ii.
+
+    Example:
+        >>> gamma, error, scatter = exponent(np.array([4.0, 2.0, 1.0]), np.array([[16.0, 4, 1], [32, 8, 2]]))
+        >>> round(gamma, 6), round(error, 6), round(scatter, 6)
+        (2.0, 0.0, 0.0)
+    """
+    used = (values > 0) & (squares.mean(0) > 0)
+    if used.sum() < 2:
+        return math.nan, math.nan, math.nan
+    picked, x = squares[:, used], np.log(values[used]) - np.log(values[used]).mean()
+    if not x @ x > 0:
+        return math.nan, math.nan, math.nan
+    heights = np.log(picked.mean(0))
+    gamma = float(x @ heights / (x @ x))
+    left = (picked.sum(0) - picked) / (len(picked) - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        without = np.log(left) @ x / (x @ x)
+    misfit, freedom = heights - heights.mean() - gamma * x, len(x) - 2
+    scatter = math.sqrt(float(misfit @ misfit) / freedom / float(x @ x)) if freedom > 0 else math.nan
+    return gamma, float(statistics.error_of(without)), scatter
+
+
+def _terms_in_curvature(
+    problem: Problem, products: Products, gradient: Tensor, vectors: Tensor
+) -> Callable[[Sequence[Problem]], Array]:
+    """Minibatches ↦ (minibatches, 4 + k): gᵀHg, ‖g‖², both of g_B − g, and its squares along ``vectors``."""
+    bent_gradient = products(gradient[None].to(problem.dtype))[0].double()
+
+    def terms(parts: Sequence[Problem]) -> Array:
+        rows = torch.stack([part.gradient(problem.theta) for part in parts])
+        bent, rows = products(rows).double(), rows.double()
+        away, bent_away = rows - gradient, bent - bent_gradient
+        pairs = ((rows, bent), (rows, rows), (away, bent_away), (away, away))
+        columns = torch.stack([(a * b).sum(1) for a, b in pairs], 1)
+        return torch.cat([columns, (away @ vectors.T).square()], 1).cpu().numpy()
+
+    return terms

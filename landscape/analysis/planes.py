@@ -279,10 +279,7 @@ def eigen_plane(
             f"eigen: {ends.hvps} products did not bring the eigenvectors to a residual of {tol:g}; "
             "allow a larger tolerance or more products"
         )
-    axes = (
-        f"eigenvector of λ_max = {ends.max:.3g}",
-        f"eigenvector of λ_min = {ends.min:.3g}",
-    )
+    axes = (f"eigenvector of λ_max = {ends.max:.3g}", f"eigenvector of λ_min = {ends.min:.3g}")
     return Plane(problem.theta, ends.vectors.flip(0), "eigen", "none", seed, axes=axes)
 
 

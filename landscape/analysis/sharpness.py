@@ -1,28 +1,42 @@
-"""Sharpness: the rise of the loss within a distance, at worst or on average."""
+"""Sharpness: the rise of the loss within a distance, and the curvature along minibatch gradients."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple, Unpack
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
+from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
 from landscape.core.options import choose, expect, positive
-from landscape.core.progress import Progress
-from landscape.core.statistics import mean_and_error, standard_error
-from landscape.curvature.krylov import start_vector
+from landscape.core.progress import Progress, portion
+from landscape.core.registry import numerics
+from landscape.core.statistics import mean_and_error
+from landscape.curvature.eigenvalues import top_eigenvalues
+from landscape.curvature.hessian import gradient_curvature
+from landscape.curvature.lanczos import TOL as EIGENVALUE_TOL
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
-from landscape.gradients.minibatches import Minibatches, stream
+from landscape.gradients.minibatches import (
+    FEW,
+    JUDGED,
+    LEAST,
+    MOST,
+    TOL,
+    Minibatches,
+    Precision,
+    learners_of,
+    stream,
+)  # fmt: skip
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
+from landscape.results.curvature import BatchSharpness
 from landscape.results.flatness import Sharpness
 
 # First step relative to the radius (that of APGD; Croce and Hein 2020), its factors after a success and a
@@ -44,8 +58,8 @@ class Ascent(NamedTuple):
     gradients: int
 
 
-def largest_rise(
-    problem: Problem, theta: Tensor, scale: Tensor | None, rho: float, starts: list[Tensor], steps: int
+def _largest_rise(
+    problem: Problem, scale: Tensor | None, rho: float, starts: list[Tensor], steps: int
 ) -> Ascent:
     """The largest L(θ + scale·ε) − L(θ) over ‖ε‖ ≤ ρ that ``steps`` gradients from each start find.
 
@@ -53,55 +67,50 @@ def largest_rise(
     gradient, the maximum to first order (Foret et al. 2021), where the gradient is not zero.
 
     Args:
-        problem: the loss.
-        theta: θ (P,).
+        problem: the loss, centred on θ.
         scale: (P,), such as |θ|; None: 1 for all.
         rho: ρ.
         starts: further directions (P,) in which the search starts.
         steps: gradients for each start, at most.
     """
-    base, slope = _loss_and_slope(problem, theta, scale)
-    best = Ascent(0.0, base, 0.0, 1)  # ε = 0 is allowed, too
+
+    def loss_and_slope(at: Tensor) -> tuple[float, Tensor]:
+        """The loss at ε = ``at``, and its gradient in ε."""
+        theta = problem.theta + at if scale is None else torch.addcmul(problem.theta, scale, at)
+        loss, gradient = problem.loss_and_gradient(theta)
+        return loss, gradient if scale is None else gradient.mul_(scale)
+
+    base, slope = loss_and_slope(torch.zeros_like(problem.theta))
+    rise, residual, gradients = 0.0, 0.0, 1  # ε = 0 is allowed, too
     for start in ([slope] if float(slope.norm()) > 0 else []) + starts:
-        found = _climb(problem, theta, scale, rho, start, steps)
-        higher = found.rise - base > best.rise
-        best = Ascent(
-            found.rise - base if higher else best.rise,
-            base,
-            found.residual if higher else best.residual,
-            best.gradients + found.gradients,
-        )
-    return best
-
-
-def _loss_and_slope(problem: Problem, at: Tensor, scale: Tensor | None) -> tuple[float, Tensor]:
-    """The loss at ``at``, and its gradient in ε."""
-    loss, gradient = problem.loss_and_gradient(at)
-    return loss, gradient if scale is None else gradient.mul_(scale)
+        highest, angle, used = _climb(loss_and_slope, rho, start, steps)
+        gradients += used
+        if highest - base > rise:
+            rise, residual = highest - base, angle
+    return Ascent(rise, base, residual, gradients)
 
 
 def _climb(
-    problem: Problem, theta: Tensor, scale: Tensor | None, rho: float, start: Tensor, steps: int
-) -> Ascent:
-    """From ``start``, scaled to norm ρ; the step grows where the loss does, and shrinks where it falls."""
+    loss_and_slope: Callable[[Tensor], tuple[float, Tensor]], rho: float, start: Tensor, steps: int
+) -> tuple[float, float, int]:
+    """The largest loss from ``start``, scaled to norm ρ, the angle there, and how many gradients it took.
+
+    The step grows where the loss does, and shrinks where it falls.
+    """
     at, step = start * (rho / float(start.norm())), FIRST
-    loss, slope = _loss_and_slope(problem, _moved(theta, scale, at), scale)
+    loss, slope = loss_and_slope(at)
     used, angle = 1, _angle(slope, at, rho)
     while used < steps and step > LAST and angle > PARALLEL and float(slope.norm()) > 0:
         other = torch.add(at, slope, alpha=step * rho / float(slope.norm()))
         other *= min(1.0, rho / float(other.norm()))
-        value, gradient = _loss_and_slope(problem, _moved(theta, scale, other), scale)
+        value, gradient = loss_and_slope(other)
         used += 1
         if value > loss:  # False for NaN
             at, loss, slope, step = other, value, gradient, step * LONGER
             angle = _angle(slope, at, rho)
         else:
             step *= SHORTER
-    return Ascent(loss, 0.0, angle, used)
-
-
-def _moved(theta: Tensor, scale: Tensor | None, at: Tensor) -> Tensor:
-    return theta + at if scale is None else torch.addcmul(theta, scale, at)
+    return loss, angle, used
 
 
 def _angle(slope: Tensor, at: Tensor, rho: float) -> float:
@@ -119,9 +128,6 @@ KINDS = ("worst", "average")
 # Gradients of one search (Andriushchenko et al. 2023 take 20 on CIFAR-10), and random starts of it besides
 # that along the gradient (ours: at a minimum the gradient is mostly noise).
 STEPS, STARTS = 20, 1
-# A relative standard error of 5% in at most 256 draws, not judged before the 32nd (ours: an error from fewer
-# is itself wrong by an eighth).
-TOL, DRAWS, FEWEST = 0.05, 256, 32
 
 
 @bounded(needs.sharpness)
@@ -135,7 +141,7 @@ def sharpness(
     steps: int = STEPS,
     starts: int = STARTS,
     tol: float = TOL,
-    max_draws: int = DRAWS,
+    max_draws: int = FEW,
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
@@ -185,41 +191,56 @@ def sharpness(
     expect("problem", problem, Problem)
     positive("rho", rho)
     positive("tol", tol)
-    for name, value, least in (("steps", steps, 1), ("starts", starts, 0), ("max_draws", max_draws, 2)):
+    for name, value, least in (
+        ("steps", steps, 1), ("starts", starts, 0), ("max_draws", max_draws, 2), ("seed", seed, 0)
+    ):  # fmt: skip
         positive(name, value, least=least)
-    theta = problem.theta
+    theta, rho = problem.theta, float(rho)
     scale = theta.abs() if adaptive else None
     if scale is not None and not bool(scale.any()):
         raise InputError("adaptive: all weights are 0, so that none could move; give adaptive=False")
     if m is not None:
         positive("m", m, least=1)
-        if m > problem.data.samples:
-            raise InputError(f"m: {m} is not allowed, the data has {problem.data.samples} samples")
-    start_vector(problem, seed, 1)  # refuses a seed below 0
-    fixed = kind == "worst" and m is None
-    drawn = _Draws(problem, float(rho), scale, _parts(problem, m, seed), stream(seed, 1))
-    whole = problem.loss() if kind == "average" and m is None else None
+        if m > problem.samples:
+            raise InputError(f"m: {m} is not allowed, the data has {problem.samples} samples")
+    worst, generator = kind == "worst", stream(seed, 1)
+    fixed = worst and m is None
+    whole = problem.loss() if not worst and m is None else None
+
+    def normal() -> Tensor:
+        """(P,), the same draw on every device."""
+        drawn = torch.randn(len(theta), dtype=torch.float64, generator=generator).to(theta)
+        return problem.along_weights(drawn)
+
     found: list[Ascent] = []
     reached = False
-    while not reached and len(found) < (1 if fixed else max_draws):
-        found.append(drawn.worst(steps, starts) if kind == "worst" else drawn.pair(whole))
-        reached = fixed or (len(found) >= FEWEST and _relative_error([each.rise for each in found]) <= tol)
+    for part in _parts(problem, m, seed):
+        directions = [normal() for _ in range(starts if worst else 1)]
+        found.append(
+            _largest_rise(part, scale, rho, directions, steps)
+            if worst
+            else _mean_rise(part, scale, rho * directions[0], whole)
+        )
+        rises = np.array([each.rise for each in found])
+        mean, error = mean_and_error(rises)
+        reached = fixed or (len(found) >= JUDGED and mean != 0 and error / abs(mean) <= tol)
         if progress:
             progress(1.0 if reached else len(found) / max_draws)
-    rises = np.array([each.rise for each in found])
+        if reached or len(found) >= max_draws:
+            break
     return Sharpness(
         values=rises,
-        standard_error=0.0 if fixed else standard_error(rises),
+        standard_error=0.0 if fixed else error,
         loss=float(np.mean([each.base for each in found])),
         kind=kind,
-        rho=float(rho),
+        rho=rho,
         adaptive=adaptive,
         m=m or 0,
         reached=reached,
         residual=float(np.mean([each.residual for each in found])),
         gradients=sum(each.gradients for each in found) + (whole is not None),
-        steps=steps if kind == "worst" else 0,
-        starts=starts if kind == "worst" else 0,
+        steps=steps if worst else 0,
+        starts=starts if worst else 0,
         fixed=0 if scale is None else int((scale == 0).sum()),
         parameters=len(theta),
         seed=seed,
@@ -228,35 +249,12 @@ def sharpness(
     )
 
 
-@dataclass(frozen=True)
-class _Draws:
-    """What is drawn: minibatches (or all samples, always the same), displacements and starts."""
-
-    problem: Problem
-    rho: float
-    scale: Tensor | None
-    parts: Iterator[Problem]
-    generator: torch.Generator
-
-    def normal(self) -> Tensor:
-        """(P,), the same draw on every device."""
-        theta = self.problem.theta
-        drawn = torch.randn(len(theta), dtype=torch.float64, generator=self.generator).to(theta)
-        return self.problem.along_weights(drawn)
-
-    def worst(self, steps: int, starts: int) -> Ascent:
-        """The largest rise of one minibatch's loss."""
-        part = next(self.parts)
-        directions = [self.normal() for _ in range(starts)]
-        return largest_rise(part, part.theta, self.scale, self.rho, directions, steps)
-
-    def pair(self, base: float | None) -> Ascent:
-        """The mean rise at ±δ, in which odd terms cancel; ``base``: the loss at the centre, if known."""
-        part, shift = next(self.parts), self.normal() * self.rho
-        shift = shift if self.scale is None else shift * self.scale
-        known = part.loss() if base is None else base
-        rise = (part.loss(part.theta + shift) + part.loss(part.theta - shift)) / 2 - known
-        return Ascent(rise, known, 0.0, 2 + (base is None))
+def _mean_rise(part: Problem, scale: Tensor | None, shift: Tensor, base: float | None) -> Ascent:
+    """The mean rise at ±δ, in which odd terms cancel; ``base``: the loss at the centre, if known."""
+    shift = shift if scale is None else shift * scale
+    known = part.loss() if base is None else base
+    rise = (part.loss(part.theta + shift) + part.loss(part.theta - shift)) / 2 - known
+    return Ascent(rise, known, 0.0, 2 + (base is None))
 
 
 def _parts(problem: Problem, m: int | None, seed: int) -> Iterator[Problem]:
@@ -267,7 +265,108 @@ def _parts(problem: Problem, m: int | None, seed: int) -> Iterator[Problem]:
     return (part for (part,) in drawn)
 
 
-def _relative_error(values: list[float]) -> float:
-    """The standard error of the mean of ``values``, relative to it; infinite for a mean of 0."""
-    mean, error = mean_and_error(np.array(values))
-    return error / abs(mean) if mean else math.inf
+@numerics(1)
+@bounded(needs.batch_sharpness)
+def batch_sharpness(
+    problem: Problem,
+    batch: int,
+    *,
+    weights: Tensor | None = None,
+    local_batch: int | None = None,
+    lr: float = math.nan,
+    limit: float | None = None,
+    with_lambda_max: bool = True,
+    tol: float = TOL,
+    draws: int = LEAST,
+    max_draws: int = MOST,
+    seed: int = 0,
+    max_memory: int | None = None,
+    progress: Progress | None = None,
+    **about: Unpack[Provenance],
+) -> BatchSharpness:
+    """E_B[g_Bᵀ H_B g_B/‖g_B‖²]: the curvature that a minibatch's step meets along itself.
+
+    g_B and H_B are gradient and Hessian of the loss of a minibatch B of ``batch`` samples, drawn with
+    replacement. With plain SGD it settles near 2/η where the batch is small (Andreyev and Beneventano 2024,
+    arXiv:2412.20553), while λ_max of the whole loss stays below. With ``weights`` it is measured at each
+    learner's weights, too, with a minibatch of its own (ours). BatchNorm takes each minibatch's statistics,
+    as in training. A problem's penalty and weight decay belong to the loss of every minibatch.
+
+    Args:
+        problem: the loss, on the training set, centred on w_a.
+        batch: B, samples of a minibatch at w_a: the total batch of a step.
+        weights: (n, P), the learners' weights, if they are to be measured.
+        local_batch: samples of a learner's minibatch; default: batch / n.
+        lr, limit: η and the largest stable ηλ of the update rule, kept with the result.
+        with_lambda_max: λ_max at w_a over all data as well, which is most of the work where the data is much
+            larger than a minibatch.
+        tol: draw until the standard error of the mean is at most this share of it.
+        draws, max_draws: at least and at most so many draws. Each takes one gradient and one product over
+            ``batch`` samples, or ``local_batch`` for each learner.
+        seed: draws the minibatches.
+        max_memory: bytes that the process may take, at most.
+        progress: called with the share of the work done.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
+
+    Returns:
+        curvature and norm2 (draws,), learner_curvature and learner_norm2 (learner draws, n), and their means
+        with standard errors.
+
+    Raises:
+        InputError: a batch, tol or number of draws that is not allowed, or weights of another
+            shape.
+        FailedError: a minibatch whose gradient is zero or not finite.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.diag(torch.tensor([2.0, 2.0])), torch.zeros(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+        >>> result = landscape.batch_sharpness(problem, 1)  # of single samples, with Hessians of rank one
+        >>> round(result.value, 3), round(result.lambda_max, 3)
+        (8.0, 4.0)
+    """
+    precision = Precision(tol, draws, max_draws)
+    expect("problem", problem, Problem)
+    thetas, local = learners_of(problem, batch, weights, local_batch)
+    at_mean = Minibatches(problem, batch, stream(seed, 0))
+    part = 1 / (1 + (thetas is not None) + with_lambda_max)
+    curvature, norm2 = _curvatures(at_mean, problem.theta[None], precision, portion(progress, 0, part))
+    measured, of_learners = [curvature], dict[str, Any]()
+    if thetas is not None:
+        own = Minibatches(problem, local, stream(seed, 1), len(thetas))
+        both = _curvatures(own, thetas, precision, portion(progress, part, 2 * part))
+        of_learners = {"learner_curvature": both[0], "learner_norm2": both[1], "local_batch": local}
+        measured.append(both[0])
+    top, residual = math.nan, math.nan
+    if with_lambda_max:
+        pairs = top_eigenvalues(
+            at_mean.whole, 1, EIGENVALUE_TOL, seed=seed, progress=portion(progress, 1 - part, 1)
+        )
+        top, residual = float(pairs.values[0]), float(pairs.residuals[0])
+    return BatchSharpness(
+        curvature=curvature[:, 0],
+        norm2=norm2[:, 0],
+        **of_learners,
+        batch=batch,
+        lambda_max=top,
+        residual=residual,
+        lr=lr,
+        limit=math.nan if limit is None else limit,
+        tol=tol,
+        converged=all(precision.met(*mean_and_error(each.mean(1))) for each in measured),
+        seed=seed,
+        # The minibatches come from all samples; with BatchNorm λ_max leaves a smaller last minibatch out.
+        **(setting(at_mean.whole) | {"samples": problem.samples}),
+        **about,
+    )
+
+
+def _curvatures(minibatches: Minibatches, thetas: Tensor, precision: Precision, progress: Progress) -> Array:
+    """(2, draws, n), curvature and ‖g‖² at ``thetas`` (n, P), until the mean is as exact as asked for."""
+    rows: list[list[tuple[float, float]]] = []
+    for drawn in minibatches:
+        rows.append([gradient_curvature(p, t) for p, t in zip(drawn, thetas, strict=True)])
+        value, error = mean_and_error(np.array(rows)[:, :, 0].mean(1))
+        if precision.enough(len(rows), value, error, progress):
+            break
+    return np.moveaxis(np.array(rows), 2, 0)

@@ -29,6 +29,7 @@ from landscape import models
 from landscape.core.errors import FailedError, InputError
 from landscape.core.extras import look_in
 from landscape.core.options import choose, near
+from landscape.core.registry import Registry
 from landscape.core.toml import toml_value
 from landscape.data.base import Dataset, fingerprint
 from landscape.problem.batches import is_resident, named_tensors
@@ -81,22 +82,13 @@ def command_text(name: str, options: Mapping[str, Any]) -> str:
     return shlex.quote(f"{name}({text})") if text else name
 
 
-def model_spec(where: str, text: str) -> Spec:
-    """:func:`parse` of a model; the options of a built-in one are checked, and its defaults filled in."""
+def known_spec(where: str, text: str, known: Registry) -> Spec:
+    """:func:`parse`; the options of a built-in model or data set are checked, and its defaults filled in."""
     spec = parse(where, text)
     if spec.user_defined:
         return spec
-    choose(where, spec.name, [*models.names(), "MODULE:NAME"])
-    return replace(spec, options=models.options(spec.name, spec.options))
-
-
-def data_spec(where: str, text: str) -> Spec:
-    """As :func:`model_spec`, of a data set."""
-    spec = parse(where, text)
-    if spec.user_defined:
-        return spec
-    choose(where, spec.name, [*datasets.names(), "MODULE:NAME"])
-    return replace(spec, options=datasets.options(spec.name, spec.options))
+    choose(where, spec.name, [*known.names(), "MODULE:NAME"])
+    return replace(spec, options=known.options(spec.name, spec.options))
 
 
 def find(where: str, name: str) -> Any:

@@ -10,7 +10,7 @@ import click
 import numpy as np
 import torch
 
-from landscape.analysis.contour import contour
+from landscape.analysis.grids import contour
 from landscape.analysis.planes import learners_plane
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from landscape.analysis.batch_sharpness import batch_sharpness as compute_batch_sharpness
+from landscape.analysis.sharpness import batch_sharpness as compute_batch_sharpness
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.stability import known

@@ -17,7 +17,7 @@ from landscape.cli.output import results as results
 from landscape.cli.output import values as values
 from landscape.core import hdf5, progress
 from landscape.core.errors import FailedError, InputError
-from landscape.core.lock import Lock
+from landscape.core.files import Lock
 from landscape.core.progress import Progress
 from landscape.results import base
 from landscape.results.shown import text_of

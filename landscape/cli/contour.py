@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from landscape.analysis.contour import contour as compute_contour
+from landscape.analysis.grids import contour as compute_contour
 from landscape.cli import planes, processes
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.gridfile import compute_on_grid

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from landscape import plots
-from landscape.analysis.contour import contour
+from landscape.analysis.grids import contour
 from landscape.analysis.noise import estimate_noise
 from landscape.analysis.planes import learners_plane, random_plane
 from landscape.checkpoint.checkpoint import Checkpoint

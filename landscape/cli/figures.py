@@ -14,7 +14,7 @@ from landscape.cli import common, options, processes
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import printable
 from landscape.core.options import quantity
-from landscape.paper import figure, forecast, gallery
+from landscape.paper import figure, gallery, scales
 from landscape.paper.context import SCALES, Context, OutOfTimeError, Scale
 from landscape.paper.figure import Figure
 from landscape.train.processes.children import Pool
@@ -180,7 +180,7 @@ def _plan(entry: Figure, context: Context) -> dict[str, Any]:
     missing = _missing(context.of(runs))
     data = ", ".join(sorted({recipe.data["name"] for recipe in runs.values()})) or "none"
     with common.progress_bar(entry.name):
-        seconds = forecast.seconds_of(context, missing)
+        seconds = scales.seconds_of(context, missing)
     took = gallery.duration(seconds) if missing else "no time"
     common.values(
         f"{entry.name}: {len(missing)} of {len(runs)} runs to train, about {took} of training one after "

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from landscape.analysis.contour import axes, reused_points
+from landscape.analysis.grids import axes, reused_points
 from landscape.cli import common, planes
 from landscape.cli.analysis import Analysis
 from landscape.cli.processes import Processes, Team

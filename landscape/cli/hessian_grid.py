@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from landscape.analysis.hessian_grid import hessian_grid as compute_hessian_grid
+from landscape.analysis.grids import hessian_grid as compute_hessian_grid
 from landscape.cli import planes, processes
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.gridfile import compute_on_grid

@@ -15,7 +15,7 @@ from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.checkpoint.run_folder import load
 from landscape.cli import common, options, run_summary
 from landscape.cli.output import values
-from landscape.core import hdf5, hdf5_verify
+from landscape.core import hdf5
 from landscape.core.errors import FailedError
 from landscape.train.recipes.recipe import recipe_of
 
@@ -33,7 +33,7 @@ def info(file: str) -> None:
             key: raw.attrs[key]
             for key in ("schema", "version", "created", "landscape_version", "torch_version")
         }
-    stamps["checksum"] = "SHA-256, fits" if hdf5_verify.has_checksum(file) else "none"
+    stamps["checksum"] = "SHA-256, fits" if hdf5.has_checksum(file) else "none"
     for key, value in stamps.items():
         values(f"{key}: {value}")
     values("", file=stamps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from landscape.analysis.line import line as compute_line
+from landscape.analysis.grids import line as compute_line
 from landscape.analysis.planes import IGNORES, NORMS, random_plane
 from landscape.cli import common, planes
 from landscape.cli.analysis import Analysis, analysis_options

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from landscape.analysis.noise_alignment import noise_alignment as compute_noise_alignment
+from landscape.analysis.noise import noise_alignment as compute_noise_alignment
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.errors import InputError

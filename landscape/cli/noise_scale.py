@@ -7,8 +7,8 @@ from typing import Any
 import click
 from torch import Tensor
 
-from landscape.analysis.noise_scale import GRADIENTS
-from landscape.analysis.noise_scale import noise_scale as compute_noise_scale
+from landscape.analysis.noise import GRADIENTS
+from landscape.analysis.noise import noise_scale as compute_noise_scale
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.batch_sharpness import batch_sizes, check_learners

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from landscape import stability as limits
-from landscape.analysis.stability import stability as compute_stability
+from landscape.analysis.spectrum import stability as compute_stability
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.cli import common, options
 from landscape.cli.analysis import Analysis, analysis_options

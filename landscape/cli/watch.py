@@ -21,9 +21,8 @@ from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.cli import common, options, output
 from landscape.cli.run_summary import against, latest, numbers
 from landscape.core.errors import FailedError
-from landscape.core.files import printable
+from landscape.core.files import in_use, printable
 from landscape.core.hdf5 import Array
-from landscape.core.lock import in_use
 from landscape.core.options import positive
 from landscape.core.progress import duration
 from landscape.results.shown import running_quartiles

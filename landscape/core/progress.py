@@ -215,14 +215,14 @@ class _Lines:
             self._all.remove(mine)
 
 
-def portion(progress: Progress | None, first: float, last: float) -> Progress | None:
+def portion(progress: Progress | None, first: float, last: float) -> Progress:
     """The progress of a part of some work, which takes the whole from the share ``first`` to ``last``.
 
     Example:
         >>> portion(print, 0.5, 1.0)(0.5)
         0.75
     """
-    return (lambda share: progress(first + share * (last - first))) if progress else None
+    return (lambda share: progress(first + share * (last - first))) if progress else no_progress
 
 
 def duration(seconds: float) -> str:

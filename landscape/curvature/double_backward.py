@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core.errors import InputError, ProblemWarning
 from landscape.core.options import expect
-from landscape.problem.function import moved
+from landscape.problem.checks import moved
 from landscape.problem.layout import Slot, differentiable, gradients
 from landscape.problem.problem import Problem
 

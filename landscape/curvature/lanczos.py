@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -120,7 +120,7 @@ class SearchResult(NamedTuple):
         converged, verified, bounds: see :class:`Eigenpairs`.
         radius: the largest magnitude of a Ritz value.
         basis, t: the last basis (j, P), and the operator in it (j, j).
-        low, high: how many eigenvalues of each end were wanted.
+        wanted: what was searched.
     """
 
     values: Array
@@ -130,8 +130,7 @@ class SearchResult(NamedTuple):
     radius: float
     basis: Tensor
     t: Array
-    low: int
-    high: int
+    wanted: SearchOptions
     bounds: tuple[float, float]
     verified: bool
     checks: int
@@ -141,16 +140,8 @@ T = TypeVar("T")
 Search = Generator[Tensor, Tensor, SearchResult]
 
 
-def search_eigenpairs(
-    start: Tensor,
-    *,
-    low: int = 0,
-    high: int = 1,
-    tol: float = TOL,
-    max_products: int = MAX_PRODUCTS,
-    progress: Progress | None = None,
-) -> Search:
-    """The ``low`` smallest and ``high`` largest eigenvalues (algebraically) of a symmetric operator.
+def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
+    """The eigenvalues (algebraically the smallest, the largest) that are ``wanted`` of a symmetric operator.
 
     A generator: it yields the vectors like ``start`` (P,) whose products with the operator it needs, and is
     sent these products, so that many searches can share one pass over the data. ``start`` is a random vector,
@@ -169,13 +160,13 @@ def search_eigenpairs(
     new vector, until that adds nothing wanted. Where several eigenvalues of an end are wanted and P is at
     most the basis, 128, the search continues until the basis is complete.
 
-    A product that is NaN or infinite ends the search, not converged, with NaN. ``progress`` takes an estimate
-    of the share that is done.
+    A product that is NaN or infinite ends the search, not converged, with NaN.
 
     Raises InputError for a tol that is not positive, or more eigenvalues than P.
     """
+    low, high, tol, most = wanted.low, wanted.high, wanted.tol, wanted.max_products
     positive("tol", tol)
-    positive("max_products", max_products, least=1)
+    positive("max_products", most, least=1)
     size = len(start)
     if max(low, high) > size:
         raise InputError(
@@ -183,27 +174,27 @@ def search_eigenpairs(
         )
     generator = torch.Generator().manual_seed(size)
     values, vectors = np.zeros(0), start.new_zeros(0, size)
-    wanted, products, checks, radius = np.zeros(0), 0, 0, 0.0
+    found, products, checks, radius = np.zeros(0), 0, 0, 0.0
     bounds = {1: np.inf, -1: np.inf}  # of the other eigenvalues times 1 and −1
-    excess = _Decline(progress) if progress else lambda ratio: None
+    excess = _Decline(wanted.progress) if wanted.progress else lambda ratio: None
     sides = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
     good = complete = False
     while True:
-        space = yield from krylov(start, vectors, radius, low, high, tol, max_products - products, excess)
+        space = yield from krylov(start, vectors, radius, low, high, tol, most - products, excess)
         aside = vectors
         values, vectors = np.concatenate((values, space.values)), torch.cat((vectors, space.vectors))
         products, radius = products + space.products, space.radius
-        before, chosen = wanted, ends(values, low, high)
-        wanted = values[chosen]
+        before, chosen = found, ends(values, low, high)
+        found = values[chosen]
         near = max(tol * NEAR_ZERO, 100 * torch.finfo(start.dtype).eps) * radius
-        same = len(before) == len(wanted) and bool(np.all(np.abs(before - wanted) <= near))
+        same = len(before) == len(found) and bool(np.all(np.abs(before - found) <= near))
         if not len(aside) and not space.restarted:
             bounds = {sign: outermost(sign * space.t, float(space.rest.norm()), size) for sign in bounds}
-        floors = {sign: float(np.sort(sign * wanted)[-min(count, len(wanted))]) for sign, count in sides}
+        floors = {sign: float(np.sort(sign * found)[-min(count, len(found))]) for sign, count in sides}
         good = space.converged
         if space.invariant:
             # Where one eigenvalue an end is wanted, no other vector can add one further out.
-            single = max(low, high) == 1 and len(wanted) == min(low + high, size)
+            single = max(low, high) == 1 and len(found) == min(low + high, size)
             complete = good = single or same or len(values) == size
             bounds |= floors if complete else {}
             start = torch.randn(size, dtype=torch.float64, generator=generator).to(start)
@@ -213,15 +204,13 @@ def search_eigenpairs(
                 if count == 1 and np.isfinite(bounds[sign]):
                     continue
                 level = floors[sign] + _slack(floors[sign], tol, radius)
-                second = yield from second_start(
-                    space, aside, floors[sign], level, sign, max_products - products
-                )
+                second = yield from second_start(space, aside, floors[sign], level, sign, most - products)
                 products, checks = products + second.products, checks + second.products
                 bounds[sign] = second.bound
                 if second.start is not None and not same:  # else it cannot be reached: the bound says so
                     complete, start = False, second.start
                     break
-        if complete or products >= max_products or not space.converged:
+        if complete or products >= most or not space.converged:
             break
         del space  # its basis, before the next one
     pairs = vectors[torch.from_numpy(chosen).to(start.device)]
@@ -229,8 +218,8 @@ def search_eigenpairs(
     verified = good and all(bounds[sign] <= at + _slack(at, tol, radius) for sign, at in floors.items())
     beyond = -bounds[-1], bounds[1]
     return SearchResult(
-        wanted, pairs, products, good, radius, space.basis, space.t, low, high, beyond, verified, checks
-    )  # fmt: skip
+        found, pairs, products, good, radius, space.basis, space.t, wanted, beyond, verified, checks
+    )
 
 
 def _slack(value: float, tol: float, radius: float) -> float:
@@ -257,7 +246,7 @@ class _Decline:
 def run_in_lockstep(
     searches: list[Generator[Tensor, Tensor, T]],
     products: Callable[[Tensor, list[int]], Tensor],
-    done: Callable[[], None],
+    done: Callable[[], None] = lambda: None,
 ) -> list[T]:
     """The results of ``searches``, whose products are computed together.
 
@@ -295,7 +284,7 @@ def verify_and_refine(result: SearchResult, products: Callable[[Tensor], Tensor]
     for step in range(CORRECTIONS + 1):
         t = (vectors @ images.T).double().cpu().numpy()
         values, turn = small_eigh((t + t.T) / 2)
-        chosen = ends(values, result.low, result.high)
+        chosen = ends(values, result.wanted.low, result.wanted.high)
         at, rows = values[chosen], torch.from_numpy(turn[:, chosen].T.copy()).to(vectors)
         pairs = rows @ vectors
         gaps = rows @ images - torch.from_numpy(at).to(vectors)[:, None] * pairs
@@ -313,7 +302,8 @@ def verify_and_refine(result: SearchResult, products: Callable[[Tensor], Tensor]
     good = result.converged and bool(met.all())
     off = np.abs(at - result.values)
     below, above = result.bounds
-    bounds = below - float(off[-result.low or -1]), above + float(off[(result.high or 1) - 1])
+    low, high = result.wanted.low or 1, result.wanted.high or 1
+    bounds = below - float(off[-low]), above + float(off[high - 1])
     verified = good and result.verified
     return Eigenpairs(
         torch.from_numpy(at), pairs, residuals, result.products + len(vectors), good, "", bounds, verified,
@@ -332,35 +322,19 @@ def _davidson(result: SearchResult, gap: Tensor, at: float, residual: float) -> 
     return result.basis.T @ weights - outside / (at if abs(at) > residual else residual)
 
 
-def lanczos(
-    product: Product,
-    start: Tensor,
-    *,
-    low: int = 0,
-    high: int = 1,
-    tol: float = TOL,
-    max_products: int = MAX_PRODUCTS,
-    progress: Progress | None = None,
-) -> Eigenpairs:
-    """:func:`search_eigenpairs` for one operator, ``product`` (P,) -> (P,), with exact residuals."""
-    one = search_eigenpairs(start, low=low, high=high, tol=tol, max_products=max_products, progress=progress)
-    result = run_in_lockstep([one], lambda v, _: product(v[0])[None], lambda: None)[0]
-    return verify_and_refine(result, lambda vectors: torch.stack([product(v) for v in vectors]), tol)
+def lanczos(product: Product, start: Tensor, **wanted: Any) -> Eigenpairs:
+    """:func:`search_eigenpairs` for one operator, ``product`` (P,) -> (P,), with exact residuals.
+
+    ``wanted``: the fields of :class:`SearchOptions`.
+    """
+    options = SearchOptions(**wanted)
+    result = run_in_lockstep([search_eigenpairs(start, options)], lambda v, _: product(v[0])[None])[0]
+    return verify_and_refine(result, lambda v: torch.stack([product(row) for row in v]), options.tol)
 
 
 def ends_of(pairs: Eigenpairs) -> Ends:
     """The smallest and the largest of ``pairs``."""
     order = [-1, 0]
-    low, high = pairs.values[order].tolist()
-    residual_low, residual_high = pairs.residuals[order].tolist()
-    return Ends(
-        low,
-        high,
-        residual_low,
-        residual_high,
-        pairs.hvps,
-        pairs.converged,
-        pairs.vectors[order],
-        pairs.search,
-        pairs.bounds,
-    )
+    (low, high), (off_low, off_high) = pairs.values[order].tolist(), pairs.residuals[order].tolist()
+    found = pairs.hvps, pairs.converged, pairs.vectors[order], pairs.search, pairs.bounds
+    return Ends(low, high, off_low, off_high, *found)

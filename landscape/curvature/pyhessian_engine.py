@@ -77,21 +77,17 @@ def _engine(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple
 
 def check(problem: Problem, kind: str, part: object, precondition: object = None) -> None:
     """Raise InputError for options that pyhessian does not have."""
-    if problem.regularised:
-        raise InputError("engine: 'pyhessian' knows no penalty and no weight decay; use 'landscape'")
-    if not problem.separable:
-        raise InputError(
-            "engine: 'pyhessian' takes losses that are means over samples, without random numbers and "
-            "derivatives of their own; use 'landscape'"
-        )
-    if precondition is not None:
-        raise InputError("engine: 'pyhessian' knows no preconditioner; use 'landscape'")
-    if kind != "hessian":
-        raise InputError(f"kind: '{kind}' is not allowed with engine 'pyhessian', it must be hessian")
-    if part:
-        raise InputError(
-            f"part: {part!r} is not allowed with engine 'pyhessian', which takes the whole model"
-        )
+    refused = {
+        "engine: 'pyhessian' knows no penalty and no weight decay; use 'landscape'": problem.regularised,
+        "engine: 'pyhessian' takes losses that are means over samples, without random numbers and "
+        "derivatives of their own; use 'landscape'": not problem.separable,
+        "engine: 'pyhessian' knows no preconditioner; use 'landscape'": precondition is not None,
+        f"kind: '{kind}' is not allowed with engine 'pyhessian', it must be hessian": kind != "hessian",
+        f"part: {part!r} is not allowed with engine 'pyhessian', which takes the whole model": bool(part),
+    }
+    for words, is_so in refused.items():
+        if is_so:
+            raise InputError(words)
 
 
 def largest_magnitude(

@@ -14,8 +14,8 @@ from landscape.core.options import choose, positive
 from landscape.core.progress import Progress
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import pyhessian_engine
-from landscape.curvature.eigenvalues import Products, exact_products
-from landscape.curvature.hessian import HessianOptions, Part
+from landscape.curvature.eigenvalues import exact_products
+from landscape.curvature.hessian import HessianOptions, Part, Products
 from landscape.curvature.krylov import negligible, orthogonalise, small_eigh, start_vector
 from landscape.curvature.lanczos import run_in_lockstep
 from landscape.evaluation import needs
@@ -63,7 +63,7 @@ def quadrature(
     rules: list[tuple[Array, Array]] = []
     for i in range(0, probes, at_once):
         starts = [signs(size, 1, generator, like)[0] / size**0.5 for _ in range(min(at_once, probes - i))]
-        rules += run_in_lockstep([_probe(start, steps) for start in starts], counted, lambda: None)
+        rules += run_in_lockstep([_probe(start, steps) for start in starts], counted)
     nodes, weights = (np.stack(part) for part in zip(*rules, strict=True))
     return Density(nodes, weights, size, hvps)
 

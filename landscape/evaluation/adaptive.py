@@ -245,12 +245,7 @@ class _Fit:
     """
 
     def __init__(
-        self,
-        at: Array,
-        values: Array,
-        places: Array,
-        scale: Scale,
-        through: Mapping[str, Interpolant],
+        self, at: Array, values: Array, places: Array, scale: Scale, through: Mapping[str, Interpolant]
     ) -> None:
         exact = values[places]
         self._at, self._values, self.scale = at, values, scale

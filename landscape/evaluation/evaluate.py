@@ -37,8 +37,17 @@ from landscape.core.memory import MemoryBudget, limit
 from landscape.core.options import choose
 from landscape.core.progress import Progress as Progress
 from landscape.core.progress import no_progress as no_progress
-from landscape.evaluation.batched import batched, block_size, compiled_totals, long_enough
-from landscape.evaluation.paths import ACTIVATION_COPIES, PlaneLoss, Totals, fold, folded_totals
+from landscape.evaluation.paths import (
+    ACTIVATION_COPIES,
+    PlaneLoss,
+    Totals,
+    batched,
+    block_size,
+    compiled_totals,
+    fold,
+    folded_totals,
+    long_enough,
+)
 from landscape.problem.chain import LinearStep, Step, chain
 from landscape.problem.problem import Problem
 

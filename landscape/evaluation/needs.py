@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from landscape.core.memory import Need
-from landscape.evaluation.batched import BLOCK_BYTES
+from landscape.evaluation.paths import BLOCK_BYTES
 from landscape.problem.chain import chain
 
 # Basis vectors of a search before a restart, or fewer if P or the memory below is smaller. MNIST's MLP needs

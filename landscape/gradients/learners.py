@@ -97,12 +97,7 @@ class Stack:
     not used.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        accumulate: int = 1,
-        precision: Precision = "full",
-    ) -> None:
+    def __init__(self, problem: Problem, accumulate: int = 1, precision: Precision = "full") -> None:
         self.problem, self.accumulate = problem, accumulate
         self.steps = chain(problem)
         self.precision = precision

@@ -13,7 +13,15 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
-from landscape.core.statistics import Estimate, covariance_of_means, ratio_interval, scale_of, standard_error
+from landscape.core.progress import Progress, no_progress
+from landscape.core.statistics import (
+    Estimate,
+    covariance_of_means,
+    mean_and_error,
+    ratio_interval,
+    scale_of,
+    standard_error,
+)
 from landscape.problem.batches import as_tensors, concatenate, count_samples, named_tensors, take
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.data import Data
@@ -34,6 +42,25 @@ def stream(seed: int, part: int) -> torch.Generator:
     positive("seed", seed, least=0)
     state = np.random.SeedSequence((seed, part)).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]))
+
+
+def in_minibatches(problem: Problem, batch: int) -> Problem:
+    """``problem`` with BatchNorm's statistics of minibatches of ``batch`` samples, as in training.
+
+    With numbered samples there is no smaller last minibatch; data given as batches keeps its own. Without
+    BatchNorm it is ``problem`` itself.
+    """
+    if not has_batchnorm(problem.model):
+        return problem
+    size = min(batch, problem.samples)
+    whole = problem.subset(slice(problem.samples // size * size)) if problem.indexed else problem
+    return whole.with_batchnorm("train", size)
+
+
+def check_unpenalised(problem: Problem, what: str) -> None:
+    """InputError where the loss has a penalty, which ``what`` says is not part of the quantity."""
+    if problem.regularised:
+        raise InputError(f"penalty: {what}, leave out penalty and weight_decay")
 
 
 class Minibatches:
@@ -71,15 +98,10 @@ class Minibatches:
         norm = own_statistics and has_batchnorm(problem.model)
         positive("batch", batch, least=2 if norm else 1)
         self.batch, self.learners, self._generator = int(batch), learners, generator
-        whole = problem
-        if norm and problem.batchnorm.name == "center":
-            size = min(self.batch, problem.samples)
-            if problem.indexed:
-                whole = problem.subset(slice(problem.samples // size * size))
-            whole = whole.with_batchnorm("train", size)
-        self._data, self.whole = problem.data, whole
+        own = norm and problem.batchnorm.name == "center"
+        self._data, self.whole = problem.data, in_minibatches(problem, self.batch) if own else problem
         # A minibatch is one chunk where its samples share statistics; otherwise a chunk is measured once.
-        together = norm and whole.batchnorm.name != "recalibrate"
+        together = norm and self.whole.batchnorm.name != "recalibrate"
         self._chunk: int | None = self.batch if together else None
 
     def __iter__(self) -> Iterator[tuple[Problem, ...]]:
@@ -193,9 +215,7 @@ class Scale:
 class Estimator(Protocol):
     """Takes the gradients of one draw after the other."""
 
-    @property
-    def draws(self) -> int:
-        """How many draws were taken."""
+    draws: int
 
     def add(self, gradients: Tensor) -> None:
         """Take the gradients of a draw, a row for each of its minibatches."""
@@ -234,61 +254,20 @@ class AroundWhole:
     """From the distances of minibatch gradients to the gradient of all data, which is exact."""
 
     def __init__(self, whole: Tensor, batch: int) -> None:
-        self._whole, self._batch = whole, batch
+        self._whole, self._batch, self.draws = whole, batch, 0
         self._norm2 = float(whole.double().square().sum())
         self._traces: list[float] = []
-
-    @property
-    def draws(self) -> int:
-        """How many draws were taken."""
-        return len(self._traces)
 
     def add(self, gradients: Tensor) -> None:
         """Take the gradient (1, P) of a minibatch."""
         self._traces.append(self._batch * float((gradients[0] - self._whole).double().square().sum()))
+        self.draws += 1
 
     def scale(self) -> Scale:
         """tr Σ is the mean of B‖g_B − g‖²."""
         traces = np.array(self._traces)
         estimates = traces / self._norm2 if self._norm2 else np.full_like(traces, np.inf)
-        return Scale(estimates, float(traces.mean()), standard_error(traces), self._norm2, 0.0)
-
-
-class Learners:
-    """From minibatch gradients of n ≥ 2 learners at their own weights.
-
-    The scale is that of their mean gradient, by :class:`Jackknife`: each draw is one of n · B samples, whose
-    noise the spread of the weights does not enter. ``rounds`` is what single draws show by
-    :func:`from_round`, as a running training would.
-    """
-
-    def __init__(self, theta: Tensor, learners: int, batch: int) -> None:
-        self._mean, self._batch = Jackknife(theta, learners * batch), batch
-        self._rounds: list[tuple[float, float]] = []
-
-    @property
-    def draws(self) -> int:
-        """How many draws were taken."""
-        return len(self._rounds)
-
-    def add(self, gradients: Tensor) -> None:
-        """Take the learners' gradients (n, P)."""
-        self._mean.add(gradients.mean(0, keepdim=True, dtype=torch.float64))
-        self._rounds.append(from_round(gradients, self._batch))
-
-    def scale(self) -> Scale:
-        """The scale of the mean gradient."""
-        return self._mean.scale()
-
-    def rounds(self) -> dict[str, float]:
-        """The means of tr Σ and ‖g‖² over the draws, each by itself, with their standard errors."""
-        traces, norms2 = np.array(self._rounds).T
-        return {
-            "round_trace": float(traces.mean()),
-            "round_trace_error": standard_error(traces),
-            "round_norm2": float(norms2.mean()),
-            "round_norm2_error": standard_error(norms2),
-        }
+        return Scale(estimates, *mean_and_error(traces), self._norm2, 0.0)
 
 
 class Jackknife:
@@ -338,9 +317,40 @@ class Jackknife:
             return from_sums(squares, total2, count, self._batch)
 
 
+class Learners(Jackknife):
+    """From minibatch gradients of n ≥ 2 learners at their own weights.
+
+    The scale is that of their mean gradient: each draw is one of n · B samples, whose noise the spread of the
+    weights does not enter. ``rounds`` is what single draws show by :func:`from_round`, as a running training
+    would.
+    """
+
+    def __init__(self, theta: Tensor, learners: int, batch: int) -> None:
+        super().__init__(theta, learners * batch)
+        self._local_batch, self._rounds = batch, list[tuple[float, float]]()
+
+    def add(self, gradients: Tensor) -> None:
+        """Take the learners' gradients (n, P)."""
+        super().add(gradients.mean(0, keepdim=True, dtype=torch.float64))
+        self._rounds.append(from_round(gradients, self._local_batch))
+
+    def rounds(self) -> dict[str, float]:
+        """The means of tr Σ and ‖g‖² over the draws, each by itself, with their standard errors."""
+        (trace, trace_error), (norm2, norm2_error) = map(mean_and_error, np.array(self._rounds).T)
+        return {
+            "round_trace": trace,
+            "round_trace_error": trace_error,
+            "round_norm2": norm2,
+            "round_norm2_error": norm2_error,
+        }
+
+
 # The relative standard error asked for, and the fewest and the most draws (ours): a standard error from 16
 # draws is itself right to 18%, 1/√(2·15), and a stop much earlier would favour draws that agree by accident.
 TOL, LEAST, MOST = 0.05, 16, 1000
+# Where a draw takes a product with the whole Hessian or a search: at most so many, and not judged before the
+# 32nd (ours: an error from fewer is itself wrong by an eighth).
+FEW, JUDGED = 256, 32
 
 
 @dataclass(frozen=True)
@@ -369,11 +379,13 @@ class Precision:
         """Whether the standard error ``error`` of ``value`` is small enough."""
         return error <= self.tol * abs(value)
 
-    def enough(self, draws: int, value: float, error: float) -> bool:
-        """Whether no further draw is needed, or allowed."""
-        return draws >= self.most or (draws >= self.least and self.met(value, error))
+    def enough(self, draws: int, value: float, error: float, progress: Progress = no_progress) -> bool:
+        """Whether no further draw is needed, or allowed; ``progress`` is told how far the draws have come."""
+        ended = draws >= self.most or (draws >= self.least and self.met(value, error))
+        progress(1.0 if ended else self._share(draws, value, error))
+        return ended
 
-    def share(self, draws: int, value: float, error: float) -> float:
+    def _share(self, draws: int, value: float, error: float) -> float:
         """The share of the work that is done, from the draws that the error needs: it falls as 1/√draws."""
         if draws < self.least or not 0 < error < float("inf") or not abs(value) > 0:
             return min(1.0, draws / max(self.least, draws + 1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import shutil
@@ -19,8 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from landscape import data
-from landscape.analysis.contour import contour
-from landscape.analysis.hessian_grid import hessian_grid
+from landscape.analysis.grids import contour, hessian_grid
 from landscape.analysis.planes import random_plane
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
@@ -171,9 +171,12 @@ class Context:
 
     def missing(self, recipes: Iterable[Recipe] | None = None) -> list[Recipe]:
         """Those of ``recipes``, by default of all runs, that have not ended yet, each once."""
-        chosen = self.runs.values() if recipes is None else recipes
-        folders = {self.run_folder(recipe): _unnamed(recipe) for recipe in chosen}
-        return [recipe for recipe in folders.values() if self.record(recipe) is None]
+        chosen = self._folders(self.runs.values() if recipes is None else recipes)
+        return [recipe for recipe in chosen.values() if self.record(recipe) is None]
+
+    def _folders(self, recipes: Iterable[Recipe]) -> dict[Path, Recipe]:
+        """Different ``recipes``, each once, by the folders of their runs."""
+        return {self.run_folder(recipe): _unnamed(recipe) for recipe in recipes}
 
     def train(self, recipes: Iterable[Recipe]) -> None:
         """Train ``recipes`` whose weights are not in FOLDER; an interrupted run resumes.
@@ -181,8 +184,11 @@ class Context:
         Raises:
             FailedError: a run could not be made.
         """
-        folders = {self.run_folder(recipe): _unnamed(recipe) for recipe in recipes}
-        todo = [recipe for folder, recipe in folders.items() if launch.ended(recipe, folder) is None]
+        todo = [
+            Run(recipe, folder)
+            for folder, recipe in self._folders(recipes).items()
+            if launch.ended(recipe, folder) is None
+        ]
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
         done = 0
 
@@ -201,7 +207,7 @@ class Context:
             self.progress(done / len(todo))
 
         train_runs(
-            [Run(recipe, self.run_folder(recipe)) for recipe in todo],
+            todo,
             ended,
             lambda share: self.progress((done + share) / len(todo)),
             executor=self.executor,
@@ -346,28 +352,26 @@ class Context:
 
     def contour(self, point: Point, label: str = "", **settings: Any) -> Surface:
         """The contour of the test loss around w_a: ``grid``, ``span``, ``norm`` and ``samples`` (0: all)."""
-
-        def make() -> Surface:
-            problem = self.problem(point, samples=settings.get("samples", 0))
-            plane = random_plane(problem, norm=settings.get("norm", "none"))
-            grid, span = settings["grid"], settings.get("span", 0.1)
-            name = label or point.label
-            return contour(problem, plane, grid=(grid, grid), span=span, split="test", label=name)
-
-        return self.cached(Surface, point, settings | {"label": label}, make, (contour, random_plane))[0]
+        span = settings.get("span", 0.1)
+        return self._around(Surface, contour, point, label, settings, span=span)
 
     def hessian_grid(self, point: Point, label: str = "", **settings: Any) -> HessianGrid:
         """Hessian ratios of the test loss around w_a: ``grid``, ``samples`` (0: all) and ``products``."""
+        most = settings["products"]
+        return self._around(HessianGrid, hessian_grid, point, label, settings, max_products=most)
 
-        def make() -> HessianGrid:
-            problem, name = self.problem(point, samples=settings["samples"]), label or point.label
-            plane, grid, most = random_plane(problem), settings["grid"], settings["products"]
-            return hessian_grid(
-                problem, plane, grid=(grid, grid), max_products=most, split="test", label=name
-            )
+    def _around(
+        self, kind: type[R], analysis: Any, point: Point, label: str, settings: dict[str, Any], **options: Any
+    ) -> R:
+        """The ``analysis`` of a random plane around w_a, with the test loss."""
 
-        by = (hessian_grid, random_plane)
-        return self.cached(HessianGrid, point, settings | {"label": label}, make, by)[0]
+        def make() -> R:
+            problem, grid = self.problem(point, samples=settings.get("samples", 0)), settings["grid"]
+            plane, name = random_plane(problem, norm=settings.get("norm", "none")), label or point.label
+            result: R = analysis(problem, plane, grid=(grid, grid), split="test", label=name, **options)
+            return result
+
+        return self.cached(kind, point, settings | {"label": label}, make, (analysis, random_plane))[0]
 
 
 def combinations(form: str, axes: Axes) -> list[tuple[str, dict[str, Any]]]:
@@ -377,10 +381,7 @@ def combinations(form: str, axes: Axes) -> list[tuple[str, dict[str, Any]]]:
         >>> combinations("{lr:g} {rule}", {"lr": (0.5,), "rule": ("ssgd", "dpsgd")})[1]
         ('0.5 dpsgd', {'lr': 0.5, 'rule': 'dpsgd'})
     """
-    every: list[dict[str, Any]] = [{}]
-    for name, values in axes.items():
-        listed = list(values)
-        every = [known | {name: value} for known in every for value in listed]
+    every = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
     return [(form.format(**values), values) for values in every]
 
 
@@ -409,13 +410,13 @@ def identity(recipe: Recipe) -> str:
 
 def _non_default(part: Any) -> dict[str, Any]:
     """The fields of a recipe, or of a table in it, that differ from their defaults."""
-    settings = {}
-    for entry in dataclasses.fields(part):
-        value = getattr(part, entry.name)
-        usual = entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
-        if value != usual:
-            settings[entry.name] = _non_default(value) if dataclasses.is_dataclass(value) else value
-    return settings
+    return {
+        entry.name: _non_default(value) if dataclasses.is_dataclass(value) else value
+        for entry in dataclasses.fields(part)
+        for value in [getattr(part, entry.name)]
+        if value
+        != (entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory())
+    }
 
 
 def _unnamed(recipe: Recipe) -> Recipe:

@@ -124,6 +124,13 @@ def with_weights(figures: Iterable[Figure], scale: Scale) -> set[str]:
     return {identity(recipe) for entry in figures if entry.weights for recipe in entry.runs(scale).values()}
 
 
+def handle(label: str, **look: Any) -> Any:
+    """An entry of a legend that is no curve of its own; grey where ``look`` has no colour."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label=label, **{"color": "#555555", **look})
+
+
 def last(run: Checkpoint | Point, column: str) -> float:
     """The last number of a column of the history; NaN if it has none."""
     values = run.history[column]

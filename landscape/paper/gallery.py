@@ -65,13 +65,16 @@ def draw(entry: Figure, context: Context, folder: Path) -> tuple[Drawing, list[P
         OutOfTimeError: the budget is used before all is there that it needs.
         FailedError: a run or a file could not be made.
     """
+    from landscape.plots.style import style  # and matplotlib: only where something is drawn
+
     ended = [key for key in context.runs if context.ended(key)]
     if len(ended) < len(context.runs) and not (entry.partial and ended):
         raise OutOfTimeError
     while True:
         context = context.of(context.runs)
         try:
-            drawing = entry.draw(context)
+            with style():
+                drawing = entry.draw(context)
         except WeightsNeededError as needed:
             context.check_time()
             context.train([needed.recipe])

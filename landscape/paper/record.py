@@ -41,24 +41,24 @@ class Record:
     """A run that has ended.
 
     Attributes:
-        recipe: its settings.
         version, numerics: the version of this package, and that of its training's numerics.
+        recipe: its settings.
+        data: {"name", "options", "train", "test", "fingerprint"}, as of a checkpoint.
         step: how many steps it has made.
         diverged, diverged_at: as of :class:`landscape.Checkpoint`.
         seconds: of training, on the machine that did it.
-        data: {"name", "options", "train", "test", "fingerprint"}, as of a checkpoint.
         checkpoints: the steps of which weights were saved.
         curves: columns of the history that have values at the same steps, with these steps as "step".
     """
 
-    recipe: Recipe
     version: str
     numerics: int
+    recipe: Recipe
+    data: dict[str, Any]
     step: int
     diverged: str
     diverged_at: int
     seconds: float
-    data: dict[str, Any]
     checkpoints: tuple[int, ...]
     curves: tuple[dict[str, Array], ...]
 
@@ -67,16 +67,16 @@ class Record:
         """The record of the run that ended in ``end``, with weights saved at the steps ``checkpoints``."""
         clock = end.history["wall_s"]
         return cls(
-            recipe_of(end),
-            __version__,
-            version_of(Trainer),
-            end.step,
-            end.diverged,
-            end.diverged_at,
-            round(float(clock[-1]), 1) if len(clock) else 0.0,
-            end.data,
-            tuple(checkpoints),
-            tuple(_curves(end.history)),
+            version=__version__,
+            numerics=version_of(Trainer),
+            recipe=recipe_of(end),
+            data=end.data,
+            step=end.step,
+            diverged=end.diverged,
+            diverged_at=end.diverged_at,
+            seconds=round(float(clock[-1]), 1) if len(clock) else 0.0,
+            checkpoints=tuple(checkpoints),
+            curves=tuple(_curves(end.history)),
         )
 
     def checkpoint(self) -> Checkpoint:
@@ -111,19 +111,12 @@ class Record:
     def write(self, path: Path) -> None:
         """Write to ``path``, a line for each key. Raises FailedError where it cannot be written."""
         end = self.checkpoint()
-        values = {
-            "version": self.version,
-            "numerics": self.numerics,
+        values = vars(self) | {
             "recipe": self.recipe.to_toml(),
-            "data": self.data,
-            "step": self.step,
-            "diverged": self.diverged,
-            "diverged_at": self.diverged_at,
-            "seconds": self.seconds,
-            "final": {name: _last(end.history[name]) for name in FINAL},
-            "checkpoints": list(self.checkpoints),
-            "curves": [{name: _texts(values) for name, values in curve.items()} for curve in self.curves],
+            "curves": [{name: _digits(values) for name, values in curve.items()} for curve in self.curves],
         }
+        finite = {name: end.history[name][np.isfinite(end.history[name])] for name in FINAL}
+        values["final"] = {name: next(iter(_digits(column[-1:])), None) for name, column in finite.items()}
         lines = ",\n".join(f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in values.items())
         write_text(path, f"{{\n{lines}\n}}\n")
 
@@ -152,15 +145,10 @@ def _curves(history: Mapping[str, Array]) -> list[dict[str, Array]]:
     return list(curves.values())
 
 
-def _texts(values: Array) -> list[float]:
+def _digits(values: Array) -> list[float]:
     """``values`` in as many digits as are stored; whole numbers without a point."""
     rounded = [float(f"{value:.{DIGITS}g}") for value in values]
     return [int(value) if value.is_integer() and abs(value) < 1e15 else value for value in rounded]
-
-
-def _last(values: Array) -> float | None:
-    finite = values[np.isfinite(values)]
-    return float(f"{finite[-1]:.{DIGITS}g}") if len(finite) else None
 
 
 def _of_values(values: dict[str, Any], where: str) -> Record:
@@ -177,17 +165,15 @@ def _of_values(values: dict[str, Any], where: str) -> Record:
         if not np.isfinite(steps).all() or not (np.diff(steps) > 0).all() or (len(steps) and steps[0] < 1):
             raise ValueError("steps that do not increase from 1")
         curves.append(columns)
+    kinds = {"numerics": int, "step": int, "diverged_at": int, "seconds": float}
     record = Record(
-        from_values(parse(values["recipe"], where)),
-        str(values["version"]),
-        int(values["numerics"]),
-        int(values["step"]),
-        str(values["diverged"]),
-        int(values["diverged_at"]),
-        float(values["seconds"]),
-        {**data, "options": dict(data["options"]), "train": int(data["train"]), "test": int(data["test"])},
-        tuple(int(step) for step in values["checkpoints"]),
-        tuple(curves),
+        version=str(values["version"]),
+        recipe=from_values(parse(values["recipe"], where)),
+        data={**data, "options": dict(data["options"]), **{n: int(data[n]) for n in ("train", "test")}},
+        diverged=str(values["diverged"]),
+        checkpoints=tuple(int(step) for step in values["checkpoints"]),
+        curves=tuple(curves),
+        **{name: kind(values[name]) for name, kind in kinds.items()},
     )
     if record.diverged not in DIVERGED or min(record.step, record.data["train"] - 1, record.seconds) < 0:
         raise ValueError("numbers of no run")

@@ -1,4 +1,4 @@
-"""What the figures run at each scale: MNIST's runs, and cells of DPSGD-2020's tables, made smaller.
+"""What the figures run at each scale, and how long it takes: MNIST's runs, and cells of DPSGD-2020's tables.
 
 Scale ``paper`` is the paper's setting; ``laptop`` what two cores do in half an hour a figure, on real data;
 ``smoke`` some steps on the bundled digits, which only show that a figure can be made. All that is changed is
@@ -7,9 +7,14 @@ ours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from landscape.paper.context import Runs, Scale
+from landscape.core.memory import pick_device
+from landscape.paper.context import Axes, Context, Runs, Scale, digest, runs_of
+from landscape.problem.batches import Stream
+from landscape.train.planning.calibration import calibrate
 from landscape.train.recipes import recipe
 from landscape.train.recipes import table_recipes as recipes
 from landscape.train.recipes.recipe import Recipe
@@ -27,6 +32,13 @@ SPEECH_NOTE = "spoken digits for Switchboard, batches / 16, LSTM of 2 layers × 
 PAPER_CIFAR = "16 learners, as the paper gives them"
 PAPER_SPEECH = "spoken digits for Switchboard, batches / 16; else the paper's LSTM and schedule"
 MNIST_NOTE = "the paper's size; steps, ReLU and initialisation are ours"
+OURS = "only the abstract is at hand: all settings are ours"
+
+# Samples of a learner in the steps that are timed, which take time as proportional to samples; a step of the
+# fewer ones that takes longer than so many seconds is enough (ours).
+TIMED_SAMPLES, BUSY_SECONDS = (16, 512), 0.02
+# A measurement of λ_max along a run takes as long as so many gradients of its samples (ours; Figure 2(b)).
+SHARPNESS_PASSES = 30
 
 
 def cifar_note(epochs: int = EPOCHS) -> str:
@@ -37,36 +49,47 @@ def cifar_note(epochs: int = EPOCHS) -> str:
     )
 
 
-def seeds(scale: Scale, laptop: int) -> range:
-    """0, 1, …: two at smoke scale, else as many as ``laptop`` has."""
-    return range(2 if scale == "smoke" else laptop)
-
-
-def mnist(scale: Scale, name: str, seed: int, *settings: str, steps: int = 0) -> Recipe:
-    """The built-in recipe mnist-NAME, with ``steps`` steps if given; smoke scale takes a fiftieth."""
-    full = recipe.read(f"mnist-{name}", [*settings, f"seed={seed}"])
-    steps = steps or full.steps
-    changes = [f"steps={steps}", f"checkpoint.every={min(500, steps // 10)}"]
+def mnist(scale: Scale, name: str, seed: int, *settings: str) -> Recipe:
+    """The built-in recipe mnist-NAME; smoke scale takes a fiftieth of its steps, on the digits."""
+    full = recipe.read(f"mnist-{name}", settings)
+    changes = [f"checkpoint.every={min(500, full.steps // 10)}"]
     if scale == "smoke":
-        steps = max(20, steps // 50)
         changes = [
-            f"steps={steps}", "evaluate.every=10", "checkpoint.every=10",
+            f"steps={max(20, full.steps // 50)}", "evaluate.every=10", "checkpoint.every=10",
             f"batch={min(full.batch, 60 * full.learners)}",
             "model={name='mlp', widths=[64, 50, 50, 10]}", "data={name='digits'}", "monitor.samples=200",
+            f"decompose.every={5 * bool(full.decompose.every)}",
+            f"monitor.sharpness={10 * bool(full.monitor.sharpness)}",
         ]  # fmt: skip
-        if full.decompose.every:
-            changes.append("decompose.every=5")
-        if full.monitor.sharpness:
-            changes.append("monitor.sharpness=10")
         if full.monitor.instruments:
             changes += ["monitor.every=10", "monitor.draws=2"]
-    # The settings of a run apply, except for its size.
-    rest = [
-        s
-        for s in settings
-        if scale != "smoke" or not s.startswith(("decompose.e", "monitor.sh", "monitor.e", "monitor.d"))
-    ]
-    return recipe.read(f"mnist-{name}", [*rest, *changes, f"seed={seed}"])
+    return recipe.read(f"mnist-{name}", [*settings, *changes, f"seed={seed}"])
+
+
+def mnist_runs(
+    form: str,
+    axes: Axes,
+    many: int,
+    name: str,
+    changes: Callable[..., Sequence[str]] = lambda **values: (),
+    smoke: int = 2,
+) -> Callable[[Scale], Runs]:
+    """What gives the runs of all combinations of ``axes`` at a scale, with ``many`` seeds, or ``smoke``.
+
+    Args:
+        form, axes: as of :func:`.runs_of`.
+        many, smoke: numbers of seeds.
+        name: of the recipes, a form of the values of ``axes``.
+        changes: takes these values, and gives settings.
+    """
+
+    def runs(scale: Scale) -> Runs:
+        def make(seed: int, **values: Any) -> Recipe:
+            return mnist(scale, name.format(**values), seed, *changes(**values))
+
+        return runs_of(form, axes, range(smoke if scale == "smoke" else many), make)
+
+    return runs
 
 
 def cell(scale: Scale, name: str, seed: int = 0, *settings: str, epochs: int = EPOCHS) -> Recipe:
@@ -75,17 +98,16 @@ def cell(scale: Scale, name: str, seed: int = 0, *settings: str, epochs: int = E
     ``epochs``: those of a CIFAR-10 cell at laptop scale.
     """
     base = recipes.read(name)
-    speech = name.startswith("speech/")
+    speech, model = name.startswith("speech/"), base.model["name"]
     changes: list[str] = []
     if scale == "smoke":
+        small = "inputs=8, layers=1, cells=8, bottleneck=8, classes=10" if speech else f"width={SMOKE_WIDTH}"
         changes = [
-            "data={name='digits', form='frames'}" if speech else "data={name='digits', form='image'}",
+            f"data={{name='digits', form='{'frames' if speech else 'image'}'}}",
             f"learners={min(2, base.learners)}", "batch=16", "steps=4", "evaluate.every=2",
             "checkpoint.every=1", "evaluate.bn_samples=64", "schedule.base_batch=0", "lr=0.05",
+            f"model={{name='{model}', {small}}}",
         ]  # fmt: skip
-        small = "inputs=8, layers=1, cells=8, bottleneck=8, classes=10"
-        model = base.model["name"]
-        changes.append(f"model={{name='{model}', {small if speech else f'width={SMOKE_WIDTH}'}}}")
     elif speech and scale != "paper":
         changes = ["model.layers=2", "model.cells=64", "model.bottleneck=64"]
     elif scale == "laptop":
@@ -93,8 +115,7 @@ def cell(scale: Scale, name: str, seed: int = 0, *settings: str, epochs: int = E
         steps = round(epochs * SUBSET / batch)
         changes = [
             f"learners={min(base.learners, LEARNERS)}", f"epochs={epochs}", f"data.subset={SUBSET}",
-            f"batch={batch}",
-            f"model.width={WIDTHS.get(base.model['name'], WIDTH)}",
+            f"batch={batch}", f"model.width={WIDTHS.get(model, WIDTH)}",
             f"schedule.base_batch={base.schedule.base_batch // SHRINK}",
             "evaluate.bn_samples=1000", f"evaluate.every={-(-steps // epochs)}",
         ]  # fmt: skip
@@ -103,10 +124,51 @@ def cell(scale: Scale, name: str, seed: int = 0, *settings: str, epochs: int = E
     return recipes.read(name, [*changes, *settings, f"seed={seed}"])
 
 
-def cells(scale: Scale, names: Sequence[str], many: int = 1, epochs: int = EPOCHS) -> Runs:
+def cells(scale: Scale, names: Iterable[str], many: int = 1, epochs: int = EPOCHS) -> Runs:
     """Cells of the tables by "NAME/SEED", with ``many`` seeds; one at smoke scale."""
-    return {
-        f"{name}/{seed}": cell(scale, name, seed, epochs=epochs)
-        for name in names
-        for seed in range(1 if scale == "smoke" else many)
-    }
+    seeds = range(1 if scale == "smoke" else many)
+    return runs_of(
+        "{name}", {"name": names}, seeds, lambda name, seed: cell(scale, name, seed, epochs=epochs)
+    )
+
+
+def seconds_of(context: Context, runs: Iterable[Recipe]) -> float:
+    """Seconds that ``runs`` take here, one after another, from a short measurement of each kind.
+
+    Includes steps, evaluations, decompositions and λ_max (as passes over their samples), but no checkpoints
+    and no instruments.
+    """
+    total, known = 0.0, dict[str, float]()
+    for run in runs:
+        most = min(max(TIMED_SAMPLES), run.local_batch)
+        kind = digest(run.model, run.data, run.precision, run.dtype, most)
+        if kind not in known:
+            known[kind] = seconds_a_sample(context, run)
+        spec = run.spec("data")
+        whole = context.dataset(spec.name, spec.options)
+        train, test = (
+            split.samples if isinstance(split, Stream) else len(split[1])
+            for split in (whole.train, whole.test)
+        )
+        passes = (  # samples, and every how many steps; without a backward pass a third
+            (run.decompose.samples or train, run.decompose.every),
+            (test / 3, run.evaluate.every),
+            (SHARPNESS_PASSES * (run.monitor.samples or train), run.monitor.sharpness),
+        )
+        step = run.batch + sum(samples / every for samples, every in passes if every)
+        total += run.steps * step * known[kind]
+    return total
+
+
+def seconds_a_sample(context: Context, recipe: Recipe) -> float:
+    """Of a gradient, from steps of few samples, or of more where such steps take next to no time."""
+    timed = dataclasses.replace(  # also of a run whose steps are of all samples
+        recipe, accumulate=1, sampling="replacement", monitor=type(recipe.monitor)()
+    )
+    place = pick_device(context.device)
+    for samples in TIMED_SAMPLES:
+        local = min(samples, recipe.local_batch)
+        seconds = calibrate(timed, 1, local, device=place, data_dir=context.data_dir).gradient
+        if seconds > BUSY_SECONDS or local == recipe.local_batch:
+            break
+    return seconds / local

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-from scipy.special import stdtrit
 
-from landscape.core.statistics import mean_and_error
+from landscape.core.statistics import Estimate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,9 +78,8 @@ class Effect:
             return float(np.median(v)), float(v.min()), float(v.max())
         if not len(v):
             return math.nan, math.nan, math.nan
-        mean, error = mean_and_error(v)
-        half = float(stdtrit(len(v) - 1, (1 + CONFIDENCE) / 2)) * error
-        return mean, mean - half, mean + half
+        estimate = Estimate.of(v)
+        return estimate.value, *estimate.interval(CONFIDENCE)
 
     @property
     def reason(self) -> str:
@@ -92,17 +90,14 @@ class Effect:
             return f"{len(self.values) or 'no'} seed{'s' * (len(self.values) != 1)}, a verdict needs {SEEDS}"
         if not np.isfinite(self.values).all() or (self.ratio and min(self.values) <= 0):
             return "not finite"
-        return "" if self._inside or self._outside else "the interval contains the border"
+        _, low, high = self.interval
+        outside = high < self.claimed[0] or low > self.claimed[1]
+        return "" if self._inside or outside else "the interval contains the border"
 
     @property
     def _inside(self) -> bool:
         _, low, high = self.interval
         return self.claimed[0] < low and high < self.claimed[1]
-
-    @property
-    def _outside(self) -> bool:
-        _, low, high = self.interval
-        return high < self.claimed[0] or low > self.claimed[1]
 
     @property
     def holds(self) -> bool | None:

@@ -6,19 +6,182 @@ Each check works on a few samples, and raises InputError in one line that names 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from landscape.core.errors import InputError
-from landscape.problem.batches import call, clone, named_tensors, strided, take
+from landscape.problem.batches import call, clone, named_tensors, random_state, strided, take
 from landscape.problem.data import PROBE
-from landscape.problem.function import Function, check_fit, check_original, mentions, moved, tolerance
-from landscape.problem.losses import ClonedTargets, Terms
+from landscape.problem.losses import ClonedTargets, Terms, check_labels, output_loss, refuse_broadcasting
 from landscape.problem.mean_check import AT_ONCE, check_mean, takes
+from landscape.problem.mean_loss import MeanLoss
+
+# How far the checks move θ, relative to the mean magnitude of each parameter (ours).
+MOVE = 0.1
+
+
+def moved(problem: MeanLoss, seed: int = 0) -> Tensor:
+    """θ moved at random by :data:`MOVE`: there samples have different losses, even of a model just made."""
+    generator = torch.Generator().manual_seed(seed)
+    theta = problem.theta.clone()
+    for view in problem.layout.views(theta).values():
+        if view.numel():
+            size = float(view.detach().abs().float().mean()) + MOVE
+            view += (MOVE * size * torch.randn(view.shape, generator=generator)).to(view)
+    return theta
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The relative difference up to which two ways of computing one number count as equal: √eps."""
+    return math.sqrt(torch.finfo(dtype).eps)
+
+
+# How deep, and among how many objects, the model is searched for inside a loss: a partial of a function with
+# a list of layers has depth three (ours).
+DEPTH, MAX_OBJECTS = 3, 1000
+
+
+def mentions(function: Any, module: nn.Module) -> bool:
+    """Whether closure, globals or attributes of a loss contain ``module``, a part or a parameter of it."""
+    parts = {id(each) for each in (*module.modules(), *module.parameters())}
+
+    def within(value: Any, depth: int) -> bool:
+        return id(value) in parts or (depth > 0 and any(within(each, depth - 1) for each in _contents(value)))
+
+    return within(function, DEPTH)
+
+
+def _contents(value: Any) -> Iterable[Any]:
+    """The objects inside a function, a container or an object."""
+    if isinstance(value, types.FunctionType):
+        names = [value.__globals__.get(name) for name in value.__code__.co_names]
+        return [*inspect.getclosurevars(value).nonlocals.values(), *names, *(value.__defaults__ or ())]
+    if isinstance(value, types.MethodType):
+        return value.__self__, value.__func__
+    if isinstance(value, partial):
+        return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, (list, tuple, set, dict)):
+        return list(value.values() if isinstance(value, dict) else value)[:MAX_OBJECTS]
+    if isinstance(value, (types.ModuleType, type, Tensor)):
+        return ()
+    return list(getattr(value, "__dict__", {}).values())
+
+
+@torch.no_grad()
+def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool:
+    """Whether the model's own loss leaves out the first label of each sequence, as causal models do.
+
+    No attribute of a model says so: two passes show whether another first label changes the loss.
+    """
+    labels = x.get("labels") if isinstance(x, Mapping) else None
+    if problem.criterion is not output_loss or not isinstance(labels, Tensor):
+        return False
+    if labels.is_floating_point() or labels.dim() < 2:
+        return False
+    check_fit(problem, x, y)
+    other = labels.clone()
+    other[:, 0] = (labels[:, 0] == 0).to(labels)
+    first, second = (_loss(problem, {**x, "labels": given}, given) for given in (labels, other))
+    return torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
+
+
+@torch.no_grad()
+def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Tensor, bool]:
+    """Raise InputError, in one line, unless model, loss and some samples fit together.
+
+    Returns the loss, and whether random numbers were drawn for it.
+
+    Where they do with gradients recorded alone, as those that call ``torch.autograd.grad`` (physics-informed
+    losses), ``problem.differentiates`` is set, and all passes record gradients from then on; with
+    ``data.leaf_inputs``, those of the inputs, too. Random numbers of NumPy or Python set
+    ``problem.draws_elsewhere``.
+
+    ``labels``: where the loss takes classes, each of these must be a class of the model's outputs.
+    """
+    outputs, data, needed = None, problem.data, problem.data.leaf_inputs
+
+    def value() -> tuple[object, bool]:
+        nonlocal outputs
+        inputs, targets = data.leaves(x, y)
+        with problem.evaluating(0):
+            before = random_state(problem)
+            outputs = problem.outputs(problem.theta, inputs)
+            check_labels(problem.criterion, outputs, labels)
+            found = problem.criterion(outputs, targets)  # whatever the user's function gives
+            after = random_state(problem)
+        problem.draws_elsewhere = before[1] != after[1]
+        return found, before != after
+
+    causes: list[Exception] = []
+    for recorded in ((False, needed), (True, needed), (True, True)):
+        problem.differentiates, data.leaf_inputs = recorded
+        problem.draws_elsewhere = True  # seed all generators, until it is known which are used
+        try:
+            found, drawn = value()
+            break
+        except InputError:
+            raise
+        except Exception as error:  # the user's model and loss raise any kind of error
+            causes.append(error)
+    else:
+        problem.differentiates = problem.draws_elsewhere = False
+        data.leaf_inputs = needed
+        refuse_broadcasting(problem.criterion, outputs, y)
+        raise _no_fit(causes, x, y) from causes[0]
+    if not isinstance(found, Tensor) or found.dim() > 0:
+        raise _several_numbers(found)
+    return found.detach(), drawn
+
+
+def _no_fit(causes: Sequence[Exception], x: Any, y: Any) -> InputError:
+    """The refusal where errors are raised without gradients, with them, and with those in the inputs."""
+    tensors = [*named_tensors(x, "inputs"), *named_tensors(y, "targets")]
+    shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors)
+    words, last = " ".join(str(causes[0]).split())[:200], str(causes[-1])
+    hint = ""
+    if "does not require grad" in last or "not have been used in the graph" in last:
+        hint = "; a loss that differentiates in the inputs finds them in its targets: give data as (x, x)"
+    return InputError(f"model and data do not fit: {type(causes[0]).__name__}: {words} ({shapes}){hint}")
+
+
+def _several_numbers(found: Any) -> InputError:
+    """The refusal of a loss that does not give one number."""
+    what, one = repr(type(found)), ""
+    if isinstance(found, Tensor):
+        what, one = f"shape {tuple(found.shape)}", ".mean()"
+    elif isinstance(found, (tuple, list, Mapping)) and found:
+        key = next(iter(found)) if isinstance(found, Mapping) else 0
+        if isinstance(found[key], Tensor) and found[key].dim() == 0:
+            one = f"[{key!r}]"
+    return InputError(
+        f"loss: it gives {what}, it must give one number, the mean over the samples",
+        f"landscape.Problem(model, lambda o, t: loss(o, t){one}, data)" if one else "",
+    )
+
+
+def check_original(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> None:
+    """Raise InputError if the loss at θ changes with the parameters of the user's module.
+
+    They are changed for two passes, and set back.
+    """
+    before, parameters = _loss(problem, x, y), list(original.parameters())
+    with torch.no_grad(), _set_back(parameters):
+        for p in parameters:
+            p.mul_(1 + MOVE).add_(MOVE)
+        after = _loss(problem, x, y)
+    if not torch.allclose(before, after, rtol=tolerance(problem.theta.dtype), atol=0, equal_nan=True):
+        raise InputError(
+            "loss: it changes with the values in the module that was given, beside those of the weights: it, "
+            "or the model, uses that module's parameters; give a regulariser as Problem(…, penalty=…)"
+        )
+
 
 CHECKS = ("full", "quick", "off")
 FULL_PROBE = 256  # samples of check="full" (ours)
@@ -28,7 +191,7 @@ DRAWS = 64
 
 
 def check_problem(
-    problem: Function, original: nn.Module, terms: Terms, batch: tuple[Any, Any], *, full: bool
+    problem: MeanLoss, original: nn.Module, terms: Terms, batch: tuple[Any, Any], *, full: bool
 ) -> None:
     """Raise InputError unless L(θ) is the loss that ``original`` and the user's loss give.
 
@@ -70,7 +233,7 @@ def check_problem(
         check_original(problem, original, x, y)
 
 
-def _more(problem: Function, batch: tuple[Any, Any], x: Any) -> tuple[Any, Any]:
+def _more(problem: MeanLoss, batch: tuple[Any, Any], x: Any) -> tuple[Any, Any]:
     """More samples than ``x``: all for a model that does not take these, or else AT_ONCE at most."""
     resident = problem.data.resident
     if resident is None or problem.data.samples <= AT_ONCE or not takes(problem, x):
@@ -94,7 +257,7 @@ def clone_inputs(model: nn.Module) -> None:
     model.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def check_passes(problem: Function, before: Tensor, first: Tensor, x: Any, y: Any) -> None:
+def check_passes(problem: MeanLoss, before: Tensor, first: Tensor, x: Any, y: Any) -> None:
     """Raise InputError unless a pass leaves θ as it was, ``before``, and the next gives the loss ``first``.
 
     It may differ by a buffer that each pass updates.
@@ -121,7 +284,7 @@ def check_passes(problem: Function, before: Tensor, first: Tensor, x: Any, y: An
         )
 
 
-def check_recorded(problem: Function, before: Tensor, loss: Tensor, recorded: Tensor, x: Any, y: Any) -> None:
+def check_recorded(problem: MeanLoss, before: Tensor, loss: Tensor, recorded: Tensor, x: Any, y: Any) -> None:
     """Raise InputError unless the loss is the same where gradients are recorded.
 
     It differs for a model that asks for that, as PyTorch's own TransformerEncoder does with padding, or where
@@ -139,27 +302,26 @@ def check_recorded(problem: Function, before: Tensor, loss: Tensor, recorded: Te
 
 
 @torch.no_grad()
-def _loss(problem: Function, x: Any, y: Any, seed: int = 0) -> Tensor:
+def _loss(problem: MeanLoss, x: Any, y: Any, seed: int = 0) -> Tensor:
     """The loss of clones of some samples at the centre."""
     inputs, targets = fresh(problem, x, y)
     with problem.evaluating(seed):
-        outputs = problem.call(problem.layout.views(problem.theta), inputs)
-        return problem.criterion(outputs, targets).detach()
+        return problem.criterion(problem.outputs(problem.theta, inputs), targets).detach()
 
 
-def _same(a: Tensor, b: Tensor, problem: Function) -> bool:
+def _same(a: Tensor, b: Tensor, problem: MeanLoss) -> bool:
     """Whether two losses are the same but for rounding."""
     allowed = max(tolerance(dtype) for dtype in (problem.theta.dtype, a.dtype))
     return torch.allclose(a, b, rtol=allowed, atol=allowed, equal_nan=True)
 
 
-def fresh(problem: Function, x: Any, y: Any) -> tuple[Any, Any]:
+def fresh(problem: MeanLoss, x: Any, y: Any) -> tuple[Any, Any]:
     """Clones of some samples for one pass."""
     x, y = clone((x, y))
     return problem.data.leaves(x, y)
 
 
-def check_random(problem: Function, x: Any, y: Any) -> None:
+def check_random(problem: MeanLoss, x: Any, y: Any) -> None:
     """Raise InputError if the loss depends on the random numbers that are drawn for it.
 
     Eval mode stops dropout modules, but not ``F.dropout`` left on, or noise that a model or loss draws.
@@ -198,7 +360,7 @@ def leaves(value: Any) -> list[Tensor]:
     return list(variables.values())
 
 
-def check_leaves(problem: Function, original: nn.Module, x: Any, y: Any) -> Tensor:
+def check_leaves(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> Tensor:
     """Raise InputError if the loss depends on anything that requires gradients and is not θ.
 
     Returns the loss, of a pass that records gradients.
@@ -263,13 +425,18 @@ def _unknown_leaf(leaf: Tensor, model: nn.Module, original: nn.Module, *, of_los
     )
 
 
-def check_parameters(problem: Function, x: Any, y: Any, theta: Tensor) -> None:
+def check_parameters(problem: MeanLoss, x: Any, y: Any, theta: Tensor) -> None:
     """Raise InputError unless loss and gradient at ``theta`` are those of the module that holds it."""
     given = {k: v.detach().requires_grad_() for k, v in problem.layout.views(theta).items()}
     a, b = fresh(problem, x, y), fresh(problem, x, y)
     with problem.evaluating(0):
         ours, slope = _loss_and_slope(lambda: problem.call(given, a[0]), problem, list(given.values()), a[1])
-    with _loaded(problem, theta) as parameters, problem.evaluating(0):
+    named = dict(problem.model.named_parameters())
+    parameters = [named[name] for name in given]
+    with _set_back(parameters), problem.evaluating(0):
+        with torch.no_grad():
+            for p, value in zip(parameters, given.values(), strict=True):
+                p.copy_(value)
         wanted, truth = _loss_and_slope(lambda: call(problem.model, {}, b[0]), problem, parameters, b[1])
     allowed = tolerance(problem.theta.dtype)
     if not torch.allclose(ours, wanted, rtol=allowed, atol=allowed, equal_nan=True):
@@ -279,8 +446,10 @@ def check_parameters(problem: Function, x: Any, y: Any, theta: Tensor) -> None:
             "them, elsewhere; compute it from self.NAME in each forward pass"
         )
     if slope is not None and truth is not None:
-        difference, scale = _difference_and_norm(slope, truth)
-        if math.isfinite(scale) and difference > 10 * allowed * (scale + allowed):
+        # A part at a time: copies of all parts in double precision would take much memory.
+        apart = [float((a.double() - b.double()).norm()) for a, b in zip(slope, truth, strict=True)]
+        scale = math.hypot(*(float(part.double().norm()) for part in truth))
+        if math.isfinite(scale) and math.hypot(*apart) > 10 * allowed * (scale + allowed):
             raise InputError(
                 "model: with all parameters replaced its gradient is not that of the module with the same "
                 "ones loaded (is activation checkpointing on?); switch off what computes outputs again later"
@@ -288,7 +457,7 @@ def check_parameters(problem: Function, x: Any, y: Any, theta: Tensor) -> None:
 
 
 def _loss_and_slope(
-    outputs: Callable[[], Any], problem: Function, parameters: list[Tensor], y: Any
+    outputs: Callable[[], Any], problem: MeanLoss, parameters: Sequence[Tensor], y: Any
 ) -> tuple[Tensor, Sequence[Tensor] | None]:
     """The loss and its gradient, parameter by parameter, or None where the loss has none."""
     with torch.enable_grad():
@@ -302,28 +471,13 @@ def _loss_and_slope(
     return loss.detach(), parts
 
 
-def _difference_and_norm(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[float, float]:
-    """‖a − b‖ and ‖b‖ in double precision, a part at a time: copies of all parts would take much memory."""
-    squares = [0.0, 0.0]
-    for mine, other in zip(a, b, strict=True):
-        wanted = other.double()
-        squares[0] += float((mine.double() - wanted).square().sum())
-        squares[1] += float(wanted.square().sum())
-    return math.sqrt(squares[0]), math.sqrt(squares[1])
-
-
 @contextlib.contextmanager
-def _loaded(problem: Function, theta: Tensor) -> Iterator[list[Tensor]]:
-    """The parameters of the problem's module, equal to ``theta`` while the block runs."""
-    named = dict(problem.model.named_parameters())
-    parameters = [named[slot.name] for slot in problem.layout.slots]
-    before = [p.detach().clone() for p in parameters]
+def _set_back(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """The parameters have the values of before once the block has run."""
+    saved = [p.detach().clone() for p in parameters]
     try:
-        with torch.no_grad():
-            for p, value in zip(parameters, problem.layout.views(theta).values(), strict=True):
-                p.copy_(value)
-        yield [p.requires_grad_() for p in parameters]
+        yield
     finally:
         with torch.no_grad():
-            for p, value in zip(parameters, before, strict=True):
+            for p, value in zip(parameters, saved, strict=True):
                 p.copy_(value)

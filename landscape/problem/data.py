@@ -28,7 +28,6 @@ from landscape.problem.batches import (
     take,
     tree_map,
 )
-from landscape.problem.counts import notable
 
 # Samples for checks of the user's model and loss (ours): few, so that they cost less than a hundredth of a
 # contour.
@@ -36,6 +35,10 @@ PROBE = 12
 # The largest relative difference between the checksums of two equal passes over batches: rounding of sums in
 # another order (ours; one changed pixel of 10,000 images is 1e-9).
 CHECKSUM_TOLERANCE = 1e-12
+
+# Targets that losses leave out: padding, PyTorch's and Hugging Face's default, masks of segmentations.
+LEFT_OUT = (0, -100, -1, 255)
+
 
 Terms = Callable[[Any, Any], Tensor]  # (x, y) -> (B,) float64 on the CPU: terms of the mean by sample
 
@@ -71,10 +74,8 @@ class Data:
         self.samples, self.terms = 0, 0.0
         self.checksum: Tensor | None = None  # of a pass over batches
         self.novel: list[tuple[Any, Any]] = []  # batches with targets unlike those of the batches before
-        self._fingerprint = ""
-        self._picked: dict[int, Tensor] = {}  # of :meth:`pick`, by count
+        self._known: dict[Any, Any] = {}  # the fingerprint, and what :meth:`rows` picked, by count
         self._terms_in: Terms = lambda x, y: torch.ones(count_samples(x, y, alike=False))
-        self._single = isinstance(data, Dataset)  # samples, of which the batches are made here
         self.own_batches = isinstance(data, Dataset)  # those of STREAM_BATCH samples
         data = batched(as_tensors(data))
         self._part = ""  # code for some samples of the user's tensors
@@ -112,9 +113,7 @@ class Data:
         self._terms_in = terms_in
         if self._whole is not None:
             x, y = self._whole
-            each = terms_in(x, y) if self.samples else torch.zeros(0)
-            self.terms = float(each.sum())
-            self.each = each if bool((each != each[:1]).any()) else None
+            self._weigh(terms_in(x, y) if self.samples else torch.zeros(0))
         elif isinstance(self.batches, Stream):
             self.terms = float(self.samples)
         else:
@@ -158,7 +157,7 @@ class Data:
         second = torch.stack(again).sum(0) if again else torch.zeros_like(self.checksum)
         largest = torch.maximum(self.checksum[1], second[1])
         if bool(((self.checksum - second).abs() > CHECKSUM_TOLERANCE * largest).any()):
-            batches = f"torch.utils.data.DataLoader(data, {STREAM_BATCH})" if self._single else "data"
+            batches = f"torch.utils.data.DataLoader(data, {STREAM_BATCH})" if self.own_batches else "data"
             raise InputError(
                 f"data: two passes over its batches differ: {_why_passes_differ(self.batches)}, or, for the "
                 "loss of one draw alone, a list, which freezes it",
@@ -261,10 +260,11 @@ class Data:
     def rows(self, x: Any, y: Any, count: int = PROBE) -> Tensor | None:
         """The numbers of the samples of :meth:`pick`; None for a batch that cannot be divided."""
         if self.indexed:
-            if count not in self._picked:
+            if count not in self._known:
                 every = self._whole or (None, None)
-                self._picked[count] = self._that_count(_different(every[1], self.samples, count), *every)
-            return self._picked[count]
+                self._known[count] = self._that_count(_different(every[1], self.samples, count), *every)
+            picked: Tensor = self._known[count]
+            return picked
         try:
             length = count_samples(x, y, alike=True)
         except InputError:
@@ -304,17 +304,24 @@ class Data:
 
     def few(self, count: int = PROBE) -> Data:
         """The samples of :meth:`pick`, in one chunk."""
-        part = copy.copy(self.in_chunks(count))  # the bytes of a sample are not measured for so few
-        part._fingerprint, part._picked = "", {}
         x, y = self.pick(*self.first(), count)
-        part.samples = count_samples(x, y, alike=False)
-        each = self._terms_in(x, y)
-        part.terms, part.checksum = float(each.sum()), None
-        if self.indexed:
-            part.resident, part.each = (x, y), each if bool((each != each[:1]).any()) else None
-        else:
-            part.batches = [(x, y)]
+        part = self.in_chunks(count)  # the bytes of a sample are not measured for so few
+        few = part._holding(x, y, self._terms_in(x, y))
+        if not self.indexed:
+            few.resident, few.each, few.batches = None, None, [(x, y)]
+        return few
+
+    def _holding(self, x: Any, y: Any, each: Tensor) -> Data:
+        """The samples (x, y), on the device, with the terms of ``each``, in place of its own."""
+        part = copy.copy(self)
+        part._known, part.checksum = {}, None
+        part.resident, part.batches, part.samples = (x, y), (), len(each)
+        part._weigh(each)
         return part
+
+    def _weigh(self, each: Tensor) -> None:
+        """Take the terms of ``each`` sample (N,), as a number where all have the same."""
+        self.terms, self.each = float(each.sum()), each if bool((each != each[:1]).any()) else None
 
     def in_chunks(self, size: int) -> Data:
         """The same with ``size`` samples a chunk; data given as batches, or of a loss that mixes samples,
@@ -398,13 +405,12 @@ class Data:
         """The samples ``indices`` (repeats allowed; a slice copies nothing). Not of batches."""
         self._check_mean()
         part = copy.copy(self)
-        part._fingerprint, part._picked = "", {}
+        part._known = {}
         if isinstance(indices, Tensor):
-            part.resident = self.gather(indices)
-            part.samples = len(indices)
+            part.resident, part.samples = self._gather(indices), len(indices)
         elif self.resident is not None:
             part.resident = take(self.resident, indices)
-            part.samples = count_samples(*part.resident, alike=False)
+            part.samples = len(range(self.samples)[indices])
         elif isinstance(self.batches, Stream):
             part.batches = self.batches.part(indices)
             part.samples = part.batches.samples
@@ -419,12 +425,8 @@ class Data:
     def only(self, x: Any, y: Any) -> Data:
         """The samples (x, y), on the device, in place of its own: a minibatch, weighted as in training."""
         self._check_mean()
-        part = copy.copy(self)
-        part._fingerprint, part._picked, part.checksum = "", {}, None
-        part.resident, part.batches, part.samples = (x, y), (), count_samples(x, y, alike=True)
-        each = self._terms_in(x, y)
-        part.terms, part.each = float(each.sum()), each if bool((each != each[:1]).any()) else None
-        return part._counted()
+        count_samples(x, y, alike=True)
+        return self._holding(x, y, self._terms_in(x, y))._counted()
 
     def _counted(self) -> Data:
         """Itself; InputError where it is samples of which no target counts."""
@@ -444,15 +446,17 @@ class Data:
             return " ".join(f"{value:.17g}" for value in self.checksum.flatten().tolist())
         if self.resident is None:
             return f"{self.samples} samples of a stream"
-        if self._fingerprint:
-            return self._fingerprint
-        digest = 0
-        for name, tensor in [*named_tensors(self.resident[0], "x"), *named_tensors(self.resident[1], "y")]:
-            digest = zlib.crc32(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode(), digest)
-            rows = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            digest = zlib.crc32(rows.numpy().data, digest)
-        self._fingerprint = f"{digest:08x}"
-        return self._fingerprint
+        if "fingerprint" not in self._known:
+            digest = 0
+            for name, tensor in (
+                *named_tensors(self.resident[0], "x"),
+                *named_tensors(self.resident[1], "y"),
+            ):
+                digest = zlib.crc32(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode(), digest)
+                rows = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+                digest = zlib.crc32(rows.numpy().data, digest)
+            self._known["fingerprint"] = f"{digest:08x}"
+        return str(self._known["fingerprint"])
 
 
 def _sliced(tree: Any, name: str) -> str:
@@ -514,3 +518,15 @@ def _different(y: Any, samples: int, count: int) -> Tensor:
             picked += list(classes.values())
     unique = list(dict.fromkeys([*picked, *order.tolist()]))[:count]
     return torch.tensor(unique)
+
+
+def notable(targets: Tensor) -> list[float]:
+    """The values among targets that a loss may leave out: the usual ones; of integers the extremes, and what
+    sequences end with.
+    """
+    values = [*map(float, LEFT_OUT)]
+    if targets.numel() and not targets.is_floating_point():
+        values += [float(targets.min()), float(targets.max())]
+        if targets.dim() > 1:
+            values.append(float(targets.flatten(1)[:, -1].mode().values))
+    return [v for v in dict.fromkeys(values) if bool((targets == v).any())]

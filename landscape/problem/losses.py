@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,9 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core.errors import InputError
-from landscape.problem.batches import clone, count_samples, tree_map
+from landscape.problem.batches import clone, count_samples, named_tensors, tree_map
 
 # The target that PyTorch and Hugging Face leave out of the loss.
 IGNORED = -100
@@ -81,21 +83,30 @@ def placed_loss(loss: Any, device: torch.device, dtype: torch.dtype) -> Any:
     return loss
 
 
+def by_sample(tensor: Tensor) -> Tensor:
+    """(B,) the sums of a tensor (B, ...) by sample."""
+    return tensor.flatten(1).sum(1) if tensor.dim() > 1 else tensor
+
+
+def _counted(targets: Any, ignored: int) -> Tensor | None:
+    """1 for each target other than ``ignored``, else 0; None for targets that are not class indices."""
+    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.dim() == 0:
+        return None
+    return (targets != ignored).double()
+
+
 def loss_terms(loss: Any, targets: Any) -> Tensor | None:
     """(B,) how many terms of the mean each sample contributes to cross-entropy or negative log-likelihood.
 
     These leave out targets equal to ``ignore_index``, and weigh the others where there are class weights.
     None for any other loss, or targets that are not class indices.
     """
-    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.dim() == 0:
-        return None
     known = ClassLoss.of(loss)
-    if known is None:
+    if known is None or (terms := _counted(targets, known.ignored)) is None:
         return None
-    terms = (targets != known.ignored).double()
     if known.weight is not None:
         terms *= known.weight.to(targets.device)[targets.where(terms > 0, torch.zeros_like(targets))]
-    return terms.flatten(1).sum(1) if terms.dim() > 1 else terms
+    return by_sample(terms)
 
 
 class Terms:
@@ -158,12 +169,8 @@ def label_terms(labels: Any, shifted: bool) -> Tensor | None:
     ``shifted``: all but each sequence's first, as in causal language models. None for labels that are not
     class indices.
     """
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dim() == 0:
-        return None
-    terms = (labels != IGNORED).double()
-    if terms.dim() == 1:
-        return terms
-    return (terms[:, 1:] if shifted else terms).flatten(1).sum(1)
+    terms = _counted(labels, IGNORED)
+    return terms if terms is None else by_sample(terms[:, 1:] if shifted and terms.dim() > 1 else terms)
 
 
 def is_softmax_loss(loss: Any) -> bool:
@@ -190,20 +197,15 @@ def correct_shares(outputs: Any, targets: Any, loss: Any) -> Tensor:
     """
     z = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
     unknown = torch.full((1,), torch.nan, dtype=torch.float64)
-    if not isinstance(z, Tensor) or not _classes(targets):
+    if not isinstance(z, Tensor) or not isinstance(targets, Tensor) or z.dim() < 2 or z.shape[1] < 2:
         return unknown
-    if z.dim() < 2 or z.shape[1] < 2 or targets.shape != (len(z), *z.shape[2:]):
+    if targets.is_floating_point() or targets.is_complex() or targets.shape != (len(z), *z.shape[2:]):
         return unknown
     if z.dim() > 2 and ClassLoss.of(loss) is None:
         return unknown
     right = (z.argmax(1) == targets).double().unsqueeze(-1).flatten(1).sum(1)
     shares: Tensor = right / max(1, targets[:1].numel())
     return shares.where(((targets >= 0) & (targets < z.shape[1])).all(), torch.nan)
-
-
-def _classes(targets: Any) -> bool:
-    """Whether ``targets`` can be numbers of classes."""
-    return isinstance(targets, Tensor) and not targets.is_floating_point() and not targets.is_complex()
 
 
 class ClonedTargets:
@@ -227,3 +229,56 @@ def describe_loss(loss: Any) -> str:
         return describe_loss(loss.func)
     name = getattr(loss, "__qualname__", type(loss).__qualname__)
     return f"{getattr(loss, '__module__', '')}.{name}"
+
+
+class _Pairs(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees whether two tensors of these shapes are broadcast to one."""
+
+    def __init__(self, a: Tensor, b: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.shapes, self.seen = {a.shape, b.shape}, False
+        self.both = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.shape == self.both:
+            given = {t.shape for _, t in named_tensors(args)} & self.shapes
+            self.seen |= len(given) == 2 or (len(given) == 1 and func is torch.ops.aten.expand.default)
+        return result
+
+
+def broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> str:
+    """Code for targets in the shape of the outputs, where these are (N, 1) and (N,) or the reverse.
+
+    A loss that takes them element by element pairs each output with each target: its mean is over (N, N), and
+    PyTorch gives a warning at most. "" for other shapes, and for a loss that does not pair these.
+    """
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return ""
+    shapes = outputs.shape, targets.shape
+    if shapes[0] != (*shapes[1], 1) and shapes[1] != (*shapes[0], 1):
+        return ""
+    same = targets.reshape(outputs.shape)
+    same = same if same.is_floating_point() else same.to(outputs)
+    try:
+        loss(outputs, same)
+    except Exception:  # whatever the user's loss raises: this is no remedy
+        return ""
+    with contextlib.suppress(Exception), _Pairs(outputs, targets) as pairs:
+        loss(outputs, targets)  # some of PyTorch's raise an error for such shapes
+        if not pairs.seen:
+            return ""
+    change = "unsqueeze(-1)" if outputs.dim() > targets.dim() else "squeeze(-1)"
+    kind = "" if targets.is_floating_point() else ".to(outputs)"
+    return f"landscape.Problem(model, lambda outputs, targets: loss(outputs, targets.{change}{kind}), data)"
+
+
+def refuse_broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> None:
+    """Raise InputError, with the remedy, where :func:`broadcasting` is the cause of a refusal."""
+    remedy = broadcasting(loss, outputs, targets)
+    if remedy:
+        raise InputError(
+            f"loss: the outputs have shape {tuple(outputs.shape)}, but the targets {tuple(targets.shape)}: a "
+            "loss that broadcasts them pairs each output with the targets of all samples",
+            remedy,
+        )

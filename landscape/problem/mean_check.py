@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,10 +17,159 @@ from torch import Tensor
 from landscape.core.errors import InputError, ProblemWarning
 from landscape.core.memory import available_memory
 from landscape.problem.batches import as_tensors, count_samples, named_tensors, take
-from landscape.problem.counts import Count, by_sample, candidates, revealed, samples_apart
-from landscape.problem.data import Data
-from landscape.problem.function import Function, refuse_broadcasting
-from landscape.problem.losses import Terms
+from landscape.problem.data import Data, notable
+from landscape.problem.losses import Terms, by_sample, refuse_broadcasting
+from landscape.problem.mean_loss import MeanLoss
+
+T = TypeVar("T")
+
+# Classes whose weights are sought, and samples for each of them (ours).
+MAX_CLASSES, SAMPLES_A_CLASS = 64, 3
+# Weights of classes below this share of the largest are zero: they come from differences of losses (ours).
+ZERO = 1e-5
+
+
+@dataclass(frozen=True)
+class Count:
+    """``terms(targets)`` -> (B,), with the code that says the same, which is how it prints."""
+
+    code: str
+    function: Callable[[Any], Tensor]
+
+    def __call__(self, targets: Any) -> Tensor:
+        return self.function(targets).double()
+
+    def __repr__(self) -> str:
+        return self.code
+
+
+Getter = Callable[[Any], Tensor]
+# Targets whole, and without the first or last of each sequence, as code and index.
+_CUTS: dict[str, tuple[slice, ...]] = {
+    "": (),
+    "[:, 1:]": (slice(None), slice(1, None)),
+    "[:, :-1]": (slice(None), slice(-1)),
+}
+
+
+def _parts(targets: Any) -> Iterator[tuple[str, Getter, Tensor]]:
+    """The tensors of ``targets`` with their code, whole, and without the first or last of each sequence."""
+    for i, (name, tensor) in enumerate(named_tensors(targets, "y")):
+        if tensor.dim() == 0 or tensor.is_complex():
+            continue
+        for code, index in _CUTS.items():
+            if code and (tensor.dim() == 1 or tensor.shape[1] == 1):
+                break
+
+            def get(tree: Any, i: int = i, index: tuple[slice, ...] = index) -> Tensor:
+                return list(named_tensors(tree))[i][1][index]
+
+            yield name + code, get, tensor[index]
+
+
+def _tests(name: str, tensor: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    """What may count of targets like these, with its code: those not left out, masks and weights."""
+    if tensor.dtype == torch.bool:
+        yield name, torch.clone
+        yield f"~{name}", torch.logical_not
+        return
+    for value in notable(tensor):
+        yield f"{name} != {value:g}", functools.partial(torch.ne, other=value)
+    yield f"{name} > 0", lambda t: t > 0
+    yield f"{name} >= 0", lambda t: t >= 0
+    if tensor.is_floating_point():
+        yield f"~{name}.isnan()", lambda t: ~t.isnan()
+    if bool((tensor >= 0).all()):  # a mask, weights or lengths
+        yield name, torch.clone
+
+
+def candidates(targets: Any) -> Iterator[Count]:
+    """The standard counts of targets like these: those that are not left out, sums of masks and weights."""
+    for name, get, tensor in _parts(targets):
+        for test, function in _tests(name, tensor):
+            code = f"({test}).flatten(1).sum(1)" if tensor.dim() > 1 else test
+
+            def count(
+                tree: Any, get: Getter = get, function: Callable[[Tensor], Tensor] = function
+            ) -> Tensor:
+                return by_sample(function(get(tree)))
+
+            yield Count(f"lambda y: {code}", count)
+
+
+def samples_apart(counts: Sequence[Count], targets: Any) -> list[int]:
+    """Two samples whose terms have another ratio by one of ``counts`` than by the first; [] if none have."""
+    first = counts[0](targets)
+    for other in counts[1:]:
+        second = other(targets)
+        both = first / first.sum() - second / second.sum()
+        if bool((both.abs() > 1e-9 * (first / first.sum()).max()).any()):
+            return [int(both.argmin()), int(both.argmax())]
+    return []
+
+
+def revealed(losses: Parts) -> list[Count]:
+    """Weights by class of the targets, as the losses of pairs of samples reveal them.
+
+    With L(a, b) the loss of both, w_b/w_a = (L(a, b) − L(a))/(L(b) − L(a, b)), for the terms w of the samples
+    a and b; they are sums of the weights of their targets' classes.
+    """
+    found = []
+    for name, get, tensor in _parts(losses.targets):
+        if tensor.is_floating_point() or tensor.dtype == torch.bool:
+            continue
+        classes = torch.unique(tensor).tolist()
+        if not 2 <= len(classes) <= MAX_CLASSES:
+            continue
+        numbers = torch.stack([by_sample(tensor == c) for c in classes], 1).double().cpu()
+        if (weights := _class_weights(losses, numbers)) is not None:
+            found.append(_weighted(name, get, dict(zip(classes, weights, strict=True))))
+    return found
+
+
+def _class_weights(losses: Parts, numbers: Tensor) -> list[float] | None:
+    """The weight of each class, the largest 1, from ``numbers`` (N, classes) of targets; None if unknown."""
+    shares = numbers / numbers.sum(1, keepdim=True).clamp(min=1)
+    most = shares.topk(min(SAMPLES_A_CLASS, len(shares)), 0).indices  # of each class
+    rows = list(dict.fromkeys(most.T.flatten().tolist()))
+    alone = {row: losses.loss([row]) for row in rows}
+    finite = [row for row in rows if math.isfinite(alone[row])]
+    if not finite:
+        return None
+    first = min(finite, key=lambda row: alone[row])
+    used, terms = [first], [1.0]
+    for row in rows:
+        both = losses.loss([first, row]) if row != first else math.nan
+        apart = alone[row] - both
+        if math.isfinite(both) and not math.isfinite(alone[row]):
+            used, terms = [*used, row], [*terms, 0.0]  # nothing of it counts
+        elif math.isfinite(both) and abs(alone[row] - alone[first]) > 0.01 * abs(alone[row]) and apart:
+            used, terms = [*used, row], [*terms, (both - alone[first]) / apart]
+    system = numbers[used]
+    if int(torch.linalg.matrix_rank(system)) < numbers.shape[1]:
+        return None
+    weights = torch.linalg.lstsq(system, torch.tensor(terms, dtype=torch.float64)[:, None]).solution[:, 0]
+    weights /= weights.abs().max()
+    weights[weights.abs() < ZERO] = 0.0
+    return None if bool((weights < 0).any()) else weights.tolist()
+
+
+def _weighted(name: str, get: Getter, weights: dict[int, float]) -> Count:
+    """The sums of the weights of the targets' classes."""
+
+    def terms(targets: Any) -> Tensor:
+        tensor = get(targets)
+        known = sum(((tensor == c) for c in weights), torch.zeros_like(tensor, dtype=torch.bool))
+        if not bool(known.all()):
+            raise InputError(
+                f"data: {name} has the class {int(tensor[~known][0])}, which the first samples do not have, "
+                "so that its weight in the loss is not known; give terms=, the sum of each sample's weights"
+            )
+        return sum((w * by_sample(tensor == c).double() for c, w in weights.items()), torch.zeros(()))
+
+    listed = ", ".join(f"{c}: {w:.4g}" for c, w in weights.items())
+    return Count(f"the weights of the classes of {name}, {{{listed}}}", terms)
+
 
 # Samples that every loss is evaluated on at once anyway (MAX_CHUNK of landscape.problem.mean_loss).
 AT_ONCE = 2000
@@ -45,14 +196,10 @@ class Parts:
         data: where the samples come from.
     """
 
-    def __init__(self, problem: Function, batch: tuple[Any, Any], theta: Tensor, data: Data) -> None:
+    def __init__(self, problem: MeanLoss, batch: tuple[Any, Any], theta: Tensor, data: Data) -> None:
         self.problem, self.data, self.theta, self._batch = problem, data, theta, batch
         self._known: dict[tuple[tuple[int, ...], int], float] = {}
         self.eps = torch.finfo(theta.dtype).eps
-
-    def of(self, batch: tuple[Any, Any]) -> Parts:
-        """The same of another batch."""
-        return Parts(self.problem, batch, self.theta, self.data)
 
     def in_float64(self) -> Parts:
         """The same in float64, where the model runs in it."""
@@ -89,8 +236,7 @@ class Parts:
             inputs, targets = problem.data.leaves(*self.samples(rows))
             # What the loss says of so few samples is no news.
             with problem.evaluating(seed), warnings.catch_warnings(action="ignore"):
-                outputs = problem.call(problem.layout.views(self.theta), inputs)
-                value = problem.criterion(outputs, targets).detach()
+                value = problem.criterion(problem.outputs(self.theta, inputs), targets).detach()
             # Hugging Face's causal models take the loss in float32 always.
             self.eps = max(self.eps, torch.finfo(value.dtype).eps)
             self._known[key] = float(value)
@@ -100,33 +246,49 @@ class Parts:
         """The largest difference that rounding makes; a batch of another size rounds otherwise."""
         return min(1000 * self.eps, 3 * math.sqrt(self.eps)) * max(map(abs, values))
 
-    def difference(self, parts: Sequence[Sequence[int]], weights: Tensor, seed: int = 0) -> float:
-        """The mean of the losses of ``parts`` by the ``weights`` of their samples, less that of all of them.
+    def weights(self, terms: Terms, rows: Sequence[int]) -> Tensor:
+        """(max(rows) + 1,) the terms of the samples ``rows``, by their numbers; 0 for others."""
+        weights = torch.zeros(max(rows) + 1, dtype=torch.float64)
+        weights[list(rows)] = terms(*self.samples(rows))
+        return weights
 
-        ``weights`` (N,) by number of sample. Parts without weight do not count.
+    def difference(self, rows: Sequence[int], ends: Sequence[int], weights: Tensor, seed: int = 0) -> float:
+        """The mean of the losses of the parts of ``rows`` that end at ``ends``, less the loss of all of them.
+
+        ``weights`` (N,): of samples, by their numbers. Parts without weight do not count.
         """
-        sums = [float(weights[list(part)].sum()) for part in parts]
+        parts = divided(rows, ends)
+        sums = [float(weights[part].sum()) for part in parts]
         counted = [(self.loss(part, seed), w) for part, w in zip(parts, sums, strict=True) if w > 0]
-        whole = self.loss(list(itertools.chain(*parts)), seed)
+        whole = self.loss(rows, seed)
         total = sum(w for _, w in counted)
         return sum(value * w for value, w in counted) / total - whole if total > 0 else math.nan
 
-    def combine(self, parts: Sequence[Sequence[int]], weights: Tensor, share: float = 1.0) -> bool:
-        """Whether the losses of ``parts`` combine to that of all, by the weights of their samples.
+    def combine(self, rows: Sequence[int], ends: Sequence[int], weights: Tensor, share: float = 1.0) -> bool:
+        """Whether the losses of the parts of ``rows`` combine to that of all, by the weights of samples.
 
         ``share``: of the difference that counts as rounding.
         """
-        difference = self.difference(parts, weights)
-        values = [v for v in (self.loss(part) for part in parts) if math.isfinite(v)]
-        whole = self.loss(list(itertools.chain(*parts)))
-        return abs(difference) <= share * self.rounding(whole, *values)  # False for NaN
+        difference = self.difference(rows, ends, weights)
+        values = [v for v in map(self.loss, divided(rows, ends)) if math.isfinite(v)]
+        return abs(difference) <= share * self.rounding(self.loss(rows), *values)  # False for NaN
 
 
-def takes(problem: Function, x: Any) -> bool:
+def attempt(function: Callable[..., T], *args: Any) -> T | None:
+    """What ``function(*args)`` gives; None where the user's model or loss does not take such samples."""
+    try:
+        return function(*args)
+    except InputError:
+        raise
+    except Exception:  # they raise any kind of error
+        return None
+
+
+def takes(problem: MeanLoss, x: Any) -> bool:
     """Whether the model takes the inputs ``x``: a model of a whole graph takes no part of it."""
     try:
         with torch.no_grad(), problem.evaluating(0), warnings.catch_warnings(action="ignore"):
-            problem.call(problem.layout.views(problem.theta), problem.data.leaves(x, None)[0])
+            problem.outputs(problem.theta, problem.data.leaves(x, None)[0])
     except Exception:  # the user's model raises any kind of error
         return False
     return True
@@ -137,7 +299,7 @@ def divided(rows: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
     return [list(rows[a:b]) for a, b in itertools.pairwise([0, *ends, len(rows)])]
 
 
-def check_mean(problem: Function, terms: Terms, batch: tuple[Any, Any], theta: Tensor) -> None:
+def check_mean(problem: MeanLoss, terms: Terms, batch: tuple[Any, Any], theta: Tensor) -> None:
     """Find by which weights the losses of parts of the data combine to that of all of them.
 
     Where they do not combine by the ``terms`` that are known, other counts of targets are tried, and used
@@ -157,8 +319,7 @@ def check_mean(problem: Function, terms: Terms, batch: tuple[Any, Any], theta: T
     parts = Parts(problem, batch, theta, problem.data)
     rows = _by_targets(picked.tolist(), parts)
     if problem.draws:
-        divisions = divided(rows, [2, 5] if len(rows) >= 6 else [1])
-        if _random_parts_combine(parts, divisions, terms):
+        if attempt(_random_parts_combine, parts, rows, terms):
             return
     else:
         try:
@@ -167,7 +328,7 @@ def check_mean(problem: Function, terms: Terms, batch: tuple[Any, Any], theta: T
             if not math.isfinite(parts.loss(rows)):
                 _refuse_without_targets(parts, rows)
                 return
-            weights = weights_of(parts, terms, rows)
+            weights = parts.weights(terms, rows)
             if parts.eps <= FLOAT32 and _all_combine(parts, rows, weights, SURE):
                 return
             parts = parts.in_float64()
@@ -180,8 +341,13 @@ def check_mean(problem: Function, terms: Terms, batch: tuple[Any, Any], theta: T
                 return  # batches are never split
         else:
             if terms.given is not None and not isinstance(terms.given, Count):
-                _refuse_terms(problem)
-                return
+                if problem.data.indexed:
+                    raise InputError(
+                        "terms: by them the losses of parts of the data do not combine to that of all of it; "
+                        "leave terms out, or give data whose loss mixes samples as a list of batches",
+                        remedy="landscape.Problem(model, loss, data)",
+                    )
+                return  # batches stay whole
             if _count_found(parts, terms, rows):
                 return
     _take_together(problem, terms, parts, rows, batch)
@@ -193,9 +359,9 @@ def _all_combine(parts: Parts, rows: list[int], weights: Tensor, share: float = 
     Of few samples each is set against the others: the terms of one may be the mean number by chance.
     """
     if len(rows) >= 6:
-        return parts.combine(divided(rows, [2, 5]), weights, share)
+        return parts.combine(rows, [2, 5], weights, share)
     turned = ([*rows[k:], *rows[:k]] for k in range(len(rows)))
-    return all(parts.combine(divided(order, [1]), weights, share) for order in turned)
+    return all(parts.combine(order, [1], weights, share) for order in turned)
 
 
 def _by_targets(rows: list[int], parts: Parts) -> list[int]:
@@ -205,22 +371,11 @@ def _by_targets(rows: list[int], parts: Parts) -> list[int]:
     """
     targets = parts.samples(rows)[1]
     for _, each in named_tensors(targets):
-        if (
-            each.is_complex()
-            or each.dim() == 0
-            or (each.is_floating_point() and bool((each != each.round()).any()))
-        ):
+        if each.is_complex() or each.dim() == 0 or bool((each.double() != each.double().round()).any()):
             continue  # of these no sum tells how many count
         order = by_sample(each.double()).argsort().tolist()
         return [rows[i] for i in (*order[-2:], *order[:-2])]
     return rows
-
-
-def weights_of(parts: Parts, terms: Terms, rows: Sequence[int]) -> Tensor:
-    """(max(rows) + 1,) the terms of the samples ``rows``, by their numbers; 0 for others."""
-    weights = torch.zeros(max(rows) + 1, dtype=torch.float64)
-    weights[list(rows)] = terms(*parts.samples(rows))
-    return weights
 
 
 def _even_parts_combine(parts: Parts, rows: list[int], terms: Terms) -> bool:
@@ -228,28 +383,19 @@ def _even_parts_combine(parts: Parts, rows: list[int], terms: Terms) -> bool:
     for k in (2, 3):
         ends = range(len(rows) // k, len(rows), len(rows) // k)
         if len(rows) % k == 0 and len(rows) > k:
-            try:
-                return parts.combine(divided(rows, ends), weights_of(parts, terms, rows))
-            except InputError:
-                raise
-            except Exception:  # nor such parts
-                continue
+            combined = attempt(parts.combine, rows, ends, parts.weights(terms, rows))
+            if combined is not None:
+                return combined
     return False
 
 
-def _random_parts_combine(parts: Parts, divisions: list[list[int]], terms: Terms) -> bool:
+def _random_parts_combine(parts: Parts, rows: list[int], terms: Terms) -> bool:
     """Whether the losses of parts combine on average over random numbers, within their standard error."""
-    weights = weights_of(parts, terms, list(itertools.chain(*divisions)))
-    try:
-        seeds = range(RANDOM_PASSES)
-        drawn = torch.tensor([parts.difference(divisions, weights, s) for s in seeds], dtype=torch.float64)
-    except InputError:
-        raise
-    except Exception:  # the loss, or the model, does not take such a part
-        return False
+    ends, weights = [2, 5] if len(rows) >= 6 else [1], parts.weights(terms, rows)
+    differences = [parts.difference(rows, ends, weights, seed) for seed in range(RANDOM_PASSES)]
+    drawn = torch.tensor(differences, dtype=torch.float64)
     error = float(drawn.std()) / math.sqrt(len(drawn))
-    whole = parts.loss(list(itertools.chain(*divisions)))
-    return not abs(float(drawn.mean())) > RANDOM_ERRORS * error + parts.rounding(whole)
+    return not abs(float(drawn.mean())) > RANDOM_ERRORS * error + parts.rounding(parts.loss(rows))
 
 
 def _refuse_without_targets(parts: Parts, rows: list[int]) -> None:
@@ -261,19 +407,9 @@ def _refuse_without_targets(parts: Parts, rows: list[int]) -> None:
         return  # the targets are the reason
     if any(not bool(count(targets).any()) for count in candidates(targets)):
         with torch.no_grad(), parts.problem.evaluating(0):
-            outputs = parts.problem.call(parts.problem.layout.views(parts.theta), inputs)
+            outputs = parts.problem.outputs(parts.theta, inputs)
         if all(bool(each.isfinite().all()) for _, each in named_tensors(outputs)):
             raise InputError("data: all its targets are left out of the loss, at least one must count")
-
-
-def _refuse_terms(problem: Function) -> None:
-    """Raise InputError for terms of the user's by which parts do not combine, unless batches stay whole."""
-    if problem.data.indexed:
-        raise InputError(
-            "terms: by them the losses of parts of the data do not combine to that of all of it; leave terms "
-            "out, or give data whose loss mixes samples as a list of batches",
-            remedy="landscape.Problem(model, loss, data)",
-        )
 
 
 def _count_found(parts: Parts, terms: Terms, rows: list[int]) -> bool:
@@ -281,12 +417,7 @@ def _count_found(parts: Parts, terms: Terms, rows: list[int]) -> bool:
     targets = parts.samples(rows)[1]
     fitting = [count for count in candidates(targets) if _fits(count, parts, rows)]
     if not fitting:
-        try:
-            fitting = [count for count in revealed(parts) if _fits(count, parts, rows)]
-        except InputError:
-            raise
-        except Exception:  # the loss does not take single samples, or pairs
-            fitting = []
+        fitting = [count for count in attempt(revealed, parts) or () if _fits(count, parts, rows)]
     for others, every in _sources(parts):
         while len(fitting) > 1:
             apart = samples_apart(fitting, every)
@@ -327,7 +458,7 @@ def _fits(count: Count, parts: Parts, rows: list[int]) -> bool:
             whole, without = parts.loss(some), parts.loss(counted)
             if not abs(whole - without) <= parts.rounding(whole):
                 return False
-            if not parts.combine([[row] for row in counted], weights):
+            if not parts.combine(counted, range(1, len(counted)), weights):
                 return False
         except Exception:  # the loss does not take single samples
             return False
@@ -342,21 +473,19 @@ def _sources(parts: Parts) -> Iterator[tuple[Parts, Any]]:
         return
     for batch in data.batches:
         x, y = data.place(data.split(as_tensors(batch)))
-        yield parts.of((x, y)), y
+        yield Parts(parts.problem, (x, y), parts.theta, data), y
 
 
 def _take_together(
-    problem: Function, terms: Terms, parts: Parts, rows: list[int], batch: tuple[Any, Any]
+    problem: MeanLoss, terms: Terms, parts: Parts, rows: list[int], batch: tuple[Any, Any]
 ) -> None:
     """Take the loss, which is no mean over the samples, of all of them at once, or by batches."""
     _refuse_sum(problem, parts, rows)
     data = problem.data
-    inputs, targets = data.samples_at(torch.tensor(rows), *batch)
+    inputs, targets = data.leaves(*data.samples_at(torch.tensor(rows), *batch))
     if takes(problem, inputs):
-        inputs, targets = data.leaves(inputs, targets)
         with torch.no_grad(), problem.evaluating(0):
-            outputs = problem.call(problem.layout.views(problem.theta), inputs)
-            refuse_broadcasting(problem.criterion, outputs, targets)
+            refuse_broadcasting(problem.criterion, problem.outputs(problem.theta, inputs), targets)
     if data.own_batches and not data.indexed:
         raise InputError(
             "loss: it mixes the samples of a batch, and a Dataset has no batches; give a DataLoader with the "
@@ -394,13 +523,12 @@ def _take_together(
     )
 
 
-def _refuse_sum(problem: Function, parts: Parts, rows: list[int]) -> None:
+def _refuse_sum(problem: MeanLoss, parts: Parts, rows: list[int]) -> None:
     """Raise InputError for a loss that is the sum over its samples."""
     if problem.draws:
         return
     try:
-        divisions = divided(rows, [len(rows) // 2])
-        total = sum(parts.loss(part) for part in divisions)
+        total = sum(map(parts.loss, divided(rows, [len(rows) // 2])))
     except Exception:  # the loss does not take parts
         return
     whole = parts.loss(rows)
@@ -411,7 +539,7 @@ def _refuse_sum(problem: Function, parts: Parts, rows: list[int]) -> None:
         )
 
 
-def _bytes_at_once(problem: Function) -> float | None:
+def _bytes_at_once(problem: MeanLoss) -> float | None:
     """The bytes that a pass of all samples saves, from those of a few, as a·n + b·n²; None if unknown."""
     samples, resident = problem.data.samples, problem.data.resident
     if resident is None:
@@ -421,14 +549,11 @@ def _bytes_at_once(problem: Function) -> float | None:
     some, more = (take(resident, slice(n)) for n in (SOME, 2 * SOME))
     if not takes(problem, some[0]):  # a graph, of which all nodes were computed already
         return problem.saved_bytes(*resident)
-    try:
-        small, large = problem.saved_bytes(*some) / SOME, problem.saved_bytes(*more) / (2 * SOME)
-    except InputError:
-        raise
-    except Exception:  # the loss takes no such part
+    small, large = attempt(problem.saved_bytes, *some), attempt(problem.saved_bytes, *more)
+    if small is None or large is None:  # the loss takes no such part
         return 0.0 if samples <= AT_ONCE else None
-    square = max(0.0, (large - small) / SOME)
-    return samples * (small - SOME * square) + square * samples**2
+    square = max(0.0, (large / (2 * SOME) - small / SOME) / SOME)
+    return samples * (small / SOME - SOME * square) + square * samples**2
 
 
 def _say(text: str) -> None:

@@ -13,8 +13,8 @@ from landscape.core.errors import InputError
 from landscape.core.options import choose
 from landscape.problem import batchnorm, checks
 from landscape.problem.batches import count_samples
+from landscape.problem.checks import ignores_first_label, moved
 from landscape.problem.data import Data
-from landscape.problem.function import ignores_first_label, moved
 from landscape.problem.layout import Layout, independent_copy, padding_rows, unwrapped
 from landscape.problem.losses import Terms, describe_loss, output_loss, placed_loss
 from landscape.problem.mean_check import check_mean

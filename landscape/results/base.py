@@ -16,9 +16,10 @@ import numpy as np
 
 from landscape.core import registry
 from landscape.core.errors import FailedError, InputError
-from landscape.core.hdf5 import LARGEST, attribute, dataset, group, location, reading, writing
-from landscape.core.options import type_hints
-from landscape.results import frames, shown
+from landscape.core.extras import optional
+from landscape.core.hdf5 import LARGEST, Array, attribute, dataset, group, location, reading, writing
+from landscape.core.options import choose, type_hints
+from landscape.results import shown
 from landscape.results.shown import Row
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+EXTRA = "'sgd-landscape[frames]'"
 LENGTH = 200  # characters of repr(result) (ours)
 _NUMBER = re.compile("[0-9]+")
 
@@ -120,7 +122,11 @@ class Result:
             cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
         if any("Annotated[" in str(text) for text in vars(cls).get("__annotations__", {}).values()):
             for name, hint in typing.get_type_hints(cls, include_extras=True).items():
-                _describe(cls, name, hint)
+                about = list(getattr(hint, "__metadata__", ()))
+                if about and hint.__origin__ not in (float, int):  # of arrays and tuples: the dimensions
+                    cls.shapes = {**cls.shapes, name: about.pop(0)}
+                if about:
+                    cls.units = {**cls.units, name: about[0]}
         if "schema" in vars(cls):
             registry.results.add(cls.schema)(cls)
 
@@ -225,7 +231,17 @@ class Result:
             >>> float(escape.to_xarray().times.sel(algorithms="ssgd", values=0.2).mean())
             8.5
         """
-        return frames.to_dataset(self)
+        xarray = optional("xarray", "to_xarray", EXTRA)
+        variables = {name: (d, value) for name, (d, value) in self._arrays().items() if value.size}
+        dimensions = dict.fromkeys(d for names, _ in variables.values() for d in names)
+        coordinates: dict[str, Any] = {
+            d: list(labels) for d, labels in self.labels_of.items() if d in dimensions and d not in variables
+        }
+        coordinates |= {d: variables.pop(d) for d in dimensions if d in variables}
+        dataset: xr.Dataset = xarray.Dataset(variables, coordinates, self._attributes())
+        for name in self.units.keys() & dataset.variables.keys():
+            dataset[name].attrs["units"] = self.units[name]
+        return dataset
 
     def to_dataframe(self, dims: str = "") -> pd.DataFrame:
         """The result as a table of pandas in long form: one row for each point of a grid.
@@ -246,7 +262,42 @@ class Result:
             >>> escape.to_dataframe().groupby("values").times.mean().tolist()
             [2.5, 8.5]
         """
-        return frames.to_frame(self, dims)
+        pandas = optional("pandas", "to_dataframe", EXTRA)
+        named = self._arrays()
+        sizes = {d: n for names, value in named.values() for d, n in zip(names, value.shape, strict=True)}
+        wanted = (dims or self.table).split()
+        for dimension in wanted:
+            choose("dims", dimension, sizes)
+        places = {
+            d: ((d,), np.array(self.labels_of.get(d, np.arange(sizes[d]))))
+            for d in wanted
+            if d not in named and (d in self.labels_of or len(wanted) > 1)  # the index of a table counts rows
+        }
+        columns: dict[str, Array] = {}
+        for name, (names, value) in (places | named).items():
+            if set(names) <= set(wanted):
+                ordered = value.transpose(sorted(range(len(names)), key=lambda i: wanted.index(names[i])))
+                spread = ordered.reshape([sizes[d] if d in names else 1 for d in wanted])
+                columns[name] = np.broadcast_to(spread, [sizes[d] for d in wanted]).ravel()
+        frame: pd.DataFrame = pandas.DataFrame(columns)
+        frame.attrs = self._attributes()
+        return frame
+
+    def _arrays(self) -> dict[str, tuple[tuple[str, ...], Array]]:
+        """The fields whose dimensions have names: field -> (dimensions, values); texts are arrays of str."""
+        named = {}
+        for name, dimensions in self.shapes.items():
+            value = np.asarray(getattr(self, name))
+            value = np.char.decode(value, "utf-8") if name in self.texts else value
+            named[name] = tuple(d.rstrip("+") for d in dimensions.split()), value
+        return named
+
+    def _attributes(self) -> dict[str, Any]:
+        """The other fields, and the schema; lists in place of tuples and arrays."""
+        names = [f.name for f in dataclasses.fields(self) if f.name not in self.shapes]
+        values = {name: getattr(self, name) for name in ("schema", *names)}
+        listed = {k: np.asarray(v).tolist() for k, v in values.items() if isinstance(v, (tuple, np.ndarray))}
+        return values | listed
 
     def save(self, path: str | Path) -> None:
         """Write the result as HDF5; a file that exists is replaced only once the new one is whole.
@@ -292,10 +343,9 @@ class Result:
     def _write(self, group: h5py.Group) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, np.ndarray) and value.size == 0 and _optional(field):
-                continue  # a missing array is read as empty
             if isinstance(value, np.ndarray):
-                group.create_dataset(field.name, data=value)
+                if value.size or not _optional(field):  # a missing array is read as empty
+                    group.create_dataset(field.name, data=value)
             elif isinstance(value, tuple):
                 group.attrs[field.name] = np.array(value, dtype=h5py.string_dtype())
             else:
@@ -319,15 +369,6 @@ class Result:
             else:
                 values[name] = np.asarray(dataset(group, name, "S" if name in cls.texts else "fiub"))
         return cls(**values)
-
-
-def _describe(cls: type[Result], name: str, hint: Any) -> None:
-    """Take the dimensions of a field, of arrays and tuples, and its unit from its annotation."""
-    about = list(getattr(hint, "__metadata__", ()))
-    if about and hint.__origin__ not in (float, int):
-        cls.shapes = {**cls.shapes, name: about.pop(0)}
-    if about:
-        cls.units = {**cls.units, name: about[0]}
 
 
 def _optional(field: dataclasses.Field[Any]) -> bool:

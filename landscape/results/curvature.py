@@ -9,9 +9,9 @@ import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
-from landscape.core.statistics import Estimate, mean_and_error, standard_error, t_quantile
+from landscape.core.statistics import Estimate, mean_and_error, standard_error
 from landscape.results.base import Measured, Measurement
-from landscape.results.shown import Row, converged, eigenvalue, interval, percent
+from landscape.results.shown import Row, converged, eigenvalue, interval, limit_in_words, percent
 
 # Standard deviation of the Gaussians of a density, relative to the range of the nodes (ours: as fine as a
 # plot shows).
@@ -104,8 +104,7 @@ class Density:
             >>> density.moment(2)[0]
             1.0
         """
-        values = (self.weights * self.nodes**order).sum(1)
-        return mean_and_error(values)
+        return mean_and_error((self.weights * self.nodes**order).sum(1))
 
     def broadened(self, at: Array, width: float | None = None) -> Array:
         """The density with each node as a Gaussian (Ghorbani et al. 2019, Eq. 4).
@@ -238,8 +237,7 @@ class Spectrum(Measured):
         found = zip(names, self.values, self.residuals, strict=True)
         rows = [eigenvalue(name, value, residual, unit) for name, value, residual in found]
         if np.isfinite(self.lr) and top:
-            limit = f"limit {self.limit:.4g}" if np.isfinite(self.limit) else "limit not known"
-            rows.append(Row("lr · λ_max", float(self.lr * self.values[0]), note=limit))
+            rows.append(Row("lr · λ_max", float(self.lr * self.values[0]), note=limit_in_words(self.limit)))
         for name, bound in (("below", self.bound_low), ("above", self.bound_high)):
             if np.isfinite(bound):
                 rows.append(Row(name, bound, unit=unit, note="no other eigenvalue, with 99% probability"))
@@ -256,6 +254,10 @@ class Spectrum(Measured):
             Row("Hessian products", self.hvps),
             converged(self.converged, "raise max_products"),
         ]
+
+
+def _no_draws() -> Array:
+    return np.zeros((0, 0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,12 +301,8 @@ class BatchSharpness(Measurement):
     tol: Annotated[float, "1"]
     converged: bool
     local_batch: Annotated[int, "samples"] = 0
-    learner_curvature: Annotated[Array, "learner_draw learner", "nat"] = field(
-        default_factory=lambda: np.zeros((0, 0))
-    )
-    learner_norm2: Annotated[Array, "learner_draw learner", "nat2"] = field(
-        default_factory=lambda: np.zeros((0, 0))
-    )
+    learner_curvature: Annotated[Array, "learner_draw learner", "nat"] = field(default_factory=_no_draws)
+    learner_norm2: Annotated[Array, "learner_draw learner", "nat2"] = field(default_factory=_no_draws)
 
     @property
     def value(self) -> float:
@@ -348,8 +346,7 @@ class BatchSharpness(Measurement):
             >>> [round(end, 2) for end in result.interval()]
             [2.16, 5.84]
         """
-        half = float(t_quantile(level, len(self.curvature) - 1)) * self.standard_error
-        return self.value - half, self.value + half
+        return Estimate.of(self.curvature).interval(level)
 
     def describe(self) -> list[Row]:
         drawn = f"{len(self.curvature)} draws of {self.batch:,}, {interval(self.interval())}"
@@ -365,16 +362,12 @@ class BatchSharpness(Measurement):
             rows.append(eigenvalue("λ_max at w_a", self.lambda_max, self.residual))
         if np.isfinite(self.lr):
             limit = f"limit {self.limit:.4g}" if np.isfinite(self.limit) else ""
-            scaled = (row for row in rows if row.name != "the same, pooled")
-            rows[:0] = [
-                Row(
-                    f"{row.name}, times η",
-                    self.lr * float(row.value),
-                    self.lr * row.error,
-                    note=f"{limit}{', ±: residual' if 'residual' in row.note else ''}",
-                )
-                for row in scaled
-            ]
+            scaled = []
+            for row in rows[:1] + rows[2:]:  # all but the pooled mean
+                note = f"{limit}, ±: residual" if "residual" in row.note else limit
+                error = self.lr * row.error
+                scaled.append(Row(f"{row.name}, times η", self.lr * float(row.value), error, note=note))
+            rows = scaled + rows
         return [
             *rows,
             Row("samples", self.samples),

@@ -290,9 +290,8 @@ class Surface(Interpolated):
             [0.8]
         """
         # By name, as plot() does: a result does not depend on what is computed from it.
-        found: Basins = importlib.import_module("landscape.geometry.basins").basins_of(
-            self, rises, least, around
-        )
+        geometry = importlib.import_module("landscape.geometry.basins")
+        found: Basins = geometry.basins_of(self, rises, least, around)
         return found
 
     def describe(self) -> list[Row]:

@@ -9,7 +9,14 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.core.statistics import Estimate, mean_and_error, ratio_interval, scale_of, standard_error
+from landscape.core.statistics import (
+    Estimate,
+    error_of,
+    mean_and_error,
+    ratio_interval,
+    scale_of,
+    standard_error,
+)
 from landscape.results.base import Measurement, Sourced
 from landscape.results.shown import Row, converged, eigenvalue, interval, percent
 
@@ -314,24 +321,21 @@ class NoiseAlignment(Measurement):
     @property
     def shares(self) -> Array:
         """(k,), C_ii/tr C: the share of the noise along each eigenvector."""
-        share: Array = self.covariance / self.trace_c
-        return share
+        return self.covariance / self.trace_c
 
     def describe(self) -> list[Row]:
         scatter = f"scatter around the line {self.gamma_scatter:.1e}"
         missed = "an eigenvalue is not" if self.reached else "standard error not reached, raise max_draws"
+        pairs = zip(self.values, self.residuals, strict=True)
         along = zip(self.covariance, self.covariance_error, self.shares, strict=True)
         return [
             Row("tr(HS)/tr S", self.ias, self.ias_error, "nat", f"λ_max {self.values[0]:.6g}"),
             Row("tr(HC)/tr C", self.noise_curvature, self.noise_curvature_error, "nat"),
             Row("γ in C_ii ∝ λ_i^γ", self.gamma, self.gamma_error, note=scatter),
+            *(eigenvalue(f"λ_{i}", *each) for i, each in enumerate(pairs, 1)),
             *(
-                eigenvalue(f"λ_{i + 1}", *each)
-                for i, each in enumerate(zip(self.values, self.residuals, strict=True))
-            ),
-            *(
-                Row(f"C_{i + 1}{i + 1}", float(c), float(e), "nat²", f"{100 * share:.3g}% of the noise")
-                for i, (c, e, share) in enumerate(along)
+                Row(f"C_{i}{i}", float(c), float(e), "nat²", f"{100 * share:.3g}% of the noise")
+                for i, (c, e, share) in enumerate(along, 1)
             ),
             Row("minibatches", self.draws, note=f"of {self.batch:,} from {self.samples:,} samples"),
             Row("Hessian products", self.hvps),
@@ -382,9 +386,7 @@ class CriticalBatch(Measurement):
     @property
     def rise(self) -> Array:
         """(K,), the mean loss above that of the reference, relative to it."""
-        mean = self.loss.mean(1)
-        rise: Array = mean / mean[0] - 1
-        return rise
+        return _rise(self.loss)
 
     @property
     def rise_error(self) -> Array:
@@ -406,10 +408,8 @@ class CriticalBatch(Measurement):
         The distance to the batches that were tried on both sides, :attr:`bracket`, is not in it.
         """
         n = self.loss.shape[1]
-        left = np.array([self._crossing(np.delete(self.loss, k, 1)) for k in range(n)]) if n > 1 else None
-        if left is None or not np.isfinite(left).all():
-            return math.nan
-        return float(np.sqrt((n - 1) / n * ((left - left.mean()) ** 2).sum()))
+        left = np.array([self._crossing(np.delete(self.loss, k, 1)) for k in range(n)] if n > 1 else [])
+        return float(error_of(left)) if left.size and np.isfinite(left).all() else math.nan
 
     @property
     def bracket(self) -> tuple[float, float]:
@@ -423,8 +423,7 @@ class CriticalBatch(Measurement):
 
     def _crossing(self, loss: Array) -> float:
         """Where the rise passes ``tol``: linear in the logarithm of the batch; in its middle from inf."""
-        mean = loss.mean(1)
-        rise = mean / mean[0] - 1
+        rise = _rise(loss)
         k = self._first_worse(rise)
         if k == len(rise):
             return math.inf
@@ -439,20 +438,22 @@ class CriticalBatch(Measurement):
             first = Row("critical batch", self.value, self.standard_error, "samples", between)
         else:
             first = Row("critical batch", f"above {low:,.0f}", unit="samples", note="the largest one tried")
-        branches = zip(self.batch, self.lr, self.steps, self.loss.mean(1), strict=True)
-        rises = zip(branches, self.rise, self.rise_error, strict=True)
+        rises = []
+        for k, (batch, steps, loss) in enumerate(zip(self.batch, self.steps, self.loss.mean(1), strict=True)):
+            note = f"loss {loss:.5g} nat, rate {self.lr[k]:.4g}, {steps:,} steps"
+            name = f"rise of the loss, batch {batch:,}"
+            rises.append(percent(name, self.rise[k], self.rise_error[k], note))
         return [
             first,
-            *(
-                percent(
-                    f"rise of the loss, batch {batch:,}",
-                    rise,
-                    error,
-                    f"loss {loss:.5g} nat, rate {lr:.4g}, {steps:,} steps",
-                )
-                for (batch, lr, steps, loss), rise, error in rises
-            ),
+            *rises,
             percent("allowed rise above the smallest batch", self.tol),
             Row("samples of a branch", self.trained_samples, note=f"{self.loss.shape[1]} seeds"),
             Row("scaling of the rate", self.scaling),
         ]
+
+
+def _rise(loss: Array) -> Array:
+    """(K,), the means over the seeds above the first, relative to it."""
+    mean = loss.mean(1)
+    rise: Array = mean / mean[0] - 1
+    return rise

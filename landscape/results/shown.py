@@ -124,6 +124,11 @@ def interval(ends: tuple[float, float]) -> str:
     return "" if math.isnan(ends[0]) else f"95%: above {ends[0]:.4g}"
 
 
+def limit_in_words(limit: float) -> str:
+    """The largest stable ηλ, as a note."""
+    return f"limit {limit:.4g}" if math.isfinite(limit) else "limit not known"
+
+
 def eigenvalue(name: str, value: float, residual: float, unit: str = "nat") -> Row:
     """An eigenvalue as a row, its residual as the error."""
     relative = f", relative residual {residual / abs(value):.1e}" if value else ""

@@ -12,7 +12,7 @@ import numpy as np
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.results.base import Result, Sourced
-from landscape.results.shown import Row, converged, eigenvalue, percent
+from landscape.results.shown import Row, converged, eigenvalue, limit_in_words, percent
 
 # Forms of momentum: the rows of the limits.
 FORMS = ("no momentum", "momentum", "shifted momentum")
@@ -69,8 +69,8 @@ class Stability(Sourced):
         by = f"preconditioned by {self.precondition}" if self.precondition else ""
         rows = [eigenvalue("λ_max", self.lambda_max, self.residual, "1/η" if by else "nat")]
         if math.isfinite(self.lr):
-            limit = f"limit {self.own_limit:.4g}" if math.isfinite(self.own_limit) else "limit not known"
-            rows.append(Row("lr·λ_max", self.lr * self.lambda_max, note=f"lr {self.lr:g}, {limit}"))
+            note = f"lr {self.lr:g}, {limit_in_words(self.own_limit)}"
+            rows.append(Row("lr·λ_max", self.lr * self.lambda_max, note=note))
         if by:
             rows.append(Row("Hessian", by))
         if self.lambda_max <= 0:

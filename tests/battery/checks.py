@@ -22,11 +22,7 @@ from tests.battery.case import Case
 from tests.battery.reference import Reference, mapped, tensors
 
 # Relative tolerances of values and gradients, and of eigenvalues, in the arithmetic that was asked for.
-TOLERANCES = {
-    torch.float64: (1e-9, 1e-5),
-    torch.float32: (3e-5, 3e-3),
-    torch.bfloat16: (3e-2, 2e-1),
-}
+TOLERANCES = {torch.float64: (1e-9, 1e-5), torch.float32: (3e-5, 3e-3), torch.bfloat16: (3e-2, 2e-1)}
 # A refusal is one line with what to do: one of these words stands in it.
 REMEDY = re.compile(
     r"\b(must|use|give|make|load|set|wrap|take|pass|needs|needed|replace|allowed|expected)\b", re.I
@@ -169,12 +165,7 @@ def _first_order(case: Case, found: Findings, problem: Problem, reference: Refer
 
 
 def _surfaces(
-    case: Case,
-    found: Findings,
-    problem: Problem,
-    reference: Reference,
-    theta: Tensor,
-    paths: tuple[str, ...],
+    case: Case, found: Findings, problem: Problem, reference: Reference, theta: Tensor, paths: tuple[str, ...]
 ) -> None:
     tol = _tolerances(case, problem)[0]
     wanted = [("none", p) for p in paths]

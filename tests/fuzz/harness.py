@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from landscape.core import hdf5_verify
+from landscape.core import hdf5
 from landscape.core.errors import InputError
 from tests.fuzz import samples
 from tests.fuzz.readers import READERS
@@ -85,7 +85,7 @@ def child(todo: Sequence[tuple[str, int]], pipe: int, folder: Path, raws: dict[s
         if used - start > BYTES >> 10:
             ended = f"{used >> 10} MB of memory"
         os.write(pipe, ended.encode("utf-8", "backslashreplace").replace(b"\n", b" ") + b"\n")
-    hdf5_verify._examiner.stop()  # its memory counts for the peak
+    hdf5._examiner.stop()  # its memory counts for the peak
 
 
 def run(todo: Sequence[tuple[str, int]]) -> Outcome:

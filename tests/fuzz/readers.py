@@ -18,8 +18,7 @@ import landscape.cli
 from landscape import data
 from landscape.core.errors import InputError
 from landscape.data import speech
-from landscape.data.images import decode
-from landscape.data.pictures import FILES, read_binary, read_idx
+from landscape.data.images import FILES, decode, read_binary, read_idx
 from landscape.paper import gallery
 from landscape.paper.record import Record
 from landscape.train.recipes import recipe

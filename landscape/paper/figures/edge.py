@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Picture
-from matplotlib.lines import Line2D
 
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.paper.context import Context, Runs, Scale, runs_of
-from landscape.paper.figure import Compared, Drawing, compare, figure, last, mean_and_spread, test_error
+from landscape.paper.context import Context
+from landscape.paper.figure import (
+    Compared,
+    Drawing,
+    compare,
+    figure,
+    handle,
+    last,
+    mean_and_spread,
+    test_error,
+)
 from landscape.paper.figures.figure_2 import median_rise
-from landscape.paper.scales import mnist, seeds
+from landscape.paper.scales import mnist_runs
 from landscape.paper.verdicts import (
     Effect,
     Rows,
@@ -27,9 +34,8 @@ from landscape.paper.verdicts import (
     settings,
     stacked,
 )
-from landscape.plots.picture import panels
-from landscape.plots.style import color_of, decimal_labels, shades, style
-from landscape.train.recipes.recipe import Recipe
+from landscape.plots.picture import panels, shared_legend
+from landscape.plots.style import color_of, decimal_labels, shades
 from landscape.train.topology.mixing import Mixing
 
 MIXINGS = ("full", "ring(2)", "ring(1)")
@@ -74,13 +80,17 @@ def limit_of(run: Checkpoint) -> float:
     return last(run, "lr_lambda_limit")
 
 
-def _runs(scale: Scale) -> Runs:
-    return runs_of(FORM, AXES, seeds(scale, 5), functools.partial(_recipe, scale))
+def settings_legend(picture: Picture, *more: Any, columns: int, **look: Any) -> None:
+    """The legend of a picture with a colour for each of COLORS, in this ``look``, and ``more`` entries."""
+    handles = [handle(named(name), color=color, **look) for name, color in COLORS.items()]
+    picture.legend(handles=[*handles, *more], loc="outside lower center", ncols=columns)
 
 
-def _recipe(scale: Scale, lr: float, setting: str, seed: int) -> Recipe:
-    changes = [f"lr={lr}", algorithm(setting), *EVERY]
-    return mnist(scale, "fig2b-dpsgd", seed, *changes, steps=STEPS[lr])
+def _changes(lr: float, setting: str) -> list[str]:
+    return [f"lr={lr}", f"steps={STEPS[lr]}", algorithm(setting), *EVERY]
+
+
+_runs = mnist_runs(FORM, AXES, 5, "fig2b-dpsgd", _changes)
 
 
 # ---- Each algorithm at its own edge
@@ -96,31 +106,23 @@ def _draw(ax: Any, color: Any, runs: list[Checkpoint]) -> None:
 
 
 def _edge(context: Context) -> Drawing:
-    rows = context.table(
-        FORM,
-        AXES,
-        lambda key, run: {
-            LEVEL: plateau(run),
-            "limit": limit_of(run),
-            "test_error_percent": test_error(run),
-            "diverged": run.diverged,
-        },
-    )
-    with style():
-        picture, axes = panels(2, 3, 4.2, 3.3, sharey=True)
-        for column, rate in enumerate(STEPS):
-            for name in SETTINGS:
-                runs, color = context.group(f"{rate:g} {name}"), COLORS[name.split()[0]]
-                for row in (0, 1) if name == "SSGD" else (int(name.endswith("ATC")),):
-                    _draw(axes[column + 3 * row], color, runs)
-            for row, order in enumerate(("AWC", "ATC")):
-                axes[column + 3 * row].set(title=f"α = {rate:g}, DPSGD in {order} order", xlabel="step")
-        for ax in axes[::3]:
-            ax.set_ylabel(r"$\eta\lambda_{max}$ of $w_a$")
-        axes[0].set_ylim(0, 3)
-        handles = [Line2D([], [], color=c, lw=1.8, label=named(n)) for n, c in COLORS.items()]
-        handles.append(Line2D([], [], color="#555555", lw=1.2, ls="--", label="its limit on ηλ"))
-        picture.legend(handles=handles, loc="outside lower center", ncols=5)
+    def measure(key: str, run: Checkpoint) -> dict[str, Any]:
+        found = {LEVEL: plateau(run), "limit": limit_of(run), "test_error_percent": test_error(run)}
+        return found | {"diverged": run.diverged}
+
+    rows = context.table(FORM, AXES, measure)
+    picture, axes = panels(2, 3, 4.2, 3.3, sharey=True)
+    for column, rate in enumerate(STEPS):
+        for name in SETTINGS:
+            runs, color = context.group(f"{rate:g} {name}"), COLORS[name.split()[0]]
+            for row in (0, 1) if name == "SSGD" else (int(name.endswith("ATC")),):
+                _draw(axes[column + 3 * row], color, runs)
+        for row, order in enumerate(("AWC", "ATC")):
+            axes[column + 3 * row].set(title=f"α = {rate:g}, DPSGD in {order} order", xlabel="step")
+    for ax in axes[::3]:
+        ax.set_ylabel(r"$\eta\lambda_{max}$ of $w_a$")
+    axes[0].set_ylim(0, 3)
+    settings_legend(picture, handle("its limit on ηλ", lw=1.2, ls="--"), columns=5, lw=1.8)
     groups = rows.groupby(["lr", "setting"], sort=False)
     middle = groups[LEVEL].median()
     near = middle / groups["limit"].first()
@@ -168,37 +170,35 @@ def _flatness_picture(rows: Rows) -> Picture:
     """Test error and rise of the loss against the final sharpness, a point a run."""
     markers = dict(zip(STEPS, "os^", strict=True))
     quantities = {"test_error_percent": "test error (%)", "median_rise_nat": "median rise of the loss (nat)"}
-    with style():
-        picture, axes = panels(1, 2, 5.2, 3.9)
-        for ax, (quantity, label) in zip(axes, quantities.items(), strict=True):
-            for (rate, name), group in rows.groupby(["lr", "setting"], sort=False):
-                color, face = COLORS[name.split()[0]], {"mfc": "none"} if name.endswith("ATC") else {}
-                look = {"color": color, "marker": markers[rate], "ls": "none", "ms": 5, **face}
-                ax.plot(group["lambda_max_nat"], group[quantity], **look)
-            sharpness = r"$\lambda_{max}$ of $w_a$, second half of training (nat)"
-            ax.set(xscale="log", yscale="log", xlabel=sharpness, ylabel=label)
-            decimal_labels(ax.xaxis)
-            decimal_labels(ax.yaxis)
-        handles = [Line2D([], [], color=c, marker="o", ls="none", label=named(n)) for n, c in COLORS.items()]
-        grey: dict[str, Any] = {"color": "#555555", "ls": "none"}
-        handles += [Line2D([], [], marker=m, label=f"α = {r:g}", **grey) for r, m in markers.items()]
-        handles.append(Line2D([], [], marker="o", mfc="none", label="ATC order", **grey))
-        picture.legend(handles=handles, loc="outside lower center", ncols=4)
+    picture, axes = panels(1, 2, 5.2, 3.9)
+    for ax, (quantity, label) in zip(axes, quantities.items(), strict=True):
+        for (rate, name), group in rows.groupby(["lr", "setting"], sort=False):
+            color, face = COLORS[name.split()[0]], {"mfc": "none"} if name.endswith("ATC") else {}
+            look = {"color": color, "marker": markers[rate], "ls": "none", "ms": 5, **face}
+            ax.plot(group["lambda_max_nat"], group[quantity], **look)
+        sharpness = r"$\lambda_{max}$ of $w_a$, second half of training (nat)"
+        ax.set(xscale="log", yscale="log", xlabel=sharpness, ylabel=label)
+        decimal_labels(ax.xaxis)
+        decimal_labels(ax.yaxis)
+    grey = [handle(f"α = {rate:g}", marker=marker, ls="none") for rate, marker in markers.items()]
+    grey.append(handle("ATC order", marker="o", mfc="none", ls="none"))
+    settings_legend(picture, *grey, columns=4, marker="o", ls="none")
     return picture
 
 
 def _edge_follows(context: Context) -> Drawing:
     """Final sharpness, test error and rise of the loss of each run of the edge figure."""
     grid = context.pick(5, 11, 11)
-    rows = context.table(
-        FORM,
-        AXES,
-        lambda key, run: {
+
+    def measure(key: str, run: Checkpoint) -> dict[str, Any]:
+        rise = median_rise(context.contour(context.last(key), grid=grid))
+        return {
             "lambda_max_nat": plateau(run),
             "test_error_percent": test_error(run),
-            "median_rise_nat": median_rise(context.contour(context.last(key), grid=grid)),
-        },
-    )
+            "median_rise_nat": rise,
+        }
+
+    rows = context.table(FORM, AXES, measure)
     rows["lambda_max_nat"] /= rows["lr"]
     shown = rows[rows["setting"].isin(["SSGD", "ring(2) AWC", "ring(2) ATC"])]
     middle = shown.groupby(["lr", "setting"])["test_error_percent"].median()
@@ -218,12 +218,10 @@ def _edge_follows(context: Context) -> Drawing:
 
 def _judge_follows(rows: Rows) -> list[Effect]:
     """By rate, SSGD against DPSGD ring(2) in AWC order; and the correlation over all settings of a seed."""
-    effects = []
+    effects, both = [], ("SSGD", "ring(2) AWC")
     for rate in settings(rows, "lr"):
-        error, rise = (
-            pair(rows, quantity, lr=rate, setting=("SSGD", "ring(2) AWC"))
-            for quantity in ("test_error_percent", "median_rise_nat")
-        )
+        error = pair(rows, "test_error_percent", lr=rate, setting=both)
+        rise = pair(rows, "median_rise_nat", lr=rate, setting=both)
         where = f"α = {rate:g}, SSGD and ring(2) AWC"
         effects.append(difference_effect(where, "test error, the first less the second (points)", error))
         effects.append(ratio_effect(where, "rise of the loss, the first / the second", rise))
@@ -256,10 +254,11 @@ FAMILIES = {
 }
 
 
-def _lazy_runs(scale: Scale) -> Runs:
-    every = range(1 if scale == "smoke" else 5)
-    names = [name for family in FAMILIES.values() for name in family]
-    return {f"{name}/{seed}": _recipe(scale, RATE, f"{name} AWC", seed) for name in names for seed in every}
+MIXED = [name for family in FAMILIES.values() for name in family]
+
+
+def _lazy_changes(mixing: str) -> list[str]:
+    return _changes(RATE, f"{mixing} AWC")
 
 
 def _lazy(context: Context) -> Drawing:
@@ -269,17 +268,16 @@ def _lazy(context: Context) -> Drawing:
     )
     mixings = [Mixing(name, LEARNERS, 0) for name in rows["setting"]]
     rows["gap"], rows["omega_min"] = [m.gap for m in mixings], [m.omega_min for m in mixings]
-    with style():
-        picture, axes = panels(1, 2, 4.8, 3.7, sharey=True)
-        looks = (("o", color_of("dpsgd")), ("s", color_of("ssgd")))
-        for family, (marker, color) in zip(FAMILIES, looks, strict=True):
-            table = select(rows, panel=family)
-            for ax, at in zip(axes, (1 + table["omega_min"], table["gap"]), strict=True):
-                ax.plot(at, table[LEVEL], marker, color=color, mfc="none", ms=6, label=family)
-        axes[0].plot([0.5, 1.8], [0.5, 1.8], color="#777777", lw=0.9, ls=":", label="the limit 1 + ω_min")
-        axes[0].set(xlabel="1 + ω_min of the mixing matrix", ylabel=r"plateau of $\eta\lambda_{max}$")
-        axes[1].set_xlabel("its spectral gap")
-        picture.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    picture, axes = panels(1, 2, 4.8, 3.7, sharey=True)
+    looks = (("o", color_of("dpsgd")), ("s", color_of("ssgd")))
+    for family, (marker, color) in zip(FAMILIES, looks, strict=True):
+        table = select(rows, panel=family)
+        for ax, at in zip(axes, (1 + table["omega_min"], table["gap"]), strict=True):
+            ax.plot(at, table[LEVEL], marker, color=color, mfc="none", ms=6, label=family)
+    axes[0].plot([0.5, 1.8], [0.5, 1.8], color="#777777", lw=0.9, ls=":", label="the limit 1 + ω_min")
+    axes[0].set(xlabel="1 + ω_min of the mixing matrix", ylabel=r"plateau of $\eta\lambda_{max}$")
+    axes[1].set_xlabel("its spectral gap")
+    shared_legend(picture, axes[:1], ncols=3)
     omega, gap = (f"{np.mean(e.values):.2f}" if e.values else "–" for e in _judge_lazy(rows)[:2])
     return Drawing(
         {"": picture},
@@ -304,11 +302,16 @@ def _judge_lazy(rows: Rows) -> list[Effect]:
         for k, what, claimed in ((0, "1 + ω_min", (0.5, 1.5)), (1, "the spectral gap", (-0.25, 0.25)))
     ]
     ranges = ((1.25, np.inf), (0.8, 1.25))  # another one, and the same (ours)
-    for (family, (first, *others)), claimed in zip(FAMILIES.items(), ranges, strict=True):
-        for name in others:
-            levels = pair(rows, LEVEL, panel=family, setting=(name, first))
-            effects.append(ratio_effect(f"{family}: {name} / {first}", "plateau of ηλ_max", levels, claimed))
-    return effects
+    return effects + [
+        ratio_effect(
+            f"{family}: {name} / {first}",
+            "plateau of ηλ_max",
+            pair(rows, LEVEL, panel=family, setting=(name, first)),
+            claimed,
+        )
+        for (family, (first, *others)), claimed in zip(FAMILIES.items(), ranges, strict=True)
+        for name in others
+    ]
 
 
 _LAZY_NOTE = "n = 6, nB = 1998, α = 0.5, 1,000 steps, AWC order, five seeds: all settings ours"
@@ -316,5 +319,6 @@ figure(
     "edge-lazy", "Further analyses", "only ω_min changed: lazy mixing, MNIST",
     "Flatness follows ω_min of the mixing matrix and not its spectral gap: (1 − a)I + aM with the same gap "
     "and another ω_min moves ηλ_max with 1 + ω_min, with the same ω_min and another gap leaves it (ours).",
-    _lazy_runs, _judge_lazy, laptop=_LAZY_NOTE,
+    mnist_runs("{mixing}", {"mixing": MIXED}, 5, "fig2b-dpsgd", _lazy_changes, 1), _judge_lazy,
+    laptop=_LAZY_NOTE,
 )(_lazy)  # fmt: skip

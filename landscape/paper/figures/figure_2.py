@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from landscape import plots
-from landscape.analysis.contour import contour
+from landscape.analysis.grids import contour
 from landscape.analysis.planes import learners_plane
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.paper.context import Context, Point, Runs, Scale, runs_of
+from landscape.paper.context import Context, Point
 from landscape.paper.figure import (
     Compared,
     Drawing,
@@ -21,7 +21,7 @@ from landscape.paper.figure import (
     summary,
     test_error,
 )
-from landscape.paper.scales import MNIST_NOTE, mnist, seeds
+from landscape.paper.scales import MNIST_NOTE, mnist_runs
 from landscape.paper.verdicts import (
     Effect,
     Rows,
@@ -35,7 +35,7 @@ from landscape.paper.verdicts import (
     settings,
 )
 from landscape.plots.picture import panels
-from landscape.plots.style import decimal_labels, style
+from landscape.plots.style import decimal_labels
 from landscape.results.grids import Surface
 
 NAMED = {"ssgd": "SSGD", "ssgd-noise": "SSGD*", "dpsgd": "DPSGD"}
@@ -46,20 +46,13 @@ PAPER = {
 }
 # Where a loss or an error counts as not having converged (ours): far above what every other run reaches.
 POOR = 5.0
-ERROR, RISE = "test_error_percent", "median_rise_nat"
+FORM, ERROR, RISE = "{algorithm}", "test_error_percent", "median_rise_nat"
 _NOTES: dict[str, Any] = {"laptop": MNIST_NOTE, "weights": True}
 
 
 def runs_of_part(part: str, algorithms: tuple[str, ...] = tuple(NAMED), many: int = 5) -> Any:
     """What gives the runs of Figure 2's ``part``, with ``many`` seeds, at a scale."""
-
-    def runs(scale: Scale) -> Runs:
-        axes, every = {"algorithm": algorithms}, seeds(scale, many)
-        return runs_of(
-            "{algorithm}", axes, every, lambda algorithm, seed: mnist(scale, f"{part}-{algorithm}", seed)
-        )
-
-    return runs
+    return mnist_runs(FORM, {"algorithm": algorithms}, many, f"{part}-{FORM}")
 
 
 def median_rise(surface: Surface) -> float:
@@ -92,14 +85,17 @@ def _figure2(context: Context, part: str, text: Any) -> tuple[Drawing, Any]:
             "diverged": run.diverged,
         }
 
-    rows = context.table("{algorithm}", {"algorithm": NAMED}, measure).replace({"algorithm": NAMED})
+    rows = context.table(FORM, {"algorithm": NAMED}, measure).replace({"algorithm": NAMED})
     compared = [
         Compared(f"test error of {name} (%)", text(group[ERROR]), PAPER[part][name])
         for name, group in rows.groupby("algorithm", sort=False)
     ]
-    for surface in first:
-        rise = f"{np.nanmin(surface.loss):.3g} to {np.nanmax(surface.loss):.3g}"
-        compared.append(Compared(f"test loss over the plane, {surface.label}", rise))
+    compared += [
+        Compared(
+            f"test loss over the plane, {s.label}", f"{np.nanmin(s.loss):.3g} to {np.nanmax(s.loss):.3g}"
+        )
+        for s in first
+    ]
     ends = [run for a in NAMED for run in context.group(a)]
     pictures = {"": plots.draw(ends), "-contour": plots.draw(first)}
     return Drawing(pictures, rows, compared, ""), rows.groupby("algorithm")[ERROR]
@@ -182,28 +178,29 @@ def _flatness(context: Context) -> Drawing:
     grid = context.pick(5, 21, 25)
     measures = {"as drawn (paper)": ("none", 0.1), "filter-normalised": ("filter", 0.5)}
 
-    def measure(key: str, run: Checkpoint) -> list[dict[str, Any]]:
-        rows = []
-        for when, point in (("end", context.last(key)), ("equal loss", _of_equal_loss(context, key, run))):
-            for label, (norm, span) in measures.items():
-                rise = median_rise(context.contour(point, grid=grid, norm=norm, span=span))
-                rows.append({"point": when, "directions": label, "step": point.step, RISE: rise})
-        return rows
+    def rise(point: Point, norm: str, span: float) -> float:
+        return median_rise(context.contour(point, grid=grid, norm=norm, span=span))
 
-    rows = context.table("{algorithm}", {"algorithm": ("ssgd", "dpsgd")}, measure)
-    rows = rows.replace({"algorithm": NAMED})
+    def measure(key: str, run: Checkpoint) -> list[dict[str, Any]]:
+        points = {"end": context.last(key), "equal loss": _of_equal_loss(context, key, run)}
+        return [
+            {"point": when, "directions": label, "step": point.step, RISE: rise(point, *how)}
+            for when, point in points.items()
+            for label, how in measures.items()
+        ]
+
+    rows = context.table(FORM, {"algorithm": ("ssgd", "dpsgd")}, measure).replace({"algorithm": NAMED})
     effects = _judge_flatness(rows)
-    with style():
-        picture, (ax,) = panels(1, 1, 7.6, 3.6)
-        for k, effect in enumerate(effects):
-            ax.plot(effect.values, np.full(len(effect.values), k), "o", color=f"C{k}", ms=6, mfc="none")
-            ax.plot(np.median(effect.values), k, "|", color="k", ms=18, mew=2)
-        ax.axvline(1, color="#777777", lw=0.9, ls=":")
-        ax.set_yticks(range(len(effects)), [effect.where for effect in effects])
-        rise = "rise of the loss around SSGD / around DPSGD, a ring a seed, a bar the median"
-        ax.set(ylim=(len(effects) - 0.5, -0.5), xscale="log", xlabel=rise)
-        decimal_labels(ax.xaxis)
     medians = [float(np.median(effect.values)) for effect in effects]
+    picture, (ax,) = panels(1, 1, 7.6, 3.6)
+    for k, effect in enumerate(effects):
+        ax.plot(effect.values, np.full(len(effect.values), k), "o", color=f"C{k}", ms=6, mfc="none")
+        ax.plot(medians[k], k, "|", color="k", ms=18, mew=2)
+    ax.axvline(1, color="#777777", lw=0.9, ls=":")
+    ax.set_yticks(range(len(effects)), [effect.where for effect in effects])
+    label = "rise of the loss around SSGD / around DPSGD, a ring a seed, a bar the median"
+    ax.set(ylim=(len(effects) - 0.5, -0.5), xscale="log", xlabel=label)
+    decimal_labels(ax.xaxis)
     return Drawing(
         {"": picture},
         rows,
@@ -224,11 +221,11 @@ def _of_equal_loss(context: Context, key: str, run: Checkpoint) -> Point:
 
 def _judge_flatness(rows: Rows) -> list[Effect]:
     """By directions and point, those at the end first."""
-    what, effects = "rise of the loss around SSGD / DPSGD", []
-    for label, when in sorted(settings(rows, "directions", "point"), key=lambda both: both[1] != "end"):
-        rises = _rises(rows, directions=label, point=when)
-        effects.append(Effect(f"{label}, {when}", what, rises, (1.0, np.inf), ratio=True))
-    return effects
+    what, claimed = "rise of the loss around SSGD / DPSGD", (1.0, np.inf)
+    return [
+        Effect(f"{label}, {when}", what, _rises(rows, directions=label, point=when), claimed, ratio=True)
+        for label, when in sorted(settings(rows, "directions", "point"), key=lambda both: both[1] != "end")
+    ]
 
 
 figure(
@@ -248,21 +245,20 @@ def _planes(context: Context) -> Drawing:
     """The loss in the plane nearest to DPSGD's learners, early, in the middle and at the end."""
     surfaces: list[Surface] = []
 
+    def row(when: str, point: Point) -> dict[str, Any]:
+        surfaces.append(surface := _learners_surface(context, point))
+        return {
+            "when": when,
+            "step": point.step,
+            "loss_at_mean_nat": float(surface.marker_loss[-1]),  # after the learners, the mean
+            "learners_loss_median_nat": float(np.median(surface.marker_loss[:-1])),
+            "consensus_distance": last(point, "consensus"),
+            "explained_percent": float(100 * sum(surface.explained)),
+        }
+
     def measure(key: str, run: Checkpoint) -> list[dict[str, Any]]:
-        points, rows = context.points(key), []
-        for when, point in zip(_WHEN, (points[0], points[len(points) // 2], points[-1]), strict=True):
-            surfaces.append(surface := _learners_surface(context, point))
-            rows.append(
-                {
-                    "when": when,
-                    "step": point.step,
-                    "loss_at_mean_nat": float(surface.marker_loss[-1]),  # after the learners, the mean
-                    "learners_loss_median_nat": float(np.median(surface.marker_loss[:-1])),
-                    "consensus_distance": last(point, "consensus"),
-                    "explained_percent": float(100 * sum(surface.explained)),
-                }
-            )
-        return rows
+        points = context.points(key)
+        return list(map(row, _WHEN, (points[0], points[len(points) // 2], points[-1])))
 
     rows = context.table("dpsgd", {}, measure)
     rows["of_mean"] = rows[_LOSSES[0]] / rows[_LOSSES[1]]

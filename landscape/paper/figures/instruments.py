@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure as Picture
-from matplotlib.lines import Line2D
 
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.paper.context import Context, Runs, Scale, runs_of
-from landscape.paper.figure import Compared, Drawing, figure
-from landscape.paper.figures.edge import COLORS, SETTINGS, algorithm, named
-from landscape.paper.scales import mnist
+from landscape.paper.context import Context
+from landscape.paper.figure import Compared, Drawing, figure, handle
+from landscape.paper.figures.edge import COLORS, SETTINGS, algorithm, named, settings_legend
+from landscape.paper.scales import mnist_runs
 from landscape.paper.verdicts import Effect, Rows, need, select, settings
 from landscape.plots.picture import panels
-from landscape.plots.style import style
 
 # Learners of the recipe mnist-fig2b-dpsgd. Total batches and steps (ours): a tenth of Figure 2's batch, that
 # of Figure 2, and three times as much; they are below, near and above the noise scale. The plateau is reached
@@ -67,15 +65,8 @@ FORMS = {
 FORM, AXES = "{batch} {setting}", {"batch": STEPS, "setting": SETTINGS}
 
 
-def _runs(scale: Scale) -> Runs:
-    return runs_of(
-        FORM,
-        AXES,
-        range(1 if scale == "smoke" else 3),
-        lambda batch, setting, seed: mnist(
-            scale, "fig2b-dpsgd", seed, f"batch={batch}", algorithm(setting), *MEASURED, steps=STEPS[batch]
-        ),
-    )
+def _changes(batch: int, setting: str) -> list[str]:
+    return [f"batch={batch}", f"steps={STEPS[batch]}", algorithm(setting), *MEASURED]
 
 
 def _measured(key: str, run: Checkpoint) -> list[dict[str, Any]]:
@@ -109,10 +100,9 @@ def _ratio(means: Rows) -> Any:
 def _instruments(context: Context) -> Drawing:
     rows = context.table(FORM, AXES, _measured)
     ends = _ends(rows)
-    with style():
-        pictures = {"": _picture(rows, ends, SHARPNESS), "-disagreement": _picture(rows, ends, SPREAD)}
-        if context.scale != "smoke":
-            pictures["-disagreement"].suptitle(_spread(ends))
+    pictures = {"": _picture(rows, ends, SHARPNESS), "-disagreement": _picture(rows, ends, SPREAD)}
+    if context.scale != "smoke":
+        pictures["-disagreement"].suptitle(_spread(ends))
     compared = []
     for (batch, name), end in ends.iterrows():
         values = [f"{end[c]:{form}}" if np.isfinite(end[c]) else "–" for c, form in FORMS.values()]
@@ -193,11 +183,10 @@ def _picture(rows: Rows, ends: Rows, shown: Sequence[tuple[str, str, str]]) -> P
             ax.set_title(f"nB = {batch}")
         if k >= len(axes) - len(STEPS):
             ax.set_xlabel("step")
-    handles = [Line2D([], [], color=c, lw=1.8, label=named(n)) for n, c in COLORS.items()]
-    handles.append(Line2D([], [], color="#555555", lw=1.4, ls="--", label="ATC order"))
+    lines = [handle("ATC order", lw=1.4, ls="--")]
     if shown is SHARPNESS:
-        handles.append(Line2D([], [], color="#555555", lw=1.0, ls=":", label="limit; total batch"))
-    picture.legend(handles=handles, loc="outside lower center", ncols=6)
+        lines.append(handle("limit; total batch", lw=1.0, ls=":"))
+    settings_legend(picture, *lines, columns=6, lw=1.8)
     return picture
 
 
@@ -219,5 +208,5 @@ figure(
     "With small batches batch sharpness, not λ_max, settles at the limit (Andreyev and Beneventano, for "
     "plain SGD; other rules are ours). Beside it the noise scale (McCandlish et al. 2018), and how much of "
     "the learners' disagreement lies along the sharpest directions.",
-    _runs, _judge, laptop=NOTE,
+    mnist_runs(FORM, AXES, 3, "fig2b-dpsgd", _changes, smoke=1), _judge, laptop=NOTE,
 )(_instruments)  # fmt: skip

@@ -1,24 +1,44 @@
-"""DPSGD-2020's Figures 1, 6 and 7: CIFAR-10's networks and the acoustic model, by epoch."""
+"""DPSGD-2020's Figures 1, 6 and 7, and 16 learners: CIFAR-10's networks and the acoustic model, by epoch."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from matplotlib.lines import Line2D
 
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.paper.context import Context, Runs, Scale
-from landscape.paper.figure import Compared, Drawing, figure, mean_and_spread, test_error
-from landscape.paper.figures.table_picture import used
+from landscape.paper.context import Context, Runs, Scale, runs_of
+from landscape.paper.figure import (
+    Compared,
+    Drawing,
+    compare,
+    figure,
+    handle,
+    last,
+    mean_and_spread,
+    test_error,
+)
 from landscape.paper.scales import PAPER_CIFAR, PAPER_SPEECH, SPEECH_NOTE, cells, cifar_note
-from landscape.paper.verdicts import Effect, Rows, by_seed, difference, select, settings, stacked
-from landscape.plots.picture import panels, wrapped_panels
-from landscape.plots.style import color_of, style
+from landscape.paper.verdicts import (
+    Effect,
+    Rows,
+    by_seed,
+    difference,
+    difference_effect,
+    pair,
+    select,
+    settings,
+    stacked,
+)
+from landscape.plots.picture import panels, shared_legend, wrapped_panels
+from landscape.plots.style import color_of
+from landscape.train.recipes import table_recipes
+from landscape.train.recipes.recipe import Recipe
 from landscape.train.recipes.table_recipes import BATCHES, NETWORKS, SPEECH_BATCHES
 
 # What the paper calls the networks.
@@ -63,6 +83,18 @@ def cell(model: str, batch: int, algorithm: str, rate: str = "") -> str:
     return f"{task}/{model}-b{batch}-{algorithm}{rate}"
 
 
+def used(label: str, batch: int) -> str:
+    """``label`` with the batch of the run where that is not the paper's.
+
+    Example:
+        >>> used("SSGD, batch 8192", 512), used("SSGD, batch 512", 512), used("SSGD, lr 0.8", 512)
+        ('SSGD, batch 512 (paper 8192)', 'SSGD, batch 512', 'SSGD, lr 0.8')
+    """
+    return re.sub(
+        r"batch (\d+)", lambda m: m[0] if int(m[1]) == batch else f"batch {batch} (paper {m[1]})", label
+    )
+
+
 def _batch(context: Context, model: str, batch: int) -> str:
     """The batch that the runs of a cell used, and the paper's where it is another one."""
     printed = 16 * batch if model == "lstm" else batch  # the cells of speech have the batches used here
@@ -86,18 +118,18 @@ def classes(run: Checkpoint) -> int:
 
 def held_out(run: Checkpoint) -> float:
     """Held-out loss at the end in nats; where training diverged, that of a guess, as the paper prints it."""
-    losses = run.history["test_loss"][np.isfinite(run.history["test_loss"])]
-    return float(np.log(classes(run))) if run.diverged or not len(losses) else float(losses[-1])
+    loss = float("nan") if run.diverged else last(run, "test_loss")
+    return float(np.log(classes(run))) if math.isnan(loss) else loss
 
 
 def points(column: str, key: str, run: Checkpoint) -> list[dict[str, Any]]:
     """Rows of a run: ``column`` by epoch where it was evaluated; accuracy in %."""
     values = run.history[column] * (100 if column == "test_accuracy" else 1)
-    evaluated = np.isfinite(values)
-    epochs = run.history["step"][evaluated] * run.epoch / max(1, run.step)
+    epochs = run.history["step"] * run.epoch / max(1, run.step)
     return [
         {"epoch": float(e), column: float(v), "diverged": run.diverged}
-        for e, v in zip(epochs, values[evaluated], strict=True)
+        for e, v in zip(epochs, values, strict=True)
+        if np.isfinite(v)
     ]
 
 
@@ -111,12 +143,12 @@ def curves(ax: Any, rows: Rows, column: str, label: str | None = None, **look: A
 
 def ends(rows: Rows, value: str, quantity: str, **where: Any) -> dict[float, float]:
     """The last ``value`` of each seed, of ``quantity``; of a run that diverged what stands for it."""
-    last = by_seed(rows, value, **where)
-    if "diverged" not in rows:
-        return last
-    chosen = select(rows, **where)
-    lost = {float(seed) for seed in chosen["seed"][chosen["diverged"].astype(bool)]}
-    return {seed: _LOST[quantity] if seed in lost else v for seed, v in last.items()}
+    found = by_seed(rows, value, **where)
+    if "diverged" in rows:
+        chosen = select(rows, **where)
+        lost = chosen["seed"][chosen["diverged"].astype(bool)]
+        found |= dict.fromkeys(map(float, lost), _LOST[quantity])
+    return found
 
 
 def _gain(where: str, better: Any, worse: Any, quantity: str) -> Effect:
@@ -142,29 +174,27 @@ _PRINTED = {
 
 def _fig1(context: Context) -> Drawing:
     tables, compared, better = [], list[Compared](), list[bool]()
-    with style():
-        picture, axes = panels(1, 3, 4.0, 3.5)
-        for ax, (model, batch, quantity) in zip(axes, _FIRST, strict=True):
-            final, sign = {}, -1 if quantity == "test_loss" else 1
-            for (a, name), ls, printed in zip(ALL.items(), ("-", "--", "-."), _PRINTED[model], strict=True):
-                first = {"model": model, "algorithm": name, "quantity": quantity, "value": 0.0}
-                prefix, measure = cell(model, batch, a), functools.partial(points, quantity)
-                rows = context.table(prefix, {}, measure, **first)
-                if len(rows):
-                    rows["value"] = rows.pop(quantity)
-                    tables.append(rows)
-                curves(ax, rows, "value", name, color=COLOR[a], ls=ls)
-                score = accuracy if quantity == "test_accuracy" else held_out
-                values = [score(run) for run in context.group(prefix)]
-                final[a] = sign * float(np.mean(values)) if values else math.nan
-                what = f"{_WHAT[quantity].replace(' of $w_a$', '')}, {_name(model)}, {name}"
-                compared.append(Compared(what, mean_and_spread(values), printed))
-            if all(map(math.isfinite, final.values())):
-                better.append(final["dpsgd"] > max(final["ssgd"], final["ssgd-noise"]))
-            title = f"{_name(model)}, {_batch(context, model, batch)}"
-            ax.set(title=title, xlabel="epoch", ylabel=_WHAT[quantity])
-        shown = dict(pair[::-1] for ax in axes for pair in zip(*ax.get_legend_handles_labels(), strict=True))
-        picture.legend(shown.values(), shown, loc="outside lower center", ncols=3)
+    picture, axes = panels(1, 3, 4.0, 3.5)
+    for ax, (model, batch, quantity) in zip(axes, _FIRST, strict=True):
+        final, sign = {}, -1 if quantity == "test_loss" else 1
+        for (a, name), ls, printed in zip(ALL.items(), ("-", "--", "-."), _PRINTED[model], strict=True):
+            first = {"model": model, "algorithm": name, "quantity": quantity, "value": 0.0}
+            prefix, measure = cell(model, batch, a), functools.partial(points, quantity)
+            rows = context.table(prefix, {}, measure, **first)
+            if len(rows):
+                rows["value"] = rows.pop(quantity)
+                tables.append(rows)
+            curves(ax, rows, "value", name, color=COLOR[a], ls=ls)
+            score = accuracy if quantity == "test_accuracy" else held_out
+            values = [score(run) for run in context.group(prefix)]
+            final[a] = sign * float(np.mean(values)) if values else math.nan
+            what = f"{_WHAT[quantity].replace(' of $w_a$', '')}, {_name(model)}, {name}"
+            compared.append(Compared(what, mean_and_spread(values), printed))
+        if all(map(math.isfinite, final.values())):
+            better.append(final["dpsgd"] > max(final["ssgd"], final["ssgd-noise"]))
+        title = f"{_name(model)}, {_batch(context, model, batch)}"
+        ax.set(title=title, xlabel="epoch", ylabel=_WHAT[quantity])
+    shared_legend(picture, axes, ncols=3)
     return Drawing(
         {"": picture},
         stacked(tables),
@@ -175,13 +205,20 @@ def _fig1(context: Context) -> Drawing:
 
 def _judge_1(rows: Rows) -> list[Effect]:
     """DPSGD against both others."""
-    effects = []
-    for model, _, quantity in _FIRST:
-        end = {name: ends(rows, "value", quantity, model=model, algorithm=name) for name in ALL.values()}
-        for other in ("SSGD", "SSGD*"):
-            where = f"{_name(model)}, DPSGD less {other}"
-            effects.append(_gain(where, end["DPSGD"], end[other], quantity))
-    return effects
+
+    def end(model: str, quantity: str, algorithm: str) -> dict[float, float]:
+        return ends(rows, "value", quantity, model=model, algorithm=algorithm)
+
+    return [
+        _gain(
+            f"{_name(model)}, DPSGD less {other}",
+            end(model, quantity, "DPSGD"),
+            end(model, quantity, other),
+            quantity,
+        )
+        for model, _, quantity in _FIRST
+        for other in ("SSGD", "SSGD*")
+    ]
 
 
 figure(
@@ -202,26 +239,23 @@ def by_batch(scale: Scale, models: Iterable[str], batches: Iterable[int]) -> Run
 
 def _progress(context: Context, models: tuple[str, ...], batches: tuple[int, ...], column: str) -> Drawing:
     tables, many = [], len(models) > 1
-    looks: list[dict[str, Any]] = [
-        {"lw": 0.8 + 0.4 * k, "alpha": 0.35 + 0.65 * (k + 1) / len(batches)} for k in range(len(batches))
-    ]
-    with style():
-        picture, axes = wrapped_panels(len(models), 3.9 if many else 6.0, 3.2, sharey=True)
-        for ax, model in zip(axes, models, strict=True):
-            for a, (batch, look) in itertools.product(BOTH, list(zip(batches, looks, strict=True))):
-                first = {"model": _name(model), "batch": batch, "algorithm": ALL[a]}
-                measure = functools.partial(points, column)
-                tables.append(context.table(cell(model, batch, a), {}, measure, **first))
-                curves(ax, tables[-1], column, color=COLOR[a], **look)
-            ax.set(title=_name(model), xlabel="epoch")
-            if ax.get_subplotspec().is_first_col():
-                ax.set_ylabel(_WHAT[column])
-        handles = [Line2D([], [], color=COLOR[a], label=ALL[a]) for a in BOTH]
-        handles += [
-            Line2D([], [], color="#555555", label=_batch(context, models[0], batch), **look)
-            for batch, look in zip(batches, looks, strict=True)
-        ]
-        picture.legend(handles=handles, loc="outside lower center", ncols=6 if many else 3)
+    looks: dict[int, dict[str, Any]] = {
+        batch: {"lw": 0.8 + 0.4 * k, "alpha": 0.35 + 0.65 * (k + 1) / len(batches)}
+        for k, batch in enumerate(batches)
+    }
+    picture, axes = wrapped_panels(len(models), 3.9 if many else 6.0, 3.2, sharey=True)
+    for ax, model in zip(axes, models, strict=True):
+        for a, (batch, look) in itertools.product(BOTH, looks.items()):
+            first = {"model": _name(model), "batch": batch, "algorithm": ALL[a]}
+            measure = functools.partial(points, column)
+            tables.append(context.table(cell(model, batch, a), {}, measure, **first))
+            curves(ax, tables[-1], column, color=COLOR[a], **look)
+        ax.set(title=_name(model), xlabel="epoch")
+        if ax.get_subplotspec().is_first_col():
+            ax.set_ylabel(_WHAT[column])
+    handles = [handle(ALL[a], color=COLOR[a]) for a in BOTH]
+    handles += [handle(_batch(context, models[0], batch), **look) for batch, look in looks.items()]
+    picture.legend(handles=handles, loc="outside lower center", ncols=6 if many else 3)
     rows = stacked(tables)
     ahead = [np.mean(e.values) > 0 for e in _judge_progress(rows) if e.values]
     return Drawing(
@@ -256,3 +290,59 @@ figure(
     "SSGD diverges beyond a batch that DPSGD still converges at.",
     lambda scale: by_batch(scale, ("lstm",), SPEECH_BATCHES), _judge_progress, **SPOKEN,
 )(lambda c: _progress(c, ("lstm",), SPEECH_BATCHES, "test_loss"))  # fmt: skip
+
+# ---- 16 learners, the number in DPSGD-2020, on a network that two cores can train
+
+# What is changed of Table 3's cell of ResNet-18 at batch 4096; the rate, which is not scaled, is ours.
+LENET = ("model={name='lenet-5'}", "schedule={}", "lr=0.1", "checkpoint.every=0")
+SMOKE = ("learners=4", "batch=64", "data={name='digits', form='image'}")
+ACCURACY = "test_accuracy_percent"
+
+
+def lenet(algorithm: str, *changes: str, seed: int) -> Recipe:
+    """LeNet-5 with 16 learners on all of CIFAR-10, batch 4096; a learner's batch, 256, is the paper's."""
+    return table_recipes.read(cell("resnet-18", 4096, algorithm), [*LENET, *changes, f"seed={seed}"])
+
+
+def _runs_16(scale: Scale) -> Runs:
+    changes = ["evaluate.every=12", "steps=244"]
+    if scale == "smoke":
+        changes = [*SMOKE, "steps=6", "evaluate.every=3"]
+
+    def make(algorithm: str, seed: int) -> Recipe:
+        return lenet(algorithm, *changes, seed=seed)
+
+    return runs_of("{algorithm}", {"algorithm": BOTH}, range(3), make)
+
+
+def _sixteen(context: Context) -> Drawing:
+    measure = functools.partial(points, "test_accuracy")
+    rows = context.table("{algorithm}", {"algorithm": BOTH}, measure).replace({"algorithm": ALL})
+    rows.insert(1, ACCURACY, rows.pop("test_accuracy"))
+    picture, (ax,) = panels(1, 1, 6.8, 3.8)
+    for a in BOTH:
+        curves(ax, select(rows, algorithm=ALL[a]), ACCURACY, ALL[a], color=COLOR[a], lw=1.4)
+    ax.set(xlabel="epoch", ylabel="test accuracy of $w_a$ (%)")
+    picture.legend(loc="outside lower center", ncols=2)
+    end = rows.groupby(["algorithm", "seed"], sort=False).last().reset_index()
+    end.loc[end["diverged"].astype(bool), ACCURACY] = 10.0
+    means = end.groupby("algorithm")[ACCURACY].mean()
+    return Drawing(
+        {"": picture},
+        rows,
+        compare(end, "test accuracy (%), {algorithm}", ACCURACY, mean_and_spread),
+        f"Mean test accuracy: DPSGD {means['DPSGD']:.2f}%, SSGD {means['SSGD']:.2f}%.",
+    )
+
+
+def _judge_16(rows: Rows) -> list[Effect]:
+    accuracies = pair(rows, ACCURACY, algorithm=("DPSGD", "SSGD"))
+    return [difference_effect("DPSGD less SSGD", "test accuracy (points)", accuracies)]
+
+
+_LENET = "LeNet-5, 16 learners, batch 4096, lr 0.1 throughout, 20 epochs, three seeds: ours"
+figure(
+    "sixteen", "DPSGD-2020, section 4.1", "SSGD and DPSGD with 16 learners on all of CIFAR-10",
+    "In the large-batch setting DPSGD is better than SSGD at the same rate and batch.",
+    _runs_16, _judge_16, laptop=_LENET,
+)(_sixteen)  # fmt: skip

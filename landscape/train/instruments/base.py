@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
-from landscape.curvature.preconditioner import Preconditioner
+from landscape.curvature.hessian import Preconditioner
 from landscape.problem.problem import Problem
 from landscape.train.instruments.sample import Sample
 from landscape.train.processes.comm import Comm

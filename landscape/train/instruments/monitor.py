@@ -10,7 +10,7 @@ from torch import Tensor
 from landscape.core import registry
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
-from landscape.curvature.preconditioner import Preconditioner
+from landscape.curvature.hessian import Preconditioner
 from landscape.problem.problem import Problem
 from landscape.train.instruments.base import Gradients, Instrument, Moment, Setting
 from landscape.train.optimizer.base import Optimizer

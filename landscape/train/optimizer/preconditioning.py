@@ -11,7 +11,7 @@ from torch import Tensor
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import expect
-from landscape.curvature.preconditioner import Preconditioner
+from landscape.curvature.hessian import Preconditioner
 from landscape.gradients.minibatches import Minibatches, stream
 from landscape.problem.problem import Problem
 from landscape.train import optimizer as optimizers

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from landscape.checkpoint.parts import storable
+from landscape.checkpoint.checkpoint import storable
 from landscape.core.errors import InputError
-from landscape.curvature.preconditioner import Preconditioner
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Loss, Problem
 from landscape.train.decomposition import Gradient, estimate_gradient, fixed_batches, step_columns
-from landscape.train.instruments.base import Moment, Setting
+from landscape.train.instruments.base import Setting
 from landscape.train.instruments.monitor import Monitoring
 from landscape.train.own_loop import recording
 from landscape.train.processes.comm import Comm
@@ -81,7 +80,13 @@ class Observer:
             self.parameters = Parameters(module, self.train)
             # With BatchNorm, what the steps are compared with depends on the batches.
             self._objective, self._batch = self.train, 0
-            self._check_choices()
+            if choices.samples and not self.train.indexed:
+                raise InputError(
+                    f"samples: {choices.samples} is not allowed with data in batches, from which none can be "
+                    "drawn; give (x, y), or samples=0"
+                )
+            if norm and self.train.indexed:
+                _check_batch(choices.batch)
             if norm:
                 self._objective = self.train.with_batchnorm("train", max(2, choices.batch))
                 self._batch = choices.batch if self.train.indexed else 0
@@ -98,9 +103,6 @@ class Observer:
                 "can be drawn; give (x, y), or leave it out"
             )
 
-        def preconditioner(now: Moment | None) -> Preconditioner | None:
-            return recording.preconditioner(choices.optimizer, self.parameters.trained())
-
         return Setting(
             monitor=monitor,
             problem=self._objective,
@@ -112,18 +114,8 @@ class Observer:
             at_mean=True,
             synchronous=True,
             second=None,
-            preconditioner=preconditioner,
+            preconditioner=lambda now: recording.preconditioner(choices.optimizer, self.parameters.trained()),
         )
-
-    def _check_choices(self) -> None:
-        choices, indexed = self._choices, self.train.indexed
-        if choices.samples and not indexed:
-            raise InputError(
-                f"samples: {choices.samples} is not allowed with data in batches, from which none can be "
-                "drawn; give (x, y), or samples=0"
-            )
-        if indexed and has_batchnorm(self.train.model):
-            _check_batch(choices.batch)
 
     def _undisturbed(self) -> contextlib.AbstractContextManager[None]:
         return undisturbed(self._device, *self._data)
@@ -192,12 +184,10 @@ def undisturbed(device: torch.device, *data: Any) -> Iterator[None]:
 
 
 def _generators(data: Any) -> Iterator[torch.Generator]:
-    for part in (data, getattr(data, "sampler", None), getattr(data, "batch_sampler", None)):
-        inner = getattr(part, "sampler", None)
-        for each in (part, inner):
-            generator = getattr(each, "generator", None)
-            if isinstance(generator, torch.Generator):
-                yield generator
+    parts = [data, getattr(data, "sampler", None), getattr(data, "batch_sampler", None)]
+    for part in (*parts, *(getattr(part, "sampler", None) for part in parts)):
+        if isinstance(generator := getattr(part, "generator", None), torch.Generator):
+            yield generator
 
 
 def _check_batch(batch: int) -> None:

@@ -20,9 +20,8 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import files
 from landscape.core.errors import FailedError, InputError
-from landscape.core.files import printable
-from landscape.core.hdf5_verify import DamageWarning
-from landscape.core.lock import Lock, wait_until_free
+from landscape.core.files import Lock, printable, wait_until_free
+from landscape.core.hdf5 import DamageWarning
 from landscape.core.memory import pick_device
 from landscape.core.progress import Progress
 from landscape.data.base import data_root, fingerprint

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoint import user_code
-from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.checkpoint.parts import set_tensors
+from landscape.checkpoint.checkpoint import Checkpoint, set_tensors
 from landscape.checkpoint.user_code import Spec, UserData
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError

@@ -1,4 +1,8 @@
-"""Delay-2019: the stability boundary, and which rates leave a trained minimum. All settings are ours."""
+"""Delay-2019's stability boundary and rates that leave a minimum, and DPSGD-2020's steps to leave a saddle.
+
+All settings are ours: of the first only the abstract is at hand, and the problem of the second is in an
+appendix that is not available.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,17 @@ from matplotlib import ticker
 
 from landscape import plots, stability
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.paper.context import Context, Runs, Scale
-from landscape.paper.figure import Compared, Drawing, compare, figure
-from landscape.paper.figures.smoothing import OURS
-from landscape.paper.verdicts import Effect, Rows, by_seed, measured, select, settings
+from landscape.paper.context import Context, Runs, Scale, runs_of
+from landscape.paper.figure import Compared, Drawing, compare, figure, summary
+from landscape.paper.scales import OURS
+from landscape.paper.verdicts import Effect, Rows, by_seed, pair, ratio_effect, select, settings
 from landscape.plots.picture import panels
-from landscape.plots.style import style
 from landscape.plots.tables import without_bridge
-from landscape.results.stability import Minima
+from landscape.results.stability import Escape, Minima
+from landscape.train.experiments import saddles
 from landscape.train.experiments.minima import minima
-from landscape.train.recipes.recipe import read, recipe_of
+from landscape.train.recipes.recipe import Recipe, read, recipe_of
+from landscape.train.run.loop import Trainer
 
 # ---- The boundary
 
@@ -43,18 +48,17 @@ def _boundary(context: Context) -> Drawing:
         for m, form in KNOWN
         for tau in DELAYS
     )
-    with style():
-        picture, (ax,) = panels(1, 1, 6.8, 3.9)
-        for marker, label, (m, form) in zip("osD", NAMED, KNOWN, strict=True):
-            limits = select(rows, momentum=m, form=form)["limit"].to_numpy()
-            ax.plot(*without_bridge(np.array(DELAYS), limits), marker=marker, ms=4, label=label)
-        line = [np.pi / (2 * tau + 1) for tau in DELAYS[1:]]
-        ax.plot(DELAYS[1:], line, color="#777777", lw=0.9, ls=":", label="π/(2τ + 1)")
-        ax.set_xscale("symlog", base=2, linthresh=1)
-        ax.set_xticks(shown := [0, 1, 2, 4, 8, 16, 32, 64], map(str, shown))
-        ax.xaxis.set_minor_locator(ticker.NullLocator())
-        ax.set(xlabel="delay τ (steps)", ylabel="largest stable ηλ", yscale="log")
-        picture.legend(loc="outside lower center", ncols=2)
+    picture, (ax,) = panels(1, 1, 6.8, 3.9)
+    for marker, label, (m, form) in zip("osD", NAMED, KNOWN, strict=True):
+        limits = select(rows, momentum=m, form=form)["limit"].to_numpy()
+        ax.plot(*without_bridge(np.array(DELAYS), limits), marker=marker, ms=4, label=label)
+    line = [np.pi / (2 * tau + 1) for tau in DELAYS[1:]]
+    ax.plot(DELAYS[1:], line, color="#777777", lw=0.9, ls=":", label="π/(2τ + 1)")
+    ax.set_xscale("symlog", base=2, linthresh=1)
+    ax.set_xticks(shown := [0, 1, 2, 4, 8, 16, 32, 64], map(str, shown))
+    ax.xaxis.set_minor_locator(ticker.NullLocator())
+    ax.set(xlabel="delay τ (steps)", ylabel="largest stable ηλ", yscale="log")
+    picture.legend(loc="outside lower center", ncols=2)
     compared = [
         Compared(f"largest ηλ, τ = {tau}, {label} (known value)", f"{_limit(tau, *key):.4f}", f"{value:.4f}")
         for label, (key, known) in zip(NAMED, KNOWN.items(), strict=True)
@@ -98,11 +102,17 @@ DELAYS_TRIED = [0, 1, 2, 4, 8, 16, 32]
 
 
 def _minimum(scale: Scale) -> Runs:
-    changes = ["steps=600", "model.widths=[64, 50, 50, 10]", "data={name='digits'}", "batch=1437"]
-    small = [*changes, "schedule.milestones=[]", "monitor.sharpness=0"] if scale == "smoke" else []
-    return {
-        f"gd/{s}": read("mnist-minimum", [*small, f"seed={s}"]) for s in range(1 if scale == "smoke" else 3)
-    }
+    changes = [
+        "steps=600", "model.widths=[64, 50, 50, 10]", "data={name='digits'}", "batch=1437",
+        "schedule.milestones=[]", "monitor.sharpness=0",
+    ]  # fmt: skip
+    if scale != "smoke":
+        changes = []
+
+    def make(seed: int) -> Recipe:
+        return read("mnist-minimum", [*changes, f"seed={seed}"])
+
+    return runs_of("gd", {}, range(1 if scale == "smoke" else 3), make)
 
 
 def _minima_of(context: Context, key: str, run: Checkpoint) -> Minima:
@@ -147,15 +157,11 @@ def _delay_minima(context: Context) -> Drawing:
 
 
 def _judge_minima(rows: Rows) -> list[Effect]:
+    what, claimed = "largest rate that stays / predicted", (0.8, 1.25)
     return [
-        measured(
-            f"{form}, delay {tau:g}",
-            "largest rate that stays / predicted",
-            lambda form=form, tau=tau: by_seed(rows, "ratio", form=form, delay=tau).values(),  # type: ignore[misc]
-            (0.8, 1.25),
-            ratio=True,
-        )
+        Effect(f"{form}, delay {tau:g}", what, tuple(ratios.values()), claimed, ratio=True)
         for form, tau in settings(rows, "form", "delay")
+        for ratios in [by_seed(rows, "ratio", form=form, delay=tau)]
     ]
 
 
@@ -165,3 +171,60 @@ figure(
     "The delay decides with the learning rate which minima are accessible; the rule keeps them the same.",
     _minimum, _judge_minima, laptop=f"{_SETTING}; three seeds; {OURS}", weights=True,
 )(_delay_minima)  # fmt: skip
+
+# ---- Steps to leave a saddle
+
+VARIED: dict[str, list[float]] = {
+    "dimension": [2, 4, 8, 16],
+    "noise": [1e-4, 1e-3, 1e-2, 1e-1],
+    "lr": [0.05, 0.1, 0.2, 0.4],
+}
+FEW: dict[str, list[float]] = {"dimension": [2, 8]}
+ALGORITHMS: dict[str, list[str]] = {
+    "ssgd": ["algorithm={name='ssgd'}"],
+    "ssgd*": ["algorithm={name='ssgd*', sigma=0.001}"],
+    "dpsgd": [],
+}
+
+
+def _saddles(context: Context) -> Drawing:
+    values, many = context.pick(FEW, VARIED, VARIED), context.pick(6, 20, 40)
+    results = context.cached(
+        Escape,
+        [],
+        {"values": values, "seeds": many},
+        lambda: [saddles.sweep(name, list(each), ALGORITHMS, range(many)) for name, each in values.items()],
+        (saddles.sweep, Trainer),
+    )
+    rows = pd.DataFrame(
+        {"vary": r.vary, "value": float(v), "algorithm": name, "seed": s, "steps": min(float(steps), r.steps)}
+        for r in results
+        for a, name in enumerate(r.algorithms)
+        for k, v in enumerate(r.values)
+        for s, steps in enumerate(r.times[a, k])
+    )
+    ratio = [float(np.median(effect.values)) for effect in _judge_saddles(rows)]
+    return Drawing(
+        {"": plots.draw(results)},
+        rows,
+        [Compared("steps of SSGD / steps of DPSGD to leave, median over the seeds", summary(ratio))],
+        f"DPSGD leaves the saddle {np.median(ratio):.2f} times as fast as SSGD (median over the settings, "
+        f"{min(ratio):.2f} to {max(ratio):.2f}).",
+    )
+
+
+def _judge_saddles(rows: Rows) -> list[Effect]:
+    """An effect for each setting; of a run that does not leave, all of its steps count."""
+    effects = []
+    for vary, value in settings(rows, "vary", "value"):
+        steps = pair(rows, "steps", vary=vary, value=value, algorithm=("ssgd", "dpsgd"))
+        effects.append(ratio_effect(f"{vary} {value:g}", "steps of SSGD / of DPSGD", steps))
+    return effects
+
+
+_SADDLE = "the paper's problem is in an appendix that is not available: the family of saddles is ours"
+figure(
+    "saddles", "DPSGD-2020, section 2", "steps to leave a saddle",
+    "DPSGD's noise leaves saddles faster than SSGD's.",
+    lambda scale: {}, _judge_saddles, smoke="two dimensions, six seeds", laptop=_SADDLE,
+)(_saddles)  # fmt: skip
