@@ -177,7 +177,8 @@ def _sweep() -> None:
             os.close(handle)
 
 
-# How long a process may show no sign of life (s), as in a group.
+# How long a process may show no sign of life, and any exchange of a group may take (s): the default of
+# torch's NCCL groups.
 TIMEOUT = 600.0
 GOES_ON = "the same command goes on"
 

@@ -30,12 +30,10 @@ from landscape.core.memory import pick_device
 from landscape.core.progress import calm
 from landscape.train.processes import board
 from landscape.train.processes.board import Board, FolderBoard, StoreBoard, first_line, is_loopback, within
-from landscape.train.processes.children import loopback
+from landscape.train.processes.children import TIMEOUT, loopback
 
 T = TypeVar("T")
 
-# How long any exchange may take before the run ends (s): the default of torch's NCCL groups.
-TIMEOUT = 600.0
 # Interval of the signs of life, and the silence after which a process counts as lost (s). Ours: long enough
 # for writing one learner to a checkpoint, which holds Python's lock.
 BEAT, LOST_AFTER = 1.0, 10.0
