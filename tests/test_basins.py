@@ -16,7 +16,7 @@ from scipy import ndimage
 import landscape
 from landscape import FailedError, InputError, Surface, plots
 from landscape.geometry.basins import merge_tree
-from landscape.results.basins import Basins
+from landscape.results.grids import Basins
 from tests import problems
 from tests.conftest import Command
 from tests.examples import parabola

@@ -20,8 +20,7 @@ from landscape.core.progress import Progress
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import HessianOptions
-from landscape.curvature.krylov import start_vector
-from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, SearchOptions, ends_of
+from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, SearchOptions, ends_of, start_vector
 from landscape.evaluation import evaluate, needs
 from landscape.evaluation.adaptive import Tolerance, first_points
 from landscape.evaluation.grid import (
@@ -37,11 +36,12 @@ from landscape.evaluation.grid import (
     provenance,
     setting,
 )
+from landscape.geometry.profiles import barrier
 from landscape.problem.batchnorm import SAMPLES, has_batchnorm
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.grids import SPAN, HessianGrid, Line, Plane, Surface, barrier
+from landscape.results.grids import SPAN, HessianGrid, Line, Plane, Surface
 
 if TYPE_CHECKING:
     import torch.distributed as dist

@@ -27,8 +27,7 @@ from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import exact_products, points_at_once, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator
-from landscape.curvature.krylov import start_vector, warm_start
-from landscape.curvature.lanczos import TOL, lanczos
+from landscape.curvature.lanczos import TOL, lanczos, start_vector, warm_start
 from landscape.evaluation import needs
 from landscape.evaluation.needs import GRAPH_BYTES
 from landscape.problem.layout import average

@@ -22,15 +22,14 @@ from landscape.curvature.eigenvalues import (
     top_eigenvalues,
 )
 from landscape.curvature.hessian import HessianOptions, Part, Preconditioner, as_preconditioner
-from landscape.curvature.krylov import start_vector
-from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, Eigenpairs, SearchOptions
+from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, Eigenpairs, SearchOptions, start_vector
 from landscape.curvature.trace import PROBES, STEPS, TRACE_PRODUCTS, hutchpp, quadrature, trace
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.curvature import Density, Spectrum, Trace
-from landscape.results.stability import Stability
+from landscape.results.training import Stability
 from landscape.stability import limits
 
 

@@ -17,8 +17,7 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose, positive
 from landscape.results.base import Provenance
-from landscape.results.basins import Basins
-from landscape.results.grids import CENTERED, Surface
+from landscape.results.grids import CENTERED, Basins, Surface
 
 
 @dataclass(frozen=True)

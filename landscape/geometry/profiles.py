@@ -117,3 +117,25 @@ def comparable(surfaces: Sequence[Surface]) -> bool:
     """
     kinds = {(s.kind, s.norm, s.seed, s.ignore, s.span, s.split, len(s.center)) for s in surfaces}
     return len(kinds) == 1 and all(map(has_profile, surfaces))
+
+
+def barrier(t: Array, loss: Array) -> float:
+    """The loss barrier between the ends of a line: max_t [L(t) − ((1−t)·L(0) + t·L(1))] ≥ 0.
+
+    A barrier of 0 means that the loss never rises above the straight line between its ends, as in a convex
+    valley: the two ends are linearly connected (Frankle et al. 2020, who use the mean of the two ends in
+    place of the straight line; this form is from Entezari et al. 2022, section 2).
+
+    Args:
+        t: (K,), from 0 to 1.
+        loss: (K,).
+
+    Returns:
+        The barrier in the unit of the loss; NaN if a loss is NaN or an end is infinite.
+
+    Example:
+        >>> barrier(np.array([0.0, 0.5, 1.0]), np.array([1.0, 4.0, 3.0]))
+        2.0
+    """
+    with np.errstate(invalid="ignore"):
+        return float(np.max(loss - ((1 - t) * loss[0] + t * loss[-1])))
