@@ -17,12 +17,12 @@ from landscape import InputError, Problem
 from landscape.curvature import eigenvalues
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.hessian import HessianOperator
-from landscape.curvature.krylov import start_vector
 from landscape.curvature.lanczos import (
     SearchOptions,
     lanczos,
     run_in_lockstep,
     search_eigenpairs,
+    start_vector,
     verify_and_refine,
 )
 from tests import problems

@@ -32,7 +32,6 @@ from landscape.problem.batches import aligned
 from landscape.problem.layout import check_recording, differentiable, gradients
 from landscape.problem.problem import Problem
 
-KINDS = ("hessian", "gauss-newton")
 # Random vectors of the test of symmetry; one of their 6 pairs alone might miss an asymmetry (ours).
 TEST_VECTORS = 4
 
@@ -128,6 +127,7 @@ class GaussNewtonChunk:
 
 Chunk = HessianChunk | GaussNewtonChunk
 CHUNKS: dict[str, type[Chunk]] = {"hessian": HessianChunk, "gauss-newton": GaussNewtonChunk}
+KINDS = tuple(CHUNKS)
 
 
 class PenaltyHessian:
