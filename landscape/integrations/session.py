@@ -23,13 +23,14 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from landscape.analysis.grids import axes, contour
+from landscape.analysis.grids import contour
 from landscape.analysis.planes import NORMS, random_plane
 from landscape.analysis.spectrum import spectrum
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import SPLIT, check_keywords, check_type, choose, positive
+from landscape.evaluation.grid import axes
 from landscape.problem.problem import Loss, Problem
 from landscape.results.base import Provenance, Result
 from landscape.train.own_loop import recording

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from landscape.checkpoint.checkpoint import storable
 from landscape.core.errors import FailedError, InputError
 from landscape.problem.layout import Layout
-from landscape.train.processes.process_group import Lost, first_line
+from landscape.train.processes.board import first_line
+from landscape.train.processes.process_group import Lost
 
 REMEDY = "make the change first, then a new optimizer and a new DecentralizedDataParallel"
 
