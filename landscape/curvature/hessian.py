@@ -104,13 +104,10 @@ class GaussNewtonChunk:
                 "kind: 'gauss-newton' needs a loss of the outputs alone, this one differentiates them in the "
                 "inputs; use 'hessian', or let the model give the residual"
             ) from error
-        self.slope = torch.autograd.grad(
-            differentiable(loss), self.z, create_graph=True, materialize_grads=True
-        )[0]
+        graph: Any = {"create_graph": True, "materialize_grads": True}
+        self.slope = torch.autograd.grad(differentiable(loss), self.z, **graph)[0]
         self.u = torch.zeros_like(self.z, requires_grad=True)
-        self.gradients = torch.autograd.grad(
-            self.outputs, active, self.u, create_graph=True, materialize_grads=True
-        )
+        self.gradients = torch.autograd.grad(self.outputs, active, self.u, **graph)
         self.reached = [i for i, part in enumerate(self.gradients) if part.grad_fn]
         self.live = self.slope.grad_fn is not None  # a loss linear in the outputs has no curvature there
 
@@ -302,12 +299,7 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
         generator = torch.Generator().manual_seed(0)
         draw = []
         for _ in range(TEST_VECTORS):
-            normal = few.layout.flatten(
-                {
-                    name: torch.randn(leaf.shape, dtype=torch.float64, generator=generator).to(leaf)
-                    for name, leaf in leaves.items()
-                }
-            )
+            normal = torch.randn(len(theta), dtype=torch.float64, generator=generator).to(few.theta)
             views = few.layout.views(few.along_weights(normal))
             draw.append([views[slot.name] for slot in made.slots])
         whole = [sum(parts[1:], parts[0]) for parts in zip(*draw, strict=True)]
