@@ -11,7 +11,8 @@ from torch import Tensor
 from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.options import below_one, positive
-from landscape.stability import max_matching_step, max_mixing_step, max_random_delay_step, max_stable_step
+from landscape.stability import max_stable_step
+from landscape.stability.rules import max_matching_step, max_mixing_step, max_random_delay_step
 from landscape.train.algorithms.base import Rule
 from landscape.train.algorithms.dpsgd import DPSGD
 

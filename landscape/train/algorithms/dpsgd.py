@@ -14,7 +14,8 @@ from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
-from landscape.stability import first_unstable, max_matching_momentum_step, max_mixing_step, max_stable_step
+from landscape.stability import max_stable_step
+from landscape.stability.rules import first_unstable, max_matching_momentum_step, max_mixing_step
 from landscape.train.algorithms.base import Rule
 from landscape.train.optimizer.base import OptimizerMemory
 from landscape.train.processes.comm import Exchange

@@ -11,7 +11,7 @@ from torch import Tensor
 from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.options import below_one, positive
-from landscape.stability import max_period_step
+from landscape.stability.rules import max_period_step
 from landscape.train.algorithms.base import Rule
 from landscape.train.algorithms.dpsgd import DPSGD
 from landscape.train.optimizer.base import OptimizerMemory

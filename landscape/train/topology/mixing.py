@@ -20,7 +20,7 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.files import open_regular
 from landscape.core.hdf5 import Array
 from landscape.problem.layout import average
-from landscape.stability import first_unstable
+from landscape.stability.rules import first_unstable
 from landscape.train.run.randomness import generator
 from landscape.train.topology.forms import matrices
 
