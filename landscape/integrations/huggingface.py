@@ -124,13 +124,9 @@ def _check(args: Any, optimizer: Any, *, own_loss: bool) -> None:
     """InputError for arguments of the Trainer under which steps or losses are others than those recorded."""
     name = str(getattr(args.optim, "value", args.optim))
     if "lomo" in name or "layerwise" in name:
-        raise InputError(
-            f"LandscapeCallback: optim '{name}' steps in the backward pass, where no step begins"
-        )
+        raise InputError(f"LandscapeCallback: optim '{name}' steps in the backward pass, which has no steps")
     if args.deepspeed or type(optimizer).__name__ == "DeepSpeedOptimizerWrapper":
-        raise InputError(
-            "LandscapeCallback: DeepSpeed makes the steps itself, a single device or DDP is needed"
-        )
+        raise InputError("LandscapeCallback: DeepSpeed makes the steps itself; use a single device or DDP")
     if own_loss and args.label_smoothing_factor:
         raise InputError(
             f"loss: label_smoothing_factor={args.label_smoothing_factor} makes it another one than the "

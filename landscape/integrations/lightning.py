@@ -234,9 +234,7 @@ def _loss_of_step(module: Any, batch: Any) -> Tensor:
                 part.reset()
     loss = result.get("loss") if isinstance(result, Mapping) else result
     if not isinstance(loss, Tensor):
-        raise InputError(
-            f"loss: training_step gives a {type(loss).__name__}, it must give a tensor, the mean"
-        )
+        raise InputError(f"loss: training_step gives a {type(loss).__name__}, it must give the mean")
     return loss
 
 

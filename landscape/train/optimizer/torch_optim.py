@@ -49,9 +49,7 @@ def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """
     kind = _classes()[choose("optimizer.name", name, _classes())]
     if "lr" in given:
-        raise InputError(
-            "optimizer.lr: not allowed, the recipe's keys lr and schedule give the learning rate"
-        )
+        raise InputError("optimizer.lr: not allowed, the recipe's keys lr and schedule give it")
     hints = typing.get_type_hints(kind.__init__)
     checked = check_keywords("optimizer", given, kind, given=("params", "lr"))
     values = {key: _as_float(value, hints.get(key)) for key, value in checked.items()}
@@ -120,9 +118,7 @@ class TorchOptimizer(Optimizer):
         self.kind = _classes()[name]
         self.linear = self.kind is torch.optim.SGD
         if inspect.signature(self.kind.step).parameters["closure"].default is inspect.Parameter.empty:
-            raise InputError(
-                f"optimizer.name: '{name}' is not allowed, it needs a closure: the loss several times a step"
-            )
+            raise InputError(f"optimizer.name: '{name}' is not allowed, it needs a closure")
         trial = self._build([nn.Parameter(torch.zeros(2, 2))])
         state = next(iter(self._step_of(trial).values()), {})
         self.counters = frozenset({UPDATES, *(key for key, value in state.items() if value.dim() == 0)})
@@ -158,17 +154,13 @@ class TorchOptimizer(Optimizer):
         for state in optimizer.state.values():
             for key, value in state.items():
                 if not isinstance(value, Tensor):
-                    raise InputError(
-                        f"optimizer.name: '{self.name}' is not allowed, its state '{key}' is a "
-                        f"{type(value).__name__}, not a tensor, and no checkpoint can hold it"
-                    )
+                    reason = f"its state '{key}' is a {type(value).__name__}, and no checkpoint can hold it"
+                    raise InputError(f"optimizer.name: '{self.name}' is not allowed, {reason}")
         return dict(optimizer.state)
 
     def _refusal(self, error: Exception) -> InputError:
         words = " ".join(str(error).split())[:160]
-        return InputError(
-            f"optimizer: '{self.name}' is not allowed with this model and these options ({words})"
-        )
+        return InputError(f"optimizer: '{self.name}' is not allowed with this model and options ({words})")
 
     def start(self, layout: Layout, weights: Tensor) -> None:
         self.layout = layout

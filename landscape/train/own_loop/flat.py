@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from landscape.checkpoint.checkpoint import storable
 from landscape.core.errors import FailedError, InputError
 from landscape.problem.layout import Layout
-from landscape.train.processes.process_group import Lost, first_line
+from landscape.train.processes.board import first_line
+from landscape.train.processes.process_group import Lost
 
 REMEDY = "make the change first, then a new optimizer and a new DecentralizedDataParallel"
 
@@ -94,10 +95,7 @@ class FlatParameters:
             )
         for name, p in trained.items():
             if id(p) not in given:
-                raise InputError(
-                    f"optimizer: the model's parameter '{name}' is not in it; add it, or freeze it by "
-                    "requires_grad_(False)"
-                )
+                raise InputError(f"optimizer: parameter '{name}' is not in it; add it, or freeze it")
 
     def check(self) -> None:
         """Raise InputError where the parameters are no longer those that were wrapped."""
@@ -320,9 +318,7 @@ class OptimizerState:
                     found.append((name, key, value.detach()))
                 elif value is not None:
                     kind = type(value).__name__
-                    raise FailedError(
-                        f"optimizer: its state '{key}' is a {kind}, not a tensor, and no checkpoint holds it"
-                    )
+                    raise FailedError(f"optimizer: its state '{key}' is a {kind}, not a tensor")
         return found
 
     def rows(self) -> dict[str, Tensor]:

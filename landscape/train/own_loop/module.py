@@ -317,18 +317,12 @@ def _check(model: Any, optimizer: Any) -> None:
         raise InputError(f"model: a {type(model).__name__} is not allowed, it must be a torch.nn.Module")
     for m in model.modules():
         if isinstance(m, (nn.DataParallel, nn.parallel.DistributedDataParallel, DecentralizedDataParallel)):
-            raise InputError(
-                f"model: a {type(m).__name__} is not allowed, give the module inside it, .module"
-            )
+            raise InputError(f"model: a {type(m).__name__} is not allowed, give the module inside it")
+    kind = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
-        kind = type(optimizer).__name__
         raise InputError(f"optimizer: a {kind} is not allowed, it must be a torch.optim.Optimizer")
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
-        raise InputError(
-            f"optimizer: {type(optimizer).__name__} is not allowed, it needs a closure: several losses a step"
-        )
+        raise InputError(f"optimizer: {kind} is not allowed, it needs a closure: several losses a step")
     if optimizer in _wrapped:
-        raise InputError(
-            "optimizer: it belongs to another DecentralizedDataParallel; make a new one for the new wrapper"
-        )
+        raise InputError("optimizer: it belongs to another DecentralizedDataParallel; make a new one")

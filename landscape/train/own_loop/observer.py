@@ -80,11 +80,7 @@ class Observer:
             self.parameters = Parameters(module, self.train)
             # With BatchNorm, what the steps are compared with depends on the batches.
             self._objective, self._batch = self.train, 0
-            if choices.samples and not self.train.indexed:
-                raise InputError(
-                    f"samples: {choices.samples} is not allowed with data in batches, from which none can be "
-                    "drawn; give (x, y), or samples=0"
-                )
+            _check_drawn("samples", choices.samples, self.train)
             if norm and self.train.indexed:
                 _check_batch(choices.batch)
             if norm:
@@ -94,15 +90,10 @@ class Observer:
 
     def _setting(self) -> Setting:
         """What the instruments measure."""
-        choices, indexed = self._choices, self.train.indexed
-        values = {"samples": Monitor.samples if indexed else 0, **choices.monitor}
+        choices = self._choices
+        values = {"samples": Monitor.samples if self.train.indexed else 0, **choices.monitor}
         monitor = build_table(Monitor, values, "monitor.")
-        if monitor.samples and not indexed:
-            raise InputError(
-                f"monitor.samples: {monitor.samples} is not allowed with data in batches, from which none "
-                "can be drawn; give (x, y), or leave it out"
-            )
-
+        _check_drawn("monitor.samples", monitor.samples, self.train)
         return Setting(
             monitor=monitor,
             problem=self._objective,
@@ -197,6 +188,12 @@ def _check_batch(batch: int) -> None:
             f"batch: {batch} is not allowed with BatchNorm in the model, it must be how many samples are in "
             "the loop's minibatches, at least 2"
         )
+
+
+def _check_drawn(name: str, samples: int, problem: Problem) -> None:
+    """InputError where so many samples are to be drawn, and none can be."""
+    if samples and not problem.indexed:
+        raise InputError(f"{name}: {samples} is not allowed with data in batches; give (x, y), or {name} 0")
 
 
 def _in_batches(data: Dataset[Any], choices: Choices) -> DataLoader[Any]:

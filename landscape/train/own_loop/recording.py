@@ -59,9 +59,7 @@ class Rows:
     def declare(self, name: str, unit: str | None) -> None:
         """Make ``name`` a column of the user's with this unit. InputError where it cannot be one."""
         if not _NAME.fullmatch(name):
-            raise InputError(
-                f"log: '{name}' is not allowed, a name has letters, digits, _, . and -, a letter first"
-            )
+            raise InputError(f"log: '{name}' is not allowed, use letters, digits, _, . and -, a letter first")
         if name in self._own and name not in OPEN:
             raise InputError(f"log: '{name}' is a column of the recorder's own, choose another name")
         known = self.units[name] = self.units.get(name) or unit or "1"  # "": a file did not say
