@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import landscape
 from landscape import Escape, InputError, Problem
 from landscape.data.synthetic import mean_output
-from landscape.results.stability import median_rank
+from landscape.results.training import median_rank
 from landscape.train.experiments.saddles import escape_time, sweep
 from tests.dense import dense_hessian
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import hypothesis
@@ -36,8 +37,6 @@ def test_the_harness_sees_what_must_not_be(monkeypatch: pytest.MonkeyPatch) -> N
         if how == 0:
             raise KeyError("x")
         if how == 1:
-            import os
-
             os.kill(os.getpid(), 11)
         if how == 2:
             while True:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -56,6 +56,7 @@ def random_run(seed: int, steps: int = 7) -> tuple[Tensor, Tensor]:
     return torch.randn(steps, 3, size, dtype=torch.float64), torch.randn(3, size, dtype=torch.float64)
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.floats(0, 0.99), st.booleans(), st.floats(0, 0.5))
 def test_sgd_is_torchs(seed: int, momentum: float, nesterov: bool, weight_decay: float) -> None:
     gradients, start = random_run(seed)
@@ -289,8 +290,8 @@ def test_bfloat16_is_refused_with_float64(tiny: Path) -> None:
 
 
 def test_on_the_command_line(command: Command, tiny: Path, tmp_path: Path) -> None:
-    settings = ("--set", "optimizer.momentum=0.9", "--set", "optimizer.nesterov=true")
-    code, _, err = command("train", tiny, *settings, "--set", "learners=5", "-o", tmp_path / "a")
+    nesterov = ("--set", "optimizer.momentum=0.9", "--set", "optimizer.nesterov=true")
+    code, _, err = command("train", tiny, *nesterov, "--set", "learners=5", "-o", tmp_path / "a")
     assert code == 0
     assert "5 learners × 8 samples, sgd, lr 0.2" in err
     assert "mixing ring(1): spectral gap" in err

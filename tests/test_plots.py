@@ -24,7 +24,7 @@ from landscape.plots.training import draw_training
 from landscape.results.curvature import Spectrum
 from landscape.results.grids import HessianGrid
 from landscape.results.shown import running_quartiles
-from landscape.results.stability import Stability
+from landscape.results.training import Stability
 from landscape.train.recipes import recipe
 from landscape.train.run.loop import Trainer
 from tests import problems

@@ -680,9 +680,6 @@ def test_every_command_works_on_its_folder(tmp_path: Path, command: Command) -> 
     own = [*model, *data, "-q"]
     for name, *options in (
         ("contour", "--grid", "2", "--plane", "pca", "-o", recorded / "pca.h5"),
-        ("line", "--points", "2"),
-        ("hessian-grid", "--grid", "1"),
-        ("spectrum", "--top-k", "1"),
         ("stability", "--delay", "0"),
     ):
         code, _, err = command(name, recorded, *options, *own)

@@ -118,5 +118,3 @@ def test_what_cannot_be_smoothed_is_refused() -> None:
         smoothing(problem, torch.ones(3, 4, dtype=torch.float64))
     with pytest.raises(InputError, match="learners: 1 is not allowed"):
         smoothing(problem, learners(4, n=1))
-    with pytest.raises(InputError, match="pairs: 1 is not allowed"):
-        smoothing(problem, learners(4), pairs=1)

@@ -198,10 +198,7 @@ class Checkpoint:
             >>> run.problem(model=model, data=data, loss=loss).samples
             9
         """
-        if learner != "mean" and (not isinstance(learner, int) or not 0 <= learner < self.learners):
-            raise InputError(
-                f"learner: {learner!r} is not allowed, it must be 'mean' or 0…{self.learners - 1}"
-            )
+        check_learner(learner, self.learners)
         where = str(self.path or "checkpoint")
         theta = self.mean if isinstance(learner, str) else self.weights[learner]
         if not bool(torch.isfinite(theta).all()):
@@ -247,8 +244,7 @@ class Checkpoint:
             network = models.build(name, **options)
         else:
             network = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
-        if (layout := Layout.of(network)) != self.layout:
-            raise FailedError(f"{where}: its weights do not fit the model: {misfit(self.layout, layout)}")
+        check_fit(where, self.layout, Layout.of(network))
         return network
 
     def load_data(self, data_dir: str | Path | None = None) -> Dataset:
@@ -419,21 +415,15 @@ class Checkpoint:
     def _validate(self) -> None:
         """Raise ValueError where the parts do not fit together."""
         if self.weights.dim() != 2 or self.weights.shape[1] != self.layout.size:
-            raise ValueError(
-                f"weights {tuple(self.weights.shape)} for a layout of {self.layout.size} numbers"
-            )
+            raise ValueError(f"weights {tuple(self.weights.shape)} for a layout of {self.layout.size}")
         if self.diverged not in DIVERGED:
-            raise ValueError(
-                f"diverged is '{self.diverged}', it must be one of {', '.join(DIVERGED[1:])} or empty"
-            )
+            raise ValueError(f"diverged is '{self.diverged}', it must be one of {DIVERGED}")
         if min(self.step, self.local_batch, self.data["train"], self.data["test"], self.diverged_at + 1) < 0:
             raise ValueError("step, local_batch, sizes of the data and diverged_at must not be negative")
         _check_layout(self.layout)
         steps = self.settings.get("steps", 0)
         if type(steps) is not int or steps < 0:
-            raise ValueError(
-                f"steps of its recipe must be a whole number ≥ 0, not of the kind {type(steps).__name__}"
-            )
+            raise ValueError("steps of its recipe must be a whole number ≥ 0")
         missing = [name for name in history.UNITS if name not in self.history]
         if missing:
             raise ValueError(f"/history/{missing[0]} is missing")
@@ -483,9 +473,7 @@ def _tensors(group: Any, rows: slice | EllipsisType, learners: int | None = None
     for name in group:
         dataset = hdf5.dataset(group, name, "fiubc")
         if learners is not None and (not dataset.ndim or len(dataset) != learners):
-            raise ValueError(
-                f"{dataset.name} has shape {dataset.shape}, a row for each of {learners} learners is needed"
-            )
+            raise ValueError(f"{dataset.name} has shape {dataset.shape}, {learners} rows are needed")
         by_name[name] = torch.from_numpy(np.asarray(dataset[rows]))
     return by_name
 
@@ -512,14 +500,23 @@ def _set_buffers(where: str, network: nn.Module, values: Mapping[str, Tensor]) -
     set_tensors(network, values)
 
 
-def misfit(file: Layout, model: Layout) -> str:
-    """Where two layouts first differ."""
+def check_learner(learner: str | int, learners: int) -> None:
+    """InputError unless ``learner`` is "mean", or the number of one of so many."""
+    if learner != "mean" and (not isinstance(learner, int) or not 0 <= learner < learners):
+        raise InputError(f"learner: {learner!r} is not allowed, it must be 'mean' or 0…{learners - 1}")
+
+
+def check_fit(where: str | Path, file: Layout, model: Layout) -> None:
+    """FailedError, with the first difference, unless the two layouts are the same."""
+    if file == model:
+        return
     shapes, needed = ({slot.name: slot.shape for slot in layout.slots} for layout in (file, model))
-    for name in {**shapes, **needed}:
-        if shapes.get(name) != needed.get(name):
-            here, there = shapes.get(name, "missing"), needed.get(name, "missing or frozen")
-            return f"'{name}' is {here} in the file, {there} in the model"
-    return "the order of the parameters differs"
+    different = [name for name in {**shapes, **needed} if shapes.get(name) != needed.get(name)]
+    misfit = "the order of the parameters differs"
+    if different:
+        here, there = shapes.get(different[0], "missing"), needed.get(different[0], "missing or frozen")
+        misfit = f"'{different[0]}' is {here} in the file, {there} in the model"
+    raise FailedError(f"{where}: its weights do not fit the model: {misfit}")
 
 
 def mean_buffer(rows: Tensor) -> Tensor:

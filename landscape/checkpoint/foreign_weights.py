@@ -171,9 +171,7 @@ def _fitted(path: Path, state: dict[str, Any], model: nn.Module, name: str) -> d
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 raise FailedError(f"{path}: '{key}' holds NaN or infinite numbers, all must be finite")
             if key != names[0] and not torch.equal(value, state[names[0]]):
-                raise FailedError(
-                    f"{path}: '{names[0]}' and '{key}' differ, but are one tensor in the model {name}"
-                )
+                raise FailedError(f"{path}: '{names[0]}' and '{key}' differ, but are one tensor in {name}")
         fitted[keys[0]] = state[names[0]]
     return fitted
 

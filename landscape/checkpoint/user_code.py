@@ -99,10 +99,9 @@ def find(where: str, name: str) -> Any:
     try:
         value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise InputError(
-                f"{where}: there is no module '{error.name}' in this folder or among the installed packages"
-            ) from error
+        absent = error.name or module_name
+        if f"{module_name}.".startswith(f"{absent}."):
+            raise InputError(f"{where}: there is no module '{absent}' in this folder or installed") from error
         raise _failed(where, f"importing {module_name}", error) from error
     except Exception as error:  # any error of the user's module
         raise _failed(where, f"importing {module_name}", error) from error

@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from landscape.analysis.grids import axes, reused_points
 from landscape.analysis.grids import contour as compute_contour
 from landscape.analysis.grids import hessian_grid as compute_hessian_grid
 from landscape.cli import common, planes, processes
@@ -20,7 +19,7 @@ from landscape.cli.options import command
 from landscape.cli.processes import Processes, Team
 from landscape.core import hdf5
 from landscape.core.errors import FailedError
-from landscape.evaluation.grid import MismatchError, coincide, difference
+from landscape.evaluation.grid import MismatchError, axes, coincide, difference, reused_points
 from landscape.results import base
 from landscape.results.grids import HessianGrid, Interpolated, Surface
 

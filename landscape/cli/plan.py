@@ -15,7 +15,7 @@ from landscape.cli.completion import Choice, names
 from landscape.cli.options import command, group, numbers
 from landscape.core.memory import pick_device
 from landscape.core.options import positive, quantity
-from landscape.results.tables import RunTimes
+from landscape.results.training import RunTimes
 from landscape.train.planning import calibration
 from landscape.train.planning.plan import ALL_REDUCE, SCALINGS, Cluster, Costs, Link, Stragglers, local_batch
 from landscape.train.planning.plan import plan as compute_plan
@@ -72,9 +72,10 @@ class Planning:
     data_dir: str | None
 
     def __post_init__(self) -> None:
-        for name, least in (("learners_per_worker", 1), ("per_machine", 1), ("straggler", 0), ("slow", 1)):
-            positive(f"--{name.replace('_', '-')}", getattr(self, name), least=least)
+        positive("--learners-per-worker", self.learners_per_worker, least=1)
+        positive("--per-machine", self.per_machine, least=1)
         self.counts = numbers("--workers", self.workers, "8,64,512", most=MAX_WORKERS)
+        self.stragglers = Stragglers(self.straggler, self.slow)
         self.given = (  # in bytes/s and s
             quantity("--bandwidth", self.bandwidth, BANDWIDTHS) if self.bandwidth else None,
             quantity("--latency", self.latency, TIMES, zero=True) if self.latency else None,
@@ -160,7 +161,7 @@ def plan(planning: Planning) -> None:
             link = planning.link(costs(local_batch(recipe, learners, planning.scaling)).size)
         cluster = Cluster(
             link,
-            Stragglers(planning.straggler, planning.slow),
+            planning.stragglers,
             planning.learners_per_worker,
             planning.kind,
             exchange_loss=not planning.alone,

@@ -8,7 +8,7 @@ from pathlib import Path
 from landscape.cli import common
 from landscape.cli.options import command, group, numbers, parse_seeds
 from landscape.core.errors import InputError
-from landscape.results.stability import median_rank
+from landscape.results.training import median_rank
 from landscape.train.experiments.saddles import VARY, sweep
 
 LEVEL = 0.95

@@ -13,7 +13,7 @@ from landscape.cli.completion import Choice
 from landscape.cli.options import command, numbers
 from landscape.cli.run_summary import known
 from landscape.core.errors import InputError
-from landscape.results.stability import Stability
+from landscape.results.training import Stability
 from landscape.train.optimizer.preconditioning import preconditioner
 
 DELAYS = "0,1,3,7,31"  # DESIGN's table

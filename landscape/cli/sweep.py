@@ -17,7 +17,7 @@ from landscape.cli.completion import names
 from landscape.cli.options import FOLDER, command, group, parse_seeds
 from landscape.core.errors import InputError
 from landscape.core.memory import pick_device
-from landscape.results.tables import Sweep
+from landscape.results.training import Sweep
 from landscape.train.experiments import sweep as sweeping
 from landscape.train.processes.process_group import started_by_launcher
 from landscape.train.recipes import table_recipes

@@ -18,7 +18,8 @@ from landscape.cli.options import FOLDER, command, group
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 from landscape.train.processes import board, children
-from landscape.train.processes.process_group import TIMEOUT, Group, started_by_launcher, worker_device
+from landscape.train.processes.children import TIMEOUT
+from landscape.train.processes.process_group import Group, started_by_launcher, worker_device
 from landscape.train.recipes import table_recipes
 from landscape.train.recipes.recipe import Recipe
 from landscape.train.run import launch
@@ -129,7 +130,6 @@ def _start_processes(training: Training, folder: str) -> None:
     launch.check_folder(Path(folder), resume=training.resume, force=training.force)
     last = Path(folder) / "last.h5"
     code = children.start(
-        "landscape.cli",
         training.arguments(folder),
         training.nproc,
         timeout=training.timeout,

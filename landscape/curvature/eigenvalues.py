@@ -25,7 +25,6 @@ from landscape.curvature.hessian import (
     Products,
     as_preconditioner,
 )
-from landscape.curvature.krylov import start_vector, warm_start
 from landscape.curvature.lanczos import (
     MAX_PRODUCTS,
     TOL,
@@ -36,7 +35,9 @@ from landscape.curvature.lanczos import (
     lanczos,
     run_in_lockstep,
     search_eigenpairs,
+    start_vector,
     verify_and_refine,
+    warm_start,
 )
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BASIS_BYTES, GRAPH_BYTES, MAX_BASIS

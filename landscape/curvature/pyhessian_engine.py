@@ -14,11 +14,13 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.extras import optional
+from landscape.core.hdf5 import Array
 from landscape.curvature.double_backward import in_full_precision
 from landscape.curvature.hessian import twice_differentiable
 from landscape.problem.problem import Problem
@@ -104,9 +106,9 @@ def largest_magnitude(
     return float(values[0]), flat / flat.norm(), batches.passes
 
 
-def trace_samples(problem: Problem, theta: Tensor | None, *, products: int, seed: int) -> Tensor:
+def trace_samples(problem: Problem, theta: Tensor | None, *, products: int, seed: int) -> Array:
     """(products,) samples zᵀHz, z random signs, whose mean estimates the trace (Hutchinson 1990)."""
     with _engine(problem, theta, seed) as (engine, _):
         # Its stopping rule ends at once where the running mean is negative, hence a tolerance of −∞.
         samples = engine.trace(maxIter=products, tol=-math.inf)
-    return torch.tensor(samples, dtype=torch.float64)
+    return np.array(samples, dtype=np.float64)

@@ -81,19 +81,15 @@ class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any
         **given: Any,
     ) -> None:  # fmt: skip
         """What is to be known before a step: the gradients are there, and clipped."""
-        if not self._begun:
+        if not self._begun:  # the weights are still those of the training's start
             if self._watch is not None:
                 self._watch.check()
-            self._begin(args, state.global_step, model, optimizer, train_dataloader)
+            data, test = self._session.splits(train_dataloader, EVEN)
+            own = getattr(optimizer, "optimizer", optimizer)
+            batch = batch_size(train_dataloader) if args.gradient_accumulation_steps == 1 else 0
+            self._session.begin(bare(model), data, test, own, batch=batch, resume=state.global_step)
             self._begun = True
         self._session.before()
-
-    def _begin(self, args: Any, step: int, model: Any, optimizer: Any, loader: Any) -> None:
-        """Open the recorder, at weights that are still those of the training's start."""
-        own = getattr(optimizer, "optimizer", optimizer)
-        data, test = self._session.splits(loader, EVEN)
-        batch = batch_size(loader) if args.gradient_accumulation_steps == 1 else 0
-        self._session.begin(bare(model), data, test, own, batch=batch, resume=step)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """What is to be known after a step."""
@@ -124,13 +120,9 @@ def _check(args: Any, optimizer: Any, *, own_loss: bool) -> None:
     """InputError for arguments of the Trainer under which steps or losses are others than those recorded."""
     name = str(getattr(args.optim, "value", args.optim))
     if "lomo" in name or "layerwise" in name:
-        raise InputError(
-            f"LandscapeCallback: optim '{name}' steps in the backward pass, where no step begins"
-        )
+        raise InputError(f"LandscapeCallback: optim '{name}' steps in the backward pass, which has no steps")
     if args.deepspeed or type(optimizer).__name__ == "DeepSpeedOptimizerWrapper":
-        raise InputError(
-            "LandscapeCallback: DeepSpeed makes the steps itself, a single device or DDP is needed"
-        )
+        raise InputError("LandscapeCallback: DeepSpeed makes the steps itself; use a single device or DDP")
     if own_loss and args.label_smoothing_factor:
         raise InputError(
             f"loss: label_smoothing_factor={args.label_smoothing_factor} makes it another one than the "

@@ -23,13 +23,14 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from landscape.analysis.grids import axes, contour
+from landscape.analysis.grids import contour
 from landscape.analysis.planes import NORMS, random_plane
 from landscape.analysis.spectrum import spectrum
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import SPLIT, check_keywords, check_type, choose, positive
+from landscape.evaluation.grid import axes
 from landscape.problem.problem import Loss, Problem
 from landscape.results.base import Provenance, Result
 from landscape.train.own_loop import recording
@@ -128,9 +129,7 @@ class Session:
         self._pictures: dict[str, Contour | Spectrum] = {}
         for name, given in pictures.items():
             if not isinstance(given, (bool, Mapping)):
-                raise InputError(
-                    f"{name}: {given!r} is not allowed, it must be True, False or a dict of its options"
-                )
+                raise InputError(f"{name}: {given!r} is not allowed, it must be a bool or a dict of options")
             if given is not False:
                 kind = PICTURES[name]
                 picture = kind(**check_keywords(name, {} if given is True else given, kind))
@@ -140,6 +139,7 @@ class Session:
         self.steps = 0
         self.within = False  # a step
         self._step = contextlib.ExitStack()
+        self.hooks = contextlib.ExitStack()  # of the trainer's, until the recorder is closed
 
     def splits(self, loader: Any, even: Iterable[str] = ()) -> tuple[Any, Any]:
         """The training set and the test data, as :func:`given_or_own` has them; no test data: None."""
@@ -194,6 +194,7 @@ class Session:
         recorder, self.recorder = self.recorder, None
         self._step.pop_all()
         self.within = False
+        self.hooks.close()
         if recorder is not None:
             recorder.close()
 
@@ -291,9 +292,7 @@ def given_or_own(name: str, given: Any, loader: Any, *, whole: bool, even: Itera
         return in_order(name, own, whole=whole, even=even)
     if given is None:
         kind = type(loader).__name__
-        raise InputError(
-            f"{name}: the trainer's {kind} is not known, it must be one DataLoader; give {name}=…"
-        )
+        raise InputError(f"{name}: the trainer's {kind} is not one DataLoader; give {name}=…")
     return given
 
 

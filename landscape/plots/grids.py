@@ -29,8 +29,7 @@ from landscape.plots.style import (
     split_names,
 )
 from landscape.plots.surface import CENTER, CMAP, LOWEST, POINT, Scale, color_bar, map_axes, scale
-from landscape.results.basins import Basins
-from landscape.results.grids import HessianGrid, Line
+from landscape.results.grids import Basins, HessianGrid, Line
 
 
 @draws(HessianGrid)

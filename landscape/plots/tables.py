@@ -26,8 +26,7 @@ from landscape.plots.style import (
     splits,
     ticks_at,
 )
-from landscape.results.stability import Escape, Minima, Stability
-from landscape.results.tables import RunTimes, Sweep
+from landscape.results.training import Escape, Minima, RunTimes, Stability, Sweep
 
 
 @draws(Stability)

@@ -26,8 +26,7 @@ from landscape.paper.context import Context, identity
 from landscape.problem.layout import Layout, Slot
 from landscape.results import base
 from landscape.results.flatness import Smoothing
-from landscape.results.stability import Escape, Minima, Stability
-from landscape.results.tables import RunTimes, Sweep, texts
+from landscape.results.training import Escape, Minima, RunTimes, Stability, Sweep, texts
 from landscape.train.recipes import recipe
 from tests.examples import comparison
 

@@ -17,9 +17,23 @@ from torch import Tensor, nn
 from landscape.checkpoint.checkpoint import storable
 from landscape.core.errors import FailedError, InputError
 from landscape.problem.layout import Layout
-from landscape.train.processes.process_group import Lost, first_line
+from landscape.train.processes.board import first_line
+from landscape.train.processes.process_group import Lost
 
 REMEDY = "make the change first, then a new optimizer and a new DecentralizedDataParallel"
+
+
+def check_module(model: Any) -> None:
+    """InputError unless ``model`` is a module with all of its parameters here."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: a {type(model).__name__} is not allowed, it must be a torch.nn.Module")
+    if any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules()):
+        raise InputError("model: FSDP cuts its parameters into shards, they are needed whole (DDP)")
+    for name, p in model.named_parameters():
+        if nn.parameter.is_lazy(p):
+            raise _refusal(name, "has no shape yet", "run one batch through the model first")
+        if hasattr(p, "placements"):
+            raise _refusal(name, "is cut into shards (DTensor)", "it is needed whole (DDP)")
 
 
 class FlatParameters:
@@ -66,10 +80,6 @@ class FlatParameters:
         first: tuple[str, nn.Parameter] | None = None
         memory: dict[int, str] = {}
         for name, p in named.items():
-            if nn.parameter.is_lazy(p):
-                raise _refusal(name, "has no shape yet", "run one batch through the model first")
-            if hasattr(p, "placements"):
-                raise _refusal(name, "is cut into shards (DTensor)", "each learner holds the whole model")
             if not p.requires_grad:
                 continue
             first = first or (name, p)
@@ -94,10 +104,7 @@ class FlatParameters:
             )
         for name, p in trained.items():
             if id(p) not in given:
-                raise InputError(
-                    f"optimizer: the model's parameter '{name}' is not in it; add it, or freeze it by "
-                    "requires_grad_(False)"
-                )
+                raise InputError(f"optimizer: parameter '{name}' is not in it; add it, or freeze it")
 
     def check(self) -> None:
         """Raise InputError where the parameters are no longer those that were wrapped."""
@@ -320,9 +327,7 @@ class OptimizerState:
                     found.append((name, key, value.detach()))
                 elif value is not None:
                     kind = type(value).__name__
-                    raise FailedError(
-                        f"optimizer: its state '{key}' is a {kind}, not a tensor, and no checkpoint holds it"
-                    )
+                    raise FailedError(f"optimizer: its state '{key}' is a {kind}, not a tensor")
         return found
 
     def rows(self) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from landscape.core.options import check_type, positive
 from landscape.problem.layout import independent_copy
 from landscape.train import algorithms
 from landscape.train.own_loop import recording
-from landscape.train.own_loop.flat import DefaultGroup, FlatParameters, plain
+from landscape.train.own_loop.flat import DefaultGroup, FlatParameters, check_module, plain
 from landscape.train.own_loop.step import Stepper, average_buffers, load, save
 
 _wrapped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -313,22 +313,15 @@ def _begin(stepper: Stepper) -> None:
 
 def _check(model: Any, optimizer: Any) -> None:
     """InputError for what cannot be wrapped."""
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model: a {type(model).__name__} is not allowed, it must be a torch.nn.Module")
+    check_module(model)
     for m in model.modules():
         if isinstance(m, (nn.DataParallel, nn.parallel.DistributedDataParallel, DecentralizedDataParallel)):
-            raise InputError(
-                f"model: a {type(m).__name__} is not allowed, give the module inside it, .module"
-            )
+            raise InputError(f"model: a {type(m).__name__} is not allowed, give the module inside it")
+    kind = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
-        kind = type(optimizer).__name__
         raise InputError(f"optimizer: a {kind} is not allowed, it must be a torch.optim.Optimizer")
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
-        raise InputError(
-            f"optimizer: {type(optimizer).__name__} is not allowed, it needs a closure: several losses a step"
-        )
+        raise InputError(f"optimizer: {kind} is not allowed, it needs a closure: several losses a step")
     if optimizer in _wrapped:
-        raise InputError(
-            "optimizer: it belongs to another DecentralizedDataParallel; make a new one for the new wrapper"
-        )
+        raise InputError("optimizer: it belongs to another DecentralizedDataParallel; make a new one")

@@ -323,9 +323,7 @@ class Recorder:
         if self._rank:
             return None
         if self._closed or self._phase != IDLE:
-            raise InputError(
-                f"checkpoint: {'the recorder is closed' if self._closed else 'not within a step'}"
-            )
+            raise InputError("checkpoint: the recorder is closed, or within a step")
         return self._write()
 
     def _write(self) -> Path:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, misfit, storable
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit, storable
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
@@ -326,25 +326,19 @@ def _load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     run = Checkpoint.load(path, own)
     settings = recording.read_settings(run)
     if run.algorithm != RECORDED or "algorithm" not in settings:
-        raise FailedError(
-            f"{path}: holds no state of a DecentralizedDataParallel; give one of save_checkpoint"
-        )
+        raise FailedError(f"{path}: is not of a DecentralizedDataParallel; give one of save_checkpoint")
     if learners[0] != comm.learners:
         raise InputError(f"{path}: holds {learners[0]} learners, here are {comm.learners}; start as many")
     before = settings["algorithm"]
     for key in {**before, **algorithm}:
-        if before.get(key) != algorithm.get(key):
-            raise InputError(
-                f"algorithm.{key}: {algorithm.get(key)!r} is not allowed, {path} has {before.get(key)!r}"
-            )
+        old, new = before.get(key), algorithm.get(key)
+        if old != new:
+            raise InputError(f"algorithm.{key}: {new!r} is not allowed, {path} has {old!r}")
     made = settings.get("optimizer", {}).get("name")
     kind = type(parameters.optimizer).__name__
     if made != kind:
         raise InputError(f"optimizer: {kind} is not allowed, {path} has the state of {made}")
-    if run.layout != parameters.layout:
-        raise FailedError(
-            f"{path}: its weights do not fit the model: {misfit(run.layout, parameters.layout)}"
-        )
+    check_fit(path, run.layout, parameters.layout)
     rest = parameters.rest()
     if run.buffers.keys() != rest.keys():
         different = sorted(run.buffers.keys() ^ rest.keys())[0]
