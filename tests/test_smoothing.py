@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape import FailedError, InputError, Problem, smoothing
-from landscape.analysis.smoothing import displacement
+from landscape.analysis.spread import displacement
 from landscape.data.synthetic import mean_output
 from tests import problems
 from tests.conftest import slow_but
