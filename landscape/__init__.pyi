@@ -55,7 +55,7 @@ from landscape.results.grids import HessianGrid as HessianGrid
 from landscape.results.grids import Line as Line
 from landscape.results.grids import Plane as Plane
 from landscape.results.grids import Surface as Surface
-from landscape.geometry.profiles import barrier as barrier
+from landscape.geometry.surfaces import barrier as barrier
 from landscape.results.noise import CriticalBatch as CriticalBatch
 from landscape.results.noise import NoiseAlignment as NoiseAlignment
 from landscape.results.noise import NoiseEstimate as NoiseEstimate

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from landscape.geometry import profiles
+from landscape.geometry import surfaces
 from landscape.plots.surface import finding
 from landscape.results.grids import Surface
 from landscape.results.shown import POINTS, WINDOW, running_quartiles
@@ -36,7 +36,7 @@ def valley(
 )
 def test_profiles_are_in_distances_whatever_the_directions(entries: list[float]) -> None:
     directions = np.array(entries).reshape(2, 3)
-    p = profiles.profile(valley(directions=directions))
+    p = surfaces.profile(valley(directions=directions))
     # Between points of the grid bilinear interpolation is too high, by at most a quarter step squared.
     slack = 0.26 * (1 / 40) ** 2 * (directions**2).sum() + 1e-9
     for quartile in (p.low, p.median, p.high):
@@ -45,7 +45,7 @@ def test_profiles_are_in_distances_whatever_the_directions(entries: list[float])
 
 
 def test_the_profile_ends_where_the_grid_does() -> None:
-    assert profiles.profile(valley()).distance[-1] == pytest.approx(
+    assert surfaces.profile(valley()).distance[-1] == pytest.approx(
         0.5, rel=2e-3
     )  # along the shorter direction
 
@@ -53,21 +53,21 @@ def test_the_profile_ends_where_the_grid_does() -> None:
 def test_losses_that_are_not_finite_are_above_all_others() -> None:
     loss = valley().loss.copy()
     loss[:35] = np.nan
-    p = profiles.profile(valley(loss=loss))
+    p = surfaces.profile(valley(loss=loss))
     assert np.isfinite(p.low).all()
     assert np.isinf(p.high[-1])
-    assert profiles.median_rise(valley(loss=loss)) > 0
+    assert surfaces.median_rise(valley(loss=loss)) > 0
 
 
 @given(st.floats(1.2, 50))
 def test_flatness_is_the_ratio_of_the_rises(ratio: float) -> None:
     flat, steep = valley(label="dpsgd, seed 0, step 9"), valley(ratio, label="ssgd, seed 0, step 9")
-    assert profiles.median_rise(steep) / profiles.median_rise(flat) == pytest.approx(ratio)
+    assert surfaces.median_rise(steep) / surfaces.median_rise(flat) == pytest.approx(ratio)
     assert finding([steep, flat]) == f"DPSGD's minimum is {ratio:.2g} times as flat as SSGD's"
-    shared = profiles.shared_rise([flat, steep])
-    assert shared == pytest.approx(profiles.shared_rise([flat]))
+    shared = surfaces.shared_rise([flat, steep])
+    assert shared == pytest.approx(surfaces.shared_rise([flat]))
     for surface in (flat, steep):  # the contour at that rise is inside both
-        p = profiles.profile(surface)
+        p = surfaces.profile(surface)
         assert p.median[0] + shared < p.median[-1]
 
 
@@ -85,10 +85,10 @@ def test_findings_say_no_more_than_the_surfaces_show() -> None:
     assert finding([high, valley(2.0, label="ssgd, seed 0")]) == said
     hill = valley(-0.01, label="ssgd, seed 0")
     assert finding([flat, hill]).startswith("Median rise of the loss around the centre: DPSGD")
-    assert np.isnan(profiles.shared_rise([hill]))
+    assert np.isnan(surfaces.shared_rise([hill]))
     path = valley(kind="pca", markers=np.zeros((2, 2)), labels=("a", "b"), marker_loss=np.array([2.0, 0.5]))
     assert finding([path]) == "Along the trajectory the loss goes from 2 to 0.5 nat"
-    assert not profiles.has_profile(path)
+    assert not surfaces.has_profile(path)
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=400), st.integers(0, 3))

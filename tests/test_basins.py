@@ -14,7 +14,7 @@ from scipy import ndimage
 
 import landscape
 from landscape import FailedError, InputError, Surface, plots
-from landscape.geometry.basins import merge_tree
+from landscape.geometry.surfaces import merge_tree
 from tests.conftest import Command
 from tests.examples import parabola
 from tests.test_cli import one_line
