@@ -8,7 +8,7 @@ from landscape.cli import common
 from landscape.cli.completion import Choice
 from landscape.cli.options import command
 from landscape.core.errors import FailedError
-from landscape.geometry.basins import AROUND
+from landscape.geometry.surfaces import AROUND
 from landscape.results.base import load_results
 from landscape.results.grids import Surface
 

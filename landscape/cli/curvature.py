@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from landscape.analysis.disagreement import disagreement as compute_disagreement
 from landscape.analysis.learning_coefficient import learning_coefficient as compute_learning_coefficient
 from landscape.analysis.sharpness import KINDS as SHARPNESS
 from landscape.analysis.sharpness import sharpness as compute_sharpness
 from landscape.analysis.spectrum import spectrum as compute_spectrum
+from landscape.analysis.spread import disagreement as compute_disagreement
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.completion import Choice

@@ -22,7 +22,7 @@ from landscape.cli.options import FOLDER, command
 from landscape.core.files import HAS_LOCKS
 from landscape.core.hdf5 import Array
 from landscape.core.progress import Progress
-from landscape.geometry.profiles import median_rise
+from landscape.geometry.surfaces import median_rise
 from landscape.report import contents, page
 from landscape.report.parts import Page
 from landscape.results.base import save

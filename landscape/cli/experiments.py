@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from landscape.analysis.smoothing import smoothing as compute_smoothing
+from landscape.analysis.spread import smoothing as compute_smoothing
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
