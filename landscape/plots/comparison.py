@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
+from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, wrapped_panels
-from landscape.plots.style import OTHER, colors_of, log_axis, paper_name
 from landscape.results.comparison import Comparison, summary, verdict
 from landscape.results.shown import logarithmic
 
@@ -37,9 +37,9 @@ def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
     if len(results) > 1:
         raise InputError("FILE: several comparisons cannot be drawn in one picture, give one")
     (given,) = results
-    c = dataclasses.replace(given, sides=tuple(map(paper_name, given.sides)))
+    c = dataclasses.replace(given, sides=tuple(map(style.paper_name, given.sides)))
     figure, axes = wrapped_panels(len(c.quantities), 3.1, 1.35 + 0.27 * len(c.sides), COLUMNS)
-    tones = colors_of(c.sides)
+    tones = style.colors_of(c.sides)
     for q, ax in enumerate(axes):
         _draw_quantity(ax, c, q, tones)
         if q % COLUMNS:
@@ -65,7 +65,7 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
     ends = np.concatenate([values - half, values + half, own])
     ends = ends[np.isfinite(ends)]
     if logarithmic(values) and ends.min() > 0:
-        log_axis(ax.xaxis)
+        style.log_axis(ax.xaxis)
     else:
         ax.xaxis.set_major_locator(ticker.MaxNLocator(4))
         ax.ticklabel_format(axis="x", scilimits=(-3, 4), useMathText=True)
@@ -78,7 +78,7 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
     ax.set_title(f"{c.titles[q]}{unit}", fontsize=10, fontweight="bold" if c.flatter[q] else "normal")
     said, _, evidence = verdict(c, q).partition(" (")
     lines = [textwrap.fill(said, CHARACTERS), *([f"({evidence}"] if evidence else [])]
-    ax.set_xlabel("\n".join(lines), fontsize=8, color="k" if c.told[q].any() else OTHER)
+    ax.set_xlabel("\n".join(lines), fontsize=8, color="k" if c.told[q].any() else style.OTHER)
 
 
 def _caption(c: Comparison) -> str:

@@ -11,20 +11,9 @@ from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
+from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, panels, points, wrapped_panels
-from landscape.plots.style import (
-    between,
-    color_of,
-    colors_of,
-    headline,
-    loss_of,
-    names_of,
-    paper_name,
-    rows_of,
-    samples_of,
-    ticks_at,
-)
 from landscape.results.curvature import BatchSharpness, Density, Disagreement, Spectrum
 
 
@@ -43,7 +32,7 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     figure, (ax,) = panels(1, 1, 6.4, 3.9)
     dense = [r.density for r in results if r.density]
     at, floor = density_scale(dense, 2000)
-    names, tones = names_of(results, "spectrum"), colors_of([r.label for r in results])
+    names, tones = style.names_of(results, "spectrum"), style.colors_of([r.label for r in results])
     for k, (r, label, color) in enumerate(zip(results, names, tones, strict=True)):
         if r.density:
             ax.plot(at, np.maximum(r.density.broadened(at), floor), color=color, label=label)
@@ -64,9 +53,9 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     first = results[0]
     matrix = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}.get(first.kind, first.kind)
     ticks = "; ticks: computed eigenvalues" if any(r.values.size for r in results) else ""
-    ax.set_xlabel(f"eigenvalue λ of the {loss_of(results)}'s {matrix}{ticks}")
+    ax.set_xlabel(f"eigenvalue λ of the {style.loss_of(results)}'s {matrix}{ticks}")
     part = f", parameters {first.part}" if first.part else ""
-    usual = f"Spectrum, {samples_of(results)}{part}{_preconditioned(results)}"
+    usual = f"Spectrum, {style.samples_of(results)}{part}{_preconditioned(results)}"
     figure.legend(loc="outside lower center", ncols=3)
     return finish(figure, title or usual)
 
@@ -102,17 +91,17 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
     if not any(np.isfinite(r.trace) for r in results):
         raise InputError("spectrum: no eigenvalue, no density and no trace, there is nothing to draw")
     figure, (ax,) = panels(1, 1, 6.4, 1.5 + 0.4 * len(results))
-    for k, (r, color) in enumerate(zip(results, colors_of([r.label for r in results]), strict=True)):
+    for k, (r, color) in enumerate(zip(results, style.colors_of([r.label for r in results]), strict=True)):
         half = r.trace_interval()[1] - r.trace
         error = next((e for e in (half, r.trace_error) if np.isfinite(e)), 0.0)
         points(ax, r.trace, k, None, color, xerr=error, capsize=4)
         text = f"{r.trace:.4g} ± {error:.2g}"
         ax.annotate(text, (r.trace, k), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9)
-    ax.set_yticks(range(len(results)), names_of(results, "spectrum"))
+    ax.set_yticks(range(len(results)), style.names_of(results, "spectrum"))
     ax.margins(x=0.25)
-    label = f"trace of the {loss_of(results)}'s Hessian (nat), 95% interval"
+    label = f"trace of the {style.loss_of(results)}'s Hessian (nat), 95% interval"
     ax.set(ylim=(len(results) - 0.4, -0.8), xlabel=label)
-    return finish(figure, title or f"Trace, {samples_of(results)}")
+    return finish(figure, title or f"Trace, {style.samples_of(results)}")
 
 
 @draws(BatchSharpness)
@@ -130,19 +119,19 @@ def draw_batch_sharpness(results: Sequence[BatchSharpness], title: str = "") -> 
     for ax, (label, group) in zip(axes, groups.items(), strict=True):
         _draw_group(ax, group, scaled)
         ylabel = "η · curvature" if scaled else "curvature (nat)"
-        ax.set(title=paper_name(label) or "weights", xlabel="samples in a minibatch", ylabel=ylabel)
+        ax.set(title=style.paper_name(label) or "weights", xlabel="samples in a minibatch", ylabel=ylabel)
     text = (
         "Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches, g and H gradient and Hessian of the "
-        f"minibatch's loss; {between([len(r.curvature) for r in results])} draws at w_a, error bars one "
-        f"standard error; {samples_of(results)}."
+        f"minibatch's loss; {style.between([len(r.curvature) for r in results])} draws at w_a, error bars "
+        f"one standard error; {style.samples_of(results)}."
     )
-    usual = headline([group[-1] for group in groups.values()])
+    usual = style.headline([group[-1] for group in groups.values()])
     return finish(figure, title or usual, text, axes, ncols=min(2, len(axes)))
 
 
 def _draw_group(ax: Axes, group: Sequence[BatchSharpness], scaled: bool) -> None:
     """Points and lines of one checkpoint."""
-    color, last = color_of(group[0].label), group[-1]
+    color, last = style.color_of(group[0].label), group[-1]
     factor = [r.lr if scaled else 1.0 for r in group]
     own = [(r.batch, r.value, r.standard_error) for r in group]
     local = [(r.local_batch, r.learner_value, r.learner_standard_error) for r in group]
@@ -157,7 +146,7 @@ def _draw_group(ax: Axes, group: Sequence[BatchSharpness], scaled: bool) -> None
         ax.axhline(last.limit, color="#444444", lw=1.3, label="limit of the update rule")
     sizes = sorted({r.batch for r in group} | {r.local_batch for r in group if r.local_batch})
     ax.set(xscale="log", xlim=(sizes[0] / 1.6, sizes[-1] * 1.6), ylim=(min(0.0, ax.get_ylim()[0]), None))
-    ticks_at(ax.xaxis, sizes, [f"{size:,}" for size in sizes])
+    style.ticks_at(ax.xaxis, sizes, [f"{size:,}" for size in sizes])
 
 
 @draws(Disagreement)
@@ -167,7 +156,7 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
     Error bars are one standard error over the learners.
     """
     figure, (shares, costs) = panels(1, 2, 4.6, 3.8)
-    names, tones = names_of(results, "result"), colors_of([r.label for r in results])
+    names, tones = style.names_of(results, "result"), style.colors_of([r.label for r in results])
     for r, color, name in zip(results, tones, names, strict=True):
         rank = np.arange(1, len(r.values) + 1)
         error = 100 * np.where(np.isfinite(r.spread_error), r.spread_error, 0.0)
@@ -187,12 +176,13 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
     costs.axhline(0, color="k", lw=0.8)
     costs.set_xticks(place, [name.replace(", ", ",\n") for name in names])
     costs.grid(False, axis="x")
-    costs.set_ylabel(f"{loss_of(results)} (nat)")
+    costs.set_ylabel(f"{style.loss_of(results)} (nat)")
     costs.set_title("filled: ½ tr(HC); hatched: the learners'\nmean loss above that of $w_a$")
-    shared = rows_of(results, "of the gradient in the spread", "of its sharp part in the spread")
+    shared = style.rows_of(results, "of the gradient in the spread", "of its sharp part in the spread")
     text = (
-        f"{samples_of(results)}, Hessian and gradient at w_a, {results[0].learners} learners; error bars: "
-        f"one standard error over the learners, by the jackknife; dotted: an isotropic spread; {shared}."
+        f"{style.samples_of(results)}, Hessian and gradient at w_a, {results[0].learners} learners; error "
+        "bars: one standard error over the learners, by the jackknife; dotted: an isotropic spread; "
+        f"{shared}."
     )
     figure.legend(loc="outside lower center", ncols=2)
-    return finish(figure, title or headline(results), text)
+    return finish(figure, title or style.headline(results), text)

@@ -10,23 +10,9 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, panels, points, wrapped_panels
-from landscape.plots.style import (
-    OTHER,
-    color_of,
-    colors_of,
-    decimal_labels,
-    headline,
-    joined,
-    log_axis,
-    loss_of,
-    names_of,
-    paper_name,
-    rows_of,
-    samples_of,
-    shades,
-)
 from landscape.results.flatness import LearningCoefficient, Sharpness, Smoothing
 
 
@@ -37,17 +23,17 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
     Error bars are one standard error over the draws.
     """
     labels = list(dict.fromkeys(r.label for r in results))
-    names = [paper_name(label) or f"result {k}" for k, label in enumerate(labels)]
+    names = [style.paper_name(label) or f"result {k}" for k, label in enumerate(labels)]
     many = len({r.rho for r in results}) > 1
     figure, (ax,) = panels(1, 1, max(5.0, 1.5 * len(labels)), 3.8)
-    for k, (label, name, color) in enumerate(zip(labels, names, colors_of(labels), strict=True)):
+    for k, (label, name, color) in enumerate(zip(labels, names, style.colors_of(labels), strict=True)):
         own = sorted((r for r in results if r.label == label), key=lambda r: r.rho)
         at = [r.rho for r in own] if many else [k] * len(own)
         values, errors = [r.value for r in own], [r.standard_error for r in own]
         points(ax, at, values, errors, color, name, capsize=4, ls="-" if many else "none")
     lowest = min(r.value for r in results)
     if many:
-        log_axis(ax.xaxis)
+        style.log_axis(ax.xaxis)
         if lowest > 0:
             ax.set_yscale("log")
         ax.set_xlabel("ρ (relative to each weight)" if results[0].adaptive else "ρ (distance)")
@@ -56,8 +42,8 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
         ax.set_ylim(min(0.0, lowest), None)
         ax.margins(x=0.3)
         ax.grid(False, axis="x")
-    ax.set_ylabel(f"rise of the {loss_of(results)} (nat)")
-    usual = headline([r for r in results if r.rho == max(r.rho for r in results)])
+    ax.set_ylabel(f"rise of the {style.loss_of(results)} (nat)")
+    usual = style.headline([r for r in results if r.rho == max(r.rho for r in results)])
     return finish(figure, title or usual, _caption(results), [ax] * many, ncols=2)
 
 
@@ -65,7 +51,7 @@ def _caption(results: Sequence[Sharpness]) -> str:
     r = results[0]
     of = f"Minibatches of {r.m} from " if r.m else ""
     drawn = (
-        f"; {rows_of(results, 'draws')}, error bars: one standard error"
+        f"; {style.rows_of(results, 'draws')}, error bars: one standard error"
         if any(r.draws for r in results)
         else ""
     )
@@ -73,8 +59,8 @@ def _caption(results: Sequence[Sharpness]) -> str:
     if r.kind == "worst":
         how = f"a lower bound, by at most {r.steps} gradients from each of {r.starts + 1} starts"
     return (
-        f"{of}{samples_of(results)}; {how}{drawn}. Sharpness of this kind predicts generalisation poorly "
-        "(arXiv 2302.07011)."
+        f"{of}{style.samples_of(results)}; {how}{drawn}. Sharpness of this kind predicts generalisation "
+        "poorly (arXiv 2302.07011)."
     )
 
 
@@ -105,16 +91,16 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     for ax, head, label in (
         (rate, "learning rates", "rate"),
         (sharpness, "sharpness; dashes: steepest gradient change", "$\\lambda_{max}$ (nat)"),
-        (loss, "loss", f"{loss_of(results)} (nat)"),
+        (loss, "loss", f"{style.loss_of(results)} (nat)"),
         (spread, "the spread", "share of the spread along it"),
     ):
         ax.set(title=head, ylabel=label, yscale="log")
         if ax is not spread:
-            decimal_labels(ax.yaxis)
-            ax.set_xticks(place, [name.replace(", step", ",\nstep") for name in names_of(results, "")])
+            style.decimal_labels(ax.yaxis)
+            ax.set_xticks(place, [name.replace(", step", ",\nstep") for name in style.names_of(results, "")])
             ax.tick_params(axis="x", labelsize=8)
             ax.margins(x=0.15)
-    usual = f"Smoothing by the learners' spread, {samples_of(results)}"
+    usual = f"Smoothing by the learners' spread, {style.samples_of(results)}"
     return finish(figure, title or usual, legend=[rate], ncols=3)
 
 
@@ -140,8 +126,8 @@ def _draw_smoothed(rate: Axes, sharpness: Axes, loss: Axes, results: Sequence[Sm
 
 def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
     """Draw the share of the spread along each eigenvector, against that of an isotropic spread."""
-    tones = colors_of([r.label for r in results])
-    for r, name, color in zip(results, names_of(results, ""), tones, strict=True):
+    tones = style.colors_of([r.label for r in results])
+    for r, name, color in zip(results, style.names_of(results, ""), tones, strict=True):
         rank, share = np.arange(1, len(r.share) + 1), np.maximum(r.share, 0.1 / r.parameters)
         ax.plot(rank, share, marker="o", ms=4, label=name, color=color)
     ax.axhline(1 / results[0].parameters, color="#777777", lw=0.9, ls=":")
@@ -161,18 +147,19 @@ def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str
     for ax, result in zip(axes, results, strict=True):
         _draw_chains(ax, result)
     chosen = ("chains", "nβ", "step size ε", "R̂", "effective draws", "taken off as heating")
-    text = f"SGLD from w* on {samples_of(results)}; {rows_of(results, *chosen)}; a point is the mean of "
-    text += f"{joined(str(r.steps_a_draw) for r in results)} steps."
-    return finish(figure, title or headline(results), text, axes, ncols=3)
+    text = f"SGLD from w* on {style.samples_of(results)}; {style.rows_of(results, *chosen)}; a point is "
+    text += f"the mean of {style.joined(str(r.steps_a_draw) for r in results)} steps."
+    return finish(figure, title or style.headline(results), text, axes, ncols=3)
 
 
 def _draw_chains(ax: Axes, result: LearningCoefficient) -> None:
     """Traces, burn-in and estimate of one result."""
     traces = result.rise - result.heating
     steps = (np.arange(traces.shape[1]) + 0.5) * result.steps_a_draw
-    for k, (trace, color) in enumerate(zip(traces, shades(color_of(result.label), len(traces)), strict=True)):
+    tones = style.shades(style.color_of(result.label), len(traces))
+    for k, (trace, color) in enumerate(zip(traces, tones, strict=True)):
         ax.plot(steps, trace, color=color, lw=0.7, alpha=0.8, label="chains" if k == 0 else None)
-    ax.axvspan(0, result.burn_in * result.steps_a_draw, color=OTHER, alpha=0.15, lw=0, label="burn-in")
+    ax.axvspan(0, result.burn_in * result.steps_a_draw, color=style.OTHER, alpha=0.15, lw=0, label="burn-in")
     kept = result.burn_in * result.steps_a_draw, result.steps
     low, high = result.value - result.standard_error, result.value + result.standard_error
     ax.fill_between(kept, low, high, color="k", alpha=0.25, lw=0)
@@ -180,7 +167,6 @@ def _draw_chains(ax: Axes, result: LearningCoefficient) -> None:
     # A chain that begins far from where it settles must not hide the rest.
     after = traces[:, result.burn_in :]
     low, high = float(after.min()), float(after.max())
-    ax.set(
-        ylim=(min(0.0, low), 1.15 * high), xlim=(0, result.steps), title=paper_name(result.label) or "weights"
-    )
+    ax.set(ylim=(min(0.0, low), 1.15 * high), xlim=(0, result.steps))
     ax.set(xlabel="step of the chain", ylabel="nβ (L(w) − L(w*))")
+    ax.set_title(style.paper_name(result.label) or "weights")

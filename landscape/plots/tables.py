@@ -13,19 +13,9 @@ from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
+from landscape.plots import style
 from landscape.plots.drawing import draws, literal
 from landscape.plots.picture import finish, panels, points, wrapped_panels
-from landscape.plots.style import (
-    OTHER,
-    color_of,
-    decimal_labels,
-    log_axis,
-    paper_name,
-    samples_of,
-    shades,
-    splits,
-    ticks_at,
-)
 from landscape.results.stability import Escape, Minima, Stability
 from landscape.results.tables import RunTimes, Sweep
 
@@ -46,14 +36,14 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
         if np.isfinite(r.lr):
             star = {"marker": "*", "ms": 14, "mfc": "#E69F00", "mec": "k", "zorder": 5, "label": "the run"}
             ax.plot(r.own_delay, r.lr, **run, **star)
-            ax.axhline(r.lr, color=OTHER, lw=0.9, ls=":", zorder=0)
+            ax.axhline(r.lr, color=style.OTHER, lw=0.9, ls=":", zorder=0)
         if np.isfinite(r.own_limit) and finite:
             dash = {"marker": "_", "ms": 16, "mew": 2.5, "color": "k", "label": "the run's own limit"}
             ax.plot(r.own_delay, r.own_limit / r.lambda_max, **run, **dash)
         _delay_axes(ax, r, max(1, r.delay.max(), r.own_delay))
     by = dict.fromkeys(r.precondition for r in results if r.precondition)
     seen = f", preconditioned by {', '.join(by)}" if by else ""
-    usual = f"Above a line training leaves the minimum ({splits(results)}{seen})"
+    usual = f"Above a line training leaves the minimum ({style.splits(results)}{seen})"
     return finish(figure, title or usual, legend=axes, ncols=2 * min(3, len(axes)))
 
 
@@ -70,10 +60,10 @@ def without_bridge(delay: Array, values: Array) -> tuple[Array, Array]:
 def _delay_axes(ax: Axes, r: Stability | Minima, largest: int) -> None:
     """Label ``ax`` as learning rate against delay, from 0 to ``largest`` steps."""
     ax.set_xscale("symlog", base=2, linthresh=1)
-    ticks_at(ax.xaxis, r.delay, [str(tau) for tau in r.delay])
+    style.ticks_at(ax.xaxis, r.delay, [str(tau) for tau in r.delay])
     about = f"$\\lambda_{{max}}$ = {r.lambda_max:.4g} ({r.split or 'data'})"
-    ax.set(xlim=(-0.3, largest * 1.2), yscale="log", title=f"{paper_name(r.label) or 'minimum'}\n{about}")
-    ax.set(xlabel="delay τ (steps)", ylabel="learning rate η")
+    ax.set_title(f"{style.paper_name(r.label) or 'minimum'}\n{about}")
+    ax.set(xlim=(-0.3, largest * 1.2), yscale="log", xlabel="delay τ (steps)", ylabel="learning rate η")
 
 
 @draws(Minima)
@@ -95,7 +85,8 @@ def draw_minima(results: Sequence[Minima], title: str = "") -> Figure:
             look = {"marker": marker, "ms": 5, "mfc": "w", "capsize": 2}
             points(ax, r.delay, r.boundary[f], bars, f"C{f}", f"{name}: measured", **look)
         _delay_axes(ax, r, max(1, r.delay.max()))
-    usual = f"The largest rate at which training stays at its minimum\n{samples_of(results)}, full batch"
+    about = f"{style.samples_of(results)}, full batch"
+    usual = f"The largest rate at which training stays at its minimum\n{about}"
     return finish(figure, title or usual, legend=axes, ncols=2 * min(3, len(axes)))
 
 
@@ -112,13 +103,13 @@ def draw_escapes(results: Sequence[Escape], title: str = "") -> Figure:
         low, high = (np.minimum(edge, r.steps) for edge in r.band())
         median = np.minimum(r.median, r.steps)
         for a, name in enumerate(r.algorithms):
-            look = {"color": color_of(name), "marker": "osD"[a % 3], "ms": 4, "label": paper_name(name)}
-            ax.fill_between(r.values, low[a], high[a], color=color_of(name), alpha=0.2, lw=0)
-            ax.plot(r.values, median[a], **look)
+            color, marker = style.color_of(name), "osD"[a % 3]
+            ax.fill_between(r.values, low[a], high[a], color=color, alpha=0.2, lw=0)
+            ax.plot(r.values, median[a], color=color, marker=marker, ms=4, label=style.paper_name(name))
         ax.set_xscale("log", base=10 if r.vary == "noise" else 2)
         if r.vary != "noise":
-            ticks_at(ax.xaxis, r.values, [f"{v:g}" for v in r.values])
-        log_axis(ax.yaxis)
+            style.ticks_at(ax.xaxis, r.values, [f"{v:g}" for v in r.values])
+        style.log_axis(ax.yaxis)
         ylabel = "steps to escape" if ax.get_subplotspec().is_first_col() else ""
         ax.set(title=r.setting, xlabel=names.get(r.vary, r.vary), ylabel=ylabel)
     usual = f"Escape from a saddle, median of {results[0].times.shape[2]} seeds and 95% band"
@@ -178,9 +169,9 @@ def _draw_sweep(ax: Axes, r: Sweep) -> None:
     elif _is_wide(numbers):
         ax.set_xscale("log")
     if 0 < len(numbers) <= 8:
-        ticks_at(ax.xaxis, numbers, ticks)
+        style.ticks_at(ax.xaxis, numbers, ticks)
     if _is_wide(mean[np.isfinite(mean)]):
-        log_axis(ax.yaxis)
+        style.log_axis(ax.yaxis)
     ax.set_xlabel(x_key)
     ax.set_ylabel("test error of $w_a$ (%)" if column == "test_error" else "test loss at $w_a$ (nat)")
     if ax.get_legend_handles_labels()[1]:
@@ -213,7 +204,7 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
     """
     # All topologies are DPSGD's: shades of its colour, told apart by their markers.
     names = list(dict.fromkeys(m for r in results for m in r.mixing if m))
-    tones = dict(zip(names, shades(color_of("dpsgd"), max(1, len(names))), strict=False))
+    tones = dict(zip(names, style.shades(style.color_of("dpsgd"), max(1, len(names))), strict=False))
     figure, axes = panels(len(results), 2, 4.6, 4.0, sharey="row")
     for k, r in enumerate(results):
         lines: dict[tuple[str, str], list[int]] = {}
@@ -226,7 +217,8 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
                 look = {"lw": 2.2, "ls": "--" if algorithm == "ssgd*" else "-", "marker": "o"}
                 if mixing:
                     look = {"lw": 1.2, "ls": "-", "marker": "sD^v<>Pp*hH8"[names.index(mixing) % 12]}
-                color, name = tones.get(mixing, color_of(algorithm)), mixing or paper_name(algorithm)
+                color = tones.get(mixing, style.color_of(algorithm))
+                name = mixing or style.paper_name(algorithm)
                 drawn = r.workers[rows], r.step_s[rows], r.step_error[rows]
                 points(ax, *drawn, color, name, capsize=0, mfc="none", **look)
             ax.set_xscale("log", base=2)
@@ -235,7 +227,7 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
             ax.set(
                 yscale="log", xlabel="workers (log scale)", title=f"{r.label}\nDPSGD, {order.upper()} order"
             )
-        decimal_labels(axes[2 * k].yaxis)
+        style.decimal_labels(axes[2 * k].yaxis)
         axes[2 * k].set_ylabel("time a step (s, log scale)")
     usual = "Predicted time a step: SSGD, and DPSGD by topology"
     return finish(figure, title or usual, legend=axes[:1], ncols=4)

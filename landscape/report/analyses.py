@@ -11,19 +11,11 @@ import numpy as np
 
 from landscape import plots
 from landscape.core.errors import InputError
+from landscape.plots.curvature import density_scale
 from landscape.plots.style import paper_name, style
+from landscape.report import parts
 from landscape.report.contents import Contents, lines_of, missing_of
-from landscape.report.parts import (
-    Cell,
-    Chart,
-    Picture,
-    Section,
-    Table,
-    chart_text,
-    described,
-    listed,
-    text_cells,
-)
+from landscape.report.parts import Chart, Section, Table, trace
 from landscape.results.base import Result
 from landscape.results.comparison import Comparison, cell, footnotes, summary, verdict
 from landscape.results.curvature import Spectrum
@@ -40,15 +32,8 @@ _ESTIMATES = {
     "first_order": "first order",
 }
 _SPECTRUM = (
-    "λ_1",
-    "λ_min",
-    "largest |λ|, 1",
-    "lr · λ_max",
-    "trace",
-    "samples",
-    "Hessian products",
-    "converged",
-)
+    "λ_1", "λ_min", "largest |λ|, 1", "lr · λ_max", "trace", "samples", "Hessian products", "converged",
+)  # fmt: skip
 _DENSITY_POINTS = 600
 # Tables write the numbers of cells up to this size into them; larger grids cannot show them (ours).
 _ANNOTATED = 64
@@ -57,23 +42,28 @@ _ANNOTATED = 64
 def sections(contents: Contents) -> list[Section]:
     """Ratios, spectra, noise, and a section with pictures of whatever else there is."""
     made = [_ratios(contents), _spectra(contents), _noise(contents)]
-    known = (Surface, HessianGrid, Spectrum, NoiseEstimate, Comparison)
-    others: dict[type[Result], list[Result]] = {}
-    for found in contents.found:
-        if not isinstance(found.result, known):
-            others.setdefault(type(found.result), []).append(found.result)
+    others = contents.others(Surface, HessianGrid, Spectrum, NoiseEstimate, Comparison)
     if others:
         pictures = [picture_of(kind.__name__, results) for kind, results in others.items()]
         notes = tuple(p for p in pictures if isinstance(p, str))
-        drawn = tuple(p for p in pictures if isinstance(p, Picture))
-        tables = tuple(
-            described(kind.__name__, results) for kind, results in others.items() if results[0].describe()
-        )
+        drawn = tuple(p for p in pictures if isinstance(p, parts.Picture))
+        told = [(kind.__name__, results) for kind, results in others.items() if results[0].describe()]
+        tables = tuple(parts.described(kind, results) for kind, results in told)
         made.append(Section("more", "More results", notes, tables=tables, pictures=drawn))
     return made
 
 
-def picture_of(kind: str, results: Sequence[Result]) -> Picture | str:
+def _section(
+    name: str, title: str, text: str, results: Sequence[Result], charts: Sequence[Chart], table: Table,
+    missing: tuple[parts.Missing, ...],
+) -> Section:  # fmt: skip
+    """A section about ``results``; without them it only says what is missing."""
+    if not results:
+        return Section(name, title, missing=missing)
+    return Section(name, title, (text,), tuple(charts), (table,), missing=missing)
+
+
+def picture_of(kind: str, results: Sequence[Result]) -> parts.Picture | str:
     """The picture that ``landscape plot`` makes of results of one kind, or why there is none."""
     try:
         figure = plots.draw(results)
@@ -85,21 +75,18 @@ def picture_of(kind: str, results: Sequence[Result]) -> Picture | str:
     except (ArithmeticError, LookupError, ValueError) as error:  # numbers that no axis takes
         return f"{kind}: values that cannot be drawn ({error})"
     title = " ".join(figure.get_suptitle().split()) or kind
-    labels = ", ".join(dict.fromkeys(" ".join(str(getattr(r, "label", "")).split()) for r in results))
-    return Picture(
-        title, f"{title}{f': {labels}' if labels else ''}, as landscape plot draws it.", buffer.getvalue()
-    )
+    labels = ", ".join(dict.fromkeys(" ".join(getattr(r, "label", "").split()) for r in results))
+    alt = f"{title}{f': {labels}' if labels else ''}, as landscape plot draws it."
+    return parts.Picture(title, alt, buffer.getvalue())
 
 
 def _ratios(contents: Contents) -> Section:
-    grids = [grid for grid, _ in contents.of(HessianGrid)]
+    grids = contents.of(HessianGrid)
     lacking = () if grids else contents.runs
     missing = missing_of("Hessian ratios on a grid were not computed around", "hessian-grid", "", lacking)
-    finite = [g.ratio[np.isfinite(g.ratio)] for g in grids]
-    top = max((float(f.max()) for f in finite if f.size), default=1.0)
+    top = max((float(g.ratio[np.isfinite(g.ratio)].max(initial=0.0)) for g in grids), default=0.0) or 1.0
     charts = []
-    for k, grid in enumerate(grids):
-        label = grid.label or f"grid {k}"
+    for k, (grid, label) in enumerate(zip(grids, parts.labels_of(grids, "grid"), strict=True)):
         alt = (
             f"Heatmap of |λ_min|/|λ_max| of {label} on {grid.ratio.shape[1]} × {grid.ratio.shape[0]} points, "
             f"median {grid.describe()[0].number}."
@@ -110,14 +97,24 @@ def _ratios(contents: Contents) -> Section:
         "colour scale: low means nearly convex. A star marks points that did not converge; medians leave "
         "them out."
     )
-    return Section(
-        "ratios",
-        "Hessian ratios",
-        (text,) if grids else (),
-        tuple(charts),
-        (described("Hessian ratios", grids),) if grids else (),
-        missing=missing,
-    )
+    table = parts.described("Hessian ratios", grids)
+    return _section("ratios", "Hessian ratios", text, grids, charts, table, missing)
+
+
+def _heatmap(grid: HessianGrid, top: float) -> dict[str, Any]:
+    heat: dict[str, Any] = {
+        "type": "heatmap", "x": [f"{v:.3g}" for v in grid.x], "y": [f"{v:.3g}" for v in grid.y],
+        "z": parts.listed(grid.ratio), "zmin": 0, "zmax": top, "colorscale": _RATIOS,
+        "colorbar": {"thickness": 10, "title": {"text": "ratio"}},
+    }  # fmt: skip
+    if grid.ratio.size <= _ANNOTATED:
+        texts = [
+            [f"{v:.2g}{'' if c else '*'}" for v, c in zip(*row, strict=True)]
+            for row in zip(grid.ratio, grid.trusted, strict=True)
+        ]
+        heat |= {"text": texts, "texttemplate": "%{text}"}
+    axes = (parts.axis(f"{name}, along direction {k}", type="category") for name, k in (("x", 1), ("y", 2)))
+    return {"data": [heat], "layout": dict(zip(("xaxis", "yaxis"), axes, strict=True))}
 
 
 def _colors(contents: Contents, results: Sequence[Result]) -> list[str]:
@@ -130,159 +127,83 @@ def _colors(contents: Contents, results: Sequence[Result]) -> list[str]:
     ]
 
 
-def _heatmap(grid: HessianGrid, top: float) -> dict[str, Any]:
-    texts = [
-        [f"{v:.2g}{'' if c else '*'}" for v, c in zip(*row, strict=True)]
-        for row in zip(grid.ratio, grid.trusted, strict=True)
-    ]
-    trace: dict[str, Any] = {
-        "type": "heatmap",
-        "x": [f"{v:.3g}" for v in grid.x],
-        "y": [f"{v:.3g}" for v in grid.y],
-        "z": listed(grid.ratio),
-        "zmin": 0,
-        "zmax": top or 1.0,
-        "colorscale": _RATIOS,
-        "colorbar": {"thickness": 10, "title": {"text": "ratio"}},
-    }
-    if grid.ratio.size <= _ANNOTATED:
-        trace |= {"text": texts, "texttemplate": "%{text}"}
-    axis = {"type": "category"}
-    layout = {
-        "xaxis": {**axis, "title": {"text": "x, along direction 1"}},
-        "yaxis": {**axis, "title": {"text": "y, along direction 2"}},
-    }
-    return {"data": [trace], "layout": layout}
-
-
 def _spectra(contents: Contents) -> Section:
-    spectra = [s for s, _ in contents.of(Spectrum)]
-    lacking, colors = contents.lacking(Spectrum), _colors(contents, spectra)
+    spectra = contents.of(Spectrum)
     wanted = "--top-k 5 --ends --trace --density"
-    missing = missing_of("There is no spectrum of", "spectrum", wanted, lacking)
-    charts = [chart for chart in (_eigenvalues(spectra, colors), _densities(spectra, colors)) if chart]
+    missing = missing_of("There is no spectrum of", "spectrum", wanted, contents.lacking(Spectrum))
+    labels, colors = parts.labels_of(spectra, "spectrum"), _colors(contents, spectra)
+    labelled = list(zip(spectra, labels, colors, strict=True))
     text = (
         "Eigenvalues λ of the loss's Hessian at w_a. The error of an eigenvalue is its residual ‖Hv − λv‖: "
         "some eigenvalue lies within that distance, not necessarily the outermost. The error of the trace is "
         "one standard error. Error bars smaller than a dot are hidden by it."
     )
-    table = (described("Eigenvalues and traces", spectra, _SPECTRUM),) if spectra else ()
-    return Section("spectra", "Spectra", (text,) if spectra else (), tuple(charts), table, missing=missing)
+    table = parts.described("Eigenvalues and traces", spectra, _SPECTRUM)
+    charts = [*_eigenvalues(labelled), *_densities(labelled)]
+    return _section("spectra", "Spectra", text, spectra, charts, table, missing)
 
 
-def _eigenvalues(spectra: Sequence[Spectrum], colors: Sequence[str]) -> Chart | None:
+def _eigenvalues(labelled: Sequence[tuple[Spectrum, str, str]]) -> list[Chart]:
     traces, words = [], []
-    for k, s in enumerate(spectra):
+    for s, label, color in labelled:
         if not s.values.size:
             continue
-        top = len(s.values) - s.lowest
-        names = [f"λ_{i + 1}" for i in range(top)] + ["λ_min"] * s.lowest
-        label = s.label or f"spectrum {k}"
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": chart_text(label),
-                "x": listed(s.values),
-                "y": [chart_text(label)] * len(s.values),
-                "text": names,
-                "error_x": {"type": "data", "array": listed(s.residuals), "thickness": 1.5},
-                "marker": {"size": 7, "color": colors[k]},
-                "showlegend": False,
-            }
-        )
+        names = [f"λ_{i + 1}" for i in range(len(s.values) - s.lowest)] + ["λ_min"] * s.lowest
+        look = {"mode": "markers", "marker": {"size": 7, "color": color}, "showlegend": False}
+        error = {"type": "data", "array": parts.listed(s.residuals), "thickness": 1.5}
+        row = [parts.chart_text(label)] * len(names)
+        traces.append(trace("scatter", label, x=s.values, y=row, text=names, error_x=error, **look))
         words.append(f"{label} from {s.values.min():.3g} to {s.values.max():.3g}")
     if not traces:
-        return None
-    layout = {
-        "xaxis": {"title": {"text": "eigenvalue (nat)"}},
-        "yaxis": {"type": "category", "automargin": True},
-    }
+        return []
+    layout = {"xaxis": parts.axis("eigenvalue (nat)"), "yaxis": {"type": "category", "automargin": True}}
     alt = f"Eigenvalues with error bars: {'; '.join(words)}."
-    return Chart("eigenvalues", "Eigenvalues", alt, {"data": traces, "layout": layout})
+    return [Chart("eigenvalues", "Eigenvalues", alt, {"data": traces, "layout": layout})]
 
 
-def _densities(spectra: Sequence[Spectrum], colors: Sequence[str]) -> Chart | None:
-    dense = [(k, s, d) for k, s in enumerate(spectra) if (d := s.density)]
+def _densities(labelled: Sequence[tuple[Spectrum, str, str]]) -> list[Chart]:
+    dense = [s.density for s, _, _ in labelled if s.density]
     if not dense:
-        return None
-    low = min(float(d.nodes.min()) - 5 * d.width() for _, _, d in dense)
-    high = max(float(d.nodes.max()) + 5 * d.width() for _, _, d in dense)
-    at = np.linspace(low, high, _DENSITY_POINTS)
-    # Below a tenth of the peak of one eigenvalue out of P there is nothing to see, as in landscape plot.
-    floor = min(0.1 / (d.size * d.width() * np.sqrt(2 * np.pi)) for _, _, d in dense)
-    traces = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": chart_text(s.label or f"spectrum {k}"),
-            "x": listed(at),
-            "y": listed(np.maximum(d.broadened(at), floor)),
-            "line": {
-                "color": colors[k],
-                "width": 1.8,
-                "dash": "solid" if colors.index(colors[k]) == k else "dot",
-            },
-        }
-        for k, s, d in dense
-    ]
-    layout = {
-        "xaxis": {"title": {"text": "eigenvalue (nat)"}},
-        "yaxis": {"type": "log", "title": {"text": "spectral density"}, "exponentformat": "power"},
-        "showlegend": len(dense) > 1,
-    }
-    names = ", ".join(s.label or f"spectrum {k}" for k, s, _ in dense)
-    alt = f"Spectral densities on a logarithmic axis from {low:.3g} to {high:.3g}: {names}."
-    return Chart("densities", "Spectral densities", alt, {"data": traces, "layout": layout})
+        return []
+    at, floor = density_scale(dense, _DENSITY_POINTS)
+    traces = []
+    for k, (s, label, color) in enumerate(labelled):
+        if s.density:
+            again = color in [before for _, _, before in labelled[:k]]
+            line = {"color": color, "width": 1.8, "dash": "dot" if again else "solid"}
+            y = np.maximum(s.density.broadened(at), floor)
+            traces.append(trace("scatter", label, mode="lines", x=at, y=y, line=line))
+    yaxis = parts.axis("spectral density", type="log", exponentformat="power")
+    layout = {"xaxis": parts.axis("eigenvalue (nat)"), "yaxis": yaxis, "showlegend": len(dense) > 1}
+    names = ", ".join(label for s, label, _ in labelled if s.density)
+    alt = f"Spectral densities on a logarithmic axis from {at[0]:.3g} to {at[-1]:.3g}: {names}."
+    return [Chart("densities", "Spectral densities", alt, {"data": traces, "layout": layout})]
 
 
 def _noise(contents: Contents) -> Section:
-    noises = [noise for noise, _ in contents.of(NoiseEstimate)]
+    noises = contents.of(NoiseEstimate)
     lacking = [] if noises else [run for run in contents.runs if run.checkpoint.learners > 1]
     missing = missing_of("Δ(2) was not estimated by its definition at", "noise", "", lacking)
-    traces, words, colors = [], [], _colors(contents, noises)
-    every = np.array([noise.summary()[name][0] for noise in noises for name in _ESTIMATES])
-    for k, noise in enumerate(noises):
-        summary = noise.summary()
-        values, errors = (np.array([summary[name][i] for name in _ESTIMATES]) for i in (0, 1))
-        label = noise.label or f"estimate {k}"
-        traces.append(
-            {
-                "type": "bar",
-                "name": chart_text(label),
-                "x": list(_ESTIMATES.values()),
-                "y": listed(values),
-                "error_y": {"type": "data", "array": listed(errors)},
-                "marker": {"color": colors[k]},
-            }
-        )
-        words.append(
-            f"{label}: {', '.join(f'{n} {v:.3g}' for n, v in zip(_ESTIMATES.values(), values, strict=True))}"
-        )
-    layout = {
-        "barmode": "group",
-        "yaxis": {
-            "type": "log" if len(every) and logarithmic(every) else "linear",
-            "title": {"text": "Δ(2), squared weights"},
-            "exponentformat": "power",
-        },
-        "showlegend": len(noises) > 1,
-    }
-    chart = Chart(
-        "noise", "Δ(2) in four estimates", f"{'; '.join(words)}.", {"data": traces, "layout": layout}
-    )
+    traces, words, every = [], [], []
+    labels, colors = parts.labels_of(noises, "estimate"), _colors(contents, noises)
+    for noise, label, color in zip(noises, labels, colors, strict=True):
+        values, errors = np.transpose([noise.summary()[name] for name in _ESTIMATES])
+        error = {"type": "data", "array": parts.listed(errors)}
+        names = list(_ESTIMATES.values())
+        traces.append(trace("bar", label, x=names, y=values, error_y=error, marker={"color": color}))
+        said = (f"{name} {value:.3g}" for name, value in zip(names, values, strict=True))
+        words.append(f"{label}: {', '.join(said)}")
+        every += [*values]
+    log = "log" if every and logarithmic(np.array(every)) else "linear"
+    yaxis = parts.axis("Δ(2), squared weights", type=log, exponentformat="power")
+    figure = {"data": traces, "layout": {"barmode": "group", "yaxis": yaxis, "showlegend": len(noises) > 1}}
     text = (
         "Δ(2), the noise that the spread of the learners adds to a step, in squared weights. Errors are one "
         "standard error over the drawn minibatches; full batch and Eq. 4 are exact on the data."
     )
-    return Section(
-        "noise",
-        "Noise of the spread",
-        (text,) if noises else (),
-        (chart,) if noises else (),
-        (described("Estimates of Δ(2)", noises),) if noises else (),
-        missing=missing,
-    )
+    charts = [Chart("noise", "Δ(2) in four estimates", f"{'; '.join(words)}.", figure)]
+    table = parts.described("Estimates of Δ(2)", noises)
+    return _section("noise", "Noise of the spread", text, noises, charts, table, missing)
 
 
 def comparison_section(contents: Contents) -> Section:
@@ -292,21 +213,20 @@ def comparison_section(contents: Contents) -> Section:
     return Section(
         "comparisons",
         "Comparison of minima",
-        tuple(line for c in found for line in (f"{_heading(c)}.", *footnotes(c))),
+        tuple(line for c in found for line in (f"{', '.join(c.sides)}{_setting(c)}.", *footnotes(c))),
         tables=tuple(_comparison_table(c) for c in found),
-        pictures=tuple(p for p in pictures if isinstance(p, Picture)),
+        pictures=tuple(p for p in pictures if isinstance(p, parts.Picture)),
     )
 
 
 def comparisons(contents: Contents) -> list[Comparison]:
     """The comparisons, with algorithms named as in the papers."""
-    return [dataclasses.replace(c, sides=tuple(map(paper_name, c.sides))) for c, _ in contents.of(Comparison)]
+    return [dataclasses.replace(c, sides=tuple(map(paper_name, c.sides))) for c in contents.of(Comparison)]
 
 
 def comparison_sentences(contents: Contents) -> list[str]:
     """By how many measures one side is flatter, for each pair of each comparison."""
-    found = comparisons(contents)
-    return [f"{line}{_setting(c)}." for c in found for line in summary(c)]
+    return [f"{line}{_setting(c)}." for c in comparisons(contents) for line in summary(c)]
 
 
 def _setting(c: Comparison) -> str:
@@ -316,17 +236,13 @@ def _setting(c: Comparison) -> str:
     return f"{at}, over {' and '.join(map(str, counts))} seeds" if c.grouped else at
 
 
-def _heading(c: Comparison) -> str:
-    return f"{', '.join(c.sides)}{_setting(c)}"
-
-
 def _comparison_table(c: Comparison) -> Table:
     rows = []
     for q, title in enumerate(c.titles):
         unit = f" ({c.unit_names[q]})" if c.unit_names[q] != "1" else ""
-        values = [
-            Cell(cell(c, q, s), float(np.nan_to_num(c.value[q, s], nan=-np.inf))) for s in range(len(c.sides))
-        ]
-        rows.append((*text_cells(f"{title}{unit}"), *values, *text_cells(c.over[q] or "–", verdict(c, q))))
+        keys = np.nan_to_num(c.value[q], nan=-np.inf)
+        values = [parts.Cell(cell(c, q, s), float(key)) for s, key in enumerate(keys)]
+        name, over, said = parts.text_cells(f"{title}{unit}", c.over[q] or "–", verdict(c, q))
+        rows.append((name, *values, over, said))
     columns = ("quantity", *c.sides, "standard error over", "difference")
-    return Table(_heading(c), columns, tuple(rows))
+    return Table(f"{', '.join(c.sides)}{_setting(c)}", columns, tuple(rows))

@@ -7,10 +7,9 @@ import math
 import shlex
 from pathlib import Path
 
-import numpy as np
-
 from landscape.plots.style import paper_name
 from landscape.report.contents import NAMED, Contents, Run
+from landscape.report.curves import test_error, values_of
 from landscape.report.parts import Cell, Section, Table, number, text_cells
 from landscape.results.base import Result
 from landscape.results.comparison import Comparison
@@ -32,80 +31,48 @@ def runs_section(contents: Contents) -> Section:
         "The error of a test error is the standard error of its test samples."
     )
     texts = tuple((f"Recipe of {r.name}", r.checkpoint.recipe) for r in contents.runs if r.checkpoint.recipe)
-    return Section(
-        "runs",
-        "What was run, and on what",
-        (*((text,) if rows else ("No run is among the files.",)), *contents.notes),
-        tables=(Table("Runs", _COLUMNS, rows),) if rows else (),
-        texts=texts,
-    )
+    tables = (Table("Runs", _COLUMNS, rows),) if rows else ()  # a section without a table is left out
+    return Section("runs", "What was run, and on what", (text, *contents.notes), tables=tables, texts=texts)
 
 
 def _run(run: Run) -> tuple[Cell, ...]:
     c = run.checkpoint
-    share = _last(run, "test_accuracy")
-    samples = c.data["test"]
-    error = 100 * math.sqrt(share * (1 - share) / samples) if samples and 0 <= share <= 1 else math.nan
-    model = f"{c.model['name']} {_options(c.model['options'])}".strip()
-    data = f"{c.data['name'] or 'not known'} {_options(c.data['options'])}".strip()
+    options = [", ".join(f"{k} = {v}" for k, v in of["options"].items()) for of in (c.model, c.data)]
+    model, data = (
+        f"{of['name'] or 'not known'} {more}".strip()
+        for of, more in zip((c.model, c.data), options, strict=True)
+    )
+    lasts = (values_of(run, name)[1] for name in ("test_loss", "train_loss", "consensus", "wall_s"))
     return (
         *text_cells(run.name, paper_name(c.algorithm), model),
         Cell(f"{c.layout.size:,}", c.layout.size),
         *text_cells(data),
         *(number(float(v)) for v in (c.data["train"], c.learners, c.learners * c.local_batch, c.lr, c.seed)),
         Cell(f"{c.step:,}" + (" (diverged)" if c.diverged else ""), c.step),
-        number(100 * (1 - share), error),
-        *(number(_last(run, name)) for name in ("test_loss", "train_loss", "consensus", "wall_s")),
+        number(*test_error(run)),
+        *(number(float(values[-1]) if len(values) else math.nan) for values in lasts),
     )
-
-
-def _options(options: dict[str, object]) -> str:
-    return ", ".join(f"{k} = {v}" for k, v in options.items())
-
-
-def _last(run: Run, column: str) -> float:
-    values = run.checkpoint.history.get(column, np.zeros(0))
-    values = values[np.isfinite(values)]
-    return float(values[-1]) if len(values) else math.nan
 
 
 def section(contents: Contents) -> Section:
     """A row for each result: how it was made, its error, its command, its file and that of its weights."""
     rows = []
-    for found in contents.found:
-        label = " ".join(str(getattr(found.result, "label", "")).split()) or "–"
-        source = getattr(found.result, "source_sha256", "")
+    for result, path in contents.found:
+        label = " ".join(getattr(result, "label", "").split()) or "–"
+        source = getattr(result, "source_sha256", "")
         of = f", of weights with SHA-256 {source[:12]}…" if source else ""
-        rows.append(
-            text_cells(
-                type(found.result).__name__,
-                label,
-                _fields(found.result),
-                _error(found.result),
-                command(contents, found.result, found.path),
-                f"{found.path}{of}",
-            )
-        )
+        how, error, again = _fields(result), _error(result), command(contents, result, path)
+        rows.append((type(result).__name__, label, how, error, again, f"{path}{of}"))
     for run in contents.runs:
         if run.checkpoint.has_recipe:
             recipe = shlex.quote(str(run.path.parent / "recipe.toml"))
             how = "every step decomposed as the recipe's decompose.every says; trained by landscape"
-            cells = text_cells(
-                "Run",
-                run.name,
-                how,
-                "the columns …_se of the history; 0 where exact",
-                f"landscape train {recipe} -o NEW-FOLDER",
-                f"{run.path}, SHA-256 {run.sha256[:12]}…",
-            )
-            rows.append(cells)
+            error = "the columns …_se of the history; 0 where exact"
+            again = f"landscape train {recipe} -o NEW-FOLDER"
+            rows.append(("Run", run.name, how, error, again, f"{run.path}, SHA-256 {run.sha256[:12]}…"))
     columns = ("kind", "of", "how it was made", "its error", "the command that makes it again", "file")
-    return Section(
-        "origins",
-        "How each number was made",
-        tables=(Table("Origin of the numbers", columns, tuple(rows)),) if rows else (),
-        paragraphs=() if rows else ("There are no numbers.",),
-    )
+    table = Table("Origin of the numbers", columns, tuple(text_cells(*row) for row in rows))
+    return Section("origins", "How each number was made", tables=(table,) if rows else ())
 
 
 def _error(result: Result) -> str:
@@ -138,33 +105,30 @@ def command(contents: Contents, result: Result, path: Path) -> str:
         known = {run.sha256: str(run.shown_path) for run in contents.runs}
         files = zip(result.sources, result.sources_sha256, strict=True)
         places = [known.get(digest, name or "CKPT") for name, digest in files]
-    words: list[object] = [
-        "landscape",
-        _COMMANDS.get(result.schema, result.schema.partition(".")[2].replace("_", "-")),
-        *places,
-    ]
+    name = _COMMANDS.get(result.schema, result.schema.partition(".")[2].replace("_", "-"))
+    options: list[object] = []
     if isinstance(result, (Surface, HessianGrid)):
-        words += ["--grid", f"{len(result.x)}x{len(result.y)}", "--span", f"{result.span:g}"]
-        words += ["--seed", result.seed]
-        words += ["--norm", result.norm] if result.kind == "random" else []
-        if isinstance(result, Surface):
-            words += ["--plane", result.kind]
+        options += ["--grid", f"{len(result.x)}x{len(result.y)}", "--span", f"{result.span:g}"]
+        options += ["--seed", result.seed] + ["--norm", result.norm] * (result.kind == "random")
+        options += ["--plane", result.kind] * isinstance(result, Surface)
     elif isinstance(result, Spectrum):
         top = result.values.size - result.lowest
-        words += ["--top-k", top] if top > 1 or not result.lowest else []
-        words += ["--ends"] * bool(result.lowest) + ["--trace"] * math.isfinite(result.trace)
-        words += ["--density"] * (result.density is not None) + ["--kind", result.kind, "--seed", result.seed]
-        words += ["--part", result.part] if result.part else []
-        words += ["--precondition"] * bool(result.precondition)
+        options += ["--top-k", top] * (top > 1 or not result.lowest)
+        options += ["--ends"] * bool(result.lowest) + ["--trace"] * math.isfinite(result.trace)
+        options += ["--density"] * (result.density is not None)
+        options += ["--kind", result.kind, "--seed", result.seed]
+        options += ["--part", result.part] * bool(result.part) + ["--precondition"] * bool(
+            result.precondition
+        )
     elif isinstance(result, NoiseEstimate):
-        words += ["--draws", len(result.direct), "--seed", result.seed]
+        options += ["--draws", len(result.direct), "--seed", result.seed]
     else:
-        return f"{shlex.join(map(str, words))}, with the options that it was given"
-    if getattr(result, "split", "") and not isinstance(result, NoiseEstimate):
-        words += ["--split", getattr(result, "split", "")]
-    if getattr(result, "dtype", "float32") != "float32":
-        words += ["--dtype", getattr(result, "dtype", "")]
-    return shlex.join(map(str, [*words, "-o", path]))
+        return f"{shlex.join(['landscape', name, *places])}, with the options that it was given"
+    if (split := getattr(result, "split", "")) and not isinstance(result, NoiseEstimate):
+        options += ["--split", split]
+    if (dtype := getattr(result, "dtype", "float32")) != "float32":
+        options += ["--dtype", dtype]
+    return shlex.join(map(str, ["landscape", name, *places, *options, "-o", path]))
 
 
 # Commands whose name is not that of the file format.

@@ -13,14 +13,7 @@ from landscape.core.extras import optional
 from landscape.core.files import printable, read_regular, write_text
 from landscape.paper import gallery
 from landscape.plots.style import paper_name
-from landscape.report import (
-    analyses,
-    contents,
-    curves,
-    findings,
-    origins,
-    surfaces,
-)
+from landscape.report import analyses, contents, curves, findings, origins, surfaces
 from landscape.report.contents import Contents, lines_of
 from landscape.report.parts import Cell, Page, Picture, Section, Table, chart_text, script_json, text_cells
 
@@ -52,27 +45,17 @@ def _verdict(name: str, entry: dict[str, Any]) -> tuple[Cell, ...]:
 
 def _section(name: str, entry: dict[str, Any], folder: Path) -> Section:
     verdict = f"The claim: {entry['outcome']}. {entry['verdict']}" if entry["outcome"] else entry["verdict"]
-    pictures = tuple(
-        Picture(
-            f"{entry['where']}: {entry['title']}",
-            f"{entry['title']}. {verdict}",
-            read_regular(folder / Path(picture).name, MAX_BYTES),
-        )
-        for picture in entry["pictures"]
-    )
+    title, alt = f"{entry['where']}: {entry['title']}", f"{entry['title']}. {verdict}"
+    files = (read_regular(folder / Path(name).name, MAX_BYTES) for name in entry["pictures"])
+    pictures = tuple(Picture(title, alt, file) for file in files)
     effects = tuple(text_cells(*gallery.effect_cells(effect)) for effect in entry["effects"])
     rows = tuple(text_cells(e["what"], e["ours"], e["paper"]) for e in entry["compared"])
     tables = (
         Table("What the verdict rests on", ("where", "effect", "seeds", "the claim"), effects),
         Table("Here and in the paper", ("what", "here", "paper"), rows),
     )
-    return Section(
-        name,
-        f"{entry['where']}: {entry['title']}",
-        (entry["claims"], verdict, gallery.made(entry).replace("`", "")),
-        tables=tuple(table for table in tables if table.rows),
-        pictures=pictures,
-    )
+    words = (entry["claims"], verdict, gallery.made(entry).replace("`", ""))
+    return Section(name, title, words, tables=tuple(t for t in tables if t.rows), pictures=pictures)
 
 
 EXTRA = "'sgd-landscape[report]'"

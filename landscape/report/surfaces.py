@@ -13,8 +13,9 @@ from matplotlib.colors import LogNorm
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.hdf5 import Array
-from landscape.plots.surface import scale
+from landscape.plots.surface import marks, scale
 from landscape.report.contents import NAMED, Contents, Run, missing_of
+from landscape.report.curves import values_of
 from landscape.report.parts import Chart, Missing, Section, chart_text, described, listed
 from landscape.results.grids import Surface
 
@@ -48,31 +49,22 @@ class Group:
         log = isinstance(shown.norm, LogNorm)
         chosen = np.log10(shown.levels) if log else shown.levels
         inner = chosen[1:-1] if len(chosen) > 3 else chosen  # the outer ones may be moved to the extremes
-        step = float(inner[1] - inner[0])
-        return {
-            "log": log,
-            "low": float(chosen[0]),
-            "high": float(chosen[-1]),
-            "start": float(inner[0]),
-            "end": float(inner[-1]),
-            "size": step,
-        }
+        ends = {"low": chosen[0], "high": chosen[-1], "start": inner[0], "end": inner[-1]}
+        return {"log": log, "size": float(inner[1] - inner[0]), **{k: float(v) for k, v in ends.items()}}
 
 
 def drawn(contents: Contents) -> list[Surface]:
     """The surfaces that can be drawn: grids from 2 × 2 with a finite loss."""
-    every = [surface for surface, _ in contents.of(Surface)]
-    return [s for s in every if min(s.loss.shape) >= 2 and np.isfinite(s.loss).any()]
+    return [s for s in contents.of(Surface) if min(s.loss.shape) >= 2 and np.isfinite(s.loss).any()]
 
 
 def groups(contents: Contents) -> list[Group]:
     """The surfaces by kind of plane, normalisation and split."""
     members: dict[str, list[tuple[int, Surface]]] = {}
-    for k, surface in enumerate(drawn(contents)):
+    order = {kind: k for k, kind in enumerate(_KINDS)}  # the plane that all checkpoints share comes first
+    for k, surface in sorted(enumerate(drawn(contents)), key=lambda at: order.get(at[1].kind, len(order))):
         members.setdefault(_title(surface), []).append((k, surface))
-    order = [*_KINDS]  # the plane that all checkpoints share comes first
-    every = [Group(title, tuple(surfaces)) for title, surfaces in members.items()]
-    return sorted(every, key=lambda g: order.index(kind) if (kind := g.surfaces[0][1].kind) in order else 9)
+    return [Group(title, tuple(surfaces)) for title, surfaces in members.items()]
 
 
 def data(contents: Contents) -> dict[str, Any]:
@@ -120,14 +112,11 @@ def _title(surface: Surface) -> str:
 
 
 def _intro(group: Group, contents: Contents) -> str:
-    text = f"{group.title[0].upper()}{group.title[1:]}, in nats."
-    scale = group.scale
-    if scale["log"]:
-        text += (
-            f" The scale is logarithmic: each line is {100 * (10 ** scale['size'] - 1):.0f}% above the last."
-        )
-    else:
-        text += f" Lines are {scale['size']:.3g} apart."
+    size = group.scale["size"]
+    spaced = f"Lines are {size:.3g} apart."
+    if group.scale["log"]:
+        spaced = f"The scale is logarithmic: each line is {100 * (10**size - 1):.0f}% above the last."
+    text = f"{group.title[0].upper()}{group.title[1:]}, in nats. {spaced}"
     if len(group.surfaces) > 1:
         text += (
             " All panels have one colour scale and the same lines. Point at a place, or move there with the "
@@ -139,34 +128,24 @@ def _intro(group: Group, contents: Contents) -> str:
 
 
 def _chart(k: int, surface: Surface) -> Chart:
-    loss = surface.loss[np.isfinite(surface.loss)]
+    centre, low, high, *_ = (row.value for row in surface.describe())
     ny, nx = surface.loss.shape
     label = surface.label or f"surface {k}"
     alt = (
-        f"Contours of the loss of {label} on {nx} × {ny} points, from {loss.min():.4g} to {loss.max():.4g}, "
-        f"{_centre(surface):.4g} near the centre."
+        f"Contours of the loss of {label} on {nx} × {ny} points, from {low:.4g} to {high:.4g}, "
+        f"{centre:.4g} near the centre."
     )
     return Chart(f"surface-{k}", label, alt, {"surface": k})
 
 
-def _centre(surface: Surface) -> float:
-    return float(surface.loss[np.abs(surface.y).argmin(), np.abs(surface.x).argmin()])
-
-
 def _surface(surface: Surface, stride: int, group: int) -> dict[str, Any]:
-    finite = np.where(np.isfinite(surface.loss), surface.loss, np.inf)
-    i, j = np.unravel_index(finite.argmin(), finite.shape)
+    ((lowest,), _, _), *_ = marks(surface)
     return {
-        "label": chart_text(surface.label or "surface"),
-        "x": listed(surface.x[::stride]),
-        "y": listed(surface.y[::stride]),
-        "z": listed(surface.loss[::stride, ::stride]),
-        "axes": [chart_text(axis) for axis in surface.axes],
-        "group": group,
-        "kind": surface.kind,
-        "lowest": listed([surface.x[j], surface.y[i]]),
-        "markers": _markers(surface),
-    }
+        "label": chart_text(surface.label or "surface"), "group": group, "kind": surface.kind,
+        "x": listed(surface.x[::stride]), "y": listed(surface.y[::stride]),
+        "z": listed(surface.loss[::stride, ::stride]), "axes": [chart_text(axis) for axis in surface.axes],
+        "lowest": listed(lowest), "markers": _markers(surface),
+    }  # fmt: skip
 
 
 def _markers(surface: Surface) -> list[dict[str, Any]]:
@@ -177,16 +156,13 @@ def _markers(surface: Surface) -> list[dict[str, Any]]:
     role = [roles.get(surface.kind, "anchor")] * len(surface.markers)
     if surface.kind in ("pca", "learners"):
         role[-1] = "mean"
-    losses = surface.marker_loss if len(surface.marker_loss) == len(role) else np.full(len(role), np.nan)
-    return [
-        {
-            "x": listed([place[0]])[0],
-            "y": listed([place[1]])[0],
-            "text": chart_text(label) + (f", own loss {loss:.4g}" if math.isfinite(loss) else ""),
-            "role": r,
-        }
-        for place, label, loss, r in zip(surface.markers, surface.labels, losses, role, strict=True)
-    ]
+    losses = surface.marker_loss if len(surface.marker_loss) == len(role) else [math.nan] * len(role)
+    made = []
+    for place, label, loss, r in zip(surface.markers, surface.labels, losses, role, strict=True):
+        x, y = listed(place)
+        own = f", own loss {loss:.4g}" if math.isfinite(loss) else ""
+        made.append({"x": x, "y": y, "text": chart_text(label) + own, "role": r})
+    return made
 
 
 def _missing(contents: Contents) -> tuple[Missing, ...]:
@@ -195,7 +171,6 @@ def _missing(contents: Contents) -> tuple[Missing, ...]:
 
 MAX_FRAMES = 60  # step files of one run, at equal distances (ours: more cannot be told apart on a slider)
 FEWEST = 3  # step files: a plane of the trajectory takes two before the last
-KINDS = ("learners", "pca")
 _NO_PLANE = {
     "learners": "There is no plane through the learners of",
     "pca": "There is no plane through the trajectory of",
@@ -210,25 +185,24 @@ _READINGS = (
 
 
 def scrubber_section(contents: Contents) -> tuple[Section, list[dict[str, Any]]]:
-    """The scrubber_section, and for each run with a plane of its learners or trajectory the frames."""
+    """The section, and for each run with a plane of its learners or trajectory the frames."""
     scrubbers, without = [], []
     planeless: dict[str, list[Run]] = {}
-    shown = drawn(contents)
     for run in contents.runs:
-        planes = [(k, s) for k, s in enumerate(shown) if s.kind in KINDS and contents.run_of(s) is run]
+        shown = enumerate(drawn(contents))
+        planes = [(k, s) for k, s in shown if s.kind in _NO_PLANE and contents.run_of(s) is run]
         files = frames_of(run)
         if len(files) < FEWEST:
             without.append(run)
         elif not planes:
             planeless.setdefault(plane_of(run), []).append(run)
         else:
-            checkpoints = [c for c in map(_load, files) if c.layout == run.checkpoint.layout]
+            frames = [Checkpoint.load(path, whole_history=False) for path in files]
+            checkpoints = [c for c in frames if c.layout == run.checkpoint.layout]
             scrubbers += [_scrubber(run, k, surface, checkpoints) for k, surface in planes]
-    missing = [
-        entry
-        for kind, runs in planeless.items()
-        for entry in missing_of(_NO_PLANE[kind], "contour", f"--plane {kind}", runs)
-    ]
+    missing: list[Missing] = []
+    for kind, runs in planeless.items():
+        missing += missing_of(_NO_PLANE[kind], "contour", f"--plane {kind}", runs)
     if without:
         names = "; ".join(run.name for run in without[:NAMED])
         few = f"There are fewer than {FEWEST} checkpoints step-*.h5 next to {names}."
@@ -238,14 +212,10 @@ def scrubber_section(contents: Contents) -> tuple[Section, list[dict[str, Any]]]
         "the plane nearest to the weights. The distance from the plane stands below. The contour is that of "
         "the file, around the run's end."
     )
-    made = Section(
-        "scrubber",
-        "Learners along the run",
-        (text,) if scrubbers else (),
-        missing=tuple(missing),
-        widget="scrubber" if scrubbers else "",
-    )
-    return made, scrubbers
+    name, title = "scrubber", "Learners along the run"
+    if not scrubbers:
+        return Section(name, title, missing=tuple(missing)), []
+    return Section(name, title, (text,), missing=tuple(missing), widget="scrubber"), scrubbers
 
 
 def plane_of(run: Run) -> str:
@@ -269,23 +239,13 @@ def _step_of(path: Path) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def _load(path: Path) -> Checkpoint:
-    return Checkpoint.load(path, whole_history=False)
-
-
 def _scrubber(run: Run, k: int, surface: Surface, checkpoints: list[Checkpoint]) -> dict[str, Any]:
     frames = []
     for c in sorted(checkpoints, key=lambda c: c.step):
         points, _ = _project(surface, c.weights.numpy())
-        mean, away = _project(surface, c.mean.numpy()[None])
-        frames.append(
-            {
-                "step": c.step,
-                "points": listed(points),
-                "mean": listed(mean[0]),
-                "text": _reading(run, c.step) + f"; w_a is {away[0]:.3g} from the plane",
-            }
-        )
+        (mean,), (away,) = _project(surface, c.mean.numpy()[None])
+        text = f"{_reading(run, c.step)}; w_a is {away:.3g} from the plane"
+        frames.append({"step": c.step, "points": listed(points), "mean": listed(mean), "text": text})
     plane = "plane of the learners" if surface.kind == "learners" else "plane of the trajectory"
     return {"name": f"{chart_text(run.name)}: {plane}", "surface": k, "frames": frames}
 
@@ -301,11 +261,9 @@ def _project(surface: Surface, weights: Array) -> tuple[Array, Array]:
 
 def _reading(run: Run, step: int) -> str:
     """The numbers of the history at the last row up to ``step`` that has each."""
-    history = run.checkpoint.history
-    rows = history["step"] <= step
     words = [f"step {step:,}"]
     for column, name, form in _READINGS:
-        values = history[column][rows & np.isfinite(history[column])] if column in history else np.zeros(0)
-        if len(values) and math.isfinite(values[-1]):
-            words.append(f"{name} {form.format(values[-1])}")
+        steps, values = values_of(run, column)
+        if (before := values[steps <= step]).size:
+            words.append(f"{name} {form.format(before[-1])}")
     return ", ".join(words)
