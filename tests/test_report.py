@@ -28,7 +28,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError
 from landscape.core.files import printable
 from landscape.paper import gallery
-from landscape.report import analyses, contents, curves, findings, page, surfaces
+from landscape.report import analyses, contents, curves, findings, page
 from landscape.report.page import figures_page
 from landscape.report.parts import (
     Missing,
@@ -171,7 +171,7 @@ def test_the_page_has_all_sections_and_the_numbers(runs: Path, whole: Path, made
     curve = next(t for t in read.data["charts"]["curve-consensus"]["figure"]["data"] if t["meta"] == 1)
     np.testing.assert_allclose(curve["y"], made.runs[1].checkpoint.history["consensus"], rtol=1e-5)
     assert read.data["surfaces"][1]["z"][0][0] == pytest.approx(
-        made.of(landscape.Surface)[1][0].loss[0, 0], rel=1e-5
+        made.of(landscape.Surface)[1].loss[0, 0], rel=1e-5
     )
     assert {surface["group"] for surface in read.data["surfaces"]} == {0, 1}
 
@@ -392,7 +392,7 @@ def test_seeds_of_one_setting_are_one(runs: Path, tmp_path: Path) -> None:
 
 
 def test_frames_are_the_projections_of_the_learners(made: contents.Contents, runs: Path) -> None:
-    section, scrubbers = surfaces.scrubber_section(made)
+    section, scrubbers = analyses.scrubber_section(made)
     (only,) = scrubbers
     assert section.widget == "scrubber"
     assert [frame["step"] for frame in only["frames"]] == list(range(0, 31, 5))
@@ -405,7 +405,7 @@ def test_frames_are_the_projections_of_the_learners(made: contents.Contents, run
 
 
 def test_one_scale_for_the_surfaces_of_a_group(made: contents.Contents) -> None:
-    first, second = surfaces.groups(made)
+    first, second = analyses.groups(made)
     assert [len(group.surfaces) for group in (first, second)] == [2, 1]
     losses = np.concatenate([s.loss.ravel() for _, s in first.surfaces])
     scale = first.scale
@@ -435,7 +435,7 @@ def test_ratios_that_do_not_exist(runs: Path, tmp_path: Path) -> None:
         [dataclasses.replace(grid, ratio=nothing, lambda_max=nothing, residual_max=nothing)],
         tmp_path / "g.h5",
     )
-    section = analyses.sections(contents.read([tmp_path / "g.h5"]))[0]
+    section = analyses.other_sections(contents.read([tmp_path / "g.h5"]))[0]
     assert section.tables[0].rows[0][1].text == "–"
 
 

@@ -19,9 +19,9 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.files import read_regular, replacing
 from landscape.core.hdf5 import Array
 from landscape.core.progress import Progress
+from landscape.plots import style, surface
 from landscape.plots.drawing import drawable
 from landscape.plots.picture import caption, panels
-from landscape.plots import style, surface
 from landscape.results.grids import Surface
 
 FORMATS = (".gif", ".mp4")

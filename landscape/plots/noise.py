@@ -14,7 +14,7 @@ from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, panels, points, wrapped_panels
 from landscape.results.noise import CriticalBatch, NoiseAlignment, NoiseEstimate, NoiseScale
 
-_ESTIMATES = {
+ESTIMATES = {
     "direct": "direct\n(definition)",
     "full_batch": "full-batch",
     "eq4": "Eq. 4\nα² tr(HCH)",
@@ -29,10 +29,10 @@ def draw_noise(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
     Error bars are one standard error.
     """
     figure, axes = wrapped_panels(len(results), 3.9, 3.1)
-    estimates = [[r.summary()[name] for name in _ESTIMATES] for r in results]
+    estimates = [[r.summary()[name] for name in ESTIMATES] for r in results]
     values = [value for rows in estimates for value, _ in rows]
     smallest = min((value for value in values if value > 0), default=1.0)
-    place = np.arange(len(_ESTIMATES))
+    place = np.arange(len(ESTIMATES))
     for ax, r, rows in zip(axes, results, estimates, strict=True):
         own, errors = np.transpose(rows)
         ax.bar(place, own, yerr=errors, color="#56B4E9", ecolor="k", capsize=3, width=0.65)
@@ -41,7 +41,7 @@ def draw_noise(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
                 f"{value:.2g}", (i, max(value, smallest / 4)), ha="center", va="bottom", xytext=(0, 6),
                 textcoords="offset points", fontsize=8.5,
             )  # fmt: skip
-        ax.set_xticks(place, list(_ESTIMATES.values()))
+        ax.set_xticks(place, list(ESTIMATES.values()))
         ax.grid(False, axis="x")
         drawn = f"{len(r.direct)} draws of {r.learners} × {r.local_batch}"
         ax.set(yscale="log", ylim=(smallest / 5, max(*values, smallest) * 6))

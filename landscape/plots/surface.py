@@ -19,9 +19,9 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import LARGEST, Array
 from landscape.core.options import choose, positive
 from landscape.geometry import profiles
+from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, panels, stacked_panels, wrapped_panels
-from landscape.plots import style
 from landscape.results.grids import Plane, Surface
 from landscape.results.shown import LOG_RATIO, logarithmic
 
@@ -336,18 +336,16 @@ def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> t
 
 def _is_logarithmic(low: float, high: float, log: bool | None) -> tuple[bool, str]:
     """Whether levels are at equal ratios, and why, for the caption."""
-    if log is not None:
-        if log and low <= 0:
-            raise InputError(
-                f"--log: not allowed, the lowest loss is {low:.4g}; it must be > 0 (or --linear)"
-            )
-        return log, f"{'logarithmic' if log else 'linear'}, as asked"
-    if low <= 0:
-        return False, "linear, as not all losses are > 0"
-    much, name, than = False, "linear", "at most"
-    if logarithmic(np.array([low, high])):
-        much, name, than = True, "logarithmic", "more than"
-    return much, f"{name}, as losses differ by a factor of {high / low:.3g}, {than} {LOG_RATIO:g}"
+    if log and low <= 0:
+        raise InputError(f"--log: not allowed, the lowest loss is {low:.4g}; it must be > 0 (or --linear)")
+    reason = "as asked"
+    if log is None:
+        log = logarithmic(np.array([low, high]))
+        than = "more than" if log else "at most"
+        reason = "as not all losses are > 0"
+        if low > 0:
+            reason = f"as losses differ by a factor of {high / low:.3g}, {than} {LOG_RATIO:g}"
+    return log, f"{'logarithmic' if log else 'linear'}, {reason}"
 
 
 class _Distances(ticker.MaxNLocator):

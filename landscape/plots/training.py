@@ -49,7 +49,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
     shown = [*axes[: len(measured)], *axes[-6:]]
     for ax, (column, name, scale) in zip(shown, [*measured, *usual], strict=True):
-        drawn = [_draw_runs(ax, *group, column) for group in groups]
+        drawn = [_draw_runs(ax, *group, column, scale) for group in groups]
         ax.set(ylabel=name, xlabel="step", yscale=scale if any(drawn) else "linear")
         if column == "test_error":
             style.decimal_labels(ax.yaxis)
@@ -97,7 +97,6 @@ LIMITS = dict.fromkeys(
     ("lr_lambda_max", "lr_batch_sharpness", "lr_learner_batch_sharpness"), "lr_lambda_limit"
 )
 LIMITS |= {"lr_preconditioned_lambda_max": "lr_preconditioned_limit"}
-_LINEAR = ("alpha_e", "spread_share", "gradient_share", *LIMITS)
 # Columns that change from step to step by more than they do over training: drawn as running median and
 # quartiles, of all seeds of a setting together, where they have this many values or more (ours).
 _NOISY, _MANY = ("alpha_e", "delta", "delta_2_full"), 100
@@ -235,13 +234,13 @@ def _draw_limits(ax: Axes, groups: Sequence[tuple[str, Any, list[Checkpoint]]], 
     ax.set_ylim(min(0.0, float(finite.min())), top)
 
 
-def _draw_runs(ax: Axes, label: str, color: Any, runs: Sequence[Checkpoint], column: str) -> bool:
+def _draw_runs(ax: Axes, label: str, color: Any, runs: Sequence[Checkpoint], column: str, scale: str) -> bool:
     """Draw the seeds of one setting; False where all values are NaN or zero."""
     curves = []
     for run in runs:
         values = column_of(run, column)
-        # Most panels have a log scale, which cannot show zeros.
-        shown = np.isfinite(values) & ((values > 0) | (column in _LINEAR))
+        # A logarithmic scale cannot show zeros.
+        shown = np.isfinite(values) & ((values > 0) | (scale == "linear"))
         if shown.any():
             curves.append((run.history["step"][shown], values[shown]))
         if run.diverged and run.step:

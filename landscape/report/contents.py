@@ -48,7 +48,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Contents:
-    """All runs and results with their files, in the order in which they were given; notes on files left out."""
+    """All runs, and results with their files, in the order given; and notes on files left out."""
 
     runs: tuple[Run, ...]
     found: tuple[tuple[base.Result, Path], ...]

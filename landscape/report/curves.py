@@ -40,19 +40,14 @@ _PANELS = (
     ("worst_sharpness", "Worst-case adaptive sharpness", "nat", True, False),
     ("average_sharpness", "Average-case adaptive sharpness", "nat", True, False),
 )
+# Of charts with another column beside theirs: that column, its name and dash.
+_BESIDE = {column: (limit, "limit of", "dash") for column, limit in LIMITS.items()}
+_BESIDE["alpha_e"] = ("lr", "learning rate α of", "dot")
+# What is said of runs without a column, and the setting that records it.
 _ABSENT = {
-    "lr_lambda_max": Missing(
-        "The sharpness along the runs was not recorded, so lr·λ_max is not compared with its limit.",
-        "landscape train RECIPE --set monitor.sharpness=50",
-    ),
-    "alpha_e": Missing(
-        "No step was decomposed into effective rate and noise.",
-        "landscape train RECIPE --set decompose.every=10",
-    ),
-    "test_error": Missing(
-        "The test accuracy was not evaluated along the runs.",
-        "landscape train RECIPE --set evaluate.every=50",
-    ),
+    "lr_lambda_max": ("The sharpness λ_max along the runs was not recorded.", "monitor.sharpness=50"),
+    "alpha_e": ("No step was decomposed into effective rate and noise.", "decompose.every=10"),
+    "test_error": ("The test accuracy was not evaluated along the runs.", "evaluate.every=50"),
 }
 
 
@@ -83,7 +78,8 @@ def section(runs: Sequence[Run]) -> Section:
         if chart:
             charts.append(chart)
         elif panel[0] in _ABSENT and any(run.checkpoint.has_recipe for run in runs):
-            missing.append(_ABSENT[panel[0]])
+            words, setting = _ABSENT[panel[0]]
+            missing.append(Missing(words, f"landscape train RECIPE --set {setting}"))
     text = (
         f"Of a curve with more than {2 * BUCKETS} points, the lowest and the highest in each of {BUCKETS} "
         "stretches are drawn, so that every peak is there. Of noisy quantities, thick lines are running "
@@ -104,7 +100,7 @@ def values_of(run: Run, column: str) -> tuple[Array, Array]:
     return run.checkpoint.history["step"][there], values[there]
 
 
-def test_error(run: Run) -> tuple[float, float]:
+def last_test_error(run: Run) -> tuple[float, float]:
     """(the last test error of a run in %, its standard error from the test samples); NaN where not known."""
     values, samples = values_of(run, "test_error")[1], run.checkpoint.data["test"]
     value = float(values[-1]) if len(values) else math.nan
@@ -133,12 +129,10 @@ def _chart(runs: Sequence[Run], column: str, title: str, unit: str, log: bool, n
     yaxis = axis(unit)
     if log:
         yaxis |= _log_axis(np.concatenate([y[y > 0] for y in shown]))
-    beside, name, dash = "", "", ""
+    beside, name, dash = _BESIDE.get(column, ("", "", ""))
     if column in LIMITS:
-        beside, name, dash = LIMITS[column], "limit of", "dash"
         yaxis["rangemode"] = "tozero"
     if column == "alpha_e":  # an axis that shows the usual values, not the outliers
-        beside, name, dash = "lr", "learning rate α of", "dot"
         rates = [y for run in runs if len(y := values_of(run, "lr")[1])]
         usual = float(np.quantile(np.abs(np.concatenate(shown)), 0.98))
         top = max([usual, *(float(y.max()) for y in rates)])

@@ -13,9 +13,9 @@ from landscape.core.extras import optional
 from landscape.core.files import printable, read_regular, write_text
 from landscape.paper import gallery
 from landscape.plots.style import paper_name
-from landscape.report import analyses, contents, curves, findings, origins, surfaces
+from landscape.report import analyses, contents, curves, findings
 from landscape.report.contents import Contents, lines_of
-from landscape.report.parts import Cell, Page, Picture, Section, Table, chart_text, script_json, text_cells
+from landscape.report.parts import Page, Picture, Section, Table, chart_text, script_json, text_cells
 
 MAX_BYTES = 1 << 26  # of a picture that is read (ours)
 
@@ -31,16 +31,16 @@ def figures_page(folder: Path) -> Page:
     said = [number, gallery.counted(entries), gallery.RULES]
     if any(not entry["outcome"] for entry in entries.values()):
         said.append(gallery.NO_CONCLUSION)
-    rows = tuple(_verdict(name, entry) for name, entry in entries.items())
+    rows = tuple(
+        text_cells(
+            f"{name}: {e['claims']}", f"{e['scale']}: {e['note']}", e["outcome"] or "–", gallery.sizes(e)
+        )
+        for name, e in entries.items()
+    )
     heads = ("claim", "where tested", "outcome", "effect, with its interval")
     verdicts = Section("verdicts", "The claims", (), tables=(Table("Claims and verdicts", heads, rows),))
     sections = (verdicts, *(_section(name, entry, folder) for name, entry in entries.items()))
     return Page("The figures and tables of the papers", tuple(filter(None, said)), sections)
-
-
-def _verdict(name: str, entry: dict[str, Any]) -> tuple[Cell, ...]:
-    where = f"{entry['scale']}: {entry['note']}"
-    return text_cells(f"{name}: {entry['claims']}", where, entry["outcome"] or "–", gallery.sizes(entry))
 
 
 def _section(name: str, entry: dict[str, Any], folder: Path) -> Section:
@@ -93,21 +93,21 @@ def report(paths: Iterable[str | Path], path: str | Path, title: str = "") -> No
 
 def build(given: Contents, title: str = "") -> Page:
     """The page about ``given``."""
-    learners, scrubbers = surfaces.scrubber_section(given)
+    learners, scrubbers = analyses.scrubber_section(given)
     sections = [
-        origins.runs_section(given),
+        findings.runs_section(given),
         curves.section(given.runs),
         analyses.comparison_section(given),
-        *surfaces.sections(given),
-        learners,
         *analyses.sections(given),
-        origins.section(given),
+        learners,
+        *analyses.other_sections(given),
+        findings.section(given),
     ]
     runs = [
         {"name": run.name, "color": line["color"], "dash": line["dash"]}
         for run, line in zip(given.runs, lines_of(given.runs), strict=True)
     ]
-    data = surfaces.data(given) | {"scrubbers": scrubbers, "runs": runs}
+    data = analyses.data(given) | {"scrubbers": scrubbers, "runs": runs}
     shown = tuple(s for s in sections if s.charts or s.tables or s.pictures or s.missing or s.widget)
     return Page(title or _title(given), findings.sentences(given), shown, data)
 
@@ -128,7 +128,7 @@ def render(page: Page) -> str:
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        finalize=lambda value: value if isinstance(value, markup.Markup) else _visible(value),
+        finalize=_visible,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -164,7 +164,8 @@ def _source(script: str) -> str:
 
 def _visible(value: Any) -> Any:
     """Texts with characters that cannot be printed as escapes, but for the ends of lines."""
-    return "\n".join(map(printable, value.split("\n"))) if isinstance(value, str) else value
+    text = isinstance(value, str) and not hasattr(value, "__html__")  # which says that it is HTML
+    return "\n".join(map(printable, value.split("\n"))) if text else value
 
 
 def _image(png: bytes) -> str:
