@@ -114,8 +114,8 @@ def draw_batch_sharpness(results: Sequence[BatchSharpness], title: str = "") -> 
         ax.set(title=style.paper_name(label) or "weights", xlabel="samples in a minibatch", ylabel=ylabel)
     text = (
         "Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches, g and H gradient and Hessian of the "
-        f"minibatch's loss; {style.between([len(r.curvature) for r in results])} draws at w_a, error bars "
-        f"one standard error; {style.samples_of(results)}."
+        f"minibatch's loss; {style.joined(f'{len(r.curvature):,}' for r in results)} draws at w_a, error "
+        f"bars one standard error; {style.samples_of(results)}."
     )
     usual = style.headline([group[-1] for group in groups.values()])
     return finish(figure, title or usual, text, axes, ncols=min(2, len(axes)))

@@ -81,7 +81,7 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
     made = style.joined(how.get(r.gradient, r.gradient) for r in results)
     text = (
         "The noise scale tr Σ/‖g‖² is the batch at which noise and gradient are equal in size; "
-        f"{style.between([r.draws for r in results])} draws, {made}; error bars: one standard error; "
+        f"{style.joined(f'{r.draws:,}' for r in results)} draws, {made}; error bars: one standard error; "
         f"{style.samples_of(results)}."
     )
     return finish(figure, title or style.headline(results), text, [ax], ncols=3)

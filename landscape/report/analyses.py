@@ -157,7 +157,7 @@ def _surface(surface: Surface, stride: int, group: int) -> dict[str, Any]:
     return {
         "label": parts.chart_text(surface.label or "surface"), "group": group, "kind": surface.kind,
         "x": parts.listed(surface.x[::stride]), "y": parts.listed(surface.y[::stride]),
-        "z": parts.listed(surface.loss[::stride, ::stride]), "axes": [parts.chart_text(axis) for axis in surface.axes],
+        "z": parts.listed(surface.loss[::stride, ::stride]), "axes": [*map(parts.chart_text, surface.axes)],
         "lowest": parts.listed(lowest), "markers": _markers(surface),
     }  # fmt: skip
 
@@ -236,12 +236,11 @@ def plane_of(run: Run) -> str:
 
 def frames_of(run: Run) -> list[Path]:
     """The step files of a run, at most MAX_FRAMES, the last one among them."""
-    files = []
-    if run.checkpoint.has_recipe or run.path.name == "last.h5":
-        files = [path for path in run_folder.steps(run.path.parent) if _step_of(path) <= run.checkpoint.step]
-    if len(files) > MAX_FRAMES:
-        files = [files[k] for k in np.linspace(0, len(files) - 1, MAX_FRAMES).round().astype(int)]
-    return files
+    if not run.checkpoint.has_recipe and run.path.name != "last.h5":
+        return []
+    files = [path for path in run_folder.steps(run.path.parent) if _step_of(path) <= run.checkpoint.step]
+    chosen = np.linspace(0, len(files) - 1, min(len(files), MAX_FRAMES)).round().astype(int)
+    return [files[k] for k in chosen]
 
 
 def _step_of(path: Path) -> int:
@@ -255,9 +254,8 @@ def _scrubber(run: Run, k: int, surface: Surface, checkpoints: list[Checkpoint])
         points, _ = _project(surface, c.weights.numpy())
         (mean,), (away,) = _project(surface, c.mean.numpy()[None])
         text = f"{_reading(run, c.step)}; w_a is {away:.3g} from the plane"
-        frames.append(
-            {"step": c.step, "points": parts.listed(points), "mean": parts.listed(mean), "text": text}
-        )
+        dots = {"points": parts.listed(points), "mean": parts.listed(mean)}
+        frames.append({"step": c.step, "text": text, **dots})
     plane = "plane of the learners" if surface.kind == "learners" else "plane of the trajectory"
     return {"name": f"{parts.chart_text(run.name)}: {plane}", "surface": k, "frames": frames}
 

@@ -307,8 +307,4 @@ def command(contents: Contents, result: Result, path: Path) -> str:
 
 
 # Commands whose name is not that of the file format.
-_COMMANDS = {
-    "landscape.surface": "contour",
-    "landscape.escape": "saddles",
-    "landscape.comparison": "compare",
-}
+_COMMANDS = {"landscape.surface": "contour", "landscape.escape": "saddles", "landscape.comparison": "compare"}

@@ -27,8 +27,7 @@ def figures_page(folder: Path) -> Page:
         FailedError: a damaged file, or a picture that cannot be read.
     """
     entries = gallery.entries_in(folder)
-    number = f"{len(entries)} figures and tables of the papers."
-    said = [number, gallery.counted(entries), gallery.RULES]
+    said = [f"{len(entries)} figures and tables of the papers.", gallery.counted(entries), gallery.RULES]
     if any(not entry["outcome"] for entry in entries.values()):
         said.append(gallery.NO_CONCLUSION)
     rows = tuple(
@@ -103,10 +102,8 @@ def build(given: Contents, title: str = "") -> Page:
         *analyses.other_sections(given),
         findings.section(given),
     ]
-    runs = [
-        {"name": run.name, "color": line["color"], "dash": line["dash"]}
-        for run, line in zip(given.runs, lines_of(given.runs), strict=True)
-    ]
+    lines = zip(given.runs, lines_of(given.runs), strict=True)
+    runs = [{"name": run.name, **line} for run, line in lines]
     data = analyses.data(given) | {"scrubbers": scrubbers, "runs": runs}
     shown = tuple(s for s in sections if s.charts or s.tables or s.pictures or s.missing or s.widget)
     return Page(title or _title(given), findings.sentences(given), shown, data)
@@ -125,13 +122,9 @@ def render(page: Page) -> str:
     """The HTML of ``page``. The code of Plotly is in it only if there is something for it to draw."""
     jinja2 = optional("jinja2", "a report", EXTRA)
     markup = optional("markupsafe", "a report", EXTRA)
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_visible,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    lines = {"trim_blocks": True, "lstrip_blocks": True}
+    strict = {"autoescape": True, "undefined": jinja2.StrictUndefined}
+    environment = jinja2.Environment(finalize=_visible, **strict, **lines)
     template = environment.from_string(_part("template.html"))
     charts = [chart for section in page.sections for chart in section.charts]
     scripts = [_part("report.js")]
