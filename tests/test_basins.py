@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -16,8 +15,6 @@ from scipy import ndimage
 import landscape
 from landscape import FailedError, InputError, Surface, plots
 from landscape.geometry.basins import merge_tree
-from landscape.results.basins import Basins
-from tests import problems
 from tests.conftest import Command
 from tests.examples import parabola
 from tests.test_cli import one_line
@@ -103,13 +100,6 @@ def test_an_ellipse_has_its_own_axes_whatever_the_directions(entries: list[float
     assert not found.cut[0]
 
 
-def test_a_circle_within_a_few_thousandths() -> None:
-    found = parabola().basins([0.25, 0.5])
-    np.testing.assert_allclose(found.area, np.pi * np.array([0.25, 0.5]), rtol=0.01)
-    np.testing.assert_allclose(found.width, [[1, 1], [2**0.5, 2**0.5]], rtol=0.005)
-    np.testing.assert_allclose(found.volume, np.pi / 2 * np.array([0.25, 0.5]) ** 2, rtol=0.02)
-
-
 def test_two_wells_have_the_saddle_of_the_polynomial() -> None:
     found = wells().basins()
     slopes = np.sort(np.roots([4, 0, -1, 1 / 20]).real)
@@ -181,31 +171,6 @@ def test_errors_of_interpolation_are_no_basins() -> None:
     assert len(shallow.basins().minimum) == 1
     share = dataclasses.replace(shallow, tolerance="5%")
     assert share.basins().least == pytest.approx(0.08 * np.ptp(whole.loss))
-
-
-def test_a_plane_of_eigenvectors_shows_the_ratio_of_the_curvatures() -> None:
-    problem = problems.quadratic([8.0, 2.0, 0.5], start=0.0)
-    h = problem.model.get_buffer("hessian")
-    directions = torch.linalg.eigh(h).eigenvectors.T[[1, 2]]  # of 2 and 8
-    plane = dataclasses.replace(landscape.random_plane(problem), directions=directions)
-    found = landscape.contour(problem, plane, grid=(60, 41), span=0.3).basins()
-    np.testing.assert_allclose(found.anisotropy[4:], 2, rtol=0.03)
-    np.testing.assert_allclose(found.width[4:, 0], 2 * np.sqrt(found.rise[4:]), rtol=0.02)
-
-
-def test_batches_and_batchnorm(tmp_path: Path) -> None:
-    problem = problems.conv()
-    assert problem.resident is not None
-    x, y = problem.resident
-    batches = landscape.Problem(problem.model, problem.criterion, [(x[:12], y[:12]), (x[12:], y[12:])])
-    plane = landscape.random_plane(batches, seed=1)
-    found = landscape.contour(batches, plane, grid=9, span=0.5, label="conv").basins()
-    whole = landscape.contour(problem, plane, grid=9, span=0.5).basins(found.rise)
-    np.testing.assert_allclose(found.area, whole.area, rtol=0.01)
-    assert landscape.contour(batches, plane, grid=9, span=0.5, bn="recalibrate").basins().minima >= 1
-    found.save(tmp_path / "b.h5")
-    again = Basins.load(tmp_path / "b.h5")
-    np.testing.assert_equal(vars(again), vars(found))
 
 
 @pytest.mark.parametrize(

@@ -66,18 +66,15 @@ def check_against_dense(problem: Problem, weights: torch.Tensor, k: int, samples
 
 def test_a_network_matches_dense_matrices() -> None:
     check_against_dense(problems.mlp(samples=30), learners(problems.mlp(samples=30), 5), 4, 30)
-
-
-def test_a_problem_with_unused_parameters_does() -> None:
-    check_against_dense(problems.linear_regression(), learners(problems.linear_regression(), 4, 0.3), 2, 40)
-
-
-def test_more_learners_than_parameters_span_everything() -> None:
-    problem = problems.quadratic([3.0, 1.0])
-    found = landscape.disagreement(learners(problem, 6), 1, problem=problem)
-    assert found.rank == 2
-    assert found.gradient_in_span == pytest.approx(1)
-    assert found.dominant_in_span == pytest.approx(1)
+    few = problems.linear_regression()  # with parameters that are not used
+    check_against_dense(few, learners(few, 4, 0.3), 2, 40)
+    square = problems.quadratic([3.0, 1.0])
+    found = landscape.disagreement(learners(square, 6), 1, problem=square)  # more learners than parameters
+    assert (found.rank, found.gradient_in_span, found.dominant_in_span) == (
+        2,
+        pytest.approx(1),
+        pytest.approx(1),
+    )
 
 
 def test_known_numbers_of_a_quadratic() -> None:

@@ -1,4 +1,4 @@
-"""Products of chains written out, searches in step, and cheap searches, against dense matrices."""
+"""Eigenvalues, products of chains, searches in step and cheap searches, against dense matrices."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ import landscape
 from landscape import InputError, Problem
 from landscape.curvature import eigenvalues
 from landscape.curvature.chain_hessian import ChainHessian
-from landscape.curvature.hessian import HessianOperator, dense_hessian
-from landscape.curvature.krylov import start_vector
-from landscape.curvature.lanczos import SearchOptions, run_in_lockstep, search_eigenpairs, verify_and_refine
+from landscape.curvature.hessian import HessianOperator
+from landscape.curvature.lanczos import (
+    SearchOptions,
+    lanczos,
+    run_in_lockstep,
+    search_eigenpairs,
+    start_vector,
+    verify_and_refine,
+)
 from tests import problems
 from tests.conftest import slow_but
+from tests.dense import dense_hessian
 
 
-def chain(
-    activation: str = "tanh",
-    loss: nn.Module | None = None,
-    targets: Tensor | None = None,
-) -> Problem:
+def chain(activation: str = "tanh", loss: nn.Module | None = None, targets: Tensor | None = None) -> Problem:
     base = problems.mlp(activation=activation)
     assert base.tensors is not None
     x, y = base.tensors
@@ -57,9 +60,8 @@ class Picked(nn.Module):
 def test_products_of_a_chain_are_those_of_the_dense_matrix(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "landscape.curvature.chain_hessian.MAX_CHUNK", 20
-    )  # 53 samples: the last chunk is ragged
+    # 53 samples: the last chunk is ragged.
+    monkeypatch.setattr("landscape.curvature.chain_hessian.MAX_CHUNK", 20)
     problem = CHAINS[name]()
     torch.manual_seed(1)
     thetas = problem.theta + 0.3 * torch.randn(3, problem.layout.size, dtype=torch.float64)
@@ -82,8 +84,6 @@ def test_what_is_no_chain_is_left_to_the_general_operator() -> None:
     behind.model.append(nn.Softplus())
     assert ChainHessian.saved_bytes(behind) is None
     assert eigenvalues.points_at_once(problems.conv()) == 1
-    with pytest.raises(InputError, match="search: 'half' is not known"):
-        landscape.extreme_eigenvalues(problems.mlp(), search="half")
 
 
 @pytest.fixture(scope="module")
@@ -172,9 +172,8 @@ def test_corrections_lead_from_a_nearby_operator_to_the_true_one() -> None:
     noise = torch.randn(503, 503, dtype=torch.float64, generator=generator)
     near = torch.diag(diagonal) + 1e-4 * (noise + noise.T)
     start = torch.randn(503, dtype=torch.float64, generator=generator)
-    found = run_in_lockstep(
-        [search_eigenpairs(start, low=1, high=1, tol=1e-3)], lambda v, _: v @ near, lambda: None
-    )[0]
+    search = search_eigenpairs(start, SearchOptions(low=1, tol=1e-3))
+    found = run_in_lockstep([search], lambda v, _: v @ near)[0]
     raw = verify_and_refine(found, lambda v: v * diagonal, tol=1.0)
     assert raw.residuals[-1] > 1e-3 * 0.3
     pairs = verify_and_refine(found, lambda v: v * diagonal, tol=1e-3)
@@ -183,9 +182,8 @@ def test_corrections_lead_from_a_nearby_operator_to_the_true_one() -> None:
     assert pairs.values.tolist() == pytest.approx([5.0, -0.3], abs=1e-4)
     assert found.products + 2 < pairs.hvps <= found.products + 8
     # An operator that is quite another is said to be so.
-    assert not verify_and_refine(
-        found, lambda v: v.roll(7, 1) + v.roll(-7, 1) + v.flip(1), tol=1e-3
-    ).converged
+    other = verify_and_refine(found, lambda v: v.roll(7, 1) + v.roll(-7, 1) + v.flip(1), tol=1e-3)
+    assert not other.converged
 
 
 def test_a_point_that_is_not_finite_leaves_the_others_their_samples(single: Problem) -> None:
@@ -193,9 +191,7 @@ def test_a_point_that_is_not_finite_leaves_the_others_their_samples(single: Prob
     start = start_vector(single, 0)
     good, bad = eigenvalues.eigenpairs(single, thetas, start, SearchOptions(low=1))
     alone = landscape.extreme_eigenvalues(single)
-    assert good.search.startswith(
-        "bfloat16"
-    )  # its search converged, no second one with all samples was needed
+    assert good.search.startswith("bfloat16")  # no second search with all samples was needed
     assert good.converged
     assert good.values.tolist() == pytest.approx([alone.max, alone.min], rel=1e-3)
     assert not bad.converged
@@ -250,14 +246,12 @@ def test_a_point_s_result_does_not_depend_on_what_is_computed_with_it(
     marked.flat[np.random.default_rng(done).permutation(6)[:done]] = True
     known = dataclasses.replace(whole, done=marked)
     portions: list[int] = []
-    again = landscape.hessian_grid(
-        single,
-        plane,
-        grid=(3, 2),
-        span=0.3,
-        previous=known,
-        save=lambda g: portions.append(int(g.done.sum())),
-    )
+    options: dict[str, Any] = {
+        "grid": (3, 2),
+        "span": 0.3,
+        "save": lambda g: portions.append(int(g.done.sum())),
+    }
+    again = landscape.hessian_grid(single, plane, previous=known, **options)
     for name in ("lambda_min", "lambda_max", "residual_min", "residual_max", "hvps"):
         np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
     if not done:
@@ -272,3 +266,76 @@ def test_a_grid_reaches_as_far_as_its_plane_s_markers() -> None:
     assert g.span == plane.span > 0.5
     assert g.x[-1] == plane.span
     assert landscape.hessian_grid(problem, landscape.random_plane(problem), grid=(1, 1)).span == 0.1
+
+
+@pytest.mark.parametrize("kind", ["hessian", "gauss-newton"])
+def test_graphs_that_are_kept_in_part_leave_no_chunk_out(kind: str) -> None:
+    problem = problems.mlp()
+    problem.data.chunk_size = 8  # 7 chunks
+    operator = HessianOperator(problem, kind=kind, graph_bytes=8_000)
+    v = torch.randn_like(problem.theta)
+    expected = dense_hessian(problem, kind=kind) @ v
+    for _ in range(3):
+        torch.testing.assert_close(operator(v), expected, rtol=1e-8, atol=1e-9)
+        assert 0 < len(operator._graphs) < 7
+
+
+@pytest.mark.parametrize("name", problems.ALL)
+def test_both_ends_match_the_dense_spectrum_within_the_residual(name: str) -> None:
+    problem = problems.ALL[name]()
+    h = problems.textbook_hessian(problem)
+    dense = torch.linalg.eigvalsh(h)
+    ends = landscape.extreme_eigenvalues(problem, tol=1e-3)
+    assert ends.converged
+    floor = 1e-3 * max(abs(ends.min), abs(ends.max))
+    found = (ends.min, ends.residual_min, dense[0]), (ends.max, ends.residual_max, dense[-1])
+    for (value, residual, truth), v in zip(found, ends.vectors, strict=True):
+        assert abs(value - float(truth)) <= residual + 1e-12
+        assert residual <= 1.01e-3 * max(abs(value), floor) + 1e-12
+        assert float((h @ v - value * v).norm()) == pytest.approx(residual, rel=1e-6, abs=1e-12)
+
+
+def test_a_start_with_little_of_the_top_eigenvector_does_not_end_at_the_second() -> None:
+    top = torch.tensor([8.904, 8.587, 7.572, 6.14, 5.36, 4.0, 3.0, 2.0, 1.5], dtype=torch.float64)
+    diagonal = torch.cat((torch.linspace(-0.07, 0.5, 2000, dtype=torch.float64), top))
+    for seed in range(20):
+        start = torch.randn(len(diagonal), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        start[2000] *= 0.03
+        found = lanczos(lambda v: diagonal * v, start, high=1, tol=1e-2)
+        assert found.converged
+        assert float(found.values[0]) == pytest.approx(8.904, rel=1e-2)
+
+
+def test_the_grid_is_not_transposed_and_each_point_is_its_own_spectrum() -> None:
+    problem = problems.mlp(widths=(3, 4, 2), samples=20)
+    plane = landscape.random_plane(problem, seed=4)
+    g = landscape.hessian_grid(problem, plane, grid=(3, 2), span=1.0, tol=1e-4)
+    assert g.ratio.shape == (2, 3)
+    for i in range(2):
+        for j in range(3):
+            theta = plane.center + g.x[j] * plane.directions[0] + g.y[i] * plane.directions[1]
+            moved = Problem(problem.model, problem.criterion, problem.tensors or (), theta=theta)
+            dense = torch.linalg.eigvalsh(problems.textbook_hessian(moved)).numpy()
+            assert abs(g.lambda_min[i, j] - dense[0]) <= g.residual_min[i, j] + 1e-12
+            assert abs(g.lambda_max[i, j] - dense[-1]) <= g.residual_max[i, j] + 1e-12
+    np.testing.assert_allclose(g.ratio, np.abs(g.lambda_min) / np.abs(g.lambda_max))
+    assert bool(g.converged.all())
+    assert bool((g.hvps > 2).all())
+
+
+@pytest.mark.parametrize("name", ["mlp relu", "conv"])
+def test_a_hessian_that_is_not_finite_is_nan_and_not_converged(name: str) -> None:
+    problem = problems.ALL[name]()
+    plane = landscape.random_plane(problem)
+    huge = landscape.Plane(plane.center, plane.directions * 1e200, "random", "none", 0)
+    g = landscape.hessian_grid(problem, huge, grid=(3, 1), span=1.0)
+    ends = landscape.extreme_eigenvalues(problem)
+    np.testing.assert_allclose(g.lambda_max, [[np.nan, ends.max, np.nan]], rtol=1e-6)
+    np.testing.assert_allclose(g.lambda_min, [[np.nan, ends.min, np.nan]], rtol=1e-6)
+    assert g.converged.tolist() == [[False, True, False]]
+    assert g.hvps[0, 0] <= 2  # it does not go on
+    theta = problem.theta + huge.directions[0]
+    there = Problem(problem.model, problem.criterion, problem.tensors or (), theta=theta)
+    found = landscape.spectrum(there, 1, with_trace=True, with_density=True)
+    assert not found.converged
+    assert np.isnan([*found.values, *found.residuals, found.trace, found.density.moment(1)[0]]).all()  # type: ignore[union-attr]

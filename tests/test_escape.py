@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import Escape, InputError, Problem
-from landscape.curvature.hessian import dense_hessian
 from landscape.data.synthetic import mean_output
-from landscape.results.stability import median_rank
+from landscape.results.training import median_rank
 from landscape.train.experiments.saddles import escape_time, sweep
+from tests.dense import dense_hessian
 
 FAST = ("steps=200", "lr=0.4")
 

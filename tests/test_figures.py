@@ -68,20 +68,19 @@ def test_the_runs_of_every_figure_can_be_written_down(scale: Scale) -> None:
 
 
 def test_figure_2_is_the_papers_size_on_a_laptop() -> None:
-    runs = figure.get("fig2a").runs("laptop")
-    assert len(runs) == 15
-    for run in runs.values():
-        assert (run.data["name"], run.batch, run.learners, run.lr) == ("mnist", 2000, 5, 1.0)
-        assert run.model["widths"] == [784, 50, 50, 10]
-    whole = figure.get("table3").runs("paper")
-    assert len(whole) == 240  # three seeds
-    assert {run.batch: run.schedule.peak_lr(run.lr, run.batch) for run in whole.values()} == pytest.approx(
-        {1024: 0.1, 2048: 0.2, 4096: 0.4, 8192: 0.8}
-    )
-    smaller = figure.get("table3").runs("laptop")
-    assert {run.batch: run.schedule.peak_lr(run.lr, run.batch) for run in smaller.values()} == pytest.approx(
-        {64: 0.1, 512: 0.8}
-    )
+    for part, size in {"a": (2000, 5, 1.0, 1500), "b": (1998, 6, 0.2, 6000)}.items():
+        runs = figure.get(f"fig2{part}").runs("laptop").values()
+        assert len(runs) == 15
+        assert {(run.batch, run.learners, run.lr, run.steps) for run in runs} == {size}
+        assert all(run.data["name"] == "mnist" for run in runs)
+        assert all(run.model["widths"] == [784, 50, 50, 10] for run in runs)
+    for scale, many, rates in (
+        ("paper", 240, {1024: 0.1, 2048: 0.2, 4096: 0.4, 8192: 0.8}), ("laptop", 32, {64: 0.1, 512: 0.8}),
+    ):  # fmt: skip
+        whole = figure.get("table3").runs(scale).values()
+        assert len(whole) == many  # three seeds, at laptop scale of the larger batch
+        found = {run.batch: run.schedule.peak_lr(run.lr, run.batch) for run in whole}
+        assert found == pytest.approx(rates)
 
 
 def test_the_papers_numbers_are_of_our_networks() -> None:
@@ -137,16 +136,6 @@ def test_an_estimate_counts_the_samples_of_all_that_runs_do(
     assert scales.seconds_of(context, [measured]) - seconds == pytest.approx(
         300 / 30 * scales.SHARPNESS_PASSES * 10 / 1000
     )
-
-
-@pytest.mark.slow
-def test_an_estimate_is_about_what_the_runs_take(tmp_path: Path) -> None:
-    context = Context(tmp_path)
-    run = small(steps=300, decompose=Decompose(every=0))
-    seconds = scales.seconds_of(context, [run])
-    context.train([run])
-    took = landscape.load(context.run_folder(run) / "last.h5").history["wall_s"][-1]
-    assert took / 10 < seconds < 10 * took
 
 
 def test_a_figure_without_runs_is_made_with_data_and_a_page(tmp_path: Path, command: Command) -> None:
@@ -247,15 +236,12 @@ def test_a_table_beside_the_papers_shows_differences_and_divergence(tmp_path: Pa
 
 def test_the_digits_in_other_forms_are_the_same_digits() -> None:
     flat, image, frames = (data.load("digits", form=form).train for form in ("flat", "image", "frames"))
-    for split in (flat, image, frames):
-        assert isinstance(split, tuple)
     x = np.asarray(flat[0]).reshape(-1, 8, 8)
     assert image[0].shape[1:] == (3, 32, 32)
     np.testing.assert_array_equal(image[0][:, 1, ::4, ::4], x)
     np.testing.assert_array_equal(image[0][:, 2, 3::4, 2::4], x)
     np.testing.assert_array_equal(frames[0], x)
-    assert frames[1].shape == (len(x), 8)
-    assert bool((frames[1] == flat[1][:, None]).all())
+    np.testing.assert_array_equal(frames[1], np.repeat(flat[1][:, None], 8, 1))
     with pytest.raises(landscape.InputError, match=r"data\.form: 'round'"):
         data.load("digits", form="round")
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from landscape.curvature.krylov import NEAR_ZERO
-from landscape.curvature.lanczos import Eigenpairs, ends_of, lanczos
+from landscape.curvature.lanczos import NEAR_ZERO, Eigenpairs, ends_of, lanczos
 from tests.conftest import slow_but
 
 SIZE = 240  # more than the basis: it is not gone through whole

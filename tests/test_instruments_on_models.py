@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import math
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,9 +49,8 @@ class Fresh:
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         for batch in self.loader:
-            arrays = {
-                key: rows.numpy().copy() for key, rows in batch.items()
-            }  # a tensor of it keeps it alive
+            # A tensor of it keeps it alive.
+            arrays = {key: rows.numpy().copy() for key, rows in batch.items()}
             self._alive = [each for each in self._alive if each() is not None]
             self._alive.append(weakref.ref(arrays["input_ids"]))
             self.most = max(self.most, len(self._alive))
@@ -116,29 +114,8 @@ def test_data_in_parts_gives_the_numbers_of_data_in_memory(
     for name, measure in INSTRUMENTS.items():
         fresh.most = 0
         np.testing.assert_allclose(measure(parts), expected[name], rtol=1e-5, atol=1e-12, err_msg=name)
-        if name in (
-            "worst",
-            "average, m",
-            "chains",
-        ):  # products with a Hessian keep graphs within their budget
+        if name in ("worst", "average, m", "chains"):  # products keep graphs within their budget
             assert fresh.most <= 3, f"{name} keeps {fresh.most} of 6 batches in memory"
-
-
-@pytest.mark.slow
-def test_a_learning_coefficient_from_batches() -> None:
-    """Of least squares at the minimum: ½ Σ nβh/(nβh + γ) over the eigenvalues h, n counted over the batches."""
-    x = torch.randn(40, 2, dtype=torch.float64, generator=stream(1, 0))
-    y = torch.zeros(40, 1, dtype=torch.float64)
-    model = nn.Sequential(nn.Linear(2, 1, bias=False)).double()
-    nn.init.zeros_(model[0].weight)
-    problem = Problem(model, nn.MSELoss(), [(x[:25], y[:25]), (x[25:], y[25:])])
-    assert not problem.indexed
-    found = landscape.learning_coefficient(
-        problem, 20, localization=1.0, max_steps=1000, max_rhat=1.5, step_size=0.02
-    )
-    s = 40 / math.log(40) * torch.linalg.eigvalsh(2 * x.T @ x / 40)
-    assert abs(found.value - float((s / (s + 1)).sum() / 2)) < 4 * found.standard_error
-    assert (found.samples, found.batch) == (40, 20)
 
 
 def test_passes_hold_a_bounded_part_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:

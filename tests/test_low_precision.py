@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import HessianOperator, InputError, Problem, ProblemWarning
-from landscape.curvature.hessian import KINDS, dense_hessian
+from landscape.curvature.hessian import KINDS
+from tests.dense import dense_hessian
 
 LOW = (torch.bfloat16, torch.float16)
 

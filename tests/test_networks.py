@@ -47,17 +47,12 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", TABLE_1)
-def test_parameter_sizes_are_table_1s(name: str) -> None:
+@pytest.mark.parametrize("name", sorted({*TABLE_1, *COUNTS}))
+def test_parameter_sizes_are_table_1s_or_known_exactly(name: str) -> None:
     with torch.device("meta"):
-        size = 4 * parameters(landscape.models.build(name)) / 2**20
-    assert round(size, 2) == TABLE_1[name]
-
-
-@pytest.mark.parametrize("name", COUNTS)
-def test_parameter_counts_that_are_known_exactly(name: str) -> None:
-    with torch.device("meta"):
-        assert parameters(landscape.models.build(name)) == COUNTS[name]
+        count = parameters(landscape.models.build(name))
+    assert round(4 * count / 2**20, 2) == TABLE_1.get(name, round(4 * count / 2**20, 2))
+    assert count == COUNTS.get(name, count)
 
 
 def reduced(name: str, **options: Any) -> nn.Module:
@@ -87,6 +82,8 @@ def test_outputs_gradients_and_batchnorm(name: str) -> None:
         model.eval()
         torch.testing.assert_close(model(x)[0], model(other)[0])
     assert all(int(m.num_batches_tracked) == 3 for m in norms)
+    if name not in ("lenet-5", "vgg-19"):  # images may have another size
+        assert model(torch.randn(2, 3, 48, 40)).shape == (2, 7)
 
 
 @pytest.mark.parametrize("name", slow_but(["vgg-19", "resnet-18"], CIFAR))
@@ -112,11 +109,6 @@ def curvature_is_the_gradients_slope(problem: Problem) -> None:
     slope = (problem.gradient(center + h * v) - problem.gradient(center - h * v)) / (2 * h)
     product = landscape.HessianOperator(problem)(v)
     assert float((product - slope).norm()) < 1e-3 * float(slope.norm()) + 1e-7
-
-
-@pytest.mark.parametrize("name", [name for name in CIFAR if name not in ("lenet-5", "vgg-19")])
-def test_images_may_have_another_size(name: str) -> None:
-    assert reduced(name).eval()(torch.randn(2, 3, 48, 40)).shape == (2, 10)
 
 
 def test_the_acoustic_model_takes_any_sizes() -> None:
@@ -198,25 +190,3 @@ def test_imagenets_networks_are_torchvisions() -> None:
     with torch.device("meta"):
         for name, count in counts.items():
             assert parameters(landscape.models.build(name)) == count
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*CIFAR, "lstm"])
-def test_each_network_learns_a_small_subset(name: str) -> None:
-    """Four classes of noise around a coarse pattern each; twice the chance of 25% after 30 steps."""
-    torch.manual_seed(1)
-    y = torch.arange(64) % 4
-    if name == "lstm":
-        model = reduced(name, classes=4, inputs=12)
-        x, y = torch.randn(64, 10, 12) + torch.randn(4, 1, 12)[y], y[:, None].expand(64, 10)
-    else:
-        model = reduced(name, classes=4)
-        x = torch.randn(64, 3, 32, 32) + F.interpolate(torch.randn(4, 3, 4, 4), scale_factor=8)[y]
-    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
-    for _ in range(30):
-        batch = torch.randint(64, (16,))
-        optimizer.zero_grad()
-        F.cross_entropy(model(x[batch]), y[batch]).backward()
-        optimizer.step()
-    problem = Problem(model, F.cross_entropy, (x, y)).with_batchnorm("recalibrate", 64)
-    assert problem.accuracy() > 0.5

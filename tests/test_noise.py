@@ -60,15 +60,6 @@ def test_with_varying_curvature_the_closed_form_lies_within_the_error_bar() -> N
     assert abs(mean - lr**2 * 3 * 0.5**2 / (n * batch)) < 4 * error
 
 
-@pytest.mark.slow
-def test_error_bars_shrink_with_the_draws() -> None:
-    problem, weights = spread_quadratic(0.4, 0.0)
-    few, many = (
-        landscape.estimate_noise(problem, weights, 1.0, 5, draws=d).summary()["direct"][1] for d in (25, 400)
-    )
-    assert many == pytest.approx(few / 4, rel=0.4)
-
-
 def test_a_network_matches_dense_matrices_draw_by_draw() -> None:
     problem = problems.mlp(samples=30)
     weights = problem.theta + 0.2 * torch.randn(3, problem.layout.size, dtype=torch.float64)
@@ -129,10 +120,7 @@ def test_batchnorm_takes_the_statistics_of_minibatches() -> None:
 
 def test_bad_arguments_name_themselves() -> None:
     problem, weights = spread_quadratic(0.0, 0.0)
-    with pytest.raises(InputError, match="learners: 1"):
-        landscape.estimate_noise(problem, weights[:1], 1.0, 5)
-    with pytest.raises(InputError, match="draws: 1"):
-        landscape.estimate_noise(problem, weights, 1.0, 5, draws=1)
     batches = Problem(problem.model, mean_output, [problem.tensors or ()])
-    with pytest.raises(InputError, match="tensors"):
-        landscape.estimate_noise(batches, weights, 1.0, 5)
+    for match, of, learners in (("learners: 1", problem, weights[:1]), ("tensors", batches, weights)):
+        with pytest.raises(InputError, match=match):
+            landscape.estimate_noise(of, learners, 1.0, 5)

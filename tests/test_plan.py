@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 import re
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from landscape.cli.plan import BANDWIDTHS, TIMES, parse_workers
 from landscape.core import registry
 from landscape.core.hdf5 import Array
 from landscape.core.options import quantity
-from landscape.results.tables import RunTimes
+from landscape.results.training import RunTimes
 from landscape.train.planning.calibration import calibrate, calibrate_at_once, measure_link
 from landscape.train.planning.plan import (
     Cluster,
@@ -59,17 +59,6 @@ def test_all_reduces_cost_what_the_textbook_says() -> None:
         all_reduce("tree", 4, 1.0, link)
 
 
-@given(st.integers(1, 600), seconds, seconds, st.floats(1.0, 1e9))
-def test_no_all_reduce_beats_the_bounds(workers: int, latency: float, byte: float, size: float) -> None:
-    """Thakur et al. 2005: at least ⌈log₂ W⌉ messages, and 2 (W − 1)/W of the bytes (all, by doubling)."""
-    link = Link(latency, 1 / byte)
-    for kind in ("ring", "recursive-doubling", "recursive-halving"):
-        cost = all_reduce(kind, workers, size, link)
-        least = 1 if kind == "recursive-doubling" and workers > 1 else 2 * (workers - 1) / workers
-        assert cost >= (math.ceil(math.log2(workers)) * latency + least * size * byte) * (1 - 1e-12)
-        assert (cost == 0) == (workers == 1)
-
-
 @given(st.integers(2, 12), st.integers(1, 3), st.sampled_from(planned_topologies()), st.integers(1, 4))
 def test_messages_are_those_that_the_processes_plan(workers: int, held: int, spec: str, step: int) -> None:
     n = workers * held
@@ -96,31 +85,6 @@ def test_every_form_of_mixing_is_planned() -> None:
 
 
 # The recurrence.
-
-
-@given(seconds, seconds, seconds, st.sampled_from(["ring(1)", "torus", "exponential", "hypercube"]))
-def test_without_stragglers_a_step_is_the_formula(
-    gradient: float, update: float, latency: float, spec: str
-) -> None:
-    each = neighbours(spec, 8, 0.0, Link(latency, 1.0))
-    cost = float(np.ravel(each.busy)[0])
-    whole: dict[Order, float] = {
-        "before": cost + gradient + update,
-        "during": max(gradient, cost) + update,
-        "after": gradient + cost + update,
-    }
-    for order, expected in whole.items():
-        for exchange in (each, Exchange(cost)):
-            mean, error = step_time(order, [exchange], gradient, update, 8, Stragglers(), steps=20)
-            assert mean == pytest.approx(expected)
-            assert error == 0
-        mean, _ = step_time(order, [each], gradient, update, 8, Stragglers(), loss_exchange_s=0.5, steps=20)
-        late = {
-            "before": max(cost + gradient, 0.5) + update,
-            "during": max(gradient, cost, 0.5) + update,
-            "after": max(gradient, 0.5) + cost + update,
-        }
-        assert mean == pytest.approx(late[order])
 
 
 @pytest.mark.parametrize("workers", [1, 4, 64])
@@ -210,20 +174,17 @@ def test_rows_add_up(tiny: Path) -> None:
 
 
 def test_learners_a_worker_and_scaling(tiny: Path) -> None:
-    chosen, seen = recipe.read(str(tiny)), list[int]()
+    chosen, seen, cluster = (
+        recipe.read(str(tiny)),
+        list[int](),
+        Cluster(Link(0.0, 1e6), learners_per_worker=2),
+    )
 
     def costs(local_batch: int) -> Costs:
         seen.append(local_batch)
         return fake(local_batch)
 
-    found = plan(
-        chosen,
-        [2, 5],
-        costs,
-        Cluster(Link(0.0, 1e6), learners_per_worker=2),
-        scaling="total",
-        mixings=["full"],
-    )
+    found = plan(chosen, [2, 5], costs, cluster, scaling="total", mixings=["full"])
     assert seen == [10, 4]
     np.testing.assert_array_equal(found.steps, 30)
     with pytest.raises(InputError, match="3 learners do not divide the batch of 40"):
@@ -231,21 +192,14 @@ def test_learners_a_worker_and_scaling(tiny: Path) -> None:
 
 
 def test_what_is_not_linear_needs_the_mean_gradient_too(tiny: Path) -> None:
-    def costs(local_batch: int, linear: bool) -> Costs:
-        return Costs(1e-3, 0.0, 0.0, 0.0, 0.0, 1000, 4000, linear)
-
-    found = [
-        plan(
-            recipe.read(str(tiny)),
-            [8],
-            lambda b, x=x: costs(b, x),
-            Cluster(Link(1e-4, 1e6)),
-            mixings=["ring(1)"],
-        )  # type: ignore[misc]
-        for x in (True, False)
-    ]
-    more = (found[1].step_s - found[0].step_s)[:2]  # of DPSGD's, the time to know neighbours is measured
-    np.testing.assert_allclose(more, all_reduce("ring", 8, 4000, Link(1e-4, 1e6)))
+    link, chosen = Link(1e-4, 1e6), recipe.read(str(tiny))
+    costs = Costs(1e-3, 0.0, 0.0, 0.0, 0.0, 1000, 4000, True)
+    twice, once = (
+        plan(chosen, [8], lambda b, each=each: each, Cluster(link), mixings=["ring(1)"])  # type: ignore[misc]
+        for each in (dataclasses.replace(costs, linear=False), costs)
+    )
+    more = (twice.step_s - once.step_s)[:2]  # of DPSGD's, the time to know neighbours is measured
+    np.testing.assert_allclose(more, all_reduce("ring", 8, 4000, link))
 
 
 def test_a_worker_is_measured(tiny: Path) -> None:
@@ -279,7 +233,7 @@ def test_a_quantity_is_its_number_times_its_unit(unit: str, number: float, space
     assert found == pytest.approx(number * BANDWIDTHS[unit])
 
 
-@given(st.text(max_size=12) | st.from_regex(r"[0-9.eE+-]{0,6} ?[a-zA-Z/]{0,5}"))
+@given(st.text("0123456789.eE+-musGbit/ µé", max_size=12))
 def test_any_other_text_is_refused_in_one_line(text: str) -> None:
     if re.fullmatch(r"[\d.eE+-]+ *(ns|us|µs|ms|s)", text.strip()):
         return
@@ -287,9 +241,7 @@ def test_any_other_text_is_refused_in_one_line(text: str) -> None:
         quantity("--latency", text, TIMES, zero=True)
 
 
-@pytest.mark.parametrize(
-    "text", ["10", "10Gb/s", "0Gbit/s", "-1GB/s", "1e999GB/s", "Gbit/s", "10 gbit/s", ""]
-)
+@pytest.mark.parametrize("text", ["10", "10Gb/s", "0Gbit/s", "-1GB/s", "1e999GB/s", "10 gbit/s", ""])
 def test_bandwidths_that_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="must be a number > 0 with its unit"):
         quantity("--bandwidth", text, BANDWIDTHS)

@@ -30,7 +30,7 @@ from landscape.plots.training import draw_training
 from landscape.results.curvature import Spectrum
 from landscape.results.grids import HessianGrid
 from landscape.results.shown import running_quartiles
-from landscape.results.stability import Stability
+from landscape.results.training import Stability
 from landscape.train.recipes import recipe
 from landscape.train.run.loop import Trainer
 from tests import problems
@@ -441,7 +441,7 @@ def test_limits_at_delay_0_are_joined_to_nothing() -> None:
 
 def test_a_trace_alone_and_a_density_alone_are_drawn() -> None:
     spectrum: Spectrum = samples.results()["spectrum"]
-    none = {"values": np.zeros(0), "residuals": np.zeros(0), "lowest": 0}
+    none = {"values": np.zeros(0), "residuals": np.zeros(0), "lowest": 0, "trace": 3.0, "trace_error": 0.1}
     dense = dataclasses.replace(spectrum, **none)
     trace = dataclasses.replace(
         dense, nodes=np.zeros((0, 0)), weights=np.zeros((0, 0)), label="dpsgd, seed 0"

@@ -16,12 +16,12 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 import landscape
 from landscape import HessianOperator, InputError, PathWarning, Problem, ProblemWarning
 from landscape.curvature import chain_hessian, eigenvalues
-from landscape.curvature.hessian import KINDS, HessianOptions, dense_hessian
-from landscape.curvature.krylov import start_vector
-from landscape.curvature.lanczos import SearchOptions
+from landscape.curvature.hessian import KINDS, HessianOptions
+from landscape.curvature.lanczos import SearchOptions, start_vector
 from landscape.problem.data import Data
 from tests import problems
 from tests.conftest import slow_but
+from tests.dense import dense_hessian
 
 # What is said of curvature in half precision (test_low_precision).
 SAID = pytest.mark.filterwarnings("ignore:model. it computes in:landscape.ProblemWarning")
@@ -55,9 +55,8 @@ def normed(old: bool, dim: int | None) -> nn.Module:
 def test_weight_norm_is_right_although_pytorchs_second_derivative_is_not(old: bool, dim: int | None) -> None:
     x, y = data()
     problem = Problem(normed(old, dim), F.cross_entropy, (x.double(), y))
-    names = (
-        ("0.weight_g", "0.weight_v") if old else [f"0.parametrizations.weight.original{i}" for i in (0, 1)]
-    )
+    new = [f"0.parametrizations.weight.original{i}" for i in (0, 1)]
+    names = ("0.weight_g", "0.weight_v") if old else new
 
     def loss(theta: Tensor) -> Tensor:
         views = problem.layout.views(theta)
@@ -89,9 +88,8 @@ class Bags(nn.Module):
         rows = []
         for a, b in itertools.pairwise(ends):
             bag = words.flatten()[a:b]
-            counted = (
-                torch.ones_like(bag) if self.words.padding_idx is None else bag != self.words.padding_idx
-            )
+            padding = self.words.padding_idx
+            counted = torch.ones_like(bag) if padding is None else bag != padding
             row = (self.words.weight[bag] * (counted * shares[a:b])[:, None]).sum(0)
             rows.append(row / max(1, int(counted.sum())) if self.words.mode == "mean" else row)
         plain: Tensor = self.head(torch.stack(rows).tanh())
@@ -122,11 +120,9 @@ def test_embedding_bags_have_second_derivatives(mode: str, padding: int | None, 
 
 
 def test_the_largest_word_of_a_bag_has_no_second_derivative() -> None:
-    problem = Problem(
-        Bags(False, "max", None), F.cross_entropy, (torch.randint(9, (20, 6)), torch.randint(3, (20,)))
-    )
+    words = torch.randint(9, (20, 6)), torch.randint(3, (20,))
     with pytest.raises(InputError, match="no second derivative of embedding_bag"):
-        landscape.trace(problem)
+        landscape.trace(Problem(Bags(False, "max", None), F.cross_entropy, words))
 
 
 class Askew(torch.autograd.Function):
@@ -154,7 +150,7 @@ def askew() -> nn.Module:
 
 
 @SAID
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_wrong_second_derivative_is_refused_but_not_with_check_off(call: str, dtype: torch.dtype) -> None:
     problem = Problem(askew(), F.cross_entropy, data(), dtype=dtype)
@@ -325,25 +321,14 @@ class Odd(nn.Module):
         return out
 
 
-@SAID
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_odd_parameters_and_half_precision_go_through_every_analysis(kind: str, dtype: torch.dtype) -> None:
+def test_odd_parameters_go_through_every_analysis(kind: str) -> None:
     torch.manual_seed(0)
-    problem = Problem(Odd(), F.cross_entropy, data(), dtype=dtype)
-    double = Problem(Odd(), F.cross_entropy, data(), theta=problem.theta.double(), dtype=torch.float64)
-    values = torch.linalg.eigvalsh(dense_hessian(double, kind=kind))
-    near = {"rel": 1e-2, "abs": 1e-3}
+    problem = Problem(Odd(), F.cross_entropy, data(), dtype=torch.float64)
+    values = torch.linalg.eigvalsh(dense_hessian(problem, kind=kind))
     ends = landscape.extreme_eigenvalues(problem, kind=kind)
-    assert (ends.min, ends.max) == pytest.approx((float(values[0]), float(values[-1])), **near)
-    top = landscape.top_eigenvalues(problem, 3, kind=kind)
-    assert top.values.tolist() == pytest.approx(values.flip(0)[:3].tolist(), **near)
+    assert (ends.min, ends.max) == pytest.approx((float(values[0]), float(values[-1])), rel=1e-2, abs=1e-3)
     traced = landscape.trace(problem, 3 * problem.layout.size, kind=kind)
-    assert traced.value == pytest.approx(float(values.sum()), **near)
+    assert traced.value == pytest.approx(float(values.sum()))
     dense = landscape.density(problem, 4, 10, kind=kind)
     assert dense.moment(2)[0] * len(values) == pytest.approx(float(values.square().sum()), rel=0.6)
-    if kind == "hessian":
-        grid = landscape.hessian_grid(problem, landscape.random_plane(problem), grid=(1, 1))
-        assert grid.lambda_max.item() == pytest.approx(float(values[-1]), **near)
-        found = landscape.spectrum(problem, 2, ends=True, with_trace=True, with_density=True)
-        assert found.values[0] == pytest.approx(float(values[-1]), **near)

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from landscape import FailedError, InputError, Problem, smoothing
 from landscape.analysis.smoothing import displacement
-from landscape.curvature.hessian import dense_hessian
 from landscape.data.synthetic import mean_output
 from tests import problems
 from tests.conftest import slow_but
+from tests.dense import dense_hessian
 
 EIGENVALUES = [-0.5, 0.2, 1.0, 3.0]
 
@@ -118,5 +118,3 @@ def test_what_cannot_be_smoothed_is_refused() -> None:
         smoothing(problem, torch.ones(3, 4, dtype=torch.float64))
     with pytest.raises(InputError, match="learners: 1 is not allowed"):
         smoothing(problem, learners(4, n=1))
-    with pytest.raises(InputError, match="pairs: 1 is not allowed"):
-        smoothing(problem, learners(4), pairs=1)

@@ -15,7 +15,7 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
 from landscape.core.options import SPLIT, expect, positive
-from landscape.core.progress import Progress, portion
+from landscape.core.progress import Progress, no_progress, portion
 from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
 from landscape.evaluation import needs
@@ -86,21 +86,15 @@ def disagreement(
     """
     weights, problem, origin = _learners(checkpoint, problem)
     positive("top_k", top_k, least=1)
-    report = progress or (lambda share: None)
+    report = progress or no_progress
     spread = _Spread(weights.to(problem.device, problem.dtype))
     mean, consensus = spread.mean, spread.consensus
     if not 0 < consensus < math.inf:
         raise FailedError(f"weights: their consensus distance is {consensus:g}, there is no disagreement")
     pairs = top_eigenvalues(
-        problem,
-        top_k,
-        tol,
-        theta=mean,
-        search=search,
-        max_products=max_products,
-        seed=seed,
+        problem, top_k, tol, theta=mean, search=search, max_products=max_products, seed=seed,
         progress=portion(progress, 0, 0.6),
-    )
+    )  # fmt: skip
     report(0.6)
     loss, gradient = problem.loss_and_gradient(mean)
     along = spread.products(pairs.vectors)  # (n, k)

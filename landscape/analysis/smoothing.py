@@ -6,12 +6,11 @@ with ξ_j independent and normal; and for comparison the isotropic Σ = σ²I of
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -27,8 +26,7 @@ from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import exact_products, points_at_once, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator
-from landscape.curvature.krylov import start_vector, warm_start
-from landscape.curvature.lanczos import TOL, lanczos
+from landscape.curvature.lanczos import TOL, lanczos, start_vector, warm_start
 from landscape.evaluation import needs
 from landscape.evaluation.needs import GRAPH_BYTES
 from landscape.problem.layout import average
@@ -37,6 +35,11 @@ from landscape.results.base import Provenance
 from landscape.results.flatness import Smoothing
 
 KINDS = ("measured", "isotropic")
+# The fields of L_Σ, (2,) or (2, S): for the measured spread and for the isotropic one.
+SMOOTHED = (
+    "loss_smooth", "loss_smooth_se", "lambda_smooth", "lambda_smooth_residual", "lambda_smooth_se",
+    "lambda_smooth_bias", "lipschitz_smooth", "lipschitz_smooth_se",
+)  # fmt: skip
 # Antithetic pairs ±δ: standard errors to about 18%, 1/√(2·15) (ours).
 PAIRS = 16
 TOP = 5
@@ -117,24 +120,21 @@ def smoothing(
     route = mean[None] if path is None else path.to(mean)
     lengths = (route[1:] - route[:-1]).double().norm(dim=1)
     gradients = [problem.gradient(w).double() for w in route] if len(route) > 1 else []
-    columns: dict[str, list[Any]] = {name: [] for name in ("loss", "lambda", "lipschitz")}
+    rows = []
     for k, kind in enumerate(KINDS):
-        draw = functools.partial(displacement, spread, kind, variance, seed)
 
-        def shift(i: int, draw: Callable[[int], Tensor] = draw) -> Tensor:
-            return problem.along_weights(draw(i))
+        def shift(i: int, kind: str = kind) -> Tensor:
+            return problem.along_weights(displacement(spread, kind, variance, seed, i))
 
         smoothed = _Smoothed(problem, mean, shift, pairs)
-        values = [[problem.loss(mean + sign * shift(i)) for sign in (1, -1)] for i in range(pairs)]
-        columns["loss"].append(mean_and_error(np.mean(values, axis=1)))
         began, ends = (0.3 + 0.7 * (k + share) / len(KINDS) for share in (0, 1))
-        sharpest = smoothed.sharpest(
-            eigen.vectors[0], tol, seed, portion(progress, began, (began + ends) / 2)
-        )
-        columns["lambda"].append(sharpest)
-        columns["lipschitz"].append(smoothed.lipschitz(route, lengths))
-        if progress:
-            progress(ends)
+        losses = [[problem.loss(mean + sign * shift(i)) for sign in (1, -1)] for i in range(pairs)]
+        first_half = portion(progress, began, (began + ends) / 2)
+        sharpest, converged = smoothed.sharpest(eigen.vectors[0], tol, seed, first_half)
+        lipschitz = smoothed.lipschitz(route, lengths)
+        rows.append((*mean_and_error(np.mean(losses, axis=1)), *sharpest, *lipschitz, converged))
+        portion(progress, began, ends)(1.0)
+    *smooth, both = zip(*rows, strict=True)
     changes = [float((b - a).norm()) for a, b in itertools.pairwise(gradients)]
     return Smoothing(
         loss=problem.loss(mean),
@@ -150,27 +150,12 @@ def smoothing(
         parameters=len(mean),
         learners=len(weights),
         pairs=pairs,
-        samples=problem.data.samples,
+        samples=problem.samples,
         seed=seed,
-        converged=bool(eigen.converged) and all(converged for *_, converged in columns["lambda"]),
-        **_smoothed_values(columns),
+        converged=bool(eigen.converged) and all(both),
+        **{name: np.array(values) for name, values in zip(SMOOTHED, smooth, strict=True)},
         **about,
     )
-
-
-def _smoothed_values(columns: dict[str, list[Any]]) -> dict[str, Array]:
-    """The fields of L_Σ, (2,) or (2, S): for the measured spread and for the isotropic one."""
-    loss, sharp, slope = (np.array(columns[name]) for name in ("loss", "lambda", "lipschitz"))
-    return {
-        "loss_smooth": loss[:, 0],
-        "loss_smooth_se": loss[:, 1],
-        "lambda_smooth": sharp[:, 0],
-        "lambda_smooth_residual": sharp[:, 1],
-        "lambda_smooth_se": sharp[:, 2],
-        "lambda_smooth_bias": sharp[:, 3],
-        "lipschitz_smooth": slope[:, 0],
-        "lipschitz_smooth_se": slope[:, 1],
-    }
 
 
 def displacement(spread: Tensor, kind: str, variance: float, seed: int, i: int) -> Tensor:
@@ -220,9 +205,9 @@ class _Smoothed:
         return each
 
     def sharpest(
-        self, near: Tensor, tol: float, seed: int, progress: Progress | None
-    ) -> tuple[float, float, float, float, bool]:
-        """(λ_max, residual, standard error, bias, converged) of the mean Hessian, from a vector ``near``."""
+        self, near: Tensor, tol: float, seed: int, progress: Progress
+    ) -> tuple[tuple[float, float, float, float], bool]:
+        """(λ_max, residual, standard error, bias) of the mean Hessian, from a vector ``near``; converged."""
         each = self.products()
 
         def product(v: Tensor) -> Tensor:
@@ -239,7 +224,7 @@ class _Smoothed:
             along[i] = part = float(v.double() @ away.double())
             across += float(away.double().square().sum()) - part**2
         bias = max(0.0, across) / (self.pairs * (self.pairs - 1)) / abs(value) if value else math.nan
-        return value, float(top.residuals[0]), standard_error(along), bias, top.converged
+        return (value, float(top.residuals[0]), standard_error(along), bias), top.converged
 
     def lipschitz(self, route: Tensor, lengths: Tensor) -> tuple[Array, Array]:
         """‖Δ∇L_Σ‖/‖Δw‖ of each step of ``route`` (S + 1, P) and its standard error, (S,) each.

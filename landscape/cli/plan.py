@@ -16,7 +16,7 @@ from landscape.cli import common, options
 from landscape.core.errors import InputError
 from landscape.core.memory import pick_device
 from landscape.core.options import positive, quantity
-from landscape.results.tables import RunTimes
+from landscape.results.training import RunTimes
 from landscape.train.planning import calibration
 from landscape.train.planning.plan import ALL_REDUCE, SCALINGS, Cluster, Costs, Link, Stragglers, local_batch
 from landscape.train.planning.plan import plan as compute_plan
@@ -63,8 +63,6 @@ class Planning:
         for name, number, least in (
             ("--learners-per-worker", learners_per_worker, 1),
             ("--per-machine", values["per_machine"], 1),
-            ("--straggler", straggler, 0),
-            ("--slow", slow, 1),
         ):
             positive(name, number, least=least)
         bandwidth, latency = values.pop("bandwidth"), values.pop("latency")

@@ -16,7 +16,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import filelock
@@ -135,7 +134,12 @@ def replacing(path: str | Path) -> Iterator[CalmFile]:
             if os.name == "nt":  # which renames no open file
                 raw.close()
             os.replace(temporary, path)
-        _sync_folder(path.parent)
+        with contextlib.suppress(OSError):  # write the rename to the disk, where a folder can be opened
+            handle = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
     except OSError as error:
         raise FailedError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
@@ -200,16 +204,6 @@ def remove_stale(folder: Path) -> None:
                         os.unlink(folder / name)
                 finally:
                     os.close(handle)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Write a rename in ``folder`` to the disk, on systems where a folder can be opened."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def open_regular(path: str | Path, most: int | None = None) -> io.BufferedReader:
@@ -428,9 +422,7 @@ class Lock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
 

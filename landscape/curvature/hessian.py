@@ -32,7 +32,6 @@ from landscape.problem.batches import aligned
 from landscape.problem.layout import check_recording, differentiable, gradients
 from landscape.problem.problem import Problem
 
-KINDS = ("hessian", "gauss-newton")
 # Random vectors of the test of symmetry; one of their 6 pairs alone might miss an asymmetry (ours).
 TEST_VECTORS = 4
 
@@ -128,6 +127,7 @@ class GaussNewtonChunk:
 
 Chunk = HessianChunk | GaussNewtonChunk
 CHUNKS: dict[str, type[Chunk]] = {"hessian": HessianChunk, "gauss-newton": GaussNewtonChunk}
+KINDS = tuple(CHUNKS)
 
 
 class PenaltyHessian:
@@ -362,15 +362,6 @@ class HessianOptions:
 
 
 FULL_HESSIAN = HessianOptions()
-
-
-def dense_hessian(
-    problem: Problem, theta: Tensor | None = None, *, kind: str = "hessian", part: Part = None
-) -> Tensor:
-    """∇²L(θ), or its Gauss-Newton part, or a block of it, as a matrix, for very small models: P products."""
-    made = HessianOperator(problem, theta, kind=kind, part=part)
-    eye = torch.eye(made.size, dtype=made.problem.dtype, device=problem.device)
-    return torch.stack([made(e) for e in eye], dim=1)
 
 
 def gradient_curvature(problem: Problem, theta: Tensor | None = None) -> tuple[float, float]:

@@ -36,6 +36,20 @@ def lengths(surface: Surface) -> tuple[float, float, float]:
     return norms[0], norms[1], norms[2]
 
 
+def gram(surface: Surface) -> Array:
+    """(2, 2), the inner products of the directions."""
+    u, v = surface.directions.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is no comparison of lengths, nor NaN
+        return np.array([[u @ u, u @ v], [u @ v, v @ v]])
+
+
+def independent(gram: Array) -> bool:
+    """Whether directions with these inner products are finite, not zero and not parallel."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        area = gram[0, 0] * gram[1, 1]
+        return bool(np.isfinite(gram).all() and np.isfinite(area) and area - gram[0, 1] ** 2 > 1e-12 * area)
+
+
 def loss_at(surface: Surface, x: Array, y: Array) -> Array:
     """The loss at points of the plane, between the points of the grid by bilinear interpolation.
 
@@ -59,11 +73,11 @@ def _neighbours(grid: Array, at: Array) -> list[tuple[Array, Array]]:
 
 def profile(surface: Surface) -> Profile:
     """The loss against the distance from the centre: quartiles over all directions of the plane."""
-    u, v = surface.directions.astype(np.float64)
-    gram = np.array([[u @ u, u @ v], [u @ v, v @ v]])
     angle = np.arange(DIRECTIONS) / DIRECTIONS * 2 * np.pi
     circle = np.stack([np.cos(angle), np.sin(angle)])
-    steps = np.linalg.solve(np.linalg.cholesky(gram).T, circle)  # coordinates of points at distance 1
+    steps = np.linalg.solve(
+        np.linalg.cholesky(gram(surface)).T, circle
+    )  # coordinates of points at distance 1
     with np.errstate(divide="ignore"):
         reach = [
             np.where(s > 0, grid[-1], grid[0]) / np.where(s == 0, np.nan, s)
@@ -80,12 +94,7 @@ def has_profile(surface: Surface) -> bool:
     if surface.kind not in CENTERED or min(surface.loss.shape) < 2:
         return False
     inside = all(grid[0] < 0 < grid[-1] and np.all(np.diff(grid) > 0) for grid in (surface.x, surface.y))
-    u, v = surface.directions.astype(np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is no comparison of lengths, nor NaN
-        area = (u @ u) * (v @ v)
-        independent = np.isfinite(area) and area - (u @ v) ** 2 > 1e-12 * area
-    zero = np.zeros(1)
-    return bool(inside and independent and np.isfinite(loss_at(surface, zero, zero)[0]))
+    return inside and independent(gram(surface)) and bool(np.isfinite(center_loss(surface)))
 
 
 def center_loss(surface: Surface) -> float:
@@ -117,3 +126,25 @@ def comparable(surfaces: Sequence[Surface]) -> bool:
     """
     kinds = {(s.kind, s.norm, s.seed, s.ignore, s.span, s.split, len(s.center)) for s in surfaces}
     return len(kinds) == 1 and all(map(has_profile, surfaces))
+
+
+def barrier(t: Array, loss: Array) -> float:
+    """The loss barrier between the ends of a line: max_t [L(t) − ((1−t)·L(0) + t·L(1))] ≥ 0.
+
+    A barrier of 0 means that the loss never rises above the straight line between its ends, as in a convex
+    valley: the two ends are linearly connected (Frankle et al. 2020, who use the mean of the two ends in
+    place of the straight line; this form is from Entezari et al. 2022, section 2).
+
+    Args:
+        t: (K,), from 0 to 1.
+        loss: (K,).
+
+    Returns:
+        The barrier in the unit of the loss; NaN if a loss is NaN or an end is infinite.
+
+    Example:
+        >>> barrier(np.array([0.0, 0.5, 1.0]), np.array([1.0, 4.0, 3.0]))
+        2.0
+    """
+    with np.errstate(invalid="ignore"):
+        return float(np.max(loss - ((1 - t) * loss[0] + t * loss[-1])))

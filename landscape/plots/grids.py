@@ -17,8 +17,7 @@ from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, has_given_axes, panels, stacked_panels, wrapped_panels
 from landscape.plots.surface import CENTER, CMAP, LOWEST, POINT, Scale, color_bar, map_axes, scale
-from landscape.results.basins import Basins
-from landscape.results.grids import HessianGrid, Line
+from landscape.results.grids import Basins, HessianGrid, Line
 
 
 @draws(HessianGrid)

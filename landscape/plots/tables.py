@@ -20,8 +20,7 @@ from landscape.plots.drawing import draws, literal
 from landscape.plots.picture import finish, panels, points, wrapped_panels
 from landscape.results.comparison import Comparison, summary, verdict
 from landscape.results.shown import logarithmic
-from landscape.results.stability import Escape, Minima, Stability
-from landscape.results.tables import RunTimes, Sweep
+from landscape.results.training import Escape, Minima, RunTimes, Stability, Sweep
 
 
 @draws(Stability)

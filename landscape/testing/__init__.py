@@ -14,8 +14,7 @@ those in :data:`CHECKS`, such as for ``pytest.mark.parametrize``; ``device`` is 
 """
 
 from landscape.testing.analyses import Truth, check_analysis
-from landscape.testing.checks import CHECKS
-from landscape.testing.interface import check_command, check_drawing
+from landscape.testing.checks import CHECKS, check_command, check_drawing
 from landscape.testing.training import check_instrument, check_optimizer, check_rule, check_topology
 
 __all__ = [

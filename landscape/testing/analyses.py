@@ -16,8 +16,17 @@ import torch
 from landscape.core import registry
 from landscape.problem.problem import Problem
 from landscape.results.base import Result, load_results
-from landscape.testing.checks import CHECKS, classification, refuses, require, run, same_result
-from landscape.testing.interface import check_command, check_drawing, run_command
+from landscape.testing.checks import (
+    CHECKS,
+    check_command,
+    check_drawing,
+    classification,
+    refuses,
+    require,
+    run,
+    run_command,
+    same_result,
+)
 
 Analysis = Callable[..., Result]
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import registry
 from landscape.problem.layout import Layout, Slot
-from landscape.testing.checks import CHECKS, lent, refuses, require, run, same_bits
-from landscape.testing.interface import RECIPE
+from landscape.testing.checks import CHECKS, RECIPE, lent, refuses, require, run, same_bits
 from landscape.train import algorithms
 from landscape.train import optimizer as optimizers
 from landscape.train.algorithms.base import Rule

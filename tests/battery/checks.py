@@ -247,14 +247,10 @@ def _second_order(
 
 
 def _no_hessian(found: Findings, problem: Problem, words: str) -> None:
-    with found.attempt("ends", words):
-        landscape.extreme_eigenvalues(problem)
-    with found.attempt("top", words):
-        landscape.top_eigenvalues(problem)
-    with found.attempt("trace", words):
-        landscape.trace(problem)
-    with found.attempt("density", words):
-        landscape.density(problem)
+    functions = (landscape.extreme_eigenvalues, landscape.top_eigenvalues, landscape.trace, landscape.density)
+    for function in functions:
+        with found.attempt(function.__name__, words):
+            function(problem)
 
 
 def _trace(found: Findings, problem: Problem, expected: float, rounding: float) -> None:

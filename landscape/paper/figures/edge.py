@@ -27,7 +27,6 @@ from landscape.paper.verdicts import (
     Rows,
     by_seed,
     difference_effect,
-    need,
     pair,
     ratio_effect,
     select,
@@ -232,7 +231,6 @@ def _judge_follows(rows: Rows) -> list[Effect]:
 
 def _correlation(rows: Rows) -> float:
     """Of log λ_max and the log rise of the loss; NaN from fewer than three rows where both are positive."""
-    need(rows, "lambda_max_nat", "median_rise_nat")
     pairs = rows[["lambda_max_nat", "median_rise_nat"]].to_numpy(float)
     pairs = np.log(pairs[np.isfinite(pairs).all(1) & (pairs > 0).all(1)])
     return float(np.corrcoef(pairs.T)[0, 1]) if len(pairs) > 2 else float("nan")
@@ -290,7 +288,6 @@ def _lazy(context: Context) -> Drawing:
 
 def _judge_lazy(rows: Rows) -> list[Effect]:
     """The powers of 1 + ω_min and of the gap that fit the sharpness; and the families, end against end."""
-    need(rows, "omega_min", "gap", LEVEL)
     powers = []
     for seed in settings(rows, "seed"):
         here = select(rows, seed=seed)

@@ -28,7 +28,6 @@ from landscape.paper.verdicts import (
     by_seed,
     difference_effect,
     measured,
-    need,
     pair,
     ratio,
     ratio_effect,
@@ -285,7 +284,6 @@ def _learners_surface(context: Context, point: Point) -> Surface:
 
 
 def _judge_planes(rows: Rows) -> list[Effect]:
-    need(rows, "seed")
     what = "loss of the median learner / of the mean"
     return [ratio_effect(w, what, [by_seed(rows, name, when=w) for name in _LOSSES]) for w in _WHEN]
 

@@ -14,7 +14,7 @@ from landscape.paper.context import Context
 from landscape.paper.figure import Compared, Drawing, figure, handle
 from landscape.paper.figures.edge import COLORS, SETTINGS, algorithm, named, settings_legend
 from landscape.paper.scales import mnist_runs
-from landscape.paper.verdicts import Effect, Rows, need, select, settings
+from landscape.paper.verdicts import Effect, Rows, select, settings
 from landscape.plots.picture import panels
 
 # Learners of the recipe mnist-fig2b-dpsgd. Total batches and steps (ours): a tenth of Figure 2's batch, that
@@ -79,7 +79,6 @@ def _measured(key: str, run: Checkpoint) -> list[dict[str, Any]]:
 
 def _late(rows: Rows) -> Rows:
     """The second half of each run."""
-    need(rows, "batch", "setting", "seed", "step")
     last = rows.groupby(["batch", "setting", "seed"])["step"].transform("max")
     return rows[rows["step"] > last / 2]
 
@@ -116,7 +115,6 @@ def _judge(rows: Rows) -> list[Effect]:
     low, late, effects = min(STEPS), _late(rows), []
     what = "how much nearer batch sharpness is to the limit than λ_max (logarithm of the ratio)"
     columns = ["lr_lambda_max", "lr_batch_sharpness", "lr_lambda_limit"]
-    need(rows, *columns)
     for name in SETTINGS:
         middle = select(late, batch=low, setting=name).groupby("seed")[columns].median()
         with np.errstate(invalid="ignore"):  # a negative one has no ratio to the limit: not tested

@@ -12,7 +12,7 @@ from landscape.paper.context import Context, Runs, Scale
 from landscape.paper.figure import Drawing, compare, figure
 from landscape.paper.figures.training_curves import ALL, BOTH, NAMED, accuracy, cell
 from landscape.paper.scales import PAPER_CIFAR, cells, cifar_note
-from landscape.paper.verdicts import Effect, Rows, need, ratio_effect, select, settings
+from landscape.paper.verdicts import Effect, Rows, ratio_effect, select, settings
 
 # Test accuracy in % up to which a network counts as not trained (ours); of ten classes chance is 10.
 CHANCE = 15.0
@@ -59,7 +59,6 @@ def _medians(rows: Rows, value: str, count: str = "") -> Rows:
     ``count``: a column that says which points count; a run counts if half of its points do.
     """
     place = ["model", "algorithm", "seed"]
-    need(rows, *place, "test_accuracy_percent", value)
     trained = rows[rows["test_accuracy_percent"].astype(float) >= CHANCE]
     good = trained[trained[count].astype(str) == "True"] if count else trained
     groups, every = good.groupby(place, sort=False)[value], trained.groupby(place, sort=False)
@@ -94,10 +93,7 @@ def _fig3(context: Context) -> Drawing:
         context,
         first,
         lambda key, label: context.contour(context.last(key), label=label, **settings_),
-        lambda s: {
-            "test_loss_nat": s.loss,
-            "rise_nat": s.loss - s.loss[len(s.y) // 2, len(s.x) // 2],
-        },
+        lambda s: {"test_loss_nat": s.loss, "rise_nat": s.loss - s.loss[len(s.y) // 2, len(s.x) // 2]},
     )
     by_run = rows.groupby(["model", "algorithm", "seed"], sort=False)["rise_nat"].median().reset_index()
     words = "The loss rises {} as much around SSGD's solutions as around DPSGD's"

@@ -16,7 +16,7 @@ from landscape.core.statistics import mean_and_error
 from landscape.paper import scales
 from landscape.paper.context import Context, Point
 from landscape.paper.figure import Compared, Drawing, figure, summary
-from landscape.paper.verdicts import Effect, Rows, need, select, settings, stacked
+from landscape.paper.verdicts import Effect, Rows, select, settings, stacked
 from landscape.plots.picture import panels, shared_legend
 from landscape.results.flatness import Smoothing
 from landscape.results.noise import NoiseEstimate
@@ -82,7 +82,6 @@ def _eq4(context: Context) -> Drawing:
 
 def _judge_eq4(rows: Rows) -> list[Effect]:
     """The median over the checkpoints of a run."""
-    need(rows, "seed", "step", "estimate", "value")
     by = rows.pivot(index=["seed", "step"], columns="estimate", values="value")
     off = by["eq4"] / by["direct"].where(by["direct"] != 0)
     ratios = off.groupby("seed", sort=False).agg(lambda values: np.median(values))  # NaN where one is
@@ -143,7 +142,6 @@ def _split(context: Context) -> Drawing:
 
 def _judge_split(rows: Rows) -> list[Effect]:
     """The mean over the steps of a run; below 5% counts as none (ours)."""
-    need(rows, "seed")
     means = select(rows, step="mean", term="delta_cross")
     what, claimed = "cross term / Δ_DP, mean over the steps", (-0.05, 0.05)
     return [
@@ -227,7 +225,6 @@ def _smoothing(context: Context) -> Drawing:
 
 def _judge_smoothing(rows: Rows) -> list[Effect]:
     """Of DPSGD's checkpoints, the first and the last of each seed."""
-    need(rows, "checkpoint", "lambda_max", "lambda_smoothed", "alpha", "alpha_e")
     seeds = rows["checkpoint"].astype(str).str.extract(r"^dpsgd, seed (\d+), step ", expand=False)
     runs, below = rows.groupby(seeds, sort=False), (-np.inf, 1.0)
     effects = []

@@ -22,7 +22,6 @@ from landscape.paper.verdicts import (
     by_seed,
     difference,
     difference_effect,
-    need,
     select,
     settings,
     stacked,
@@ -143,7 +142,6 @@ def _edges(rows: Rows) -> dict[str, dict[float, float]]:
     In doublings; one below the smallest rate where no rate converges. Rates below the first one that
     converges are too low for the number of steps, and say nothing about the largest.
     """
-    need(rows, "algorithm", "seed", "lr", ERROR)
     below, found = _bound(rows), dict[str, dict[float, float]]()
     none = float(np.log2(rows["lr"].min())) - 1
     for (name, seed), runs in rows.sort_values("lr").groupby(["algorithm", "seed"], sort=False):
@@ -226,7 +224,6 @@ def _lamb_runs(scale: Scale) -> Runs:
 def _best(rows: Rows, kind: str, name: str) -> dict[float, float]:
     """The test errors by seed at the rate with the lowest median."""
     chosen = select(rows, optimizer=kind, setting=name)
-    need(chosen, "seed", "lr", ERROR)
     return by_seed(chosen, ERROR, lr=chosen.groupby("lr")[ERROR].median().idxmin())
 
 

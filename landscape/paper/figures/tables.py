@@ -36,7 +36,6 @@ from landscape.paper.verdicts import (
     Rows,
     difference,
     difference_effect,
-    need,
     pair,
     settings,
     stacked,
@@ -170,8 +169,7 @@ def _tabulate(context: Context, entries: Iterable[Entry], what: str, quantity: s
 
 def _judge_pairs(rows: Rows, quantity: str, small: str = "") -> list[Effect]:
     """Every form of DPSGD against SSGD: better; at the settings that begin with ``small``, as good."""
-    effects = []
-    need(rows, "seed")
+    effects, rows = [], rows[rows["seed"].notna()]
     forms = [a for a in settings(rows, "algorithm") if a.startswith("DPSGD")]
     for (network, at), form in itertools.product(settings(rows, "network", "at"), forms):
         ssgd, dpsgd = pair(rows, "ours", algorithm=("SSGD", form), network=network, at=at)
@@ -262,7 +260,6 @@ def _table2(context: Context) -> Drawing:
 def _judge_2(rows: Rows) -> list[Effect]:
     """Batch 1024 against each larger one, at the same rate."""
     effects = []
-    need(rows, "seed")
     for network, batch in itertools.product(settings(rows, "network"), BATCHES[1:]):
         both = pair(rows, "ours", network=network, at=("batch 1024", f"batch {batch}"))
         where = f"{network}, batch 1024 less {batch}"

@@ -19,7 +19,7 @@ from landscape.evaluation.grid import setting
 from landscape.problem.layout import average
 from landscape.results.base import Provenance
 from landscape.results.noise import CriticalBatch
-from landscape.train.recipes.recipe import Decompose, Monitor, Recipe, Save, Schedule, recipe_of
+from landscape.train.recipes.recipe import Recipe, Save, Schedule, continued
 from landscape.train.run.loop import Hooks, Trainer
 
 # Batches in units of the run's own, seeds, and the allowed rise of the loss (ours).
@@ -127,20 +127,10 @@ def critical_batch(
 
 def _recipe(run: Checkpoint) -> Recipe:
     """The recipe of the branches: the run's, without its schedule and what is recorded along the way."""
-    recipe = recipe_of(run)
-    if recipe.names_code:
-        raise FailedError(
-            f"{run.path}: its recipe names code, which a file may not bring in; the run cannot be continued"
-        )
+    recipe = continued(run, schedule=Schedule())
     if run.diverged:
         raise FailedError(f"{run.path or 'checkpoint'}: the run diverged, there is nothing to continue")
-    return dataclasses.replace(
-        recipe,
-        schedule=Schedule(),
-        decompose=Decompose(every=0),
-        evaluate=dataclasses.replace(recipe.evaluate, every=0),
-        monitor=Monitor(),
-    )
+    return recipe
 
 
 def _batches(recipe: Recipe, factors: Sequence[float]) -> list[int]:
@@ -169,7 +159,7 @@ def _train(
 
     def evaluate(state: Checkpoint) -> None:
         if state.step > recipe.steps - length / 4:
-            losses.append(trainer.mean_evaluation.training_loss(average(state.weights)))
+            losses.append(trainer.buffers.training_loss(average(state.weights)))
 
     recipe = dataclasses.replace(recipe, checkpoint=Save(every=every))
     trainer = Trainer(recipe, checkpoint=run, device=device, data_dir=data_dir, hooks=Hooks(save=evaluate))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -23,11 +22,11 @@ from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.stability import Minima
+from landscape.results.training import Minima
 from landscape.stability import limits, max_stable_step, polynomials
 from landscape.train import algorithms
 from landscape.train.optimizer import SGD
-from landscape.train.recipes.recipe import Decompose, Evaluate, Monitor, Save, recipe_of
+from landscape.train.recipes.recipe import Save, continued
 from landscape.train.run.loop import Hooks, Trainer
 
 # All ours. The start lies so much of ‖w‖ away from the minimum: far above rounding in float32 and what the
@@ -218,18 +217,7 @@ def mean_path(
 
     Raises FailedError where the run's recipe names code, which a file cannot bring in.
     """
-    recipe = dataclasses.replace(
-        recipe_of(run),
-        steps=run.step + steps,
-        decompose=Decompose(every=0),
-        evaluate=Evaluate(every=0),
-        monitor=Monitor(),
-        checkpoint=Save(every=1),
-    )
-    if recipe.names_code:
-        raise FailedError(
-            f"{run.path}: its recipe names code, which a file may not bring in; the run cannot be continued"
-        )
+    recipe = continued(run, steps=run.step + steps, checkpoint=Save(every=1))
     path = [run.mean]
     hooks = Hooks(save=lambda state: path.append(average(state.weights).cpu()))
     # The spread of a diverged run can be smoothed by, but there is nowhere to go on to.

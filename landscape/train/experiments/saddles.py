@@ -10,18 +10,14 @@ import numpy as np
 from landscape.core.errors import InputError
 from landscape.core.registry import numerics
 from landscape.models.small import Saddle
-from landscape.results.stability import Escape
+from landscape.results.training import Escape
 from landscape.train.recipes.recipe import read
 from landscape.train.run.loop import Hooks, Trainer
 
 # Half of the depth lies far outside of the nearly quadratic region (ours).
 SHARE = 0.5
 # Name of a quantity that can be varied -> the recipe's keys that change.
-VARY = {
-    "dimension": ("model.dimension", "data.dimension"),
-    "noise": ("data.gradient_std",),
-    "lr": ("lr",),
-}
+VARY = {"dimension": ("model.dimension", "data.dimension"), "noise": ("data.gradient_std",), "lr": ("lr",)}
 
 
 class _Escaped(Exception):

@@ -107,9 +107,17 @@ class Instrument(ABC):
     name = ""
     #: The history's columns: name -> unit.
     columns: ClassVar[Mapping[str, str]] = {}
+    #: Whether it takes the Hessian on the run's sample: it then refuses a model that has none.
+    on_sample = False
+    #: Whether it draws minibatches, and so must know the samples of a step.
+    on_minibatches = False
 
     def __init__(self, run: Setting) -> None:
         self.run = run
+        if self.on_minibatches:
+            self.needs_batch()
+        if self.on_sample:
+            _ = run.sample
 
     @property
     def key(self) -> str:

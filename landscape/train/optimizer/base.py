@@ -108,11 +108,9 @@ class Optimizer(ABC):
             FailedError: where it is not this optimizer's, or not of so many learners.
         """
         for name, tensor in self.state.items():
-            shape = tuple(state[name].shape) if name in state else "nothing"
-            if shape != tuple(tensor.shape):
-                raise FailedError(
-                    f"checkpoint: /optimizer/{name} holds {shape}, its run needs {tuple(tensor.shape)}"
-                )
+            needed, shape = tuple(tensor.shape), tuple(state[name].shape) if name in state else "nothing"
+            if shape != needed:
+                raise FailedError(f"checkpoint: /optimizer/{name} holds {shape}, its run needs {needed}")
         self.state = {name: state[name].to(tensor) for name, tensor in self.state.items()}
 
     def reset(self) -> None:

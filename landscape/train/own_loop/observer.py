@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from landscape.checkpoint.parts import storable
+from landscape.checkpoint.checkpoint import storable
 from landscape.core.errors import InputError
-from landscape.curvature.hessian import Preconditioner
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Loss, Problem
 from landscape.train.decomposition import Gradient, estimate_gradient, fixed_batches, step_columns
-from landscape.train.instruments.base import Moment, Setting
+from landscape.train.instruments.base import Setting
 from landscape.train.instruments.monitor import Monitoring
 from landscape.train.own_loop import recording
 from landscape.train.processes.comm import Comm
@@ -81,7 +80,9 @@ class Observer:
             self.parameters = Parameters(module, self.train)
             # With BatchNorm, what the steps are compared with depends on the batches.
             self._objective, self._batch = self.train, 0
-            self._check_choices()
+            _check_drawn("samples", choices.samples, self.train)
+            if norm and self.train.indexed:
+                _check_batch(choices.batch)
             if norm:
                 self._objective = self.train.with_batchnorm("train", max(2, choices.batch))
                 self._batch = choices.batch if self.train.indexed else 0
@@ -89,18 +90,10 @@ class Observer:
 
     def _setting(self) -> Setting:
         """What the instruments measure."""
-        choices, indexed = self._choices, self.train.indexed
-        values = {"samples": Monitor.samples if indexed else 0, **choices.monitor}
+        choices = self._choices
+        values = {"samples": Monitor.samples if self.train.indexed else 0, **choices.monitor}
         monitor = build_table(Monitor, values, "monitor.")
-        if monitor.samples and not indexed:
-            raise InputError(
-                f"monitor.samples: {monitor.samples} is not allowed with data in batches, from which none "
-                "can be drawn; give (x, y), or leave it out"
-            )
-
-        def preconditioner(now: Moment | None) -> Preconditioner | None:
-            return recording.preconditioner(choices.optimizer, self.parameters.trained())
-
+        _check_drawn("monitor.samples", monitor.samples, self.train)
         return Setting(
             monitor=monitor,
             problem=self._objective,
@@ -112,18 +105,8 @@ class Observer:
             at_mean=True,
             synchronous=True,
             second=None,
-            preconditioner=preconditioner,
+            preconditioner=lambda now: recording.preconditioner(choices.optimizer, self.parameters.trained()),
         )
-
-    def _check_choices(self) -> None:
-        choices, indexed = self._choices, self.train.indexed
-        if choices.samples and not indexed:
-            raise InputError(
-                f"samples: {choices.samples} is not allowed with data in batches, from which none can be "
-                "drawn; give (x, y), or samples=0"
-            )
-        if indexed and has_batchnorm(self.train.model):
-            _check_batch(choices.batch)
 
     def _undisturbed(self) -> contextlib.AbstractContextManager[None]:
         return undisturbed(self._device, *self._data)
@@ -192,12 +175,10 @@ def undisturbed(device: torch.device, *data: Any) -> Iterator[None]:
 
 
 def _generators(data: Any) -> Iterator[torch.Generator]:
-    for part in (data, getattr(data, "sampler", None), getattr(data, "batch_sampler", None)):
-        inner = getattr(part, "sampler", None)
-        for each in (part, inner):
-            generator = getattr(each, "generator", None)
-            if isinstance(generator, torch.Generator):
-                yield generator
+    parts = [data, getattr(data, "sampler", None), getattr(data, "batch_sampler", None)]
+    for part in (*parts, *(getattr(part, "sampler", None) for part in parts)):
+        if isinstance(generator := getattr(part, "generator", None), torch.Generator):
+            yield generator
 
 
 def _check_batch(batch: int) -> None:
@@ -207,6 +188,12 @@ def _check_batch(batch: int) -> None:
             f"batch: {batch} is not allowed with BatchNorm in the model, it must be how many samples are in "
             "the loop's minibatches, at least 2"
         )
+
+
+def _check_drawn(name: str, samples: int, problem: Problem) -> None:
+    """InputError where so many samples are to be drawn, and none can be."""
+    if samples and not problem.indexed:
+        raise InputError(f"{name}: {samples} is not allowed with data in batches; give (x, y), or {name} 0")
 
 
 def _in_batches(data: Dataset[Any], choices: Choices) -> DataLoader[Any]:

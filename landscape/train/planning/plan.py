@@ -34,7 +34,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import choose, positive
 from landscape.core.progress import Progress
 from landscape.core.registry import numerics
-from landscape.results.tables import RunTimes
+from landscape.results.training import RunTimes
 from landscape.train.processes.comm import Plan
 from landscape.train.recipes.recipe import Recipe
 from landscape.train.topology.forms import forms
@@ -120,11 +120,15 @@ class Stragglers:
     The shifted exponential of Lee et al. 2018 ("Speeding up distributed machine learning using codes"), s the
     ``coefficient``; of W such workers the slowest takes 1 + s H_W on average, H_W = Σ_{i ≤ W} 1/i. F is
     ``slow`` for worker 0 and 1 for all others. No stragglers is the default (ours): nothing is known of a
-    machine that was not measured.
+    machine that was not measured. Raises InputError for a number that is not allowed.
     """
 
     coefficient: float = 0.0
     slow: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive("--straggler", self.coefficient, least=0)
+        positive("--slow", self.slow, least=1)
 
     def fixed(self, workers: int) -> Array:
         """F (W,)."""
@@ -146,9 +150,6 @@ class Cluster:
         all_reduce: a name of :func:`all_reduce`; the default is gloo's.
         exchange_loss: whether all workers get the loss of each step, as landscape.train.run.loop does (the
             default).
-
-    Raises:
-        InputError: for a number or name that is not allowed.
     """
 
     link: Link
@@ -156,11 +157,6 @@ class Cluster:
     learners_per_worker: int = 1
     all_reduce: str = "ring"
     exchange_loss: bool = True
-
-    def __post_init__(self) -> None:
-        choose("--all-reduce", self.all_reduce, ALL_REDUCE)
-        positive("--straggler", self.stragglers.coefficient, least=0)
-        positive("--slow", self.stragglers.slow, least=1)
 
     def all_reduce_s(self, workers: int, size: float) -> float:
         """Seconds of an all-reduce of ``size`` bytes over ``workers``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import tomllib
 import typing
 from collections.abc import Iterable
@@ -216,6 +217,12 @@ class Init:
 BUILT_IN = Path(__file__).parent
 # The tables whose name may be MODULE:NAME.
 CODE = ("model", "data")
+# The least value of each number that has one; None: it must be above 0.
+LEAST = {
+    "learners": 1, "batch": 1, "accumulate": 1, "lr": None, "steps": 0, "seed": 0, "decompose.every": 0,
+    "decompose.samples": 0, "evaluate.every": 0, "checkpoint.every": 0, "evaluate.bn_samples": 2,
+    "diverge.loss": None, "diverge.consensus": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -267,8 +274,8 @@ class Recipe:
     matrices: dict[str, Array] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for key in ("learners", "batch", "accumulate"):
-            positive(key, getattr(self, key), least=1)
+        for key, least in LEAST.items():
+            positive(key, operator.attrgetter(key)(self), least=least)
         if self.batch % self.learners:
             raise InputError(
                 f"batch: {self.batch} is not divisible by {self.learners} learners; "
@@ -281,19 +288,9 @@ class Recipe:
             )
         if self.precision == "bfloat16" and self.dtype == "float64":
             raise InputError("precision: 'bfloat16' is not allowed with dtype 'float64', only with 'float32'")
-        positive("lr", self.lr)
         most = torch.finfo(getattr(torch, self.dtype)).max
         if self.schedule.peak_lr(self.lr, self.batch) > most:
             raise InputError(f"lr: {self.lr} is not allowed, {self.dtype} holds numbers up to {most:.4g}")
-        for key in ("steps", "seed"):
-            positive(key, getattr(self, key), least=0)
-        for table in ("decompose.every", "decompose.samples", "evaluate.every"):
-            part, key = table.split(".")
-            positive(table, getattr(getattr(self, part), key), least=0)
-        positive("checkpoint.every", self.checkpoint.every, least=0)
-        positive("evaluate.bn_samples", self.evaluate.bn_samples, least=2)
-        positive("diverge.loss", self.diverge.loss)
-        positive("diverge.consensus", self.diverge.consensus)
         if self.init.sha256 and not self.init.checkpoint:
             raise InputError("init.sha256: not allowed without init.checkpoint, whose it is")
         # The options of the parts are checked here, before any data is read.
@@ -487,6 +484,21 @@ def recipe_of(checkpoint: Checkpoint) -> Recipe:
         )
     matrix = checkpoint.shared.get(MATRIX)
     return from_values(checkpoint.settings, None if matrix is None else matrix.cpu().numpy())
+
+
+def continued(run: Checkpoint, /, **changes: Any) -> Recipe:
+    """The recipe of one that goes on from ``run``, without what is recorded along the way.
+
+    Raises FailedError where there is none, or where it names code, which a file cannot bring in.
+    """
+    recipe = recipe_of(run)
+    if recipe.names_code:
+        raise FailedError(
+            f"{run.path}: its recipe names code, which a file may not bring in; the run cannot be continued"
+        )
+    quiet: dict[str, Any] = {"decompose": Decompose(every=0), "monitor": Monitor()}
+    evaluate = dataclasses.replace(recipe.evaluate, every=0)
+    return dataclasses.replace(recipe, evaluate=evaluate, **quiet, **changes)
 
 
 def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **given: Any) -> Any:

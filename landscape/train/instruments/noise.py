@@ -1,4 +1,4 @@
-"""The gradient noise scale along a run: from the gradients that its learners take anyway."""
+"""The gradient noise along a run, its curvature, and the learners' disagreement in the sharp subspace."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.analysis.disagreement import half_mean, shares
+from landscape.checkpoint.history import UNITS
 from landscape.core import registry, statistics
+from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import covariance_of_means, mean_and_error
 from landscape.gradients.minibatches import Jackknife, Minibatches, Scale, from_sums
-from landscape.train.instruments.base import Gradients, Instrument, Moment, Setting
+from landscape.train.instruments.base import Gradients, Instrument, Moment, Setting, on_all, rounding
 
 # Of a step's cost, the most that second gradients may take on average: 1/40 (ours).
 SHARE = 40
@@ -50,10 +53,10 @@ class NoiseScale(Instrument):
         "noise_norm2": "nat^2",
         "noise_norm2_se": "nat^2",
     }
+    on_minibatches = True
 
     def __init__(self, run: Setting) -> None:
         super().__init__(run)
-        self._batch = self.needs_batch()
         self._between = run.synchronous and run.learners > 1
         self._every = 1 if self._between else -(-SHARE // run.learners)
         #: The steps that have been seen, and of each ‖Σ_j g_j‖², and Σ_j ‖g_j‖² or the tr Σ of a learner.
@@ -86,7 +89,7 @@ class NoiseScale(Instrument):
         if not 0 <= local < run.comm.n_local:
             return gradients.rows.new_zeros(())
         away = run.second(gradients.step, j, gradients.points[local]) - gradients.rows[local]
-        return away @ away * (self._batch // run.learners / 2)
+        return away @ away * (self.run.batch // run.learners / 2)
 
     def state(self, step: int) -> dict[str, Tensor]:
         kept = [k for k, s in enumerate(self._steps) if s <= step]  # a step that is undone has been seen
@@ -119,16 +122,16 @@ class NoiseScale(Instrument):
         last = int(ends[-1]) if len(ends) else 0
         self._steps, self._sums = self._steps[last:], self._sums[last:]
         if self._between:
-            return from_sums(table[:, 1], table[:, 0], n, self._batch // n)
+            return from_sums(table[:, 1], table[:, 0], n, self.run.batch // n)
         traces = table[ends - 1, 1]
         means = (
             np.array([part[:, 0].mean() for part in np.split(table[:last], ends[:-1])]) if last else traces
         )
-        return traces, means / n**2 - traces / self._batch
+        return traces, means / n**2 - traces / self.run.batch
 
     def _from_draws(self, now: Moment) -> dict[str, float]:
-        draws, estimator = self.run.monitor.draws, Jackknife(now.mean, self._batch)
-        minibatches = Minibatches(self.run.problem, self._batch, self.generator(now))
+        draws, estimator = self.run.monitor.draws, Jackknife(now.mean, self.run.batch)
+        minibatches = Minibatches(self.run.problem, self.run.batch, self.generator(now))
         for _, (drawn,) in zip(range(draws), minibatches, strict=False):
             estimator.add(drawn.gradient(now.mean)[None])
         return _columns(estimator.scale())
@@ -146,3 +149,81 @@ def _columns(scale: Scale) -> dict[str, float]:
         "noise_norm2": scale.norm2,
         "noise_norm2_se": scale.norm2_error,
     }
+
+
+@registry.instruments.add("noise-alignment")
+class NoiseAlignment(Instrument):
+    """tr(HS)/tr S at w_a, S the second moment of minibatch gradients: the interaction-aware sharpness.
+
+    From ``monitor.draws`` fresh minibatches of the total batch, H on the sample of ``monitor.samples``; see
+    :func:`landscape.noise_alignment`. A draw takes a gradient over its minibatch and a product over the
+    sample.
+    """
+
+    name = "noise-alignment"
+    columns: ClassVar[Mapping[str, str]] = {"noise_alignment": "nat", "noise_alignment_se": "nat"}
+    on_sample = on_minibatches = True
+
+    def measure(self, now: Moment) -> dict[str, float]:
+        comm, draws = self.run.comm, self.run.monitor.draws
+        along, turns = self.run.sample.curvature(now.mean), range(draws)[comm.share(draws)]
+        minibatches = Minibatches(self.run.problem, self.run.batch, self.generator(now))
+        rows = np.zeros((draws, 2))
+        for k, (drawn,) in zip(range(draws), minibatches, strict=False):
+            gradient = on_all(comm, drawn.gradient(now.mean) if k in turns else None, now.mean)
+            rows[k] = along(gradient), float(gradient.double().square().sum())
+        value, error = statistics.ratio(rows[:, 0], rows[:, 1])
+        return {"noise_alignment": value, "noise_alignment_se": error}
+
+
+@registry.instruments.add("disagreement")
+class Disagreement(Instrument):
+    """The spread and the gradient in the space of the ``monitor.top`` largest eigenvalues, and ½ tr(HC).
+
+    H and the gradient are at w_a, on the sample of ``monitor.samples``; C = n⁻¹ Σ_j Δw_j Δw_jᵀ, so that
+    ½ tr(HC) is what the spread costs in loss to second order, in nats. Errors are those of
+    :func:`landscape.disagreement`, over the learners. Takes the products of the eigenvectors, which
+    "lambda-max" uses as well, and one for each learner.
+    """
+
+    name = "disagreement"
+    columns: ClassVar[Mapping[str, str]] = {
+        "spread_share": UNITS["spread_share"],
+        "spread_share_se": "1",
+        "gradient_share": "1",
+        "disagreement_cost": "nat",
+        "disagreement_cost_se": "nat",
+    }
+    on_sample = True
+
+    def __init__(self, run: Setting) -> None:
+        super().__init__(run)
+        if run.learners < 2:
+            raise InputError(
+                f"monitor.instruments: '{self.name}' is not allowed with 1 learner, at least 2 are needed"
+            )
+
+    def measure(self, now: Moment) -> dict[str, float]:
+        pairs = self.run.sample.top(now.step, now.mean)
+        if pairs is None:
+            return {}
+        comm, vectors = self.run.comm, pairs.vectors.double()
+        spread = now.weights - now.mean
+        along, curvature = self.run.sample.curvature(now.mean), np.zeros(self.run.learners)
+        for j in range(self.run.learners):
+            own = comm.local.start <= j < comm.local.stop
+            row = on_all(comm, spread[j - comm.local.start] if own else None, now.mean)
+            curvature[j] = along(row)
+        # Of each learner the squares along the eigenvectors, and its own square.
+        table = torch.zeros(self.run.learners, len(vectors) + 1, dtype=torch.float64)
+        rows = spread.double()
+        table[comm.local] = torch.cat((rows @ vectors.T, rows.norm(dim=1, keepdim=True)), 1).square().cpu()
+        squares = comm.totals(table).numpy()
+        gradient = self.run.sample.gradient(now.mean).double()
+        norm2 = float(gradient @ gradient)
+        columns = {"gradient_share": float((vectors @ gradient).square().sum()) / (norm2 or math.nan)}
+        if squares[:, -1].mean() > rounding(now.mean):  # else all learners have the same weights
+            share, error = shares(squares[:, :-1], squares[:, -1])
+            columns |= {"spread_share": float(share.sum()), "spread_share_se": float(error[-1])}
+        cost, cost_error = half_mean(curvature)
+        return columns | {"disagreement_cost": cost, "disagreement_cost_se": cost_error}
