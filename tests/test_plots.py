@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
 import xml.etree.ElementTree as ET
@@ -22,7 +23,7 @@ from matplotlib.testing.compare import compare_images
 import landscape
 from landscape import FailedError, InputError, Surface, plots
 from landscape.core import registry
-from landscape.geometry import profiles
+from landscape.geometry import surfaces
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import OTHER, color_of, decimal_labels, paper_name
 from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, draw_surfaces, scale
@@ -44,6 +45,7 @@ PINNED = re.findall(r"^matplotlib==(.+)$", CONSTRAINTS.read_text(), re.MULTILINE
 TOLERANCE = 4.0  # root mean square over pixels of 256 levels: less than a line of text, more than rounding
 
 
+@functools.cache
 def pictured() -> dict[str, tuple[Any, str]]:
     """A result of every schema with the style that it is drawn in, the same ones in every process."""
     with mock.patch.object(samples, "RNG", np.random.default_rng(0)):
@@ -225,15 +227,6 @@ def test_noisy_columns_are_drawn_as_quartiles() -> None:
     assert np.all(low <= high)
 
 
-def test_points_that_have_not_converged_have_a_star() -> None:
-    problem = problems.mlp()
-    plane = landscape.random_plane(problem)
-    grid = landscape.hessian_grid(problem, plane, grid=(2, 2), max_products=3, tol=1e-9)
-    assert not grid.converged.all()
-    texts = [t.get_text() for t in grid.plot().axes[0].texts]
-    assert texts[0] == f"{grid.ratio[1, 0]:.2g}*"  # the top row is the largest y
-
-
 def test_markers_are_where_the_results_say(surface: Surface) -> None:
     path, learners, anchors = (
         marked(surface, k, n) for k, n in (("pca", 5), ("learners", 4), ("between", 3))
@@ -261,7 +254,7 @@ def test_markers_in_three_dimensions_lie_on_the_surface(surface: Surface) -> Non
     lines = {str(h.get_label()): np.array(h.get_data_3d()) for h in ax.lines}
     places = shown.markers[:-1]
     np.testing.assert_allclose(lines["learners"][:2].T, places)
-    np.testing.assert_allclose(lines["learners"][2], profiles.loss_at(surface, *places.T))
+    np.testing.assert_allclose(lines["learners"][2], surfaces.loss_at(surface, *places.T))
     assert "their mean $w_a$" in lines
 
 
@@ -384,18 +377,18 @@ def test_vts_has_every_point_in_vtks_order(surface: Surface, tmp_path: Path) -> 
 def test_the_same_rise_is_drawn_on_all_panels(surface: Surface) -> None:
     steep = changed(surface, loss=3 * surface.loss, label="other")
     figure: Any = plots.draw([surface, steep])
-    rise = profiles.shared_rise([surface, steep])
+    rise = surfaces.shared_rise([surface, steep])
     for ax, r in zip(figure.axes, (surface, steep), strict=False):
         thick = [c for c in ax.collections if np.allclose(c.get_linewidth(), 1.8)]
-        assert [c.levels.tolist() for c in thick] == [[pytest.approx(profiles.center_loss(r) + rise)]]
-    np.testing.assert_allclose(figure.axes[2].lines[1].get_ydata(), profiles.profile(surface).median)
+        assert [c.levels.tolist() for c in thick] == [[pytest.approx(surfaces.center_loss(r) + rise)]]
+    np.testing.assert_allclose(figure.axes[2].lines[1].get_ydata(), surfaces.profile(surface).median)
     assert f"{rise:.3g} nat above the centre in all panels" in figure.get_caption()
 
 
 def test_axes_are_distances_and_coordinates_those_of_the_plane(surface: Surface) -> None:
     figure = plots.draw([surface])
     FigureCanvasAgg(figure).draw()
-    ax, length = figure.axes[0], profiles.lengths(surface)[0]
+    ax, length = figure.axes[0], surfaces.lengths(surface)[0]
     assert ax.get_xlim() == (surface.x[0], surface.x[-1])
     ticks = [tick for tick in ax.get_xticks() if abs(tick) <= 1]
     labels = [ax.xaxis.get_major_formatter()(tick) for tick in ticks]

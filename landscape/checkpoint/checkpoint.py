@@ -244,8 +244,7 @@ class Checkpoint:
             network = models.build(name, **options)
         else:
             network = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
-        if (layout := Layout.of(network)) != self.layout:
-            raise FailedError(f"{where}: its weights do not fit the model: {misfit(self.layout, layout)}")
+        check_fit(where, self.layout, Layout.of(network))
         return network
 
     def load_data(self, data_dir: str | Path | None = None) -> Dataset:
@@ -507,14 +506,17 @@ def check_learner(learner: str | int, learners: int) -> None:
         raise InputError(f"learner: {learner!r} is not allowed, it must be 'mean' or 0…{learners - 1}")
 
 
-def misfit(file: Layout, model: Layout) -> str:
-    """Where two layouts first differ."""
+def check_fit(where: str | Path, file: Layout, model: Layout) -> None:
+    """FailedError, with the first difference, unless the two layouts are the same."""
+    if file == model:
+        return
     shapes, needed = ({slot.name: slot.shape for slot in layout.slots} for layout in (file, model))
-    for name in {**shapes, **needed}:
-        if shapes.get(name) != needed.get(name):
-            here, there = shapes.get(name, "missing"), needed.get(name, "missing or frozen")
-            return f"'{name}' is {here} in the file, {there} in the model"
-    return "the order of the parameters differs"
+    different = [name for name in {**shapes, **needed} if shapes.get(name) != needed.get(name)]
+    misfit = "the order of the parameters differs"
+    if different:
+        here, there = shapes.get(different[0], "missing"), needed.get(different[0], "missing or frozen")
+        misfit = f"'{different[0]}' is {here} in the file, {there} in the model"
+    raise FailedError(f"{where}: its weights do not fit the model: {misfit}")
 
 
 def mean_buffer(rows: Tensor) -> Tensor:

@@ -139,6 +139,7 @@ class Session:
         self.steps = 0
         self.within = False  # a step
         self._step = contextlib.ExitStack()
+        self.hooks = contextlib.ExitStack()  # of the trainer's, until the recorder is closed
 
     def splits(self, loader: Any, even: Iterable[str] = ()) -> tuple[Any, Any]:
         """The training set and the test data, as :func:`given_or_own` has them; no test data: None."""
@@ -193,6 +194,7 @@ class Session:
         recorder, self.recorder = self.recorder, None
         self._step.pop_all()
         self.within = False
+        self.hooks.close()
         if recorder is not None:
             recorder.close()
 

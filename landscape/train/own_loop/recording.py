@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from landscape import stability
 from landscape.checkpoint import run_folder
-from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, misfit
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError, InputError
 from landscape.core.extras import optional
@@ -161,23 +161,17 @@ def preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Precon
 
 
 def optimizer_table(optimizer: Any) -> dict[str, Any]:
-    """The class of a torch optimizer and its defaults, as far as TOML can hold them."""
-    return {"name": type(optimizer).__name__} | _plain(getattr(optimizer, "defaults", {}))
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``values`` that TOML can hold: flags, finite numbers, text and lists of them."""
-    found = {}
-    for key, value in values.items():
-        if isinstance(value, Tensor) and value.numel() == 1:
-            value = float(value)
+    """The class of a torch optimizer and its defaults: flags, finite numbers, text and lists, as TOML has."""
+    table: dict[str, Any] = {"name": type(optimizer).__name__}
+    for key, value in getattr(optimizer, "defaults", {}).items():
+        value = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
         each = value if isinstance(value, (list, tuple)) else [value]
-        fine = all(
-            isinstance(v, (bool, int, str)) or (isinstance(v, float) and math.isfinite(v)) for v in each
+        held = all(
+            isinstance(v, bool | int | str) or (isinstance(v, float) and math.isfinite(v)) for v in each
         )
-        if fine and re.fullmatch(r"[\w-]+", key):
-            found[key] = value
-    return found
+        if held and re.fullmatch(r"[\w-]+", key):
+            table[key] = value
+    return table
 
 
 def read_settings(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
@@ -225,8 +219,7 @@ def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint |
     run = last_sound(folder, learners=lambda n: slice(0, n))
     if run.algorithm != RECORDED:
         raise FailedError(f"{folder}: its run is of '{run.algorithm}', not a recorder's; give another folder")
-    if run.layout != layout:
-        raise FailedError(f"{folder}: its weights do not fit the model: {misfit(run.layout, layout)}")
+    check_fit(folder, run.layout, layout)
     return run
 
 
