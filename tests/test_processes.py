@@ -435,7 +435,9 @@ def resume_late(group: Group, folder: str, steps: int) -> int:
             super().acquire()
 
     with unittest.mock.patch.object(launch, "Lock", Late):
-        return launch.launch(recipe.from_values(BASE | SHORT | {"steps": steps}), folder, resume=True, group=group).step
+        return launch.launch(
+            recipe.from_values(BASE | SHORT | {"steps": steps}), folder, resume=True, group=group
+        ).step
 
 
 SHORT = {"algorithm": RING, "steps": 4, "checkpoint": {"every": 2}}
