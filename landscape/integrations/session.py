@@ -139,6 +139,7 @@ class Session:
         self.steps = 0
         self.within = False  # a step
         self._step = contextlib.ExitStack()
+        self.hooks = contextlib.ExitStack()  # of the trainer's, until the recorder is closed
 
     def splits(self, loader: Any, even: Iterable[str] = ()) -> tuple[Any, Any]:
         """The training set and the test data, as :func:`given_or_own` has them; no test data: None."""
@@ -193,6 +194,7 @@ class Session:
         recorder, self.recorder = self.recorder, None
         self._step.pop_all()
         self.within = False
+        self.hooks.close()
         if recorder is not None:
             recorder.close()
 
@@ -283,9 +285,9 @@ def given_or_own(name: str, given: Any, loader: Any, *, whole: bool, even: Itera
             samples.
     """
     own = loader if given is None else given
-    if isinstance(own, Dataset) or type(own).__module__.partition(".")[0] == "datasets":
+    if isinstance(given, Dataset) or type(given).__module__.partition(".")[0] == "datasets":
         collate = getattr(loader, "collate_fn", None)
-        own, even = DataLoader(own, batch_size=batch_size(loader) or 1, collate_fn=collate), ()
+        own, even = DataLoader(given, batch_size=batch_size(loader) or 1, collate_fn=collate), ()
     if isinstance(own, DataLoader):
         return in_order(name, own, whole=whole, even=even)
     if given is None:
