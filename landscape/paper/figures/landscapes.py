@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from landscape import plots
 from landscape.checkpoint.checkpoint import Checkpoint
@@ -43,9 +44,9 @@ def _table(context: Context, grids: list[Any], make: Any, columns: Any) -> Rows:
         if run.seed == 0:
             grids.append(grid)
         points = {"x": np.tile(grid.x, len(grid.y)), "y": np.repeat(grid.y, len(grid.x)), **columns(grid)}
-        known, names = {"test_accuracy_percent": accuracy(run)}, list(points)
-        values = zip(*(np.ravel(column).tolist() for column in points.values()), strict=True)
-        return [known | dict(zip(names, row, strict=True)) for row in values]
+        table = pd.DataFrame({name: np.ravel(column) for name, column in points.items()})
+        table.insert(0, "test_accuracy_percent", accuracy(run))
+        return table.to_dict("records")  # type: ignore[no-any-return]
 
     axes = {"model": _shaped(context.scale), "algorithm": BOTH}
     rows = context.table(cell("{model}", 8192, "{algorithm}"), axes, measure)
