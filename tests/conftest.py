@@ -69,7 +69,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that use ``tests.groups`` share a worker, and with it the server that their processes are forks of."""
     for item in items:
         code = getattr(getattr(item, "function", None), "__code__", None)
-        if code and {"together", "CONTEXT"} & {*code.co_names} and not item.get_closest_marker("xdist_group"):
+        if (
+            code
+            and {"together", "CONTEXT", "in_processes"} & {*code.co_names}
+            and not item.get_closest_marker("xdist_group")
+        ):
             item.add_marker(pytest.mark.xdist_group("processes"))
 
 

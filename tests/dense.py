@@ -11,6 +11,16 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import InputError, Problem
+from landscape.curvature.hessian import HessianOperator, Part
+
+
+def dense_hessian(
+    problem: Problem, theta: Tensor | None = None, *, kind: str = "hessian", part: Part = None
+) -> Tensor:
+    """∇²L(θ), or its Gauss-Newton part, or a block of it, as a matrix, for very small models: P products."""
+    made = HessianOperator(problem, theta, kind=kind, part=part)
+    eye = torch.eye(made.size, dtype=made.problem.dtype, device=problem.device)
+    return torch.stack([made(e) for e in eye], dim=1)
 
 
 def dense(model: nn.Module, loss: Callable[[], Tensor]) -> tuple[float, Tensor, Tensor]:

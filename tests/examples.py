@@ -11,7 +11,7 @@ from landscape.results.curvature import Spectrum
 from landscape.results.flatness import LearningCoefficient
 from landscape.results.grids import Surface
 from landscape.results.noise import NoiseEstimate
-from landscape.results.stability import Escape
+from landscape.results.training import Escape
 
 
 def parabola() -> Surface:

@@ -41,7 +41,7 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
         ("train/algorithms/local_sgd.py", "(step - self.first) % self.period == 0", "step % self.period == 0"),
         ("train/algorithms/local_sgd.py", "self.node_period == 0:\n            new.copy_", "self.node_period == 1:\n            new.copy_"),
         ("train/algorithms/local_sgd.py", "slow + (anchor - mean) / lr", "slow + (anchor - mean)"),
-        ("train/algorithms/local_sgd.py", "self.slow_lr * lr * slow", "self.slow_lr * slow"),
+        ("train/algorithms/local_sgd.py", "self.outer_lr * lr * slow", "self.outer_lr * slow"),
         ("train/algorithms/local_sgd.py", "(moved + self.outer_momentum * v)", "v"),
         ("train/algorithms/async_sgd.py", "step - 1 - int(self.shared", "step - int(self.shared"),
         ("train/algorithms/async_sgd.py", "(step - 1 - delays", "(step - delays"),
@@ -63,7 +63,7 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
         ("evaluation/adaptive.py", "if sum(e) <= self._degree", "if sum(e) < self._degree"),
         ("evaluation/grid.py", "asked.size <= tolerance.size", "asked.size >= tolerance.size"),
         ("evaluation/adaptive.py", "np.exp(fitted) * np.expm1(errors)", "np.expm1(errors)"),
-        ("evaluation/adaptive.py", "holes**self._order).max(1)", "holes**self._order).min(1)"),
+        ("evaluation/adaptive.py", "holes**self._through.order).max(1)", "holes**self._through.order).min(1)"),
         ("evaluation/adaptive.py", "(corners > 0) & (corners < 3)", "corners > 3"),
     ],
     FILES: [

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 import landscape
-from landscape import Checkpoint, FailedError, InputError
-from landscape.checkpoint.history import UNITS
+from landscape import Checkpoint, FailedError, InputError, testing
 from landscape.problem.layout import Layout
 from landscape.stability import max_stable_step
 from landscape.train import algorithms
@@ -27,7 +26,6 @@ from landscape.train.run import launch
 from landscape.train.run.loop import Trainer
 from landscape.train.run.randomness import generator
 from landscape.train.topology.mixing import Mixing
-from tests.conftest import slow_but
 from tests.groups import together
 
 Gradient = Callable[[Tensor], Tensor]
@@ -76,61 +74,142 @@ def mean(w: Tensor) -> Tensor:
     return w.mean(0).expand_as(w)
 
 
-def test_synchronous_steps_by_hand() -> None:
-    g, w = slopes(), start()
-    plain, noisy = [w], [w]
-    for t in range(1, 13):
-        plain.append(mean(plain[-1]) - LR * mean(g(plain[-1])))
-        noise = torch.randn(3, generator=generator(3, "noise", t)).double()
-        noisy.append(mean(noisy[-1] - LR * g(mean(noisy[-1]))) + 0.01 * noise)
-    path = drive("ssgd", {}, g, 12, start()).mean(1)
-    torch.testing.assert_close(path, torch.stack(plain)[:, 0])
-    path = drive("ssgd*", {"sigma": 0.01}, g, 12, start()).mean(1)
-    torch.testing.assert_close(path, torch.stack(noisy)[:, 0])
+G = slopes()
+Trajectory = list[Tensor]
+Step = Callable[[Trajectory, int], Tensor]
 
 
-@pytest.mark.parametrize("mixing", ["full", "ring(1)", "random-matching"])
-def test_decentralised_steps_by_hand(mixing: str) -> None:
-    g, awc, atc = slopes(), [start()], [start()]
-    for t in range(1, 13):
-        m = torch.from_numpy(Mixing(mixing, 4, 3).matrix(t))
-        awc.append(m @ awc[-1] - LR * g(awc[-1]))
-        atc.append(m @ (atc[-1] - LR * g(atc[-1])))
-    torch.testing.assert_close(drive("dpsgd", {"mixing": mixing}, g, 12, start()), torch.stack(awc))
-    path = drive("dpsgd", {"mixing": mixing, "order": "atc"}, g, 12, start())
-    torch.testing.assert_close(path, torch.stack(atc))
+def by_hand(step: Step, steps: int) -> Tensor:
+    """(steps + 1, n, P): the path that ``step`` continues, given it and t."""
+    path = [start()]
+    for t in range(1, steps + 1):
+        path.append(step(path, t))
+    return torch.stack(path)
+
+
+def mixed_by(mixing: str, t: int) -> Tensor:
+    return torch.from_numpy(Mixing(mixing, 4, 3).matrix(t))
+
+
+def noisy(path: Trajectory, t: int) -> Tensor:
+    noise = torch.randn(3, generator=generator(3, "noise", t)).double()
+    return mean(path[-1]) - LR * G(mean(path[-1])) + 0.01 * noise
+
+
+def post_local(path: Trajectory, t: int) -> Tensor:
+    w = path[-1] - LR * G(path[-1])
+    return mean(w) if t <= 3 or t % 4 == 3 else w  # three synchronous steps, then periods of four
+
+
+def hierarchical(path: Trajectory, t: int) -> Tensor:
+    w = path[-1] - LR * G(path[-1])
+    if t % 6 == 0:
+        return mean(w)
+    return torch.cat([mean(w[:2]), mean(w[2:])]) if t % 2 == 0 else w
+
+
+def torchs_nesterov_outside() -> Step:
+    outer = torch.nn.Parameter(start()[0])
+    sgd = torch.optim.SGD([outer], lr=0.7, momentum=0.9, nesterov=True)
+
+    def step(path: Trajectory, t: int) -> Tensor:
+        w = path[-1] - LR * G(path[-1])
+        if t % 5:
+            return w
+        outer.grad = outer.detach() - w.mean(0)
+        sgd.step()
+        return outer.detach().expand_as(w).clone()
+
+    return step
+
+
+def delayed(tau: int, aware: bool = False) -> Step:
+    def step(path: Trajectory, t: int) -> Tensor:
+        # The first τ gradients are of the start, 0, 1, 2 steps old: rates α, α, α/2, then α/3.
+        rate = LR / max(1, min(t - 1, tau)) if aware else LR
+        return mean(path[-1]) - rate * G(mean(path[max(0, t - 1 - tau)]))
+
+    return step
+
+
+def shifted(tau: int, m: float) -> Step:
+    """v_{t+1} = m v_{t−τ} − ηg(x_{t−τ}), which is of the learners' mean gradient."""
+    vs = [torch.zeros(4, 3).double()] * (tau + 1)
+
+    def step(path: Trajectory, t: int) -> Tensor:
+        vs.append(m * vs[-1 - tau] - LR * mean(G(path[max(0, t - 1 - tau)])))
+        return path[-1] + vs[-1]
+
+    return step
+
+
+def drawn_workers(path: Trajectory, t: int) -> Tensor:
+    """The copy of the worker of step t is of the step that follows its last delivery."""
+    worker = AsyncSGD(4, 3, 2, "random").worker
+    fetched = next((s for s in range(t - 1, 0, -1) if worker(s) == worker(t)), 0)
+    return mean(path[-1]) - LR * G(mean(path[fetched]))
+
+
+def drawn_delays(path: Trajectory, t: int) -> Tensor:
+    delays = torch.randint(min(2, t - 1) + 1, (4,), generator=generator(3, "delay", t)).tolist()
+    old = torch.stack([path[t - 1 - d][j] for j, d in enumerate(delays)])
+    return mixed_by("random-matching", t) @ path[-1] - LR * G(old)
+
+
+BY_HAND: dict[str, tuple[dict[str, Any], Step]] = {
+    "ssgd": ({"name": "ssgd"}, lambda path, t: mean(path[-1]) - LR * G(mean(path[-1]))),
+    "noise": ({"name": "ssgd*", "sigma": 0.01}, noisy),
+    "local": ({"name": "local-sgd", "period": 4, "start": 3}, post_local),
+    "nodes": ({"name": "local-sgd", "period": 6, "nodes": 2, "node_period": 2}, hierarchical),
+    "diloco": ({"name": "diloco", "period": 5}, torchs_nesterov_outside()),
+    "delay": ({"name": "async-sgd", "delay": 3}, delayed(3)),
+    "aware": ({"name": "async-sgd", "delay": 3, "staleness_aware": True}, delayed(3, aware=True)),
+    "shifted": ({"name": "async-sgd", "delay": 3, "shifted": 0.7}, shifted(3, 0.7)),
+    "drawn": ({"name": "async-sgd", "delay": 2, "schedule": "random"}, drawn_workers),
+    "pairs": (
+        {"name": "ad-psgd", "delay": 2},
+        lambda path, t: mixed_by("random-matching", t) @ path[-1] - LR * G(path[max(0, t - 3)]),
+    ),
+    "pairs, drawn": ({"name": "ad-psgd", "delay": 2, "schedule": "random"}, drawn_delays),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_steps_by_hand(name: str) -> None:
+    options, step = BY_HAND[name]
+    path = drive(options["name"], {k: v for k, v in options.items() if k != "name"}, G, 25, start())
+    torch.testing.assert_close(path, by_hand(step, 25))
 
 
 @pytest.mark.parametrize("mixing", ["full", "ring(1)", "random-matching", "lazy(0.4, ring(1))"])
 @pytest.mark.parametrize("order", ["awc", "atc"])
-@pytest.mark.parametrize("buffers", ["keep", "mix"])
-def test_decentralised_momentum_by_hand(mixing: str, order: str, buffers: str) -> None:
-    g, w, path = slopes(), start(), [start()]
-    v = torch.zeros_like(w)
-    for t in range(1, 16):
-        m = torch.from_numpy(Mixing(mixing, 4, 3).matrix(t))
-        v = 0.9 * v + g(w)
-        w = m @ w - 0.02 * v if order == "awc" else m @ (w - 0.02 * v)
+@pytest.mark.parametrize(("momentum", "buffers"), [(0.0, "keep"), (0.9, "keep"), (0.9, "mix")])
+def test_decentralised_steps_by_hand(mixing: str, order: str, momentum: float, buffers: str) -> None:
+    v = torch.zeros(4, 3).double()
+
+    def step(path: Trajectory, t: int) -> Tensor:
+        nonlocal v
+        m, w = mixed_by(mixing, t), path[-1]
+        v = momentum * v + G(w)
+        new = m @ w - 0.02 * v if order == "awc" else m @ (w - 0.02 * v)
         v = m @ v if buffers == "mix" else v
-        path.append(w)
+        return new
+
     options = {"mixing": mixing, "order": order, "buffers": buffers}
-    torch.testing.assert_close(drive("dpsgd", options, g, 15, start(), 0.02, 0.9), torch.stack(path))
+    path = drive("dpsgd", options, G, 15, start(), 0.02, momentum)
+    torch.testing.assert_close(path, by_hand(step, 15))
 
 
 @pytest.mark.parametrize("order", ["awc", "atc"])
 @pytest.mark.parametrize("buffers", ["keep", "mix"])
-@pytest.mark.parametrize("mixing", slow_but(["random-matching"], ["full", "ring(1)", "random-matching"]))
-def test_momentum_is_stable_up_to_the_limit_of_the_rule(mixing: str, order: str, buffers: str) -> None:
-    options = {"mixing": mixing, "order": order, "buffers": buffers}
-    rule = algorithms.make("dpsgd", options, learners=4, seed=3)
-    limit = rule.stability_limit(0.5)
+def test_pairs_with_momentum_are_stable_below_the_limit_of_the_rule(order: str, buffers: str) -> None:
+    """A limit in mean square, above which some runs shrink."""
+    options = {"mixing": "random-matching", "order": order, "buffers": buffers}
+    limit = algorithms.make("dpsgd", options, learners=4, seed=3).stability_limit(0.5)
     assert limit is not None
     apart = torch.tensor([1.0, -2.0, 0.5, 0.5], dtype=torch.float64)[:, None]
     path = drive("dpsgd", options, lambda w: w, 600, apart, 0.97 * limit, 0.5)
     assert float(path[-1].norm()) < 1e-3
-    if mixing != "random-matching":  # whose limit is one in mean square
-        grown = drive("dpsgd", options, lambda w: w, 600, apart + 1e-3, 1.03 * limit, 0.5)
-        assert float(grown[-1].norm()) > 1e3 or not torch.isfinite(grown[-1]).all()
 
 
 def test_mixed_buffers_are_sent() -> None:
@@ -141,121 +220,42 @@ def test_mixed_buffers_are_sent() -> None:
     assert rule.communication_cost(1) == (4.0, 1)
 
 
-def test_local_sgd_by_hand() -> None:
-    g, w = slopes(), start()
-    expected = [w]
-    for t in range(1, 13):
-        w = w - LR * g(w)
-        if t <= 3 or t in (7, 11):  # three synchronous steps, then periods of four
-            w = mean(w)
-        expected.append(w)
-    path = drive("local-sgd", {"period": 4, "start": 3}, g, 12, start())
-    torch.testing.assert_close(path, torch.stack(expected))
-
-
-def test_hierarchical_averaging_by_hand() -> None:
-    g, w = slopes(), start()
-    expected = [w]
-    for t in range(1, 13):
-        w = w - LR * g(w)
-        if t % 6 == 0:
-            w = mean(w)
-        elif t % 2 == 0:
-            w = torch.cat([mean(w[:2]), mean(w[2:])])
-        expected.append(w)
-    path = drive("local-sgd", {"period": 6, "nodes": 2, "node_period": 2}, g, 12, start())
-    torch.testing.assert_close(path, torch.stack(expected))
-
-
 @pytest.mark.parametrize("mixing", ["none", "ring(1)"])
 @pytest.mark.parametrize("buffers", ["keep", "reset", "average"])
 def test_slowmo_by_hand(mixing: str, buffers: str) -> None:
-    g, w, a, beta, m = slopes(), start(), 0.8, 0.6, 0.5
-    matrix = torch.from_numpy(Mixing("ring(1)" if mixing != "none" else "nodes(4)", 4, 0).matrix(1))
-    old, u, v, expected = w[0], torch.zeros(3).double(), torch.zeros_like(w), [w]
+    a, beta, m = 0.8, 0.6, 0.5
+    matrix = mixed_by("ring(1)" if mixing != "none" else "nodes(4)", 1)
+    old, u, v = start()[0], torch.zeros(3).double(), torch.zeros(4, 3).double()
 
     def lr(t: int) -> float:
         return LR if t < 7 else LR / 3
 
-    for t in range(1, 16):
-        v = m * v + g(w)
-        w = matrix @ w - lr(t) * v
-        if t % 3 == 0:
-            u = beta * u + (old - w.mean(0)) / lr(t)
-            old = old - a * lr(t) * u
-            w = old.expand_as(w)
-            v = {"keep": v, "reset": 0 * v, "average": mean(v)}[buffers]
-        expected.append(w)
+    def step(path: Trajectory, t: int) -> Tensor:
+        nonlocal old, u, v
+        v = m * v + G(path[-1])
+        w = matrix @ path[-1] - lr(t) * v
+        if t % 3:
+            return w
+        u = beta * u + (old - w.mean(0)) / lr(t)
+        old = old - a * lr(t) * u
+        v = {"keep": v, "reset": 0 * v, "average": mean(v)}[buffers]
+        return old.expand_as(w)
+
     options = {"period": 3, "slow_lr": a, "slow_momentum": beta, "mixing": mixing, "buffers": buffers}
-    path = drive("slowmo", options, g, 15, start(), lr, m)
-    torch.testing.assert_close(path, torch.stack(expected))
+    path = drive("slowmo", options, G, 15, start(), lr, m)
+    torch.testing.assert_close(path, by_hand(step, 15))
 
 
-def test_diloco_is_torchs_nesterov_outside() -> None:
-    g, w = slopes(), start()
-    outer = torch.nn.Parameter(w[0].clone())
-    sgd = torch.optim.SGD([outer], lr=0.7, momentum=0.9, nesterov=True)
-    expected = [w]
-    for t in range(1, 16):
-        w = w - LR * g(w)
-        if t % 5 == 0:
-            outer.grad = outer.detach() - w.mean(0)
-            sgd.step()
-            w = outer.detach().expand_as(w).clone()
-        expected.append(w)
-    torch.testing.assert_close(drive("diloco", {"period": 5}, g, 15, start()), torch.stack(expected))
+def test_adaptive_consensus_by_hand() -> None:
+    def lr(t: int) -> float:
+        return LR * 0.9 ** (t - 1)
 
+    def step(path: Trajectory, t: int) -> Tensor:
+        gamma = (lr(t) / LR) ** 2
+        return (1 - gamma) * path[-1] + gamma * mixed_by("ring(1)", 1) @ path[-1] - lr(t) * G(path[-1])
 
-def test_delayed_gradients_by_the_recursion() -> None:
-    g, tau, m = slopes(), 3, 0.7
-    xs = [start()[0]] * (tau + 1)
-    for _ in range(20):
-        xs.append(xs[-1] - LR * g(xs[-1 - tau].expand(4, -1)).mean(0))
-    path = drive("async-sgd", {"delay": tau}, g, 20, start()).mean(1)
-    torch.testing.assert_close(path, torch.stack(xs[tau:]))
-    aware = drive("async-sgd", {"delay": tau, "staleness_aware": True}, g, 20, start(), 0.3).mean(1)
-    # The first τ gradients are of the start, 0, 1, 2 steps old: rates α, α, α/2, then α/3.
-    xs = [start()[0]] * (tau + 1)
-    for t in range(20):
-        rate = 0.3 / max(1, min(t, tau))
-        xs.append(xs[-1] - rate * g(xs[-1 - tau].expand(4, -1)).mean(0))
-    torch.testing.assert_close(aware, torch.stack(xs[tau:]))
-    # DESIGN: v_{t+1} = m v_{t−τ} − ηg(x_{t−τ}).
-    xs, vs = [start()[0]] * (tau + 1), [torch.zeros(3).double()] * (tau + 1)
-    for _ in range(30):
-        vs.append(m * vs[-1 - tau] - LR * g(xs[-1 - tau].expand(4, -1)).mean(0))
-        xs.append(xs[-1] + vs[-1])
-    shifted = drive("async-sgd", {"delay": tau, "shifted": m}, g, 30, start()).mean(1)
-    torch.testing.assert_close(shifted, torch.stack(xs[tau:]))
-
-
-def test_a_random_schedule_by_hand() -> None:
-    g, rule = slopes(), AsyncSGD(4, 3, 2, "random")
-    x, copies, expected = start()[0], {k: start()[0] for k in range(3)}, [start()[0]]
-    workers = [rule.worker(t) for t in range(1, 41)]
-    assert set(workers) == {0, 1, 2}
-    for k in workers:
-        x = x - LR * g(copies[k].expand(4, -1)).mean(0)
-        copies[k] = x
-        expected.append(x)
-    path = drive("async-sgd", {"delay": 2, "schedule": "random"}, g, 40, start()).mean(1)
-    torch.testing.assert_close(path, torch.stack(expected))
-
-
-def test_pairs_with_stale_gradients_by_hand() -> None:
-    g, mixing, ws = slopes(), Mixing("random-matching", 4, 3), [start()]
-    for t in range(1, 21):
-        old = torch.stack([ws[max(0, t - 3)]])[0]
-        ws.append(torch.from_numpy(mixing.matrix(t)) @ ws[-1] - LR * g(old))
-    torch.testing.assert_close(drive("ad-psgd", {"delay": 2}, g, 20, start()), torch.stack(ws))
-    ws = [start()]
-    for t in range(1, 21):
-        most = min(2, t - 1)
-        delays = torch.randint(most + 1, (4,), generator=generator(3, "delay", t)).tolist()
-        old = torch.stack([ws[t - 1 - d][j] for j, d in enumerate(delays)])
-        ws.append(torch.from_numpy(mixing.matrix(t)) @ ws[-1] - LR * g(old))
-    path = drive("ad-psgd", {"delay": 2, "schedule": "random"}, g, 20, start())
-    torch.testing.assert_close(path, torch.stack(ws))
+    path = drive("dsgd-ac", {"mixing": "ring(1)", "power": 2.0}, G, 20, start(), lr)
+    torch.testing.assert_close(path, by_hand(step, 20))
 
 
 def test_push_sum_refuses_a_graph_that_is_not_strongly_connected(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_push_sum_refuses_a_graph_that_is_not_strongly_connected(tmp_path: Path)
 
 @pytest.mark.parametrize("graph", ["random", "one-peer-exponential", "file"])
 def test_push_sum_by_algorithm_1(graph: str, tmp_path: Path) -> None:
-    g, x, w = slopes(), start(), torch.ones(4).double()
+    x, w = start(), torch.ones(4).double()
     if graph == "file":  # a directed ring with a chord: columns sum to 1, rows do not
         p = np.roll(np.eye(4), 1, 0) * 0.5 + np.eye(4) * 0.5
         p[:, 0] = [0.25, 0.5, 0.25, 0]
@@ -277,27 +277,12 @@ def test_push_sum_by_algorithm_1(graph: str, tmp_path: Path) -> None:
     for t in range(1, 31):
         p = torch.from_numpy(rule.matrix(t))
         torch.testing.assert_close(p.sum(0), torch.ones(4).double())
-        x, w = p @ (x - LR * g(z)), p @ w
+        x, w = p @ (x - LR * G(z)), p @ w
         z = x / w[:, None]
         expected.append(z)
-    path = drive("sgp", {"graph": graph}, g, 30, start())
+    path = drive("sgp", {"graph": graph}, G, 30, start())
     torch.testing.assert_close(path, torch.stack(expected))
     assert (float((w - 1).abs().max()) > 0.1) == (graph != "one-peer-exponential")
-
-
-def test_adaptive_consensus_by_hand() -> None:
-    g, w, ws = slopes(), start(), [start()]
-    matrix = torch.from_numpy(Mixing("ring(1)", 4, 3).matrix(1))
-
-    def lr(t: int) -> float:
-        return LR * 0.9 ** (t - 1)
-
-    for t in range(1, 21):
-        gamma = (lr(t) / LR) ** 2
-        w = (1 - gamma) * w + gamma * matrix @ w - lr(t) * g(w)
-        ws.append(w)
-    path = drive("dsgd-ac", {"mixing": "ring(1)", "power": 2.0}, g, 20, start(), lr)
-    torch.testing.assert_close(path, torch.stack(ws))
 
 
 SMALL: dict[str, Any] = {
@@ -379,6 +364,8 @@ def test_the_decompositions_identities_hold_for_every_rule(name: str) -> None:
     )
     plain = np.isfinite(r["delta_s"])
     split = r["delta_s"] + r["delta_2"] + r["delta_cross"]
+    if name == "synchronous":
+        assert r["delta_2_full"].max() == 0
     if name == "injected noise":  # which is in delta alone
         assert (r["delta"] > split).all()
     else:
@@ -389,82 +376,45 @@ def test_the_decompositions_identities_hold_for_every_rule(name: str) -> None:
     np.testing.assert_array_equal(plain, expected)
 
 
-def test_communication_is_counted() -> None:
-    vector = 8 * (6 * 8 + 8 + 8 * 3 + 3)  # float64
-    reduce = 2 * 3 / 4 * vector
-
-    def counted(algorithm: dict[str, Any]) -> tuple[list[float], list[float]]:
-        h = train(algorithm, steps=6, decompose={"every": 0}).history
-        return h["comm_bytes"].tolist(), h["comm_rounds"].tolist()
-
-    assert counted({"name": "ssgd"}) == ([reduce] * 6, [1] * 6)
-    assert counted({"name": "dpsgd", "mixing": "ring(1)"}) == ([2 * vector] * 6, [1] * 6)
-    local = {"name": "local-sgd", "period": 3}
-    assert counted(local) == ([0, 0, reduce] * 2, [0, 0, 1] * 2)
-    assert counted(local | {"name": "slowmo"}) == counted(local)
-    post = local | {"start": 1, "period": 5}
-    assert counted(post) == ([reduce, 0, 0, 0, 0, reduce], [1, 0, 0, 0, 0, 1])
-    nodes = {"name": "local-sgd", "period": 6, "nodes": 2, "node_period": 2}
-    assert counted(nodes) == ([0, vector, 0, vector, 0, reduce], [0, 1, 0, 1, 0, 1])
-    assert counted({"name": "ad-psgd"}) == ([vector] * 6, [1] * 6)
-    assert counted({"name": "sgp", "graph": "random"}) == ([vector] * 6, [1] * 6)
-    assert counted({"name": "async-sgd", "delay": 2}) == ([2 * vector] * 6, [0] * 6)
-    assert {"comm_bytes", "comm_rounds"} <= UNITS.keys()
-
-
-def growth(name: str, options: dict[str, Any], lr: float, n: int, momentum: float, steps: int) -> float:
-    """How much larger the learners' farthest weight gets, from early on to the end, on the quadratic ½w²."""
-    weights = torch.ones(n, 1, dtype=torch.float64)
-    kick = torch.linspace(-1, 1, n, dtype=torch.float64)[:, None] * (n > 1)
-    first = [True]
-
-    def gradient(w: Tensor) -> Tensor:  # the first gradients tell the learners apart
-        kicked, first[0] = w + first[0] * kick, False
-        return kicked
-
-    size = drive(name, options, gradient, steps, weights, lr, momentum).abs().amax((1, 2))
-    size = torch.where(torch.isfinite(size), size, torch.inf)
-    quarter = steps // 4
-    return float(size[-quarter:].max() / size[quarter : 2 * quarter].max())
-
-
-LIMITS: list[tuple[str, dict[str, Any], int, float, int]] = [
-    *(("async-sgd", {"delay": tau}, 1, m, 3000) for tau, m in ((0, 0.9), (1, 0.0), (3, 0.9))),
-    ("async-sgd", {"delay": 3, "shifted": 0.9}, 1, 0.0, 3000),
-    ("async-sgd", {"delay": 3, "staleness_aware": True}, 1, 0.0, 3000),
-    ("ad-psgd", {"delay": 2, "mixing": "ring(1)"}, 5, 0.0, 2000),
-    ("dpsgd", {"mixing": "ring(1)"}, 5, 0.8, 2000),
-    ("dpsgd", {"mixing": "ring(1)", "order": "atc"}, 5, 0.8, 2000),
-    ("sgp", {"graph": "one-peer-exponential"}, 4, 0.0, 2000),
-    ("sgp", {"graph": "ring(1)"}, 5, 0.8, 2000),
-    ("local-sgd", {"period": 4}, 4, 0.8, 2000),
-    ("local-sgd", {"period": 4, "nodes": 2, "node_period": 2}, 4, 0.8, 2000),
-    ("slowmo", {"period": 3, "slow_momentum": 0.7}, 4, 0.0, 2000),
-    ("slowmo", {"period": 3, "mixing": "ring(1)", "buffers": "average"}, 4, 0.5, 2000),
-    ("diloco", {"period": 3}, 4, 0.0, 2000),
-    ("dsgd-ac", {"mixing": "ring(1)"}, 5, 0.0, 2000),
-]  # fmt: skip
-SLOW = [
-    ("local-sgd", {"period": 4}, 4, 0.0, 2000),
-    ("local-sgd", {"period": 4, "buffers": "reset"}, 4, 0.8, 2000),
-    *(("async-sgd", {"delay": tau}, 1, m, 3000) for tau, m in ((0, 0.0), (1, 0.9), (3, 0.0))),
-    *(("async-sgd", {"delay": tau, "shifted": 0.9}, 1, 0.0, 3000) for tau in (0, 1)),
-    *(("async-sgd", {"delay": tau}, 1, m, steps) for tau, steps in ((7, 8000), (31, 40_000)) for m in (0.0, 0.9)),
-    *(("async-sgd", {"delay": tau, "shifted": 0.9}, 1, 0.0, steps) for tau, steps in ((7, 8000), (31, 40_000))),
-]  # fmt: skip
+V = 8 * (6 * 8 + 8 + 8 * 3 + 3)  # a vector in float64
+REDUCE = 2 * 3 / 4 * V
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "n", "momentum", "steps"),
-    [*LIMITS, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
+    ("algorithm", "sent", "rounds"),
+    [
+        ({"name": "ssgd"}, [REDUCE] * 6, [1] * 6),
+        ({"name": "dpsgd", "mixing": "ring(1)"}, [2 * V] * 6, [1] * 6),
+        ({"name": "local-sgd", "period": 3}, [0, 0, REDUCE] * 2, [0, 0, 1] * 2),
+        ({"name": "slowmo", "period": 3}, [0, 0, REDUCE] * 2, [0, 0, 1] * 2),
+        ({"name": "local-sgd", "period": 5, "start": 1}, [REDUCE, 0, 0, 0, 0, REDUCE], [1, 0, 0, 0, 0, 1]),
+        (RULES["nodes"] | {"period": 6}, [0, V, 0, V, 0, REDUCE], [0, 1, 0, 1, 0, 1]),
+        ({"name": "ad-psgd"}, [V] * 6, [1] * 6),
+        ({"name": "sgp", "graph": "random"}, [V] * 6, [1] * 6),
+        ({"name": "async-sgd", "delay": 2}, [2 * V] * 6, [0] * 6),
+    ],
 )
-def test_runs_blow_up_two_percent_above_the_stated_limit_and_not_below(
-    name: str, options: dict[str, Any], n: int, momentum: float, steps: int
-) -> None:
-    limit = algorithms.make(name, options, learners=n, seed=3).stability_limit(momentum)
-    assert limit is not None
-    assert growth(name, options, 0.98 * limit, n, momentum, steps) < 1
-    assert growth(name, options, 1.02 * limit, n, momentum, steps) > 1
+def test_communication_is_counted(algorithm: dict[str, Any], sent: list[float], rounds: list[int]) -> None:
+    h = train(algorithm, steps=6, decompose={"every": 0}).history
+    assert (h["comm_bytes"].tolist(), h["comm_rounds"].tolist()) == (sent, rounds)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("async-sgd", {"delay": 3, "shifted": 0.9}),
+        ("async-sgd", {"delay": 3, "staleness_aware": True}),
+        ("ad-psgd", {"delay": 2, "mixing": "ring(1)"}),
+        ("dpsgd", {"mixing": "ring(1)", "order": "atc"}),
+        ("dpsgd", {"mixing": "ring(1)", "order": "atc", "buffers": "mix"}),
+        ("sgp", {"graph": "ring(1)"}),
+        ("local-sgd", {"period": 4, "buffers": "reset"}),
+        ("slowmo", {"period": 3, "mixing": "ring(1)", "buffers": "average"}),
+    ],
+)
+def test_steps_diverge_above_the_stated_limit_and_not_below(name: str, options: dict[str, Any]) -> None:
+    """Of options that are not in tests/test_conformance.py."""
+    testing.check_rule(name, options, only="limit")
 
 
 def test_push_sum_with_unequal_weights_has_a_limit_of_its_own(tmp_path: Path) -> None:
@@ -475,8 +425,7 @@ def test_push_sum_with_unequal_weights_has_a_limit_of_its_own(tmp_path: Path) ->
     options = {"graph": str(tmp_path / "p.txt")}
     limit = algorithms.make("sgp", options, learners=4, seed=3).stability_limit()
     assert limit == pytest.approx(2.3866, abs=1e-4)  # the hub has most of the weight, and small steps
-    assert growth("sgp", options, 0.98 * limit, 4, 0.0, 2000) < 1
-    assert growth("sgp", options, 1.02 * limit, 4, 0.0, 2000) > 1
+    testing.check_rule("sgp", options, only="limit")
 
 
 def test_limits_that_are_not_known_are_none() -> None:
@@ -559,24 +508,15 @@ def test_another_rules_state_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "match"),
     [
+        ({"name": "dpgsd"}, "did you mean 'dpsgd'"),
+        ({"name": "dpsgd", "mixin": "full"}, "did you mean 'mixing'"),
         ({"name": "local-sgd"}, "algorithm.period: missing"),
-        ({"name": "local-sgd", "period": 0}, "algorithm.period: 0 is not allowed"),
-        (
-            {"name": "local-sgd", "period": 4, "nodes": 3},
-            "algorithm.nodes: 3 is not allowed, it must divide 4",
-        ),
+        ({"name": "local-sgd", "period": 4, "nodes": 3}, "algorithm.nodes: 3 is not allowed, it must divide"),
         ({"name": "local-sgd", "period": 4, "nodes": 2, "node_period": 3}, "algorithm.node_period: 3"),
         ({"name": "local-sgd", "period": 4, "nodes": 2, "mixing": "full"}, "not allowed together"),
-        (
-            {"name": "slowmo", "period": 4, "slow_momentum": 1.0},
-            "algorithm.slow_momentum: 1.0 is not allowed",
-        ),
+        ({"name": "slowmo", "period": 4, "slow_momentum": 1.0}, "algorithm.slow_momentum: 1.0 is not allow"),
         ({"name": "slowmo", "period": 4, "buffers": "rest"}, "algorithm.buffers: 'rest' is not allowed"),
-        ({"name": "async-sgd", "delay": -1}, "algorithm.delay: -1 is not allowed"),
-        (
-            {"name": "async-sgd", "delay": 1, "schedule": "robin"},
-            "algorithm.schedule: 'robin' is not allowed",
-        ),
+        ({"name": "async-sgd", "delay": 1, "schedule": "robin"}, "algorithm.schedule: 'robin' is not allow"),
         ({"name": "sgp", "graph": "rnig(1)"}, "algorithm.graph: 'rnig\\(1\\)' is not known"),
         ({"name": "dsgd-ac", "power": -1.0}, "algorithm.power: -1.0 is not allowed"),
     ],

@@ -60,14 +60,6 @@ class Batched(nn.Module):
         return self.layer(-x if torch._C._functorch.is_batchedtensor(x) else x).tanh()
 
 
-class OwnParameter(nn.Sequential):
-    """A parameter of the whole, which no layer has."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
-        self.scale = nn.Parameter(torch.tensor([2.0]))
-
-
 class Temperature(nn.Module):
     """A parameter without dimensions, as CLIP has, one without numbers, and a layer that is never used."""
 
@@ -80,42 +72,38 @@ class Temperature(nn.Module):
         return self.layer(x) * self.logit_scale.exp()
 
 
-class Half(nn.Module):
-    """Made in bfloat16."""
+def chain(classes: int = 4) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, classes))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 4)
-        self.to(torch.bfloat16)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).tanh()
+def single() -> nn.Sequential:
+    return chain(1)
 
 
 def bare_sequential() -> nn.Sequential:
-    """An exact Sequential with a parameter of its own."""
-    net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
+    """An exact Sequential with a parameter of its own, which no layer has."""
+    net = chain()
     net.register_parameter("scale", nn.Parameter(torch.tensor([2.0])))
     return net
 
 
+class OwnParameter(nn.Sequential):
+    """The same of a subclass."""
+
+    def __init__(self) -> None:
+        super().__init__(*chain())
+        self.scale = nn.Parameter(torch.tensor([2.0]))
+
+
+def half() -> nn.Module:
+    return chain().to(torch.bfloat16)
+
+
 def hooked() -> nn.Sequential:
     """A chain but for what a hook does to it."""
-    net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
+    net = chain()
     net[0].register_forward_hook(lambda module, inputs, output: 3 * output)
     return net
-
-
-def sequence_chain() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
-
-
-def chain() -> nn.Sequential:
-    return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
-
-
-def single() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
 
 
 def parallel() -> nn.DataParallel[nn.Module]:
@@ -138,30 +126,25 @@ def yes_or_no(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(outputs.view(-1), targets.to(outputs.dtype))
 
 
-def data(kind: str = "classes", loss: str = "") -> dict[str, Any]:
+def data(kind: str = "classes") -> dict[str, Any]:
     """12 samples for each split, the same; ``kind`` says of what."""
     torch.manual_seed(0)
     x = torch.randn(12, 3, 32, 32) if kind == "images" else torch.randn(12, 6)
     y = torch.randint(4, (12,))
     if kind == "sequences":
-        x, y = torch.randn(12, 1, 6), torch.randn(12, 1, 1)
-    if kind == "real":
-        y = torch.randn(12, 4)
-    given: Any = F.mse_loss if kind in ("sequences", "real") else F.cross_entropy
-    if kind == "flat":
-        y, given = torch.randn(12, 4), flat_loss
-    if kind == "counts":
-        y, given = torch.randint(4, 9, (12,)), counts_loss
-    if kind == "bool":
-        y, given = torch.rand(12) < 0.5, yes_or_no
-    if kind == "uint8":
-        y = y.to(torch.uint8)
-        given = uint8_loss
-    if kind == "bytes":
-        y = y.to(torch.uint8)
-    if kind == "ignored":
-        y, given = y - 1, minus_one
-    return {"train": (x, y), "test": (x, y), "loss": given}
+        x = torch.randn(12, 1, 6)
+    targets: dict[str, tuple[Tensor, Any]] = {
+        "sequences": (torch.randn(12, 1, 1), F.mse_loss),
+        "real": (torch.randn(12, 4), F.mse_loss),
+        "flat": (torch.randn(12, 4), flat_loss),
+        "counts": (torch.randint(4, 9, (12,)), counts_loss),
+        "bool": (torch.rand(12) < 0.5, yes_or_no),
+        "uint8": (y.to(torch.uint8), uint8_loss),
+        "bytes": (y.to(torch.uint8), F.cross_entropy),
+        "ignored": (y - 1, minus_one),
+    }
+    y, loss = targets.get(kind, (y, F.cross_entropy))
+    return {"train": (x, y), "test": (x, y), "loss": loss}
 
 
 def loader() -> dict[str, Any]:
@@ -219,9 +202,9 @@ CASES = {
     "own parameter, a subclass": ("OwnParameter", "classes"),
     "own parameter": ("bare_sequential", "classes"),
     "0-dim, empty and unused": ("Temperature", "classes"),
-    "bfloat16": ("Half", "classes"),
+    "bfloat16": ("half", "classes"),
     "hooked": ("hooked", "classes"),
-    "sequence of one": ("sequence_chain", "sequences"),
+    "sequence of one": ("single", "sequences"),
     "real targets": ("chain", "real"),
     "view in the loss": ("chain", "flat"),
     "counts": ("single", "counts"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from landscape.train.run.loop import Trainer
 from landscape.train.run.randomness import generator
 from tests.conftest import slow_but
 from tests.groups import together
+from tests.test_processes import in_processes
 from tests.test_training import same_bits
 
 NET = "tests.nets:norm_net"
@@ -72,18 +74,23 @@ def statistics(module: nn.Module) -> dict[str, Tensor]:
 def module_of(trainer: Trainer) -> nn.Module:
     """The run's network as it starts, as a plain module in training mode."""
     module = copy.deepcopy(trainer.train.model).train()
-    named = dict(module.named_parameters())
-    with torch.no_grad():
-        for name, value in trainer.train.layout.views(trainer.train.theta).items():
-            named[name].copy_(value)
+    load(module, trainer, trainer.train.theta)
     return module
 
 
 def load(module: nn.Module, trainer: Trainer, theta: Tensor) -> None:
-    named = dict(module.named_parameters())
-    with torch.no_grad():
-        for name, value in trainer.train.layout.views(theta).items():
-            named[name].copy_(value)
+    module.load_state_dict(trainer.train.layout.views(theta), strict=False)
+
+
+def gradient_of(module: nn.Module, trainer: Trainer) -> Tensor:
+    named, layout = dict(module.named_parameters()), trainer.train.layout
+    return layout.flatten({s.name: named[s.name].grad for s in layout.slots})
+
+
+def same_tensors(mine: Mapping[str, Tensor], others: Mapping[str, Tensor], **near: float) -> None:
+    assert set(mine) == set(others)
+    for name in mine:
+        torch.testing.assert_close(mine[name], others[name], **(near or {"rtol": 0, "atol": 0}), msg=name)
 
 
 @pytest.mark.parametrize(("algorithm", "accumulate"), [("ssgd", 1), ("dpsgd", 1), ("dpsgd", 2)])
@@ -91,7 +98,7 @@ def test_learners_train_as_modules_of_their_own(algorithm: str, accumulate: int)
     trainer = Trainer(chosen(algorithm={"name": algorithm}, accumulate=accumulate))
     x, y = trainer.train.tensors or ()
     modules = [module_of(trainer) for _ in range(3)]
-    layout, weights = trainer.train.layout, trainer.train.theta.repeat(3, 1)
+    weights = trainer.train.theta.repeat(3, 1)
     for t in range(1, 13):
         rows = torch.randint(len(y), (3, 12), generator=generator(0, "batch", t))
         points = weights.mean(0).expand(3, -1) if algorithm == "ssgd" else weights
@@ -101,8 +108,7 @@ def test_learners_train_as_modules_of_their_own(algorithm: str, accumulate: int)
             module.zero_grad()
             for part in rows[j].chunk(accumulate):
                 (F.cross_entropy(module(x[part]), y[part]) / accumulate).backward()
-            named = dict(module.named_parameters())
-            gradients.append(layout.flatten({s.name: named[s.name].grad for s in layout.slots}))
+            gradients.append(gradient_of(module, trainer))
         weights = weights.mean(0) - 0.2 * torch.stack(gradients)
     end = trainer.run()
     torch.testing.assert_close(end.weights, weights, rtol=1e-10, atol=1e-12)
@@ -132,9 +138,8 @@ def test_the_mean_has_statistics_of_its_own_everywhere(tmp_path: Path) -> None:
     assert end.history["test_loss"][-1] == pytest.approx(float(tested), rel=1e-10)
     # The file holds all of it, and an analysis takes what belongs to its weights.
     read = Checkpoint.load(tmp_path / "last.h5")
-    for kept, expected in ((read.buffers, end.buffers), (read.mean_buffers, end.mean_buffers)):
-        assert set(kept) == set(expected)
-        assert all(torch.equal(kept[name], expected[name]) for name in kept)
+    same_tensors(read.buffers, end.buffers)
+    same_tensors(read.mean_buffers, end.mean_buffers)
     network = trainer.train.model
     problem = read.problem("test", model=network, dtype=torch.float64)
     assert problem.loss() == pytest.approx(float(tested), rel=1e-12)
@@ -145,10 +150,9 @@ def test_the_mean_has_statistics_of_its_own_everywhere(tmp_path: Path) -> None:
     assert own.loss() == pytest.approx(float(expected), rel=1e-12)
     # Without recorded statistics they come from all of the training set.
     read.mean_buffers = {}
-    assert read.problem("test", model=network, dtype=torch.float64).loss() == pytest.approx(
-        float(tested), abs=0.02
-    )
-    assert read.problem("test", model=network, dtype=torch.float64).loss() != problem.loss()
+    fresh = read.problem("test", model=network, dtype=torch.float64).loss()
+    assert fresh == pytest.approx(float(tested), abs=0.02)
+    assert fresh != problem.loss()
 
 
 def test_what_is_constant_or_frozen_is_kept_with_the_learners(tmp_path: Path) -> None:
@@ -170,44 +174,29 @@ def test_what_is_constant_or_frozen_is_kept_with_the_learners(tmp_path: Path) ->
 )
 def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path: Path, name: str) -> None:
     whole = launch.launch(chosen(**CASES[name]), tmp_path / "whole")
-    for step in (0, 5, 10):
+    for step in (0, 10):
         folder = tmp_path / str(step)
         folder.mkdir()
         (folder / "last.h5").write_bytes((tmp_path / "whole" / f"step-{step:07d}.h5").read_bytes())
         torch.manual_seed(step)  # what the process drew before is nothing to a run
         rest = launch.launch(chosen(**CASES[name]), folder, resume=True)
         same_bits(whole, rest)
-        for mine, others in ((whole.buffers, rest.buffers), (whole.mean_buffers, rest.mean_buffers)):
-            assert set(mine) == set(others)
-            assert all(torch.equal(mine[key], others[key]) for key in mine)
-
-
-def train_all(group: Group | None) -> dict[str, tuple[slice, Checkpoint]]:
-    found = {}
-    for name, changes in CASES.items():
-        trainer = Trainer(chosen(**changes), group=group)
-        found[name] = trainer.comm.local, trainer.run()
-    return found
+        same_tensors(whole.buffers, rest.buffers)
+        same_tensors(whole.mean_buffers, rest.mean_buffers)
 
 
 @pytest.mark.slow
 def test_several_processes_give_the_statistics_of_one() -> None:
-    alone = train_all(None)
-    for found in together(2, train_all):
-        assert isinstance(found, dict), found
-        for name, (_, whole) in alone.items():
-            own, part = found[name]
-            near = 1e-4 if name.startswith("single") else 1e-11
-            pairs = [(part.weights, whole.weights[own])]
-            pairs += [(part.buffers[key], whole.buffers[key][own]) for key in whole.buffers]
-            pairs += [(part.mean_buffers[key], whole.mean_buffers[key]) for key in whole.mean_buffers]
-            assert len(pairs) == 1 + 8 + 4
-            for ours, theirs in pairs:
-                torch.testing.assert_close(ours, theirs, rtol=near, atol=near, msg=name)
-            for column in ("loss", "train_loss", "alpha_e", "displacement2", "test_loss", "test_accuracy"):
-                np.testing.assert_allclose(
-                    part.history[column], whole.history[column], rtol=100 * near, atol=near, err_msg=name
-                )
+    for name, part, whole, own in in_processes(2, {name: chosen(**CASES[name]) for name in CASES}):
+        near = 1e-4 if name.startswith("single") else 1e-11
+        torch.testing.assert_close(part.weights, whole.weights[own], rtol=near, atol=near, msg=name)
+        whole_buffers = {key: rows[own] for key, rows in whole.buffers.items()}
+        assert (len(whole_buffers), len(whole.mean_buffers)) == (8, 4)
+        same_tensors(part.buffers, whole_buffers, rtol=near, atol=near)
+        same_tensors(part.mean_buffers, whole.mean_buffers, rtol=near, atol=near)
+        for column in ("loss", "train_loss", "alpha_e", "displacement2", "test_loss", "test_accuracy"):
+            mine, expected = part.history[column], whole.history[column]
+            np.testing.assert_allclose(mine, expected, rtol=100 * near, atol=near, err_msg=name)
 
 
 def launch_in(group: Group, folder: str) -> Checkpoint:
@@ -222,10 +211,8 @@ def test_a_run_of_two_processes_is_saved_whole_and_goes_on_in_one(tmp_path: Path
     read = Checkpoint.load(tmp_path / "two" / "last.h5")
     (tmp_path / "two" / "last.h5").write_bytes((tmp_path / "two" / "step-0000005.h5").read_bytes())
     for found in (read, launch.launch(chosen(**values), tmp_path / "two", resume=True)):
-        assert set(found.buffers) == set(whole.buffers)
-        for ours, theirs in ((found.stacked(), whole.stacked()), (found.mean_buffers, whole.mean_buffers)):
-            for key, value in theirs.items():
-                torch.testing.assert_close(ours[key], value, rtol=1e-10, atol=1e-10, msg=key)
+        same_tensors(found.stacked(), whole.stacked(), rtol=1e-10, atol=1e-10)
+        same_tensors(found.mean_buffers, whole.mean_buffers, rtol=1e-10, atol=1e-10)
 
 
 def test_g_is_the_gradient_of_the_loss_with_each_batchs_statistics() -> None:
@@ -238,8 +225,7 @@ def test_g_is_the_gradient_of_the_loss_with_each_batchs_statistics() -> None:
     loss = sum(F.cross_entropy(module(x[part]), y[part]) * len(part) / 200 for part in parts)
     assert isinstance(loss, Tensor)
     loss.backward()
-    named, layout = dict(module.named_parameters()), trainer.train.layout
-    expected = layout.flatten({s.name: named[s.name].grad for s in layout.slots})
+    layout, expected = trainer.train.layout, gradient_of(module, trainer)
     g = estimate_gradient(trainer.decomposer.problem, theta, 0, 0, 1, batch=trainer.decomposer.batch)
     torch.testing.assert_close(g.rows[0], expected, rtol=1e-10, atol=1e-12)
     assert g.loss == pytest.approx(float(loss.detach()), rel=1e-12)

@@ -21,7 +21,7 @@ from landscape.paper import figure, gallery
 from landscape.paper.context import SCALES, Context, OutOfTimeError, Runs, Scale, WeightsNeededError, identity
 from landscape.paper.figure import Drawing, Figure
 from landscape.paper.record import POINTS, Record
-from landscape.results.stability import Stability
+from landscape.results.training import Stability
 from landscape.train.recipes.recipe import Decompose, Evaluate, Save
 from landscape.train.run import launch
 from landscape.train.run.launch import Run, train

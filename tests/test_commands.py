@@ -23,7 +23,7 @@ from landscape.analysis.spectrum import stability
 from landscape.cli.analysis import Analysis
 from landscape.core import registry
 from landscape.core.options import SPLIT
-from landscape.results.tables import COLUMNS, texts
+from landscape.results.training import COLUMNS, texts
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
 from tests import problems

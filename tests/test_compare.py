@@ -22,25 +22,22 @@ from landscape.data.synthetic import mean_output
 from landscape.report import analyses
 from landscape.report.contents import read
 from landscape.results.comparison import cell, footnotes, summary, verdict
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
 from tests import problems
 from tests.conftest import Command
 from tests.test_cli import one_line
 
 pytestmark = pytest.mark.xdist_group("compare")  # the runs are made once
 SPECTRUM = [0.5, 1.0, 2.0, 4.0, 8.0, -0.1]
-# What minibatches, displacements and planes of plain problems give.
-DRAWN = ["batch-sharpness", "noise-alignment", "sharpness-worst", "sharpness-average", "basin-width"]
 
 
-def bowl(
-    scale: float = 1.0, spectrum: list[float] | None = None, samples: int = 200, seed: int = 0
-) -> Problem:
+def bowl(scale: float = 1.0, spectrum: list[float] | None = None, samples: int = 200) -> Problem:
     """Samples around ½(w − 1)ᵀH(w − 1), whose mean is exact, at w = 1; their gradients differ."""
     values = [scale * value for value in spectrum or SPECTRUM]
     model = landscape.models.build("quadratic", eigenvalues=values, start=1.0, center=1.0)
-    data = landscape.data.load(
-        "quadratic", dimension=len(values), samples=samples, gradient_std=0.3 * scale, seed=seed
-    )
+    options = {"dimension": len(values), "samples": samples, "gradient_std": 0.3 * scale}
+    data = landscape.data.load("quadratic", **options)
     return Problem(model, mean_output, data.train, dtype=torch.float64)
 
 
@@ -90,28 +87,20 @@ def test_equal_checkpoints_have_no_difference_at_all() -> None:
 
 
 def test_the_numbers_are_those_of_the_instruments_and_pairs_have_common_draws() -> None:
-    one, two = problems.mlp(), problems.mlp(seed=1)
-    result = landscape.compare([one, two], 8, draws=10, planes=3, seed=4, rise=0.05, rho=0.1)
+    pair = one, two = problems.mlp(), problems.mlp(seed=1)
+    result = landscape.compare(pair, 8, draws=10, planes=3, seed=4, rise=0.05, rho=0.1)
     at = {name: q for q, name in enumerate(result.quantities)}
-    sharpness = [
-        landscape.batch_sharpness(p, 8, with_lambda_max=False, draws=10, max_draws=10, seed=4)
-        for p in (one, two)
-    ]
-    scale = [landscape.noise_scale(p, 8, draws=10, max_draws=10, seed=4) for p in (one, two)]
-    alignment = [landscape.noise_alignment(p, 8, 1, tol=1e-300, max_draws=10, seed=4) for p in (one, two)]
-    worst = [landscape.sharpness(p, 0.1, m=8, tol=1e-300, max_draws=10, seed=4) for p in (one, two)]
-    average = [landscape.sharpness(p, 0.05, "average", tol=1e-300, max_draws=10, seed=4) for p in (one, two)]
-    trace = [landscape.trace(p, seed=4) for p in (one, two)]
-    expected: list[tuple[str, Any, str]] = [
-        ("batch-sharpness", sharpness, "curvature"),
-        ("noise-scale", scale, "estimates"),
-        ("noise-alignment", alignment, "estimates"),
-        ("sharpness-worst", worst, "values"),
-        ("sharpness-average", average, "values"),
-        ("trace", trace, "draws"),
-    ]
-    for name, found, draws in expected:
-        q = at[name]
+    drawn: dict[str, Any] = {"max_draws": 10, "seed": 4}
+    expected: dict[str, tuple[Any, str]] = {
+        "batch-sharpness": (lambda p: landscape.batch_sharpness(p, 8, with_lambda_max=False, draws=10, **drawn), "curvature"),
+        "noise-scale": (lambda p: landscape.noise_scale(p, 8, draws=10, **drawn), "estimates"),
+        "noise-alignment": (lambda p: landscape.noise_alignment(p, 8, 1, tol=1e-300, **drawn), "estimates"),
+        "sharpness-worst": (lambda p: landscape.sharpness(p, 0.1, m=8, tol=1e-300, **drawn), "values"),
+        "sharpness-average": (lambda p: landscape.sharpness(p, 0.05, "average", tol=1e-300, **drawn), "values"),
+        "trace": (lambda p: landscape.trace(p, seed=4), "draws"),
+    }  # fmt: skip
+    for name, (instrument, draws) in expected.items():
+        q, found = at[name], [instrument(p) for p in pair]
         np.testing.assert_allclose(result.value[q], [f.value for f in found], rtol=1e-12)
         np.testing.assert_allclose(result.error[q], [f.standard_error for f in found], rtol=1e-9)
         a, b = (getattr(f, draws) for f in found)
@@ -138,7 +127,7 @@ def rotated(spectrum: list[float], seed: int) -> Problem:
     return Problem(model, mean_output, data.train, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 60), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 60), marks=pytest.mark.slow)])
 def test_bounds_hold_the_ends_of_the_spectrum_and_one_minimum_is_not_told_apart(seeds: range) -> None:
     truth, told = np.array([[1.0], [0.0254]]), []
     for seed in seeds:
@@ -153,7 +142,7 @@ def test_bounds_hold_the_ends_of_the_spectrum_and_one_minimum_is_not_told_apart(
 def test_another_minimum_is_told_apart_by_either_end(end: int, factor: float, row: int) -> None:
     other = [*CLUSTERED]
     other[end] *= factor
-    for seed in range(5):
+    for seed in range(2):
         sides = [rotated(CLUSTERED, 2 * seed), rotated(other, 2 * seed + 1)]
         assert landscape.compare(sides, only=["lambda-max", "ratio"], seed=seed).told[row, 0]
 
@@ -188,8 +177,8 @@ def test_widths_of_an_ellipse_and_of_a_cliff() -> None:
     np.testing.assert_allclose(basin_widths(wall, 0.01, 2), 0.2, rtol=2e-3)
     with pytest.raises(FailedError, match="rise: 1e-17 is hidden by the rounding"):
         basin_widths(problems.mlp(), 1e-17, 1)
-    bounded = Problem(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid()), torch.nn.MSELoss(),
-                          (torch.randn(5, 2), torch.zeros(5, 1)))  # fmt: skip
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid())
+    bounded = Problem(model, torch.nn.MSELoss(), (torch.randn(5, 2), torch.zeros(5, 1)))
     with pytest.raises(FailedError, match="does not rise by 1000"):
         basin_widths(bounded, 1000.0, 1)
 
@@ -227,10 +216,8 @@ def test_holm_rejects_what_the_sequence_of_tests_rejects(values: list[float]) ->
 def test_groups_have_the_error_over_their_members_and_draws_of_their_own() -> None:
     sharp = [bowl(1.0 + 0.1 * s) for s in range(3)]
     flat = [bowl(0.3 + 0.02 * s) for s in range(4)]
-    result = landscape.compare(
-        {"sharp": sharp, "flat": flat}, 10, only=["lambda-max", "batch-sharpness", "basin-width"], draws=8,
-        rise=0.02,
-    )  # fmt: skip
+    only = ["lambda-max", "batch-sharpness", "basin-width"]
+    result = landscape.compare({"sharp": sharp, "flat": flat}, 10, only=only, draws=8, rise=0.02)
     assert result.grouped
     assert result.side_of.tolist() == [0] * 3 + [1] * 4
     tops = [8.0 * np.array([1.0, 1.1, 1.2]), 8 * np.array([0.3, 0.32, 0.34, 0.36])]
@@ -258,8 +245,7 @@ def test_bounds_that_overlap_and_rounding_do_not_tell_apart() -> None:
     problem = bowl()
     near, far = bowl(1.001), bowl(1.1)
     result = landscape.compare([problem, near, far], only=["lambda-max", "loss", "trace"])
-    loose = dataclasses.replace(result)
-    assert loose.told[0].tolist() == [False, True, True] or result.error[0].max() < 8e-4
+    assert result.told[0].tolist() == [False, True, True] or result.error[0].max() < 8e-4
     # The trace of six parameters is exact, and of permuted samples the same up to rounding.
     same = landscape.compare([problem, permuted(problem, 1)], only=["loss", "trace"])
     assert not same.told.any()
@@ -269,9 +255,6 @@ def test_bounds_that_overlap_and_rounding_do_not_tell_apart() -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     """Three seeds of SSGD and DPSGD on a small mixture, with a checkpoint every 10 of 60 steps."""
-    from landscape.train.recipes import recipe
-    from landscape.train.run import launch
-
     folder = tmp_path_factory.mktemp("runs")
     made: dict[str, list[Path]] = {"ssgd": [], "dpsgd": []}
     for name, algorithm in (("ssgd", "{name='ssgd'}"), ("dpsgd", "{name='dpsgd', mixing='ring(1)'}")):
@@ -298,9 +281,8 @@ def loaded(path: Path, name: str = "last.h5") -> Checkpoint:
 @pytest.mark.slow
 def test_checkpoints_have_test_errors_and_learners(runs: dict[str, list[Path]]) -> None:
     a, b = loaded(runs["ssgd"][0]), loaded(runs["dpsgd"][0])
-    result = landscape.compare(
-        [a, b], only=["test-error", "disagreement", "spread-cost", "noise-scale"], draws=4, top_k=3
-    )
+    only = ["test-error", "disagreement", "spread-cost", "noise-scale"]
+    result = landscape.compare([a, b], only=only, draws=4, top_k=3)
     assert result.sides == ("ssgd, step 80", "dpsgd, step 60")
     assert result.batch == 40
     accuracy = [run.problem("test").accuracy() for run in (a, b)]
@@ -333,16 +315,13 @@ def test_equal_loss_takes_the_nearest_saved_checkpoint(runs: dict[str, list[Path
     assert result.given_steps.tolist() == [80, 80, 60]
     assert len(set(result.steps.tolist())) > 1
     assert f"step {result.steps[0]:,} (of 80)" in " ".join(footnotes(result))
-    with pytest.raises(
-        FailedError, match=r"no checkpoint of its run has a training loss within 0%.*nearest is step"
+    for words, these, tolerance in (
+        (r"no checkpoint of its run has a training loss within 0%.*nearest is step", given, 1e-6),
+        ("equal_loss: a problem has no run", [given[0], given[1].problem()], 0.3),
+        ("not of a file", [dataclasses.replace(given[0], path=None), given[1]], 0.3),
     ):
-        landscape.compare(given, only=["loss"], equal_loss=True, loss_tolerance=1e-6)
-    with pytest.raises(InputError, match="equal_loss: a problem has no run"):
-        landscape.compare([given[0], given[1].problem()], only=["loss"], equal_loss=True)
-    with pytest.raises(InputError, match="not of a file"):
-        landscape.compare(
-            [dataclasses.replace(given[0], path=None), given[1]], only=["loss"], equal_loss=True
-        )
+        with pytest.raises(InputError, match=words):
+            landscape.compare(these, only=["loss"], equal_loss=True, loss_tolerance=tolerance)
 
 
 def test_the_preconditioner_of_an_optimizer_that_has_one(
@@ -352,9 +331,8 @@ def test_the_preconditioner_of_an_optimizer_that_has_one(
         changes = ("--set", "optimizer={name='torch:Adam'}", "--set", "lr=0.01", "--set", f"seed={ord(name)}")
         assert command("train", tiny, "-o", tmp_path / name, "-q", *changes)[0] == 0
     out = tmp_path / "c.h5"
-    code, text, err = command(
-        "compare", tmp_path / "a", tmp_path / "b", "--only", "preconditioned", "-o", out
-    )
+    paths = (tmp_path / "a", tmp_path / "b")
+    code, text, err = command("compare", *paths, "--only", "preconditioned", "-o", out)
     assert code == 0, err
     run = loaded(tmp_path / "a")
     problem = run.problem()
@@ -425,9 +403,8 @@ def test_files_tables_pictures_and_pages(tmp_path: Path, runs: dict[str, list[Pa
 
 
 def test_three_sides_in_words() -> None:
-    result = landscape.compare(
-        {"a": bowl(3.0), "b": bowl(1.0), "c": bowl(1.0)}, only=["lambda-max", "ratio", "loss"]
-    )
+    sides = {"a": bowl(3.0), "b": bowl(1.0), "c": bowl(1.0)}
+    result = landscape.compare(sides, only=["lambda-max", "ratio", "loss"])
     assert verdict(result, 0) == "b flatter than a; c flatter than a (bounds apart); others not told apart"
     assert verdict(result, 1) == "none told apart (bounds overlap)"
     assert len(summary(result)) == 3
@@ -472,51 +449,39 @@ def test_every_quantity_has_a_name_of_its_own_and_is_in_the_help(command: Comman
     assert all(name in "".join(text.split()) for name in BY_NAME)
 
 
-@pytest.mark.slow
-def test_equal_minima_with_other_draws_are_told_apart_as_rarely_as_the_level_says() -> None:
-    told, found = [], []
-    problem = bowl(samples=300)
+def other_draws(seed: int) -> list[bool]:
+    """Of one minimum, by its samples in another order."""
     names = ["batch-sharpness", "noise-scale", "noise-alignment"]
+    problem = bowl(samples=300)
     moved = Problem(problem.model, mean_output, problem.tensors or (), theta=problem.theta + 0.2)
-    for seed in range(240):
-        result = landscape.compare([moved, permuted(moved, seed)], 20, only=names, draws=24, seed=seed)
-        told.append(result.told.any())
-        found.append(result.p[:, 0] <= 0.05)
-    # 5% of 240 are 12, with a standard deviation of 3.4.
-    assert np.mean(told) <= 0.05 + 3 * 0.0141
-    for each in np.mean(found, axis=0):
-        assert 0.05 - 3 * 0.0141 <= each <= 0.05 + 3 * 0.0141
+    result = landscape.compare([moved, permuted(moved, seed)], 20, only=names, draws=24, seed=seed)
+    return [bool(result.told.any()), *(result.p[:, 0] <= 0.05)]
+
+
+def other_axes(seed: int) -> list[bool]:
+    """Of one spectrum, in other coordinates."""
+    sides = [rotated(torch.logspace(-1, 1, 80).tolist(), 2 * seed + k) for k in (0, 1)]
+    result = landscape.compare(sides, only=["trace"], seed=seed)
+    return [bool(result.told[0, 0]), bool(result.p[0, 0] <= 0.05)]
+
+
+def other_seeds(seed: int, scale: float = 1.0) -> list[bool]:
+    """Of one recipe, by groups of three."""
+    draw = np.random.default_rng(seed)
+    sides = {
+        name: [bowl(of * float(np.exp(0.2 * draw.standard_normal()))) for _ in range(3)]
+        for name, of in (("a", 1.0), ("b", scale))
+    }
+    only = ["lambda-max", "batch-sharpness"]
+    return [bool(landscape.compare(sides, 10, only=only, draws=8, seed=seed).told.any())]
 
 
 @pytest.mark.slow
-def test_the_trace_of_rotated_hessians_is_told_apart_as_rarely_as_the_level_says() -> None:
-    spectrum = torch.logspace(-1, 1, 80).tolist()
-    told = []
-    for seed in range(240):
-        sides = [
-            Problem(
-                landscape.models.build("quadratic", eigenvalues=spectrum, seed=2 * seed + k),
-                mean_output,
-                landscape.data.load("quadratic", dimension=80, samples=4).train,
-                dtype=torch.float64,
-            )
-            for k in (0, 1)
-        ]
-        told.append(landscape.compare(sides, only=["trace"], seed=seed).told[0, 0])
-    assert 0.05 - 3 * 0.0141 <= np.mean(told) <= 0.05 + 3 * 0.0141
-
-
-@pytest.mark.slow
-def test_groups_of_one_recipe_are_told_apart_as_rarely_as_the_level_says_and_others_are() -> None:
-    draw = np.random.default_rng(0)
-    told, apart = [], []
-
-    def group(scale: float) -> list[Problem]:
-        return [bowl(scale * float(np.exp(0.2 * draw.standard_normal()))) for _ in range(3)]
-
-    for seed in range(240):
-        options: dict[str, Any] = {"only": ["lambda-max", "batch-sharpness"], "draws": 8, "seed": seed}
-        told.append(landscape.compare({"a": group(1.0), "b": group(1.0)}, 10, **options).told.any())
-        apart.append(landscape.compare({"a": group(1.0), "b": group(0.2)}, 10, **options).told.any())
-    assert np.mean(told) <= 0.05 + 3 * 0.0141
-    assert np.mean(apart) > 0.8
+@pytest.mark.parametrize("told", [other_draws, other_axes, other_seeds])
+def test_equal_minima_are_told_apart_as_rarely_as_the_level_says(told: Any) -> None:
+    shares = np.mean([told(seed) for seed in range(240)], axis=0)
+    # 5% of 240 are 12, with a standard deviation of 3.4. Holm's correction and groups of three err on the safe side.
+    assert (shares <= 0.05 + 3 * 0.0141).all()
+    assert (shares[1:] >= 0.05 - 3 * 0.0141).all()
+    if told is other_seeds:
+        assert np.mean([other_seeds(seed, 0.2) for seed in range(240)]) > 0.8

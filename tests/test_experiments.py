@@ -12,14 +12,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from landscape.results.stability import median_rank
 
 import landscape
 from landscape import Escape, FailedError, InputError, Minima, Problem
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.curvature.hessian import dense_hessian
 from landscape.data.synthetic import mean_output
 from landscape.results.noise import CriticalBatch
-from landscape.results.stability import median_rank
 from landscape.stability import limits
 from landscape.train.experiments.critical_batch import critical_batch
 from landscape.train.experiments.minima import FACTOR, Start, length, minima, run, search
@@ -29,6 +28,7 @@ from landscape.train.run import launch
 from landscape.train.run.loop import Trainer
 from tests import problems
 from tests.conftest import Command
+from tests.dense import dense_hessian
 
 # Minima.
 

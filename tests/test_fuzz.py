@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import hypothesis
@@ -36,8 +37,6 @@ def test_the_harness_sees_what_must_not_be(monkeypatch: pytest.MonkeyPatch) -> N
         if how == 0:
             raise KeyError("x")
         if how == 1:
-            import os
-
             os.kill(os.getpid(), 11)
         if how == 2:
             while True:
@@ -57,27 +56,12 @@ def test_the_harness_sees_what_must_not_be(monkeypatch: pytest.MonkeyPatch) -> N
         assert word in line
 
 
-NAMES = (
-    "train-images-idx3-ubyte",
-    "t.gz",
-    "x.bin",
-    "s.wav",
-    "i.png",
-    "m.npy",
-    "m.csv",
-    "n.pt",
-    "n.safetensors",
-)
+NAMES = ("train-images-idx3-ubyte", "t.gz", "x.bin", "s.wav", "i.png", "m.npy", "m.csv", "n.pt", "n.safetensors")  # fmt: skip
+STARTS = (b"", b"\x93NUMPY\x01\x00", b"RIFF", b"\0\0\x08\x02", b"\x89PNG\r\n\x1a\n", b"\x80\x02}", b"PK\3\4")
 
 
 @hypothesis.settings(max_examples=150)
-@hypothesis.given(
-    st.sampled_from(NAMES),
-    st.sampled_from(
-        [b"", b"\x93NUMPY\x01\x00", b"RIFF", b"\0\0\x08\x02", b"\x89PNG\r\n\x1a\n", b"\x80\x02}", b"PK\3\4"]
-    ),
-    st.binary(max_size=300),
-)
+@hypothesis.given(st.sampled_from(NAMES), st.sampled_from(STARTS), st.binary(max_size=300))
 def test_arbitrary_bytes_are_refused_in_one_line(
     tmp_path_factory: pytest.TempPathFactory, name: str, start: bytes, rest: bytes
 ) -> None:

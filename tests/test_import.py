@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,37 +105,25 @@ def true_loss(model: nn.Module) -> float:
     return float(F.cross_entropy(model.eval()(x), y))
 
 
-def wrapped(state: dict[str, Tensor], how: str) -> Any:
-    return {
-        "plain": lambda: state,
-        "state_dict": lambda: {"state_dict": state, "epoch": 3},
-        "model": lambda: {"model": state, "optimizer": {"lr": 0.1}},
-        "model_state_dict": lambda: {"model_state_dict": state, "loss": 0.3},
-        "DataParallel": lambda: {f"module.{k}": v for k, v in state.items()},
-        "compiled": lambda: {f"_orig_mod.{k}": v for k, v in state.items()},
-        "compiled inside": lambda: {k.replace(".", "._orig_mod.", 1): v for k, v in state.items()},
-        "all": lambda: {"state_dict": {f"module._orig_mod.{k}": v for k, v in state.items()}},
-        "half": lambda: {k: v.half() if v.is_floating_point() else v for k, v in state.items()},
-    }[how]()
+State = dict[str, Tensor]
+#: How training scripts save a state, and torch's wrappers name it.
+WRAPPINGS: dict[str, Callable[[State], Any]] = {
+    "plain": lambda state: state,
+    "state_dict": lambda state: {"state_dict": state, "epoch": 3},
+    "model": lambda state: {"model": state, "optimizer": {"lr": 0.1}},
+    "model_state_dict": lambda state: {"model_state_dict": state, "loss": 0.3},
+    "DataParallel": lambda state: {f"module.{k}": v for k, v in state.items()},
+    "compiled": lambda state: {f"_orig_mod.{k}": v for k, v in state.items()},
+    "compiled inside": lambda state: {k.replace(".", "._orig_mod.", 1): v for k, v in state.items()},
+    "all": lambda state: {"state_dict": {f"module._orig_mod.{k}": v for k, v in state.items()}},
+    "half": lambda state: {k: v.half() if v.is_floating_point() else v for k, v in state.items()},
+}
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "plain",
-        "state_dict",
-        "model",
-        "model_state_dict",
-        "DataParallel",
-        "compiled",
-        "compiled inside",
-        "all",
-        "half",
-    ],
-)
+@pytest.mark.parametrize("how", WRAPPINGS)
 def test_common_wrappings_are_taken_off_and_told(how: str, folder: Path, command: Command) -> None:
     model = trained()
-    torch.save(wrapped(model.state_dict(), how), "net.pt")
+    torch.save(WRAPPINGS[how](model.state_dict()), "net.pt")
     code, out, err = command("import", "net.pt", "--model", "mine:net", "--data", "mine:images")
     assert (code, out.splitlines()[-1]) == (0, "net.h5")
     for word in ("state_dict", "model", "model_state_dict"):
@@ -173,22 +161,20 @@ def test_safetensors_give_the_same_checkpoint(folder: Path, command: Command) ->
     assert a.label == "a (mine:net)"
 
 
-def test_every_analysis_takes_an_import(folder: Path, command: Command) -> None:
+def test_analyses_take_an_import(folder: Path, command: Command) -> None:
     model = trained()
     torch.save(model.state_dict(), "net.pt")
     own = ("--model", "mine:net", "--data", "mine:images")
     assert command("import", "net.pt", *own)[0] == 0
     for args in (
-        ("contour", "--grid", "3"),
-        ("contour", "--grid", "2", "--bn", "recalibrate", "-o", "bn.h5"),
-        ("hessian-grid", "--grid", "1", "--loss", "mine:smooth()", "--randomness", "seed"),
-        ("spectrum", "--top-k", "2"),
-        ("line", "--points", "3"),
+        ("contour", "--grid", "1"),
+        ("hessian-grid", "--grid", "1", "--loss", "mine:smooth()", "--randomness", "seed", "--tol", "0.1"),
+        ("line", "--points", "2", "--bn", "recalibrate"),
     ):
         code, out, err = command(args[0], "net.h5", *args[1:], *own, "--split", "test")
         assert code == 0, err
     surface = landscape.load("net-contour-test.h5")
-    assert surface.loss[1, 1] == pytest.approx(true_loss(model), rel=1e-5)
+    assert surface.loss[0, 0] == pytest.approx(true_loss(model), rel=1e-5)
     code, out, _ = command("info", "net.h5")
     assert code == 0
     for words in ("model: mine:net {}", "30 train, 12 test", "norm.running_var", 'file = "net.pt"', "sha256"):
@@ -320,35 +306,32 @@ def test_code_is_neither_unpickled_nor_imported_by_reading(folder: Path, command
 
 def test_states_that_do_not_fit_name_the_parameter(folder: Path, command: Command) -> None:
     state = trained().state_dict()
+    nan = state["conv.weight"] * torch.nan
     bad: dict[str, tuple[Any, str, tuple[str, ...]]] = {
         "shape": (
-            {**state, "head.weight": torch.zeros(2, 4)},
-            "mine:net",
+            state | {"head.weight": torch.zeros(2, 4)},
+            "net",
             ("'head.weight' has shape (2, 4)", "(2, 3)"),
         ),
-        "missing": ({k: v for k, v in state.items() if k != "head.bias"}, "mine:net", ("lacks 'head.bias'",)),
+        "missing": ({k: v for k, v in state.items() if k != "head.bias"}, "net", ("lacks 'head.bias'",)),
         "extra": (
-            {**state, "heat.bias": torch.zeros(2)},
-            "mine:net",
-            ("'heat.bias' is not in the model", "did you mean 'head.bias'"),
+            state | {"heat.bias": nan},
+            "net",
+            ("'heat.bias' is not in the", "did you mean 'head.bias'"),
         ),
-        "other": (state, "mine:net(extra=2)", ("lacks 'more.weight' of the model mine:net",)),
+        "other": (state, "net(extra=2)", ("lacks 'more.weight' of the model mine:net",)),
         "buffer": (
-            {**state, "norm.running_var": torch.ones(4)},
-            "mine:net",
+            state | {"norm.running_var": torch.ones(4)},
+            "net",
             ("'norm.running_var' has shape (4,)",),
         ),
-        "nan": (
-            {**state, "conv.weight": state["conv.weight"] * torch.nan},
-            "mine:net",
-            ("'conv.weight' holds NaN",),
-        ),
-        "text": ({**state, "conv.bias": "x"}, "mine:net", ("'conv.bias' is no tensor",)),
-        "list": ([1, 2], "mine:net", ("holds no tensors by name",)),
+        "nan": (state | {"conv.weight": nan}, "net", ("'conv.weight' holds NaN",)),
+        "text": (state | {"conv.bias": "x"}, "net", ("'conv.bias' is no tensor",)),
+        "list": ([1, 2], "net", ("holds no tensors by name",)),
     }
     for name, (content, model, words) in bad.items():
         torch.save(content, f"{name}.pt")
-        one_line(command("import", f"{name}.pt", "--model", model), 1, f"{name}.pt: ", *words)
+        one_line(command("import", f"{name}.pt", "--model", f"mine:{model}"), 1, f"{name}.pt: ", *words)
     del state["norm.num_batches_tracked"]  # as before PyTorch 0.4.1
     torch.save(state, "old.pt")
     assert command("import", "old.pt", "--model", "mine:net")[0] == 0

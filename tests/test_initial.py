@@ -51,7 +51,7 @@ def test_such_a_run_is_resumed_to_the_bit_without_the_file(tiny: Path, first: Pa
     other = launch.launch(calm, tmp_path / "calm")
     first.unlink()
     for done, end in ((tmp_path / "whole", whole), (tmp_path / "calm", other)):
-        for path in sorted(done.glob("step-*.h5")):
+        for path in sorted(done.glob("step-*.h5"))[::2]:
             folder = tmp_path / f"{done.name}-{path.stem}"
             folder.mkdir()
             shutil.copy(path, folder / "last.h5")

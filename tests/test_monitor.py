@@ -13,12 +13,12 @@ from matplotlib.colors import to_rgb
 
 from landscape import Checkpoint, InputError
 from landscape.checkpoint.history import MONITORED
-from landscape.curvature.hessian import dense_hessian
 from landscape.plots.training import draw_training
 from landscape.problem.layout import average
 from landscape.train.processes.process_group import Group
 from landscape.train.recipes import recipe
 from landscape.train.run.loop import Hooks, Trainer
+from tests.dense import dense_hessian
 from tests.groups import together
 from tests.test_buffers import BASE, load, module_of
 from tests.test_training import quadratic

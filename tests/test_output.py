@@ -22,7 +22,7 @@ import landscape.cli
 from landscape.cli import json_form
 from landscape.cli.commands import GROUPS
 from landscape.core import progress, registry
-from landscape.results.stability import Escape
+from landscape.results.training import Escape
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
 from tests.conftest import Command

@@ -14,10 +14,8 @@ from torch import Tensor
 
 import landscape
 from landscape import FailedError, InputError
-from landscape.checkpoint.history import UNITS
 from landscape.core import registry
 from landscape.train import optimizer
-from landscape.train.algorithms.base import Rule
 from landscape.train.algorithms.ssgd import SSGD
 from landscape.train.optimizer import Optimizer
 from landscape.train.recipes import recipe
@@ -126,14 +124,6 @@ def test_files_with_columns_that_nobody_knows_here_are_read_kept_and_resumed(
     run.history["nameless"] = np.zeros(20)
     with pytest.raises(FailedError, match="'nameless'"):
         run.save(tmp_path / "bad.h5")
-
-
-def test_every_rule_of_the_package_adds_itself_in_its_own_file() -> None:
-    rules = {registry.algorithms[name] for name in registry.algorithms.names()} - {Jittered, Undeclared}
-    assert len(rules) >= 10
-    for rule in rules:
-        assert issubclass(rule, Rule)
-        assert not set(rule.columns) & set(UNITS)
 
 
 def test_streams_keep_their_numbers_and_those_by_name_collide_with_none() -> None:

@@ -17,7 +17,7 @@ from landscape.cli.plan import BANDWIDTHS, TIMES, parse_workers
 from landscape.core import registry
 from landscape.core.hdf5 import Array
 from landscape.core.options import quantity
-from landscape.results.tables import RunTimes
+from landscape.results.training import RunTimes
 from landscape.train.planning.calibration import calibrate, calibrate_at_once, measure_link
 from landscape.train.planning.plan import (
     Cluster,

@@ -16,16 +16,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 import landscape
 from landscape import FailedError, InputError, Surface, plots
 from landscape.core import registry
-from landscape.geometry import profiles
+from landscape.geometry import surfaces
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import OTHER, color_of, decimal_labels, paper_name
-from landscape.plots.surface import draw_surfaces
-from landscape.plots.surface_parts import LOG_LEVELS, MAX_LEVELS, levels
+from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, draw_surfaces, scale
 from landscape.plots.training import draw_training
 from landscape.results.curvature import Spectrum
 from landscape.results.grids import HessianGrid
 from landscape.results.shown import running_quartiles
-from landscape.results.stability import Stability
+from landscape.results.training import Stability
 from landscape.train.recipes import recipe
 from landscape.train.run.loop import Trainer
 from tests import problems
@@ -50,7 +49,7 @@ def test_surfaces_share_levels_and_mark_what_is_not_finite(surface: Surface) -> 
     low, high = bar.get_ylim()
     assert low <= surface.loss.min()
     assert high >= np.nanmax(other.loss)
-    below, above = levels([surface.loss, other.loss])[1:3]
+    below, above = scale([surface.loss, other.loss]).levels[1:3]
     assert bar.get_ylabel() == f"loss (nat), lines {above - below:.3g} apart"
 
 
@@ -71,7 +70,7 @@ def test_labels_of_one_row_end_above_the_titles_of_the_next(tmp_path: Path) -> N
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
 def test_levels_cover_the_losses_and_are_few(low: float, width: float) -> None:
-    chosen = levels([np.array([low, low + width, np.nan])])
+    chosen = scale([np.array([low, low + width, np.nan])]).levels
     assert chosen[0] <= low
     assert chosen[-1] >= low + width
     assert 2 <= len(chosen) <= MAX_LEVELS + 3
@@ -79,14 +78,14 @@ def test_levels_cover_the_losses_and_are_few(low: float, width: float) -> None:
 
 
 def test_the_papers_spacing_where_it_fits() -> None:
-    np.testing.assert_allclose(np.diff(levels([np.array([0.051, 0.149])])), 0.005)
+    np.testing.assert_allclose(np.diff(scale([np.array([0.051, 0.149])]).levels), 0.005)
 
 
 def test_levels_end_below_what_few_points_reach(surface: Surface) -> None:
     spike = np.linspace(1.0, 2.0, 400)
     spike[0] = 40.0
-    assert levels([spike])[-1] < 2.2
-    assert levels([np.linspace(1.0, 2.0, 400)])[-1] >= 2.0
+    assert scale([spike]).levels[-1] < 2.2
+    assert scale([np.linspace(1.0, 2.0, 400)]).levels[-1] >= 2.0
     for loss, reached in ((surface.loss, True), (np.tile(surface.loss, (10, 10)), False)):
         loss = loss.copy()
         loss[-1, -1] = 1e3  # more than 2% of the small grid, less of the large one
@@ -176,7 +175,7 @@ def test_results_plot_themselves_and_mixtures_are_refused(surface: Surface, tmp_
     with pytest.raises(InputError, match="all files must be of one kind"):
         plots.draw([surface, grid])
     with pytest.raises(InputError, match="no value is finite"):
-        levels([np.array([np.nan])])
+        scale([np.array([np.nan])])
     top = {name: getattr(surface, name)[:1] for name in ("y", "loss", "accuracy", "done")}
     line = dataclasses.replace(surface, **top)
     with pytest.raises(InputError, match="2 × 2 can"):
@@ -184,7 +183,7 @@ def test_results_plot_themselves_and_mixtures_are_refused(surface: Surface, tmp_
 
 
 def test_losses_that_differ_a_hundredfold_get_levels_at_equal_ratios() -> None:
-    chosen = levels([np.array([0.1, 200.0])])
+    chosen = scale([np.array([0.1, 200.0])]).levels
     np.testing.assert_allclose(chosen[1:] / chosen[:-1], 2000 ** (1 / (LOG_LEVELS - 1)))
     assert (chosen[0], chosen[-1]) == (pytest.approx(0.1), pytest.approx(200))
 
@@ -344,19 +343,19 @@ def test_vts_has_every_point_in_vtks_order(surface: Surface, tmp_path: Path) -> 
 def test_the_same_rise_is_drawn_on_all_panels(surface: Surface) -> None:
     steep = dataclasses.replace(surface, loss=3 * surface.loss, label="other")
     figure = plots.draw([surface, steep])
-    rise = profiles.shared_rise([surface, steep])
+    rise = surfaces.shared_rise([surface, steep])
     for ax, r in zip(figure.axes, (surface, steep), strict=False):
         thick = [c for c in ax.collections if np.allclose(c.get_linewidth(), 1.8)]
-        assert [c.levels.tolist() for c in thick] == [[pytest.approx(profiles.center_loss(r) + rise)]]
+        assert [c.levels.tolist() for c in thick] == [[pytest.approx(surfaces.center_loss(r) + rise)]]
     below = figure.axes[2]
-    np.testing.assert_allclose(below.lines[1].get_ydata(), profiles.profile(surface).median)
+    np.testing.assert_allclose(below.lines[1].get_ydata(), surfaces.profile(surface).median)
     assert f"{rise:.3g} nat above the centre in all panels" in figure.get_caption()  # type: ignore[attr-defined]
 
 
 def test_axes_are_distances_and_coordinates_those_of_the_plane(surface: Surface) -> None:
     figure = plots.draw([surface])
     FigureCanvasAgg(figure).draw()
-    ax, length = figure.axes[0], profiles.lengths(surface)[0]
+    ax, length = figure.axes[0], surfaces.lengths(surface)[0]
     assert ax.get_xlim() == (surface.x[0], surface.x[-1])
     ticks = [tick for tick in ax.get_xticks() if abs(tick) <= 1]
     labels = [ax.xaxis.get_major_formatter()(tick) for tick in ticks]
@@ -416,7 +415,7 @@ def test_markers_in_three_dimensions_lie_on_the_surface(surface: Surface) -> Non
     lines = {str(h.get_label()): np.array(h.get_data_3d()) for h in ax.lines}  # type: ignore[attr-defined]
     places = marked(surface, "learners", 4).markers
     np.testing.assert_allclose(lines["learners"][:2].T, places[:-1])
-    np.testing.assert_allclose(lines["learners"][2], profiles.loss_at(surface, *places[:-1].T))
+    np.testing.assert_allclose(lines["learners"][2], surfaces.loss_at(surface, *places[:-1].T))
     assert "their mean $w_a$" in lines
 
 

@@ -87,13 +87,15 @@ def loop(
     *,
     scheduler: Any = None,
     first: int = 0,
+    whole: bool = False,
     each: Callable[[int], None] = lambda step: None,
 ) -> None:
-    """A usual training loop; minibatches are those of the step's number."""
+    """A usual training loop; minibatches are those of the step's number, or the ``whole`` data."""
     x, y = digits()
     x = x.to(next(model.parameters()).dtype)
     for t in range(first, first + steps):
         rows = torch.randint(len(y), (16,), generator=torch.Generator().manual_seed(t))
+        rows = torch.arange(len(y)) if whole else rows
         optimizer.zero_grad()
         F.cross_entropy(model(x[rows]), y[rows]).backward()
         if recorder is None:
@@ -121,8 +123,7 @@ def plain(parameters: Any) -> torch.optim.Optimizer:
 # The numbers.
 
 
-@pytest.mark.parametrize("scheduled", [False, True])
-@pytest.mark.parametrize("make", [momentum, adamw])
+@pytest.mark.parametrize(("make", "scheduled"), [(momentum, True), (adamw, False)])
 def test_steps_of_any_optimizer_are_decomposed_as_by_hand(
     tmp_path: Path, make: Optimizers, scheduled: bool
 ) -> None:
@@ -155,21 +156,6 @@ def test_steps_of_any_optimizer_are_decomposed_as_by_hand(
     assert torch.equal(run.weights[0], flat(model))
 
 
-def test_plain_full_batch_steps_have_the_rate_of_their_optimizer(tmp_path: Path) -> None:
-    model, (x, y) = net(), digits()
-    optimizer = plain(model.parameters())
-    with Recorder(tmp_path, model, F.cross_entropy, (x, y), every=1, optimizer=optimizer) as recorder:
-        for _ in range(4):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            with recorder.step():
-                optimizer.step()
-    run = landscape.load(tmp_path / "last.h5")
-    np.testing.assert_allclose(run.history["alpha_e"][1:], 0.1, rtol=1e-12)
-    assert run.history["delta"][1:].max() < 1e-25
-    assert run.lr == 0.1
-
-
 def test_a_sampled_gradient_has_standard_errors_that_hold(tmp_path: Path) -> None:
     numbers = []
     for samples in (0, 480):
@@ -194,13 +180,10 @@ def test_batchnorm_is_compared_with_the_gradient_under_batch_statistics(tmp_path
     with Recorder(
         tmp_path, model, F.cross_entropy, (x, y), every=1, batch=len(y), test=digits(40), optimizer=optimizer
     ) as recorder:
-        for _ in range(3):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            with recorder.step():
-                optimizer.step()
+        loop(recorder, model, optimizer, 3, whole=True)
     run = landscape.load(tmp_path / "last.h5")
     np.testing.assert_allclose(run.history["alpha_e"][1:], 0.1, rtol=1e-10)
+    assert run.lr == 0.1
     assert {"norm.running_mean", "norm.running_var", "scale", "shift"} <= run.buffers.keys()
     model.eval()
     x, y = digits(40)
@@ -271,14 +254,6 @@ def test_batchnorm_takes_batches_as_the_guide_says(tmp_path: Path, form: str) ->
         d, g = weights[t] - weights[t - 1], gradients[t - 1]
         assert rows["grad_norm2"][t] == pytest.approx(float(g @ g), rel=1e-10)
         assert rows["alpha_e"][t] == pytest.approx(float(-(d @ g) / (g @ g)), rel=1e-9)
-
-
-@pytest.mark.parametrize("kind", [Rows, Stream])
-def test_batchnorm_with_a_data_set_needs_the_size_of_batches(tmp_path: Path, kind: Any) -> None:
-    for batch in (0, 1):
-        with pytest.raises(InputError, match=f"batch: {batch} is not allowed with BatchNorm"):
-            Recorder(tmp_path, net(norm=True), F.cross_entropy, kind(*digits()), batch=batch)
-    Recorder(tmp_path, net(), F.cross_entropy, kind(*digits())).close()
 
 
 def test_a_step_that_a_scaler_skips_has_no_displacement(tmp_path: Path) -> None:
@@ -576,39 +551,32 @@ def environment() -> dict[str, str]:
 # Right, or refused with one line.
 
 
-def changed(what: str, model: Net) -> None:
-    if what == "added":
-        model.extra = nn.Linear(2, 2).double()
-    elif what == "shape":
-        model.head = nn.Linear(36, 11).double()
-    elif what == "float32":
-        model.float()
-    elif what == "frozen":
-        model.head.bias.requires_grad_(False)
-    elif what == "unfrozen":
-        model.scale.requires_grad_()
-    elif what == "gone":
-        del model.head.bias
-        model.head.bias = None  # type: ignore[assignment]
+def shrink(model: Net) -> None:
+    model.head.bias = None  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("change", "words"),
     [
-        ("added", "'extra.weight' was added"),
-        ("shape", r"'head.weight' had shape \(10, 36\), now \(11, 36\)"),
-        ("float32", "'conv.weight' was float64, now float32"),
-        ("frozen", "'head.bias' was frozen"),
-        ("unfrozen", "'scale' was frozen before"),
-        ("gone", "'head.bias' is gone"),
+        (lambda model: model.register_module("extra", nn.Linear(2, 2).double()), "'extra.weight' was added"),
+        (
+            lambda model: model.register_module("head", nn.Linear(36, 11).double()),
+            r"'head.weight' had shape \(10, 36\), now \(11, 36\)",
+        ),
+        (lambda model: model.float(), "'conv.weight' was float64, now float32"),
+        (lambda model: model.head.bias.requires_grad_(False), "'head.bias' was frozen"),
+        (lambda model: model.scale.requires_grad_(), "'scale' was frozen before"),
+        (shrink, "'head.bias' is gone"),
     ],
 )
-def test_parameters_that_are_no_longer_the_same_are_refused(tmp_path: Path, what: str, words: str) -> None:
+def test_parameters_that_are_no_longer_the_same_are_refused(
+    tmp_path: Path, change: Callable[[Net], Any], words: str
+) -> None:
     model = net()
     with Recorder(tmp_path, model, F.cross_entropy, digits(), every=2) as recorder:
         with recorder.step():
             pass
-        changed(what, model)
+        change(model)
         with pytest.raises(InputError, match=words) as error, recorder.step():
             pass
         assert "\n" not in str(error.value)
@@ -656,6 +624,8 @@ def loader() -> torch.utils.data.DataLoader[Any]:
         ({"model": Net}, "model: a type"),
         ({"model": nn.LazyLinear(10)}, "model: 'weight'"),
         ({"model": net(norm=True)}, "batch: 0.*BatchNorm"),
+        ({"model": net(norm=True), "data": Rows(*digits(24)), "batch": 1}, "batch: 1.*BatchNorm"),
+        ({"model": net(norm=True), "data": Stream(*digits(24))}, "batch: 0.*BatchNorm"),
         ({"loss": nn.CrossEntropyLoss(reduction="sum")}, "loss: .*sum"),
         ({"data": iter([digits(8)])}, "data: .*iterator"),
         ({"data": loader()}, "data: .*persistent_workers"),
@@ -693,29 +663,23 @@ def test_folders_of_others_are_refused(tmp_path: Path, tiny: Path, command: Comm
 # Every command, and other places for the numbers.
 
 
-@pytest.fixture
-def recorded(tmp_path: Path) -> Path:
-    """A run of a network in single precision, with weights along the way."""
+def test_every_command_works_on_its_folder(tmp_path: Path, command: Command) -> None:
     torch.manual_seed(1)
-    model, data = Net(), splits()
-    optimizer = momentum(model.parameters())
-    folder = tmp_path / "mine"
+    given, recorded = splits(), tmp_path / "mine"
+    network = Net()  # in single precision
+    optimizer = momentum(network.parameters())
     with Recorder(
-        folder, model, F.cross_entropy, data["train"], every=2, test=data["test"], optimizer=optimizer,
+        recorded, network, F.cross_entropy, given["train"], every=2, test=given["test"], optimizer=optimizer,
         save_every=2, sharpness=4,
     ) as recorder:  # fmt: skip
-        loop(recorder, model, optimizer, 8)
-    return folder
-
-
-def test_every_command_works_on_its_folder(recorded: Path, command: Command) -> None:
-    own = ["--model", "tests.test_recorder:Net", "--data", "tests.test_recorder:splits", "-q"]
+        loop(recorder, network, optimizer, 8)
+    model, data = ["--model", "tests.test_recorder:Net"], ["--data", "tests.test_recorder:splits"]
+    # The model is asked for, and never imported.
+    one_line(command("contour", recorded, "--grid", "3", *data), 1, *model)
+    one_line(command("contour", recorded, "--grid", "3", *model), 1, "--data")
+    own = [*model, *data, "-q"]
     for name, *options in (
-        ("contour", "--grid", "3"),
-        ("contour", "--grid", "3", "--plane", "pca", "-o", recorded / "pca.h5"),
-        ("line", "--points", "3"),
-        ("hessian-grid", "--grid", "1"),
-        ("spectrum", "--top-k", "1"),
+        ("contour", "--grid", "2", "--plane", "pca", "-o", recorded / "pca.h5"),
         ("stability", "--delay", "0"),
     ):
         code, _, err = command(name, recorded, *options, *own)
@@ -733,12 +697,6 @@ def test_every_command_works_on_its_folder(recorded: Path, command: Command) -> 
     stable = landscape.load(recorded / "last-stability.h5")
     assert (stable.lr, stable.own_limit) == (0.1, pytest.approx(3.8, abs=1e-3))
     assert stable.label == "mine, step 8"
-
-
-def test_the_model_is_asked_for_and_never_imported(recorded: Path, command: Command) -> None:
-    model, data = ["--model", "tests.test_recorder:Net"], ["--data", "tests.test_recorder:splits"]
-    one_line(command("contour", recorded, "--grid", "3", *data), 1, *model)
-    one_line(command("contour", recorded, "--grid", "3", *model), 1, "--data")
 
 
 class Tracker(types.ModuleType):
@@ -792,14 +750,10 @@ def test_a_tracker_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_tracker_that_fails_closes_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = Tracker("trackio"), Tracker("wandb")
-
-    def refuse(**options: object) -> None:
-        raise RuntimeError("no key")
-
-    monkeypatch.setattr(second, "init", refuse)
+    monkeypatch.setattr(second, "init", {}.__getitem__)
     monkeypatch.setitem(sys.modules, "trackio", first)
     monkeypatch.setitem(sys.modules, "wandb", second)
-    with pytest.raises(FailedError, match=r"scalars: 'wandb' cannot be used \(RuntimeError: no key\)"):
+    with pytest.raises(FailedError, match=r"scalars: 'wandb' cannot be used \(TypeError: "):
         Recorder(tmp_path / "mine", net(), F.cross_entropy, digits(), scalars=["trackio", "wandb"])
     assert first.calls[-1] == "finish"
     with Recorder(tmp_path / "mine", net(), F.cross_entropy, digits()):
@@ -845,23 +799,19 @@ def test_under_ddp_rank_0_records(tmp_path: Path) -> None:
 # Examples.
 
 
-@pytest.fixture
-def example(tmp_path: Path) -> Callable[[str], str]:
-    def run(name: str) -> str:
-        assert len((ROOT / "examples" / name).read_text().splitlines()) < 60
-        done = subprocess.run(
-            [sys.executable, "-W", "error", str(ROOT / "examples" / name), "out"],
-            cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
+def example(name: str, folder: Path) -> str:
+    assert len((ROOT / "examples" / name).read_text().splitlines()) < 60
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(ROOT / "examples" / name), "out"],
+        cwd=folder, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.slow
-def test_the_example_of_an_own_loop(example: Callable[[str], str], tmp_path: Path) -> None:
-    assert "test accuracy 0.9" in example("own_loop.py")
+def test_the_example_of_an_own_loop(tmp_path: Path) -> None:
+    assert "test accuracy 0.9" in example("own_loop.py", tmp_path)
     assert (tmp_path / "out" / "contour.png").stat().st_size > 10_000
     run = landscape.load(tmp_path / "out" / "last.h5")
     rows = {name: column[1:] for name, column in run.history.items()}
@@ -870,8 +820,8 @@ def test_the_example_of_an_own_loop(example: Callable[[str], str], tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_example_of_two_optimizers(example: Callable[[str], str], tmp_path: Path) -> None:
-    out = example("two_optimizers.py")
+def test_the_example_of_two_optimizers(tmp_path: Path) -> None:
+    out = example("two_optimizers.py", tmp_path)
     assert out.count("λ_max") == 2
     for name in ("two.png", "training.png"):
         assert (tmp_path / "out" / name).stat().st_size > 10_000

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import landscape
 from landscape import InputError, Problem
-from landscape.curvature.hessian import dense_hessian
-from tests.dense import agrees, dense, remedied
+from tests.dense import agrees, dense_hessian, remedied
 
 Site = tuple[str, int]  # a file of the package, and a line
 
@@ -206,6 +205,11 @@ def a_loss_of_each_sample() -> Any:
 @case(lambda model, data: F.cross_entropy(model(data[0]), data[1]))
 def a_loss_in_a_dict() -> Any:
     return net(), lambda o, t: {"loss": F.cross_entropy(o, t), "seen": len(t)}, (inputs(), classes())
+
+
+@case(lambda model, data: F.cross_entropy(model(data[0]), data[1]))
+def a_loss_in_a_tuple() -> Any:
+    return net(), lambda o, t: (F.cross_entropy(o, t), len(t)), (inputs(), classes())
 
 
 @case(lambda model, data: F.mse_loss(model(data[0])[:, 0], data[1]))
@@ -410,42 +414,3 @@ def test_an_option_that_is_named_gives_the_loss(name: str) -> None:
         chosen["precision"] = others[2]
     got, expected = compute(problem, **chosen)
     assert got == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_number_of_draws_that_is_named_is_the_mean_over_them() -> None:
-    torch.manual_seed(0)
-    model, loss, data = Dropping(), F.cross_entropy, (inputs(), classes())
-    with pytest.raises(InputError) as caught:
-        Problem(model, loss, data)
-    option = re.search(r"randomness=(\d+)", str(caught.value))
-    assert option
-
-    def draw(seed: int) -> Tensor:
-        torch.manual_seed(seed)
-        return loss(model(data[0]), data[1])
-
-    count = int(option[1])
-    agrees(
-        Problem(model, loss, data, randomness=count),
-        model,
-        lambda: torch.stack([draw(seed) for seed in range(count)]).mean(),
-    )
-
-
-def test_a_term_that_reads_the_parameters_is_given_as_the_penalty_that_is_named() -> None:
-    torch.manual_seed(0)
-    model, data = net(), (inputs(), classes())
-
-    def loss(o: Tensor, t: Tensor) -> Tensor:
-        return F.cross_entropy(o, t) + sum(p.abs().sum() for p in model.parameters())
-
-    with pytest.raises(InputError, match=r"penalty=lambda parameters") as caught:
-        Problem(model, loss, data)
-    assert "weight_decay=" in str(caught.value)
-    problem = Problem(
-        model,
-        F.cross_entropy,
-        data,
-        penalty=lambda parameters: sum(p.abs().sum() for p in parameters.values()),
-    )
-    assert problem.loss() == pytest.approx(dense(model, lambda: loss(model(data[0]), data[1]))[0], rel=1e-12)

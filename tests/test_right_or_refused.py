@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import landscape
 from landscape import InputError, Problem
@@ -148,7 +147,7 @@ def test_a_loss_that_holds_the_model_s_parameters_is_refused_and_penalty_is_the_
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs, targets) + 1e-2 * sum(p.pow(2).sum() for p in model.parameters())
 
-    with pytest.raises(InputError, match=r"loss:.*parameter '.*penalty="):
+    with pytest.raises(InputError, match=r"loss:.*parameter '.*penalty=lambda parameters.*weight_decay="):
         Problem(model, loss, (X, Y))
     plain = Problem(model, F.cross_entropy, (X, Y))
     with_penalty = Problem(
@@ -166,21 +165,6 @@ def test_a_loss_that_holds_the_model_s_parameters_is_refused_and_penalty_is_the_
             theta = plane.center + s.x[1] * plane.directions[0] + s.y[0] * plane.directions[1]
             moved = plain.loss(theta) + 1e-2 * float(theta.square().sum())
             assert s.loss[0, 1] == pytest.approx(moved, rel=1e-9)
-
-
-def test_a_linear_layer_without_flatten_acts_on_each_row() -> None:
-    for rows in (1, 3):
-        x, y = torch.randn(20, rows, 8, dtype=torch.float64), torch.randn(20, rows, 3, dtype=torch.float64)
-        model = nn.Sequential(nn.Linear(8, 3)).double()
-        problem = Problem(model, F.mse_loss, (x, y))
-        hessian = 2 / 3 * torch.einsum("nti,ntj->ij", x, x) / (20 * rows)  # of one output's weights
-        bias = 2 / 3 * x.mean((0, 1))
-        block = torch.cat(
-            (torch.cat((hessian, bias[:, None]), 1), torch.cat((bias, torch.tensor([2 / 3])))[None])
-        )
-        values = torch.linalg.eigvalsh(block)
-        ends = landscape.extreme_eigenvalues(problem, tol=1e-9)
-        assert (ends.min, ends.max) == pytest.approx((float(values[0]), float(values[-1])), rel=1e-6)
 
 
 def test_results_of_another_loss_or_data_are_not_gone_on_with() -> None:
@@ -206,7 +190,6 @@ def test_results_of_another_loss_or_data_are_not_gone_on_with() -> None:
 
 
 def test_recalibrated_products_are_of_the_point_s_own_statistics() -> None:
-
     problem = Problem(strange("plain"), F.cross_entropy, (X, Y)).with_batchnorm("recalibrate", 64)
     first = landscape.extreme_eigenvalues(problem, tol=1e-9)
     problem.loss(problem.theta + 0.3 * torch.randn_like(problem.theta))  # leaves other statistics behind
@@ -214,32 +197,6 @@ def test_recalibrated_products_are_of_the_point_s_own_statistics() -> None:
     loss, gradient = problem.loss_and_gradient()
     assert loss == pytest.approx(problem.loss(), rel=1e-12)
     assert torch.equal(gradient, problem.gradient())
-
-
-IGNORING = functools.partial(F.cross_entropy, ignore_index=0)
-
-
-def test_a_loss_is_a_mean_by_its_terms_or_refused() -> None:
-    expected = float(IGNORING(mlp()(X), Y).detach())
-    batches = [(X[:40], Y[:40]), (X[40:], Y[40:])]
-    for data in ((X, Y), batches):
-        assert Problem(mlp(), IGNORING, data).loss() == pytest.approx(expected, rel=1e-12)
-        with pytest.warns(landscape.ProblemWarning, match="terms=lambda y: y != 0"):
-            inferred = Problem(mlp(), lambda o, y: IGNORING(o, y), data)
-        assert inferred.loss() == pytest.approx(expected, rel=1e-12)
-        told = Problem(mlp(), lambda o, y: IGNORING(o, y), data, terms=lambda y: (y != 0).double())
-        assert told.loss() == pytest.approx(expected, rel=1e-12)
-        for summed in (
-            nn.CrossEntropyLoss(reduction="sum"),
-            lambda o, y: F.mse_loss(o[:, 0], y.double(), reduction="sum"),
-        ):
-            with pytest.raises(InputError, match="sum.*mean"):
-                Problem(mlp(), summed, data)
-
-
-def test_complex_parameters_are_refused() -> None:
-    with pytest.raises(InputError, match="complex"):
-        Problem(nn.Sequential(nn.Linear(8, 3, dtype=torch.complex64)), F.cross_entropy, (X, Y))
 
 
 def test_accuracy_has_a_meaning_or_is_nan() -> None:
@@ -283,11 +240,10 @@ class Tutorial(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("norm", ["none", "filter", "layer"])
-def test_views_unused_layers_and_odd_parameters_are_legitimate(norm: str) -> None:
+def test_views_unused_layers_and_odd_parameters_are_legitimate() -> None:
     model, x, y = Tutorial().double(), torch.randn(20, 1, 8, 8, dtype=torch.float64), torch.randint(3, (20,))
     problem = Problem(model, F.cross_entropy, (x, y))
-    plane = landscape.random_plane(problem, norm=norm)
+    plane = landscape.random_plane(problem, norm="filter")
     s = landscape.contour(problem, plane, grid=(2, 2))
     theta = plane.center + s.x[1] * plane.directions[0] + s.y[1] * plane.directions[1]
     assert s.loss[1, 1] == pytest.approx(textbook(model, F.cross_entropy, theta, x, y), rel=1e-9)
@@ -313,34 +269,14 @@ def test_class_weights_follow_the_precision_and_a_loss_may_view_its_outputs() ->
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # within torch.compile
-@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile])
+@pytest.mark.parametrize("wrap", [nn.DataParallel, pytest.param(torch.compile, marks=pytest.mark.slow)])
 def test_wrapped_models_are_what_is_inside(wrap: Callable[[nn.Module], Any]) -> None:
     problem = Problem(wrap(mlp()), F.cross_entropy, (X, Y))
     assert problem.layout.slots[0].name == "0.weight"
     assert landscape.extreme_eigenvalues(problem).converged
 
 
-class Augmented(Dataset[tuple[Tensor, Tensor]]):
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        return X[i] + 0.1 * torch.randn(8), Y[i]
-
-
-def test_data_in_the_forms_that_people_have_it_in() -> None:
-    expected = float(F.cross_entropy(mlp()(X), Y).detach())
-    pairs = TensorDataset(X, Y)
-    for data in (
-        (X.numpy(), Y.numpy()),
-        pairs,
-        DataLoader(pairs, 10, shuffle=True),
-        [(X[:9], Y[:9]), (X[9:], Y[9:])],
-    ):
-        assert Problem(mlp(), F.cross_entropy, data).loss() == pytest.approx(expected, rel=1e-9)
-    for loader in (DataLoader(Augmented(), 10), DataLoader(pairs, 10, shuffle=True, drop_last=True)):
-        with pytest.raises(InputError, match="two passes"):
-            Problem(mlp(), F.cross_entropy, loader)
+def test_data_that_could_be_batches_or_single_samples_are_refused() -> None:
     with pytest.raises(InputError, match="two batches"):
         Problem(mlp(), F.cross_entropy, ((X[:32], Y[:32]), (X[32:], Y[32:])))
     for samples in ([{"x": [1.0, 2.0], "y": 1}], [(X[0], 1), (X[1], 2)]):

@@ -19,13 +19,17 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import landscape
-from landscape import FailedError, HessianOperator, InputError, Problem
-from landscape.curvature.hessian import KINDS, dense_hessian
+from landscape import FailedError, HessianOperator, InputError, Problem, plots
+from landscape.curvature.hessian import KINDS
 from landscape.curvature.lanczos import lanczos
 from landscape.curvature.trace import hutchpp, quadrature
 from landscape.data.synthetic import mean_output
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
 from tests import problems
 from tests.conftest import Command, slow_but
+from tests.dense import dense_hessian
+from tests.test_cli import one_line
 
 TINY = 1e-10
 
@@ -79,15 +83,14 @@ def test_products_of_both_kinds_are_those_of_the_averaged_matrix(
     name: str, kind: str, graph_bytes: int
 ) -> None:
     problem = ALL[name]()
-    problem.data.chunk_size = (
-        7  # ragged chunks: sums that are not averages, or one batch for the data set, would show
-    )
+    problem.data.chunk_size = 7  # ragged chunks: sums that are not averages, or one batch for all, would show
     matrix = dense(problem, kind)
     torch.testing.assert_close(dense_hessian(problem, kind=kind), matrix, rtol=1e-7, atol=1e-9)
     operator = HessianOperator(problem, kind=kind, graph_bytes=graph_bytes)
     v = torch.randn_like(problem.theta)
-    for _ in range(2):
+    for _ in range(2):  # a kept graph serves more than once
         torch.testing.assert_close(operator(v), matrix @ v, rtol=1e-7, atol=1e-9)
+    assert operator.products == 2
 
 
 def test_a_model_that_computes_outputs_again_later_is_refused() -> None:
@@ -117,7 +120,6 @@ def test_gauss_newton_leaves_out_what_the_hessian_has() -> None:
 @pytest.mark.parametrize(
     ("part", "names"),
     [
-        ("3", ["3.weight", "3.bias"]),
         ("1.weight", ["1.weight"]),
         (["5.bias", "1"], ["1.weight", "1.bias", "5.bias"]),
         (["1", "1.bias"], ["1.weight", "1.bias"]),
@@ -125,9 +127,8 @@ def test_gauss_newton_leaves_out_what_the_hessian_has() -> None:
 )
 def test_a_part_is_a_diagonal_block(kind: str, part: str | list[str], names: list[str]) -> None:
     problem = problems.mlp(widths=(4, 5, 4, 3), samples=20)
-    rows = torch.cat(
-        [torch.arange(s.offset, s.offset + s.size) for s in problem.layout.slots if s.name in names]
-    )
+    slots = [s for s in problem.layout.slots if s.name in names]
+    rows = torch.cat([torch.arange(s.offset, s.offset + s.size) for s in slots])
     block = dense(problem, kind)[rows][:, rows]
     torch.testing.assert_close(dense_hessian(problem, kind=kind, part=part), block, rtol=1e-8, atol=TINY)
     exact = torch.linalg.eigvalsh(block).flip(0)
@@ -138,16 +139,13 @@ def test_a_part_is_a_diagonal_block(kind: str, part: str | list[str], names: lis
     assert (ends.min, ends.max) == pytest.approx((float(exact[-1]), float(exact[0])), abs=1e-7)
     many = landscape.trace(problem, 3 * len(rows), kind=kind, part=part)
     assert many.value == pytest.approx(float(block.trace()))
-    whole = landscape.density(problem, 2, len(rows), kind=kind, part=part)
-    assert whole.size == len(rows)
+    assert landscape.density(problem, 2, len(rows), kind=kind, part=part).size == len(rows)
 
 
 def test_a_prefix_ends_before_a_dot() -> None:
-    problem = Problem(
-        nn.Sequential(*[nn.Linear(2, 2) for _ in range(11)]), F.mse_loss, (torch.ones(3, 2), torch.ones(3, 2))
-    )
+    layers = nn.Sequential(*[nn.Linear(2, 2) for _ in range(11)])
+    problem = Problem(layers, F.mse_loss, (torch.ones(3, 2), torch.ones(3, 2)))
     assert [s.name for s in problem.layout.select("1")] == ["1.weight", "1.bias"]
-    assert problem.layout.select(None) == problem.layout.slots
 
 
 @pytest.mark.parametrize("name", slow_but(["saddle", "mlp tanh", "attention"], ALL))
@@ -159,56 +157,43 @@ def test_the_top_is_that_of_the_dense_spectrum(name: str, kind: str) -> None:
     found = landscape.top_eigenvalues(problem, k, tol=1e-6, kind=kind)
     assert found.converged
     assert found.hvps >= k + 1
-    expected = torch.linalg.eigvalsh(matrix).flip(0)[:k]
+    expected, vectors = torch.linalg.eigvalsh(matrix).flip(0)[:k], found.vectors
     torch.testing.assert_close(found.values, expected, rtol=1e-5, atol=1e-8)
-    torch.testing.assert_close(
-        found.vectors @ found.vectors.T, torch.eye(k, dtype=torch.float64), rtol=0, atol=1e-8
-    )
-    for value, vector, residual in zip(found.values, found.vectors, found.residuals, strict=True):
-        assert float((matrix @ vector - value * vector).norm()) == pytest.approx(
-            float(residual), rel=1e-5, abs=1e-11
-        )
-
-
-def test_copies_are_found_in_any_small_matrix() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(100):
-        values = rng.choice(rng.integers(-10, 10, rng.integers(1, 10)).astype(float), rng.integers(6, 41))
-        diagonal = torch.from_numpy(values)
-        found = lanczos(
-            lambda v, d=diagonal: d * v, torch.from_numpy(rng.normal(size=len(values))), low=2, high=3
-        )
-        ordered = np.sort(values)[::-1]
-        np.testing.assert_allclose(found.values, np.r_[ordered[:3], ordered[-2:]], atol=1e-9)
-
-
-def test_both_ends_of_a_multiple_of_the_identity_are_two_values() -> None:
-    found = landscape.spectrum(problems.quadratic([2.0, 2.0, 2.0]))
-    assert found.values.tolist() == pytest.approx([2.0, 2.0])
-    assert found.lowest == 1
+    torch.testing.assert_close(vectors @ vectors.T, torch.eye(k, dtype=torch.float64), rtol=0, atol=1e-8)
+    residuals = (vectors @ matrix - found.values[:, None] * vectors).norm(dim=1)
+    torch.testing.assert_close(residuals, found.residuals, rtol=1e-5, atol=1e-11)
 
 
 def test_largest_means_algebraically_and_not_by_magnitude() -> None:
     problem = problems.quadratic([-5.0, -4.0, 0.1, 0.5, 1.0])
-    found = landscape.top_eigenvalues(problem, 2)
-    assert found.values.tolist() == pytest.approx([1.0, 0.5])
-    assert landscape.top_eigenvalues(
-        problem, 1, engine="pyhessian", tol=1e-4
-    ).values.tolist() == pytest.approx([-5.0], rel=1e-4)  # power iteration, and said so
+    assert landscape.top_eigenvalues(problem, 2).values.tolist() == pytest.approx([1.0, 0.5])
+    theirs = landscape.top_eigenvalues(problem, engine="pyhessian", tol=1e-4)  # power iteration, and said so
+    assert float(theirs.values) == pytest.approx(-5.0, rel=1e-4)
 
 
 @pytest.mark.parametrize(
     ("spectrum", "k"),
-    [([3.0, 3.0, 1.0], 2), ([3.0, 3.0, 3.0, 0.0], 3), ([0.0] * 5, 2), ([3.0, 0.0, 0.0, 0.0, 0.0], 3),
-     ([0.1, 1.0], 2), ([-0.98, 1.0], 2), ([4.0], 1), ([-1.0, -1.0, -2.0, 5.0], 4)],
+    [([3.0, 3.0, 1.0], 2), ([3.0, 3.0, 3.0, 0.0], 3), ([0.0] * 5, 2), ([3.0, 0.0, 0.0, 0.0, 0.0], 3), ([1.0, 1.0], 2),
+     ([0.1, 1.0], 2), ([-0.98, 1.0], 2), ([4.0], 1), ([-1.0, -1.0, -2.0, 5.0], 4), ([-5.0, 0.1, 1.0], 2)],
 )  # fmt: skip
 def test_repeated_eigenvalues_are_found_as_often_as_they_are_there(spectrum: list[float], k: int) -> None:
-    found = landscape.top_eigenvalues(problems.quadratic(spectrum), k)
+    problem = problems.quadratic(spectrum)
+    found, ends = landscape.top_eigenvalues(problem, k), landscape.extreme_eigenvalues(problem)
     assert found.converged
     assert found.values.tolist() == pytest.approx(sorted(spectrum, reverse=True)[:k], abs=1e-9)
+    expected = pytest.approx((min(spectrum), max(spectrum)), abs=1e-9)
+    assert (ends.min, ends.max) == expected
+    g = landscape.hessian_grid(problem, landscape.random_plane(problem), grid=(1, 1))
+    assert (g.lambda_min.item(), g.lambda_max.item()) == expected
+    values = landscape.spectrum(problem).values
+    assert (values[-1], values[0]) == expected
 
 
-@given(st.lists(st.floats(-100, 100), min_size=6, max_size=40), st.integers(0, 3), st.integers(1, 5))
+# Small whole numbers make copies, all of which are found in a small matrix.
+NUMBERS = st.one_of(st.floats(-100, 100), st.integers(-3, 3).map(float))
+
+
+@given(st.lists(NUMBERS, min_size=6, max_size=40), st.integers(0, 3), st.integers(1, 5))
 def test_low_and_high_from_one_run(values: list[float], low: int, high: int) -> None:
     diagonal = torch.tensor(values, dtype=torch.float64)
     start = torch.randn(len(values), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -219,18 +204,19 @@ def test_low_and_high_from_one_run(values: list[float], low: int, high: int) -> 
     np.testing.assert_allclose(found.values, expected, atol=1e-5 * scale + 1e-9)
 
 
-def test_the_top_of_a_large_matrix_through_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.curvature.krylov.MAX_BASIS", 20)
+@pytest.mark.parametrize("low", [0, 1])
+def test_a_full_basis_is_restarted_not_given_up(low: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("landscape.curvature.lanczos.MAX_BASIS", 20)
     diagonal = torch.linspace(-9, 1, 500, dtype=torch.float64)
-    diagonal[:4] = torch.tensor([3.0, 2.6, 2.2, 1.9])
+    diagonal[:5] = torch.tensor([3.0, 2.6, 2.2, 1.9, -9.1])
     start = torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = lanczos(lambda v: diagonal * v, start, high=4, tol=1e-4)
+    found = lanczos(lambda v: diagonal * v, start, high=4, low=low, tol=1e-4)
     assert found.converged
     assert found.hvps > 24
-    assert found.values.tolist() == pytest.approx([3.0, 2.6, 2.2, 1.9], abs=1e-5)
-    cut = lanczos(lambda v: diagonal * v, start, high=4, tol=1e-4, max_products=10)
+    assert found.values.tolist() == pytest.approx([3.0, 2.6, 2.2, 1.9, -9.1][: 4 + low], abs=1e-5)
+    cut = lanczos(lambda v: diagonal * v, start, high=4, low=low, tol=1e-4, max_products=10)
     assert not cut.converged
-    assert cut.hvps == 14
+    assert cut.hvps == 14 + low
 
 
 def test_a_warm_start_saves_products_and_misses_nothing() -> None:
@@ -285,9 +271,9 @@ SPECTRA = {
 
 
 @pytest.mark.parametrize(
-    ("seeds", "least", "most"), [(20, 0.85, 1.0), pytest.param(1000, 0.93, 0.97, marks=pytest.mark.slow)]
+    ("seeds", "least", "most"), [(10, 0.85, 1.0), pytest.param(1000, 0.93, 0.97, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("products", [6, 12, 15, 30])
+@pytest.mark.parametrize("products", slow_but([6, 15], [6, 12, 15, 30]))
 def test_intervals_of_the_trace_cover_it(products: int, seeds: int, least: float, most: float) -> None:
     covered = {}
     for name, values in SPECTRA.items():
@@ -367,7 +353,7 @@ def test_probes_that_end_early_do_not_move_the_moments() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", slow_but(["saddle"], ["mlp tanh", "mlp relu", "conv", "attention", "saddle"])
+    "name", slow_but(["saddle", "mlp tanh"], ["mlp tanh", "conv", "attention", "saddle"])
 )
 def test_pyhessian_agrees_on_the_largest_magnitude_and_the_trace(name: str) -> None:
     problem = ALL[name]()
@@ -406,18 +392,39 @@ def test_a_negative_trace_does_not_stop_pyhessian_early() -> None:
     assert abs(found.value - exact) <= 4.5 * found.standard_error
 
 
-def test_pyhessian_and_what_it_cannot_do() -> None:
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda p: landscape.top_eigenvalues(p, 2, engine="pyhessian"), "k: 2 .*, it must be 1"),
+        (lambda p: landscape.trace(p, engine="pyhessian", part="1"), "part: '1' is not allowed with engine 'pyhessian'"),
+        (lambda p: landscape.trace(p, engine="pyhessian", kind="gauss-newton"), "kind: 'gauss-newton' is not allowed with"),
+        (lambda p: landscape.spectrum(p, with_density=True, engine="pyhessian"), "engine: 'pyhessian' is not .* density"),
+        # An unused parameter:
+        (lambda p: landscape.trace(problems.linear_regression(), engine="pyhessian"), "engine: 'pyhessian' cannot take"),
+        (lambda p: landscape.top_eigenvalues(p, 0), "k: 0 is not allowed, it must be a finite number ≥ 1"),
+        (lambda p: landscape.top_eigenvalues(p, 10**6), "k: 1000000 is not allowed, it must be at most 107"),
+        (lambda p: landscape.extreme_eigenvalues(p, tol=0), "tol: 0"),
+        (lambda p: landscape.extreme_eigenvalues(p, search="half"), "search: 'half' is not known"),
+        (lambda p: HessianOperator(p)(torch.ones(2)), r"v: shape \(2,\)"),
+        (lambda p: landscape.top_eigenvalues(p, start=torch.ones(2)), r"start: shape \(2,\), it must be \(107,\)"),
+        (lambda p: landscape.top_eigenvalues(p, start=torch.zeros(107)), "start: norm: 0.0 is not"),
+        (lambda p: landscape.top_eigenvalues(p, max_products=0), "max_products: 0"),
+        (lambda p: landscape.top_eigenvalues(p, engine="arpack"), "engine: 'arpack' is not known.*landscape, pyhessian"),
+        (lambda p: landscape.trace(p, 5), "products: 5 is not allowed, it must be a finite number ≥ 6"),
+        (lambda p: landscape.trace(p, kind="fisher"), "kind: 'fisher' is not known.*gauss-newton, hessian"),
+        (lambda p: landscape.density(p, probes=0), "probes: 0"),
+        (lambda p: landscape.density(p, steps=0), "steps: 0"),
+        (lambda p: landscape.density(p).broadened(np.zeros(1), 0.0), "width: 0.0"),
+        (lambda p: landscape.trace(p, part="1.wieght"), "part: '1.wieght' .*did you mean '1.weight'.*allowed"),
+        (lambda p: landscape.trace(p, part=[]), "part: an empty list"),
+        (lambda p: landscape.trace(problems.linear_regression(), part="frozen"), "part: 'frozen' is no trainable parameter"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_name_themselves(call, words: str) -> None:  # type: ignore[no-untyped-def]
     problem = problems.mlp()
-    with pytest.raises(InputError, match="k: 2 is not allowed with engine 'pyhessian', it must be 1"):
-        landscape.top_eigenvalues(problem, 2, engine="pyhessian")
-    with pytest.raises(InputError, match="part: '1' is not allowed with engine 'pyhessian'"):
-        landscape.trace(problem, engine="pyhessian", part="1")
-    with pytest.raises(InputError, match="kind: 'gauss-newton' is not allowed with engine 'pyhessian'"):
-        landscape.trace(problem, engine="pyhessian", kind="gauss-newton")
-    with pytest.raises(InputError, match="engine: 'pyhessian' is not allowed with density"):
-        landscape.spectrum(problem, with_density=True, engine="pyhessian")
-    with pytest.raises(InputError, match="engine: 'pyhessian' cannot take this model"):  # an unused parameter
-        landscape.trace(problems.linear_regression(), engine="pyhessian")
+    with pytest.raises(InputError, match=words) as caught:
+        call(problem)
+    assert "\n" not in str(caught.value)
     assert all(p.grad is None for p in problem.model.parameters())
 
 
@@ -498,95 +505,43 @@ def test_frozen_and_unused_parameters() -> None:
         )
         assert landscape.extreme_eigenvalues(problem, part="unused", kind=kind).max == 0.0
         assert landscape.trace(problem, 15, kind=kind).value == pytest.approx(float(exact.trace()))
-    with pytest.raises(InputError, match="part: 'frozen' is no trainable parameter"):
-        landscape.trace(problem, part="frozen")
-
-
-def test_float32_and_float64_agree() -> None:
-    double = problems.mlp(samples=200)
-    single = Problem(double.model, double.criterion, double.tensors or (), dtype=torch.float32)
-    a, b = (landscape.top_eigenvalues(p, 4, tol=1e-3) for p in (double, single))
-    assert a.values.dtype == b.values.dtype == torch.float64
-    torch.testing.assert_close(a.values, b.values, rtol=1e-3, atol=0)
-    ta, tb = (landscape.trace(p) for p in (double, single))
-    assert ta.value == pytest.approx(tb.value, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda p: landscape.top_eigenvalues(p, 0), "k: 0 is not allowed, it must be a finite number ≥ 1"),
-        (lambda p: landscape.top_eigenvalues(p, 10**6), "k: 1000000 is not allowed, it must be at most 107"),
-        (lambda p: landscape.top_eigenvalues(p, tol=-1), "tol: -1 is not allowed"),
-        (lambda p: landscape.top_eigenvalues(p, start=torch.ones(2)), r"start: shape \(2,\), it must be \(107,\)"),
-        (lambda p: landscape.top_eigenvalues(p, start=torch.zeros(107)), "start: norm: 0.0 is not"),
-        (lambda p: landscape.top_eigenvalues(p, max_products=0), "max_products: 0"),
-        (lambda p: landscape.top_eigenvalues(p, seed=-1), "seed: -1"),
-        (lambda p: landscape.top_eigenvalues(p, engine="arpack"), "engine: 'arpack' is not known.*landscape, pyhessian"),
-        (lambda p: landscape.trace(p, 5), "products: 5 is not allowed, it must be a finite number ≥ 6"),
-        (lambda p: landscape.trace(p, kind="fisher"), "kind: 'fisher' is not known.*gauss-newton, hessian"),
-        (lambda p: landscape.density(p, probes=0), "probes: 0"),
-        (lambda p: landscape.density(p, steps=0), "steps: 0"),
-        (lambda p: landscape.density(p).broadened(np.zeros(1), 0.0), "width: 0.0"),
-        (lambda p: landscape.trace(p, part="1.wieght"), "part: '1.wieght' .*did you mean '1.weight'.*allowed"),
-        (lambda p: landscape.trace(p, part=[]), "part: an empty list"),
-        (lambda p: landscape.spectrum(p, -1), "top_k: -1"),
-    ],
-)  # fmt: skip
-def test_bad_arguments_name_themselves(call, words: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(InputError, match=words) as caught:
-        call(problems.mlp())
-    assert "\n" not in str(caught.value)
 
 
 def test_one_result_holds_what_was_asked_and_survives_a_file(tmp_path: Path) -> None:
     problem = problems.mlp()
     exact = torch.linalg.eigvalsh(dense(problem)).flip(0)
-    everything = landscape.spectrum(
-        problem, 2, ends=True, with_trace=True, with_density=True, tol=1e-6, label="a", part=["1", "3", "5"]
-    )
+    asked = {"ends": True, "with_trace": True, "with_density": True, "part": ["1", "3", "5"]}
+    everything = landscape.spectrum(problem, 2, tol=1e-6, label="a", **asked)  # type: ignore[arg-type]
     np.testing.assert_allclose(everything.values, exact[[0, 1, -1]], rtol=1e-5)
     assert (everything.lowest, everything.converged, everything.parameters) == (1, True, 107)
     assert abs(everything.trace - float(exact.sum())) <= 5 * everything.trace_error
     assert everything.density is not None
     np.testing.assert_allclose(everything.density.weights.sum(1), 1)
     assert everything.part == "1,3,5"
-    default = landscape.spectrum(problem)
+    default, only = landscape.spectrum(problem), landscape.spectrum(problem, with_trace=True)
     assert (len(default.values), default.lowest, default.density) == (2, 1, None)
     assert np.isnan(default.trace)
-    only = landscape.spectrum(problem, with_trace=True)
-    assert len(only.values) == 0
-    assert only.hvps == 60
+    assert (len(only.values), only.hvps) == (0, 60)
     landscape.save([everything, default, only], tmp_path / "s.h5")
-    again = landscape.load(tmp_path / "s.h5")
-    for before, after in zip((everything, default, only), again, strict=True):
+    for before, after in zip((everything, default, only), landscape.load(tmp_path / "s.h5"), strict=True):
         np.testing.assert_equal(vars(after), vars(before))
-    assert everything.plot().axes
-    assert only.plot().axes
+        assert after.plot().axes
 
 
 def test_the_figure_shows_the_density_and_every_eigenvalue() -> None:
-    from landscape import plots
-
     problem = problems.mlp()
     both = [landscape.spectrum(problem, 3, with_density=True, label=name) for name in ("a", "b")]
     figure = plots.draw(both)
     (ax,) = figure.axes
     assert ax.get_yscale() == "log"
-    assert "eigenvalue λ" in ax.get_xlabel()
     ticks = [line.get_xdata()[0] for line in ax.lines if len(line.get_xdata()) == 2]
     np.testing.assert_allclose(ticks, [*both[0].values, *both[1].values])
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["a", "b"]
-    colors = {line.get_color() for line in ax.lines}
-    assert len(colors) == 2
-    assert landscape.spectrum(problem).plot().axes[0].get_yticks().size == 0
+    assert len({line.get_color() for line in ax.lines}) == 2
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from landscape.train.recipes import recipe
-    from landscape.train.run import launch
-
     folder = tmp_path_factory.mktemp("run")
     launch.launch(recipe.read("digits-ssgd", ["steps=10", "model.widths=[64, 6, 10]"]), folder, device="cpu")
     return folder / "last.h5"
@@ -596,20 +551,8 @@ def test_the_command_prints_numbers_with_their_errors(
     checkpoint: Path, tmp_path: Path, command: Command
 ) -> None:
     out_file, picture = tmp_path / "s.h5", tmp_path / "s.png"
-    flags = [
-        "--top-k",
-        2,
-        "--trace",
-        "--density",
-        "--steps",
-        20,
-        "--probes",
-        3,
-        "--part",
-        "1",
-        "--part",
-        "3.bias",
-    ]
+    density = ("--density", "--steps", 20, "--probes", 3)
+    flags = ("--top-k", 2, "--trace", *density, "--part", "1", "--part", "3.bias")
     code, out, err = command("spectrum", checkpoint, *flags, "-o", out_file, "--plot", picture)
     assert code == 0, err
     assert out.split()[-2:] == [str(out_file), str(picture)]
@@ -637,9 +580,8 @@ def test_the_command_defaults_to_both_ends_beside_the_checkpoint(checkpoint: Pat
     ends = landscape.extreme_eigenvalues(landscape.load(checkpoint).problem(dtype=torch.float64))
     assert landscape.load(path).values.tolist() == pytest.approx([ends.max, ends.min])
     assert "λ_min" in out
-    code, out, _ = command(
-        "spectrum", checkpoint, "--engine", "pyhessian", "--trace", "--top-k", 1, "--force"
-    )
+    theirs = ("--engine", "pyhessian", "--trace", "--top-k", 1)
+    code, out, _ = command("spectrum", checkpoint, *theirs, "--force")
     assert code == 0
     assert "largest |λ|" in out
     short = command("spectrum", checkpoint, "--max-products", 2, "--force")[1]
@@ -649,20 +591,9 @@ def test_the_command_defaults_to_both_ends_beside_the_checkpoint(checkpoint: Pat
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--top-k", "-1"], ["top_k: -1", "≥ 0"]),
         (["--top-k", "many"], ["--top-k", "'many'"]),
-        (["--top-k", "99999"], ["k: 99999", "at most"]),
-        (["--kind", "fischer"], ["kind: 'fischer'", "gauss-newton, hessian"]),
         (["--part", "layer1"], ["part: 'layer1'", "1.weight"]),
-        (["--engine", "scipy"], ["engine: 'scipy'", "landscape, pyhessian"]),
-        (["--engine", "pyhessian", "--top-k", "3"], ["k: 3", "must be 1"]),
-        (["--tol", "0"], ["tol: 0", "> 0"]),
-        (["--max-products", "0"], ["max_products: 0", "≥ 1"]),
-        (["--trace", "--products", "2"], ["products: 2", "≥ 6"]),
-        (["--density", "--probes", "0"], ["probes: 0", "≥ 1"]),
-        (["--density", "--steps", "0"], ["steps: 0", "≥ 1"]),
         (["--randomness", "maybe"], ["randomness: 'maybe'", "'refuse', 'seed'"]),
-        (["--seed", "-1"], ["seed: -1", "≥ 0"]),
         (["--split", "tset"], ["did you mean 'test'"]),
         (["--dtype", "half"], ["--dtype: 'half'", "float64"]),
     ],
@@ -670,10 +601,5 @@ def test_the_command_defaults_to_both_ends_beside_the_checkpoint(checkpoint: Pat
 def test_bad_values_on_the_command_line(
     checkpoint: Path, tmp_path: Path, command: Command, flags: list[str], words: list[str]
 ) -> None:
-    code, out, err = command("spectrum", checkpoint, *flags, "-o", tmp_path / "x.h5")
-    assert (code, out) == (2, "")
-    assert err.startswith("landscape: ")
-    assert err.count("\n") == 1
-    for word in words:
-        assert word in err
+    one_line(command("spectrum", checkpoint, *flags, "-o", tmp_path / "x.h5"), 2, *words)
     assert list(tmp_path.iterdir()) == []

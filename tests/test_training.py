@@ -56,21 +56,6 @@ def quadratic(**changes: Any) -> recipe.Recipe:
     return recipe.from_values(values | changes)
 
 
-ALGORITHMS = {
-    "ssgd": {"name": "ssgd"},
-    "ssgd*": {"name": "ssgd*", "sigma": 0.01},
-    "dpsgd awc": {"name": "dpsgd", "mixing": "ring(1)"},
-    "dpsgd atc": {"name": "dpsgd", "mixing": "random-matching", "order": "atc"},
-    "local": {"name": "local-sgd", "period": 4, "start": 5, "nodes": 2, "node_period": 2},
-    "slowmo": {"name": "slowmo", "period": 4, "mixing": "ring(1)"},
-    "diloco": {"name": "diloco", "period": 4, "start": 3},
-    "async": {"name": "async-sgd", "delay": 3, "shifted": 0.5, "schedule": "random"},
-    "ad-psgd": {"name": "ad-psgd", "delay": 2, "schedule": "random"},
-    "sgp": {"name": "sgp", "graph": "random"},
-    "dsgd-ac": {"name": "dsgd-ac", "mixing": "ring(1)"},
-}
-
-
 def test_a_finished_run_may_go_on_to_more_steps_with_the_same_bits(tiny: Path, tmp_path: Path) -> None:
     short = recipe.read(str(tiny), ["steps=17"])
     long = recipe.read(str(tiny), ["steps=30"])
@@ -125,10 +110,8 @@ def test_a_checkpoint_comes_back_as_it_was(tiny: Path, tmp_path: Path) -> None:
     assert torch.equal(back.problem(learner=2).theta, back.weights[2])
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_checkpoint_that_is_handed_over_never_changes(tiny: Path, name: str) -> None:
-    values = recipe.parse(tiny.read_text(), "tiny") | {"name": "tiny", "algorithm": ALGORITHMS[name]}
-    values |= {"checkpoint": {"every": 1}, "optimizer": {"name": "sgd", "momentum": 0.9}}
+def test_a_checkpoint_that_is_handed_over_never_changes(tiny: Path) -> None:
+    settings = ["checkpoint.every=1", "optimizer.momentum=0.9", "algorithm={name='slowmo', period=4}"]
     seen: list[Checkpoint] = []
     kept: list[Checkpoint] = []
 
@@ -136,54 +119,20 @@ def test_a_checkpoint_that_is_handed_over_never_changes(tiny: Path, name: str) -
         seen.append(state)
         kept.append(copy.deepcopy(state))
 
-    Trainer(recipe.from_values(values), hooks=Hooks(save=save)).run()
+    Trainer(recipe.read(str(tiny), settings), hooks=Hooks(save=save)).run()
     for mine, theirs in zip(seen, kept, strict=True):
         same_bits(mine, theirs)
 
 
-def test_the_history_is_decomposed_where_due_and_its_identities_hold(tiny: Path) -> None:
+def test_the_history_has_numbers_where_they_are_due(tiny: Path) -> None:
     h = Trainer(recipe.read(str(tiny))).run().history
     np.testing.assert_array_equal(h["step"], np.arange(1, 31))
     due = h["step"] % 3 == 0
-    for name in (
-        "alpha_e",
-        "grad_norm2",
-        "displacement2",
-        "delta",
-        "delta_s",
-        "delta_2",
-        "delta_cross",
-        "train_loss",
-    ):
+    for name in ("alpha_e", "grad_norm2", "displacement2", "delta", "delta_s", "delta_2", "train_loss"):
         np.testing.assert_array_equal(np.isfinite(h[name]), due, err_msg=name)
-    r = {name: column[due] for name, column in h.items()}
-    np.testing.assert_allclose(
-        r["alpha_e"] ** 2 * r["grad_norm2"] + r["delta"], r["displacement2"], rtol=1e-5
-    )
-    np.testing.assert_allclose(r["delta_s"] + r["delta_2"] + r["delta_cross"], r["delta"], rtol=1e-5)
     np.testing.assert_array_equal(np.isfinite(h["test_loss"]), (h["step"] % 7 == 0) | (h["step"] == 30))
     assert np.all(h["consensus"] > 0)
     assert np.all(np.diff(h["wall_s"]) > 0)
-
-
-def test_ssgd_has_no_delta_2_at_all() -> None:
-    h = Trainer(quadratic(algorithm={"name": "ssgd"}, steps=20)).run().history
-    assert np.nanmax(h["delta_2_full"]) == 0
-    np.testing.assert_allclose(h["delta"][9::10], h["delta_s"][9::10], rtol=1e-10)
-
-
-def test_sampled_decomposition_agrees_with_the_exact_one() -> None:
-    exact = Trainer(quadratic(steps=1, decompose={"every": 1})).run().history
-    near = Trainer(quadratic(steps=1, decompose={"every": 1, "samples": 6400})).run().history
-    for name in ("alpha_e", "grad_norm2"):
-        error = near[f"{name}_se"][0]
-        assert 0 < error < 0.1 * abs(exact[name][0])
-        assert abs(near[name][0] - exact[name][0]) < 5 * error
-    assert exact["alpha_e_se"][0] == 0
-    with pytest.raises(
-        InputError, match="decompose.samples: 100 is not allowed, it must be a multiple of 16"
-    ):
-        Trainer(quadratic(decompose={"samples": 100}))
 
 
 def test_schedule_steps_down_and_warms_up() -> None:
@@ -192,25 +141,8 @@ def test_schedule_steps_down_and_warms_up() -> None:
     np.testing.assert_allclose(lr, [0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1])
 
 
-def test_stable_below_the_limit_of_the_mixing() -> None:
-    end = Trainer(quadratic(lr=0.62)).run()
-    assert end.diverged == ""
-    assert end.diverged_at == -1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ["awc", "atc"])
-@pytest.mark.parametrize("mixing", ["ring(1)", "torus", "one-peer-exponential"])
-def test_runs_blow_up_above_the_stated_limit_and_not_below(mixing: str, order: str) -> None:
-    """The curvature is 1, so that lr is lr·λ_max; in ATC order it is the mean that goes first."""
-    limit = Mixing(mixing, 6, 0).stability_limit if order == "awc" else 2.0
-    for factor, verdict in ((0.98, ""), (1.02, "learners" if order == "awc" else "mean")):
-        rule = {"name": "dpsgd", "mixing": mixing, "order": order}
-        end = Trainer(quadratic(lr=factor * limit, steps=1500, algorithm=rule, decompose={"every": 0})).run()
-        assert end.diverged == verdict
-
-
 def test_learners_that_drift_apart_are_told_from_a_mean_that_explodes(tmp_path: Path) -> None:
+    assert Trainer(quadratic(lr=0.62)).run().diverged == ""
     apart = launch.launch(quadratic(lr=0.75), tmp_path / "a")
     assert apart.diverged == "learners"
     assert 0 < apart.diverged_at == apart.step < 400
@@ -251,6 +183,7 @@ def test_a_failed_start_leaves_no_folder(tiny: Path, tmp_path: Path) -> None:
         ("model.widths=[6, 4]", r"outputs of shape \(4,\), data 'synthetic' needs \(3,\)"),
         ("model.widths=[6]", r"model.widths: \[6\] is not allowed"),
         ("model.activation=rleu", "did you mean 'relu'"),
+        ("decompose.samples=100", "decompose.samples: 100 is not allowed, it must be a multiple of 16"),
     ):
         with pytest.raises(InputError, match=message):
             launch.launch(recipe.read(str(tiny), [settings]), tmp_path / "run")
@@ -267,15 +200,15 @@ def test_other_data_than_the_runs_is_refused(tiny: Path, tmp_path: Path) -> None
         end.problem(learner=4)
 
 
-def kill_and_resume(
-    start: Callable[..., subprocess.Popen[bytes]], command: Command, tiny: Path, tmp_path: Path, kills: int
+@pytest.mark.slow
+def test_kills_at_any_moment_leave_whole_files_and_the_bits_of_an_unbroken_run(
+    start: Callable[..., subprocess.Popen[bytes]], command: Command, tiny: Path, tmp_path: Path
 ) -> None:
-    """Kill −9 at random moments until ``kills`` have hit a live run; every file stays whole, the end has the bits."""
     settings = ["--set", "steps=4000", "--set", "checkpoint.every=25", "--set", "evaluate.every=50"]
     assert command("train", tiny, *settings, "-o", tmp_path / "whole", "-q")[0] == 0
     rng, hit, folder = random.Random(0), 0, tmp_path / "killed"
     last = folder / "last.h5"
-    while hit < kills:
+    while hit < 20:
         before = last.stat().st_mtime_ns if last.exists() else 0
         process = start("train", tiny, *settings, "-o", folder, "--resume")
         deadline = time.monotonic() + 60
@@ -294,20 +227,6 @@ def kill_and_resume(
             shutil.rmtree(folder)
     assert command("train", tiny, *settings, "-o", folder, "--resume", "-q")[0] == 0
     same_bits(landscape.load(folder / "last.h5"), landscape.load(tmp_path / "whole" / "last.h5"))
-
-
-@pytest.mark.slow
-def test_killed_twice(
-    start: Callable[..., subprocess.Popen[bytes]], command: Command, tiny: Path, tmp_path: Path
-) -> None:
-    kill_and_resume(start, command, tiny, tmp_path, 2)
-
-
-@pytest.mark.slow
-def test_killed_twenty_times(
-    start: Callable[..., subprocess.Popen[bytes]], command: Command, tiny: Path, tmp_path: Path
-) -> None:
-    kill_and_resume(start, command, tiny, tmp_path, 20)
 
 
 def test_stacked_learners_follow_the_textbook_loop_over_modules(tiny: Path) -> None:

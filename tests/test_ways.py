@@ -39,8 +39,8 @@ def buffers(model: torch.nn.Module, learners: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "name", slow_but(["lenet-5", "resnet-20"], ["lenet-5", "resnet-20", "shufflenet-v2"])
 )
-@pytest.mark.parametrize("training", [False, True])
-def test_batched_learners_have_the_gradients_and_statistics_of_looped_ones(name: str, training: bool) -> None:
+@pytest.mark.parametrize("training", ["evaluated", "statistics kept", "statistics dropped"])
+def test_batched_learners_have_the_gradients_and_statistics_of_looped_ones(name: str, training: str) -> None:
     n, batch = 3, 4
     found = problem(build(name, width=0.25))
     weights = found.theta + 0.01 * torch.randn(n, found.theta.numel(), dtype=torch.float64)
@@ -49,7 +49,8 @@ def test_batched_learners_have_the_gradients_and_statistics_of_looped_ones(name:
     for batched in (False, True):
         ways = Stack(found, accumulate=2)
         ways.batched = batched
-        state = Training(buffers(ways.training_model, n), lambda j, i: 0) if training else None
+        kept = buffers(ways.training_model, n) if training == "statistics kept" else {}
+        state = None if training == "evaluated" else Training(kept, lambda j, i: 0)
         out = torch.empty_like(weights)
         losses = ways.gradients(weights, x, y, out, state)
         if state is None:
@@ -60,18 +61,6 @@ def test_batched_learners_have_the_gradients_and_statistics_of_looped_ones(name:
     torch.testing.assert_close(losses_a, losses_b, rtol=1e-12, atol=0)
     for key in own_a:
         torch.testing.assert_close(own_a[key], own_b[key], rtol=1e-12, atol=1e-12)
-
-
-def test_statistics_that_nobody_keeps_need_not_be_given() -> None:
-    found = problem(build("resnet-20", width=0.25))
-    weights = found.theta + 0.01 * torch.randn(3, found.theta.numel(), dtype=torch.float64)
-    x, y = (t.view(3, 8, *t.shape[1:]) for t in found.tensors or ())
-    out = [torch.empty_like(weights), torch.empty_like(weights)]
-    for batched in (False, True):
-        ways = Stack(found)
-        ways.batched = batched
-        ways.gradients(weights, x, y, out[batched], Training({}, lambda j, i: 0))
-    torch.testing.assert_close(*out, rtol=1e-9, atol=1e-12)
 
 
 def test_dropout_and_what_does_not_fit_are_looped(monkeypatch: pytest.MonkeyPatch) -> None:

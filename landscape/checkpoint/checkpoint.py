@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import EllipsisType
 from typing import Any, Literal
 
+import h5py
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from landscape import data as datasets
+from landscape import models
 from landscape.checkpoint import history
-from landscape.checkpoint import parts as parts
-from landscape.checkpoint.parts import mean_buffer, restored, set_buffers, set_tensors
 from landscape.checkpoint.user_code import UserData, as_data, command_text, is_user_defined
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
@@ -23,7 +26,7 @@ from landscape.core.options import SPLIT
 from landscape.core.toml import parse
 from landscape.data.base import Dataset
 from landscape.problem.batchnorm import has_batchnorm
-from landscape.problem.layout import Layout, average
+from landscape.problem.layout import Layout, Slot, average
 from landscape.problem.problem import Loss, Problem
 
 SCHEMA = "landscape.checkpoint"
@@ -35,6 +38,17 @@ _ATTRIBUTES: dict[str, type] = {
     "step": int, "epoch": float, "algorithm": str, "recipe": str, "lr": float, "local_batch": int,
     "diverged_at": int, "diverged": str,
 }  # fmt: skip
+# Groups of tensors: with a row for each learner, and of all learners.
+_STACKED, _COMMON = ("buffers", "optimizer", "rule"), ("shared", "mean_buffers")
+SLOT = np.dtype(
+    [
+        ("name", h5py.string_dtype()),
+        ("shape", h5py.string_dtype()),
+        ("offset", "i8"),
+        ("size", "i8"),
+        ("role", h5py.string_dtype()),
+    ]
+)
 _DATA: dict[str, type] = {"name": str, "options": dict, "train": int, "test": int, "fingerprint": str}
 
 
@@ -184,10 +198,7 @@ class Checkpoint:
             >>> run.problem(model=model, data=data, loss=loss).samples
             9
         """
-        if learner != "mean" and (not isinstance(learner, int) or not 0 <= learner < self.learners):
-            raise InputError(
-                f"learner: {learner!r} is not allowed, it must be 'mean' or 0…{self.learners - 1}"
-            )
+        check_learner(learner, self.learners)
         where = str(self.path or "checkpoint")
         theta = self.mean if isinstance(learner, str) else self.weights[learner]
         if not bool(torch.isfinite(theta).all()):
@@ -202,8 +213,8 @@ class Checkpoint:
             key: mean_buffer(value) if isinstance(learner, str) else value[learner]
             for key, value in self.buffers.items()
         }
-        name, options = self.model["name"], self.model["options"]
-        network = restored(where, name, options, self.layout, rows, model)
+        network = self._network(where, model)
+        _set_buffers(where, network, rows)
         criterion = dataset.loss if isinstance(loss, str) else loss
 
         def on(split: str) -> Problem:
@@ -213,10 +224,28 @@ class Checkpoint:
             )  # fmt: skip
 
         if learner == "mean" and self.mean_buffers:
-            set_buffers(where, network, self.mean_buffers)
+            _set_buffers(where, network, self.mean_buffers)
         elif learner == "mean" and self.learners > 1 and has_batchnorm(network):
             set_tensors(network, on("train").batchnorm_statistics())
         return on(split)
+
+    def _network(self, where: str, given: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
+        """The model of the run, or a copy of the ``given`` one.
+
+        FailedError for a model that is code of the user's and not given, or does not fit.
+        """
+        name, options = self.model["name"], self.model["options"]
+        if given is None and is_user_defined(name):
+            raise FailedError(
+                f"{where}: its model is '{name}', code that a file cannot bring along; give --model "
+                f"{command_text(name, options)} (from Python, model=…)"
+            )
+        if given is None:
+            network = models.build(name, **options)
+        else:
+            network = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
+        check_fit(where, self.layout, Layout.of(network))
+        return network
 
     def load_data(self, data_dir: str | Path | None = None) -> Dataset:
         """The data set that the run was trained on.
@@ -281,8 +310,7 @@ class Checkpoint:
             >>> list(run.stacked())
             ['weights']
         """
-        parts = {"buffers": self.buffers, "optimizer": self.optimizer, "rule": self.rule}
-        named = {f"{group}/{name}": t for group, tensors in parts.items() for name, t in tensors.items()}
+        named = {f"{group}/{name}": t for group in _STACKED for name, t in getattr(self, group).items()}
         return {"weights": self.weights, **named}
 
     def save(
@@ -309,10 +337,10 @@ class Checkpoint:
         """
         n = self.learners if learners is None else learners
         with hdf5.writing(path, SCHEMA) as file:
-            for name in ("buffers", "optimizer", "rule", "shared", "mean_buffers"):
+            for name in _STACKED + _COMMON:
                 file.create_group(name)
-            for group, tensors in (("shared", self.shared), ("mean_buffers", self.mean_buffers)):
-                for name, tensor in tensors.items():
+            for group in _COMMON:
+                for name, tensor in getattr(self, group).items():
                     file[group][name] = tensor.detach().cpu().numpy()
             for name, tensor in self.stacked().items():
                 dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
@@ -324,7 +352,7 @@ class Checkpoint:
             layout = [
                 (s.name, "x".join(map(str, s.shape)), s.offset, s.size, s.role) for s in self.layout.slots
             ]
-            file["layout"] = np.array(layout, dtype=parts.SLOT)
+            file["layout"] = np.array(layout, dtype=SLOT)
             file["rng/seed"] = np.uint64(self.seed)
             history.write(file, self.history, self.units)
             for key in _ATTRIBUTES:
@@ -358,26 +386,24 @@ class Checkpoint:
         """
         with hdf5.reading(path, SCHEMA) as file:
             weights = hdf5.dataset(file, "weights", "f", 2)
-            attributes: dict[str, Any] = {
-                key: hdf5.attribute(file, key, kind) for key, kind in _ATTRIBUTES.items()
+            n = len(weights)
+            rows = learners(n) if learners else slice(None)
+            values: dict[str, Any] = {
+                **{key: hdf5.attribute(file, key, kind) for key, kind in _ATTRIBUTES.items()},
+                **{name: _tensors(hdf5.group(file, name), rows, n) for name in _STACKED},
+                **{name: _tensors(hdf5.group(file, name), ...) for name in _COMMON},
             }
-            rows = learners(len(weights)) if learners else slice(None)
             seed = hdf5.dataset(hdf5.group(file, "rng"), "seed", "ui", 0)
             columns, units = history.read(hdf5.group(file, "history"))
             checkpoint = cls(
                 weights=torch.from_numpy(weights[rows]),
-                layout=parts.layout(hdf5.dataset(file, "layout", "V", 1)),
-                **attributes,
-                model=parts.facts(file, "model", {"name": str, "options": dict}),
-                data=parts.facts(file, "data", _DATA),
+                layout=_layout(hdf5.dataset(file, "layout", "V", 1)),
+                model=_facts(file, "model", {"name": str, "options": dict}),
+                data=_facts(file, "data", _DATA),
                 seed=int(seed[()]),
                 history=columns,
                 units=units,
-                buffers=parts.tensors(hdf5.group(file, "buffers"), rows, len(weights)),
-                mean_buffers=parts.tensors(hdf5.group(file, "mean_buffers"), ...),
-                optimizer=parts.tensors(hdf5.group(file, "optimizer"), rows, len(weights)),
-                rule=parts.tensors(hdf5.group(file, "rule"), rows, len(weights)),
-                shared=parts.tensors(hdf5.group(file, "shared"), ...),
+                **values,
                 path=Path(path),
             )
             checkpoint._validate()
@@ -389,21 +415,15 @@ class Checkpoint:
     def _validate(self) -> None:
         """Raise ValueError where the parts do not fit together."""
         if self.weights.dim() != 2 or self.weights.shape[1] != self.layout.size:
-            raise ValueError(
-                f"weights {tuple(self.weights.shape)} for a layout of {self.layout.size} numbers"
-            )
+            raise ValueError(f"weights {tuple(self.weights.shape)} for a layout of {self.layout.size}")
         if self.diverged not in DIVERGED:
-            raise ValueError(
-                f"diverged is '{self.diverged}', it must be one of {', '.join(DIVERGED[1:])} or empty"
-            )
+            raise ValueError(f"diverged is '{self.diverged}', it must be one of {DIVERGED}")
         if min(self.step, self.local_batch, self.data["train"], self.data["test"], self.diverged_at + 1) < 0:
             raise ValueError("step, local_batch, sizes of the data and diverged_at must not be negative")
-        parts.check_layout(self.layout)
+        _check_layout(self.layout)
         steps = self.settings.get("steps", 0)
         if type(steps) is not int or steps < 0:
-            raise ValueError(
-                f"steps of its recipe must be a whole number ≥ 0, not of the kind {type(steps).__name__}"
-            )
+            raise ValueError("steps of its recipe must be a whole number ≥ 0")
         missing = [name for name in history.UNITS if name not in self.history]
         if missing:
             raise ValueError(f"/history/{missing[0]} is missing")
@@ -413,3 +433,101 @@ class Checkpoint:
         steps = self.history["step"]
         if not np.isfinite(steps).all() or not (np.diff(steps) > 0).all():
             raise ValueError("/history/step must be finite and increasing")
+
+
+def storable(tensor: Tensor) -> Tensor:
+    """``tensor`` in a precision that files have: float32 for bfloat16 and float16."""
+    return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor
+
+
+def _layout(rows: h5py.Dataset) -> Layout:
+    """The layout as a checkpoint holds it."""
+    if rows.dtype.names != SLOT.names:
+        raise ValueError(f"/layout has the columns {rows.dtype.names}, {SLOT.names} are needed")
+    return Layout(
+        tuple(
+            Slot(
+                bytes(name).decode("utf-8"),
+                tuple(int(n) for n in bytes(shape).decode("ascii").split("x") if n),
+                int(offset),
+                int(size),
+                bytes(role).decode("utf-8"),
+            )
+            for name, shape, offset, size, role in np.asarray(rows).tolist()
+        )
+    )
+
+
+def _facts(file: h5py.File, name: str, kinds: dict[str, type]) -> dict[str, Any]:
+    """A JSON object in an attribute, with values of these kinds."""
+    found = json.loads(hdf5.attribute(file, name, str))
+    for key, kind in kinds.items():
+        if not isinstance(found, dict) or type(found.get(key)) is not kind:
+            raise ValueError(f"attribute /{name} has no '{key}' of the kind {kind.__name__}")
+    return dict(found)
+
+
+def _tensors(group: Any, rows: slice | EllipsisType, learners: int | None = None) -> dict[str, Tensor]:
+    """Tensors by name; with ``learners``, each has so many rows."""
+    by_name = {}
+    for name in group:
+        dataset = hdf5.dataset(group, name, "fiubc")
+        if learners is not None and (not dataset.ndim or len(dataset) != learners):
+            raise ValueError(f"{dataset.name} has shape {dataset.shape}, {learners} rows are needed")
+        by_name[name] = torch.from_numpy(np.asarray(dataset[rows]))
+    return by_name
+
+
+def _check_layout(layout: Layout) -> None:
+    """Raise ValueError where the slots of a layout do not add up."""
+    if len({slot.name for slot in layout.slots}) < len(layout.slots) or not layout.slots:
+        raise ValueError("layout must hold names, each once")
+    offset = 0
+    for slot in layout.slots:
+        if min(slot.shape, default=1) < 0:
+            raise ValueError(f"layout of {slot.name} has a negative size")
+        if slot.offset != offset or slot.size != math.prod(slot.shape):
+            raise ValueError(f"layout of {slot.name} does not add up")
+        offset += slot.size
+
+
+def _set_buffers(where: str, network: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Set buffers, and parameters that are not trained, by name; FailedError for one that does not fit."""
+    known = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    for key, value in values.items():
+        if key not in known or known[key].shape != value.shape:
+            raise FailedError(f"{where}: its buffer '{key}' {tuple(value.shape)} does not fit the model")
+    set_tensors(network, values)
+
+
+def check_learner(learner: str | int, learners: int) -> None:
+    """InputError unless ``learner`` is "mean", or the number of one of so many."""
+    if learner != "mean" and (not isinstance(learner, int) or not 0 <= learner < learners):
+        raise InputError(f"learner: {learner!r} is not allowed, it must be 'mean' or 0…{learners - 1}")
+
+
+def check_fit(where: str | Path, file: Layout, model: Layout) -> None:
+    """FailedError, with the first difference, unless the two layouts are the same."""
+    if file == model:
+        return
+    shapes, needed = ({slot.name: slot.shape for slot in layout.slots} for layout in (file, model))
+    different = [name for name in {**shapes, **needed} if shapes.get(name) != needed.get(name)]
+    misfit = "the order of the parameters differs"
+    if different:
+        here, there = shapes.get(different[0], "missing"), needed.get(different[0], "missing or frozen")
+        misfit = f"'{different[0]}' is {here} in the file, {there} in the model"
+    raise FailedError(f"{where}: its weights do not fit the model: {misfit}")
+
+
+def mean_buffer(rows: Tensor) -> Tensor:
+    """The mean of a buffer over the learners (n, …); row 0 where all are equal, or counts."""
+    equal = bool((rows == rows[0]).all())
+    return rows[0] if equal or not rows.is_floating_point() else rows.mean(0)
+
+
+@torch.no_grad()
+def set_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Set parameters and buffers of ``model`` by name."""
+    known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, value in values.items():
+        known[name].copy_(value)

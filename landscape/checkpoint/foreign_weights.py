@@ -19,9 +19,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint, storable
 from landscape.checkpoint.history import UNITS
-from landscape.checkpoint.parts import storable
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import open_regular
@@ -36,9 +35,11 @@ KEYS = ("state_dict", "model_state_dict", "model")
 PREFIXES = ("module.", "model.")
 COMPILED = "_orig_mod."
 
+Message = Callable[[str], None]
 
-def read_state(path: str | Path) -> tuple[dict[str, Any], list[str]]:
-    """(name -> tensor, notes about what was unwrapped) of a .pt, .pth, .bin, .ckpt or .safetensors file.
+
+def read_state(path: str | Path, message: Message = lambda line: None) -> dict[str, Any]:
+    """Name -> tensor of a .pt, .pth, .bin, .ckpt or .safetensors file; ``message`` of what was unwrapped.
 
     Raises FailedError for a file that is missing, damaged, holds no state, or could only be read by running
     code from it; InputError for another suffix.
@@ -52,7 +53,7 @@ def read_state(path: str | Path) -> tuple[dict[str, Any], list[str]]:
         _check_archive(path, file)
     try:
         if path.suffix == ".safetensors":
-            return dict(safetensors.torch.load_file(path)), []
+            return dict(safetensors.torch.load_file(path))
         with warnings.catch_warnings():  # of torch about its own quantised tensors
             warnings.simplefilter("ignore")
             loaded = torch.load(path, map_location="cpu", weights_only=True)
@@ -63,17 +64,20 @@ def read_state(path: str | Path) -> tuple[dict[str, Any], list[str]]:
             f"torch.save(torch.load({path.name!r}, weights_only=False)['state_dict'], '{path.stem}.pt')"
         ) from error
     except Exception as error:  # what zip, pickle and safetensors raise for a damaged file is not documented
-        words = " ".join(str(error).split())[:120]
-        raise FailedError(f"{path}: not a readable state file ({type(error).__name__}: {words})") from error
-    notes = []
+        raise _unreadable(path, error) from error
     for key in KEYS:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
-            notes.append(f"took the state under '{key}'")
+            message(f"{path}: took the state under '{key}'")
             loaded = loaded[key]
     state = loaded if isinstance(loaded, Mapping) else {}
     if not any(isinstance(value, Tensor) for value in state.values()):
         raise FailedError(f"{path}: holds no tensors by name, a model's state_dict() is needed")
-    return {str(name): value for name, value in state.items()}, notes
+    return {str(name): value for name, value in state.items()}
+
+
+def _unreadable(path: Path, error: Exception) -> FailedError:
+    words = " ".join(str(error).split())[:120]
+    return FailedError(f"{path}: not a readable state file ({type(error).__name__}: {words})")
 
 
 def _check_archive(path: Path, file: IO[bytes]) -> None:
@@ -86,8 +90,7 @@ def _check_archive(path: Path, file: IO[bytes]) -> None:
             packed = [e for e in archive.infolist() if e.compress_type != zipfile.ZIP_STORED]
             total = sum(entry.file_size for entry in archive.infolist())
     except Exception as error:  # what zipfile raises for a damaged archive is not documented
-        words = " ".join(str(error).split())[:120]
-        raise FailedError(f"{path}: not a readable state file ({type(error).__name__}: {words})") from error
+        raise _unreadable(path, error) from error
     if packed or total > length:
         what = f"its part {packed[0].filename} is compressed" if packed else f"its parts have {total:,} bytes"
         raise FailedError(f"{path}: not as torch.save writes a file of {length:,} bytes, {what}")
@@ -112,36 +115,29 @@ def _unfit(value: Tensor, target: Tensor) -> str:
     return ""
 
 
-def unwrap(state: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], list[str]]:
-    """``state`` without the prefixes that wrappers added to the model's ``names``, and a note for each."""
-    notes = []
+def _unwrapped(path: Path, state: dict[str, Any], names: set[str], message: Message) -> dict[str, Any]:
+    """``state`` by the model's ``names``: without the prefixes that wrappers added to them.
+
+    The model may also be an attribute of the module that was saved. Lightning's checkpoints are an example:
+    their module has the model as self.net, next to metrics. That part is used if exactly one prefix gives all
+    ``names`` of the model.
+    """
     if any(COMPILED in name for name in state) and not any(COMPILED in name for name in names):
         state = {name.replace(COMPILED, ""): value for name, value in state.items()}
-        notes.append(f"dropped '{COMPILED}'")
+        message(f"{path}: dropped '{COMPILED}'")
     for prefix in PREFIXES:
         if all(name.startswith(prefix) for name in state) and not any(n.startswith(prefix) for n in names):
             state = {name.removeprefix(prefix): value for name, value in state.items()}
-            notes.append(f"dropped '{prefix}'")
-    return state, notes
-
-
-def attribute(state: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], list[str]]:
-    """The part of ``state`` that belongs to the model, if the model is an attribute of the saved module.
-
-    Lightning's checkpoints are an example: their module has the model as self.net, next to metrics. The part
-    is used if exactly one prefix gives all ``names`` of the model.
-    """
+            message(f"{path}: dropped '{prefix}'")
     first = min(names, default="")
-    if first in state:
-        return state, []
     prefixes = [name.removesuffix(first) for name in state if name.endswith(f".{first}")]
     whole = [prefix for prefix in prefixes if all(prefix + name in state for name in names)]
-    if len(whole) != 1:
-        return state, []
+    if first in state or len(whole) != 1:
+        return state
     rest = [name for name in state if not name.startswith(whole[0])]
     omitted = f", left out {len(rest)} more ({', '.join(rest[:3])}{', …' * (len(rest) > 3)})" if rest else ""
-    part = {name.removeprefix(whole[0]): v for name, v in state.items() if name.startswith(whole[0])}
-    return part, [f"took '{whole[0]}'{omitted}"]
+    message(f"{path}: took '{whole[0]}'{omitted}")
+    return {name.removeprefix(whole[0]): v for name, v in state.items() if name.startswith(whole[0])}
 
 
 def _fitted(path: Path, state: dict[str, Any], model: nn.Module, name: str) -> dict[str, Tensor]:
@@ -175,9 +171,7 @@ def _fitted(path: Path, state: dict[str, Any], model: nn.Module, name: str) -> d
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 raise FailedError(f"{path}: '{key}' holds NaN or infinite numbers, all must be finite")
             if key != names[0] and not torch.equal(value, state[names[0]]):
-                raise FailedError(
-                    f"{path}: '{names[0]}' and '{key}' differ, but are one tensor in the model {name}"
-                )
+                raise FailedError(f"{path}: '{names[0]}' and '{key}' differ, but are one tensor in {name}")
         fitted[keys[0]] = state[names[0]]
     return fitted
 
@@ -227,11 +221,7 @@ def import_state(
     trained = {slot.name for slot in layout.slots}
     rows, fixed = [], []
     for path in files:
-        state, notes = read_state(path)
-        state, dropped = unwrap(state, set(model.state_dict()))
-        state, part = attribute(state, set(model.state_dict()))
-        for note in notes + dropped + part:
-            message(f"{path}: {note}")
+        state = _unwrapped(path, read_state(path, message), {*model.state_dict()}, message)
         fitted = _fitted(path, state, model, name)
         rows.append(layout.flatten({key: storable(value) for key, value in fitted.items() if key in trained}))
         fixed.append({key: storable(value) for key, value in fitted.items() if key not in trained})

@@ -29,6 +29,7 @@ from landscape import models
 from landscape.core.errors import FailedError, InputError
 from landscape.core.extras import look_in
 from landscape.core.options import choose, near
+from landscape.core.registry import Registry
 from landscape.core.toml import toml_value
 from landscape.data.base import Dataset, fingerprint
 from landscape.problem.batches import is_resident, named_tensors
@@ -81,22 +82,13 @@ def command_text(name: str, options: Mapping[str, Any]) -> str:
     return shlex.quote(f"{name}({text})") if text else name
 
 
-def model_spec(where: str, text: str) -> Spec:
-    """:func:`parse` of a model; the options of a built-in one are checked, and its defaults filled in."""
+def known_spec(where: str, text: str, known: Registry) -> Spec:
+    """:func:`parse`; the options of a built-in model or data set are checked, and its defaults filled in."""
     spec = parse(where, text)
     if spec.user_defined:
         return spec
-    choose(where, spec.name, [*models.names(), "MODULE:NAME"])
-    return replace(spec, options=models.options(spec.name, spec.options))
-
-
-def data_spec(where: str, text: str) -> Spec:
-    """As :func:`model_spec`, of a data set."""
-    spec = parse(where, text)
-    if spec.user_defined:
-        return spec
-    choose(where, spec.name, [*datasets.names(), "MODULE:NAME"])
-    return replace(spec, options=datasets.options(spec.name, spec.options))
+    choose(where, spec.name, [*known.names(), "MODULE:NAME"])
+    return replace(spec, options=known.options(spec.name, spec.options))
 
 
 def find(where: str, name: str) -> Any:
@@ -107,10 +99,9 @@ def find(where: str, name: str) -> Any:
     try:
         value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise InputError(
-                f"{where}: there is no module '{error.name}' in this folder or among the installed packages"
-            ) from error
+        absent = error.name or module_name
+        if f"{module_name}.".startswith(f"{absent}."):
+            raise InputError(f"{where}: there is no module '{absent}' in this folder or installed") from error
         raise _failed(where, f"importing {module_name}", error) from error
     except Exception as error:  # any error of the user's module
         raise _failed(where, f"importing {module_name}", error) from error

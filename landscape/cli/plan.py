@@ -16,7 +16,7 @@ from landscape.cli import common, options
 from landscape.core.errors import InputError
 from landscape.core.memory import pick_device
 from landscape.core.options import positive, quantity
-from landscape.results.tables import RunTimes
+from landscape.results.training import RunTimes
 from landscape.train.planning import calibration
 from landscape.train.planning.plan import ALL_REDUCE, SCALINGS, Cluster, Costs, Link, Stragglers, local_batch
 from landscape.train.planning.plan import plan as compute_plan

@@ -24,9 +24,9 @@ from landscape.core.files import printable
 from landscape.core.options import positive
 from landscape.evaluation.grid import RESUMABLE, LostError
 from landscape.train.processes import board, children
-from landscape.train.processes.children import Executor, Pool
+from landscape.train.processes.children import TIMEOUT, Executor, Pool
 from landscape.train.processes.cluster import Cluster
-from landscape.train.processes.process_group import TIMEOUT, Group, Lost, number, started_by_launcher
+from landscape.train.processes.process_group import Group, Lost, number, started_by_launcher
 
 # A share of a grid may take long; a process that ends or is silent is noticed without this limit.
 WAIT = datetime.timedelta(days=7)
@@ -97,7 +97,6 @@ class Processes:
         if not dist.is_available():
             raise InputError("--nproc: this build of PyTorch has no torch.distributed; use 1")
         code = children.start(
-            "landscape.cli",
             sys.argv[1:],
             self.nproc,
             timeout=self.timeout,

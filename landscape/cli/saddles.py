@@ -9,7 +9,7 @@ import numpy as np
 
 from landscape.cli import common, options
 from landscape.core.errors import InputError
-from landscape.results.stability import median_rank
+from landscape.results.training import median_rank
 from landscape.train.experiments.saddles import VARY, sweep
 
 LEVEL = 0.95

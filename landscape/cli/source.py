@@ -12,6 +12,7 @@ from torch import nn
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli.options import data_dir, grouped, randomness
+from landscape.core import registry
 from landscape.core.errors import FailedError
 from landscape.data.base import Dataset
 from landscape.problem.problem import Loss
@@ -44,8 +45,8 @@ class Source:
     ) -> Source:
         """From the values of --model, --data, --loss, --data-dir and --randomness."""
         return cls(
-            user_code.model_spec("--model", model) if model else None,
-            user_code.data_spec("--data", data) if data else None,
+            user_code.known_spec("--model", model, registry.models) if model else None,
+            user_code.known_spec("--data", data, registry.data_sets) if data else None,
             loss,
             data_dir,
             randomness,

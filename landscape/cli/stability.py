@@ -13,7 +13,7 @@ from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.cli import common, options
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.errors import InputError
-from landscape.results.stability import Stability
+from landscape.results.training import Stability
 from landscape.train.optimizer.preconditioning import preconditioner
 from landscape.train.own_loop.recording import read_settings
 from landscape.train.recipes.recipe import recipe_of

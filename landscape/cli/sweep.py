@@ -16,7 +16,7 @@ import numpy as np
 from landscape.cli import common, options, processes
 from landscape.core.errors import InputError
 from landscape.core.memory import pick_device
-from landscape.results.tables import Sweep
+from landscape.results.training import Sweep
 from landscape.train.experiments import sweep as sweeping
 from landscape.train.processes.process_group import started_by_launcher
 from landscape.train.recipes import table_recipes

@@ -157,7 +157,6 @@ def _start_processes(training: Training, folder: str) -> None:
     launch.check_folder(Path(folder), resume=training.resume, force=training.force)
     last = Path(folder) / "last.h5"
     code = children.start(
-        "landscape.cli",
         training.arguments(folder),
         training.nproc,
         timeout=training.timeout,

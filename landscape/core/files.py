@@ -16,7 +16,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import filelock
@@ -135,7 +134,12 @@ def replacing(path: str | Path) -> Iterator[CalmFile]:
             if os.name == "nt":  # which renames no open file
                 raw.close()
             os.replace(temporary, path)
-        _sync_folder(path.parent)
+        with contextlib.suppress(OSError):  # write the rename to the disk, where a folder can be opened
+            handle = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
     except OSError as error:
         raise FailedError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
@@ -200,16 +204,6 @@ def remove_stale(folder: Path) -> None:
                         os.unlink(folder / name)
                 finally:
                     os.close(handle)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Write a rename in ``folder`` to the disk, on systems where a folder can be opened."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def open_regular(path: str | Path, most: int | None = None) -> io.BufferedReader:
@@ -386,12 +380,11 @@ class Lock:
                 self._free = file.release
         except filelock.Timeout as error:
             raise FailedError(f"{self.path}: in use by {self._holder()}") from error
-        except NotImplementedError:
-            self._without("not implemented")
         except PermissionError as error:
             raise FailedError(f"{self._name}: cannot be written ({error.strerror})") from error
-        except OSError as error:
-            self._without(error.strerror)
+        except (OSError, NotImplementedError) as error:
+            why = f"the file system has no locks ({getattr(error, 'strerror', 'not implemented')})"
+            warnings.warn(f"{self.path}: {why}; do not let another process write there", stacklevel=2)
 
     def _take(self) -> None:
         """Lock the file, and write this process's name to the descriptor that has the lock."""
@@ -403,12 +396,6 @@ class Lock:
         with contextlib.suppress(OSError):  # the lock is valid without its text
             os.ftruncate(handle, 0)
             os.write(handle, text.encode())
-
-    def _without(self, words: str | None) -> None:
-        warnings.warn(
-            f"{self.path}: the file system has no locks ({words}); do not let another process write there",
-            stacklevel=3,
-        )
 
     def _holder(self) -> str:
         with contextlib.suppress(FailedError, OSError), open_regular(self._name, TEXT) as file:
@@ -428,9 +415,7 @@ class Lock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 
 class _Named(io.FileIO):
@@ -94,13 +94,9 @@ def no_progress(share: float) -> None:
     """Takes a share, and shows nothing."""
 
 
-class _Display(Protocol):
-    """What shows the work in progress; work inside of other work is shown by the same one."""
-
-    def work(self, title: str) -> AbstractContextManager[Progress]:
-        """A context for one piece of work, with the function that takes the completed share of it."""
-
-
+# What shows the work in progress, of a title; work inside of other work is shown by the same one. It gives a
+# context with the function that takes the completed share.
+_Display = Callable[[str], AbstractContextManager[Progress]]
 _open: list[_Display | None] = []  # of the work in progress, the innermost last; None where it is not shown
 
 
@@ -131,11 +127,11 @@ def progress_bar(title: str, quiet: bool = False) -> Iterator[Progress]:
         elif sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
             display = stack.enter_context(_bars())
         else:
-            display = stack.enter_context(_Lines())
+            display = stack.enter_context(_lines())
         shown = None if quiet else display
         _open.append(shown)
         try:
-            yield stack.enter_context(shown.work(title)) if shown else no_progress
+            yield stack.enter_context(shown(title)) if shown else no_progress
         finally:
             _open.pop()
 
@@ -146,14 +142,13 @@ def _bars() -> Iterator[_Display]:
     from rich import progress
     from rich.console import Console
 
-    class Bars:
-        @contextlib.contextmanager
-        def work(self, title: str) -> Iterator[Progress]:
-            task = bars.add_task(title, total=None)  # it only moves until the first share is known
-            try:
-                yield lambda share: bars.update(task, completed=share, total=1.0)
-            finally:
-                bars.remove_task(task)
+    @contextlib.contextmanager
+    def work(title: str) -> Iterator[Progress]:
+        task = bars.add_task(title, total=None)  # it only moves until the first share is known
+        try:
+            yield lambda share: bars.update(task, completed=share, total=1.0)
+        finally:
+            bars.remove_task(task)
 
     shown = (progress.BarColumn(), progress.TaskProgressColumn(), progress.TimeRemainingColumn())
     columns = (progress.TextColumn("{task.description}"), *shown)
@@ -162,7 +157,7 @@ def _bars() -> Iterator[_Display]:
     with progress.Progress(
         *columns, console=Console(stderr=True), transient=True, redirect_stdout=both
     ) as bars:
-        yield Bars()
+        yield work
 
 
 class _Work:
@@ -181,38 +176,36 @@ class _Work:
         return f"{self.title}: {self.share:.0%}, {duration(passed * (1 / self.share - 1))} left"
 
 
-class _Lines:
+@contextlib.contextmanager
+def _lines() -> Iterator[_Display]:
     """A line on stderr every EVERY seconds about the work in progress, the outermost first.
 
     A thread writes it, since a single step of the work may take long.
     """
+    going: list[_Work] = []
+    ended = threading.Event()
 
-    def __init__(self) -> None:
-        self._all: list[_Work] = []
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._write, daemon=True)
-
-    def __enter__(self) -> _Lines:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _write(self) -> None:
-        while not self._ended.wait(EVERY):
-            if line := "; ".join(map(str, tuple(self._all))):
+    def write() -> None:
+        while not ended.wait(EVERY):
+            if line := "; ".join(map(str, tuple(going))):
                 print(line, file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
-    def work(self, title: str) -> Iterator[Progress]:
+    def work(title: str) -> Iterator[Progress]:
         mine = _Work(title)
-        self._all.append(mine)
+        going.append(mine)
         try:
             yield mine.update
         finally:
-            self._all.remove(mine)
+            going.remove(mine)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    try:
+        yield work
+    finally:
+        ended.set()
+        thread.join()
 
 
 def portion(progress: Progress | None, first: float, last: float) -> Progress:

@@ -80,7 +80,6 @@ class _Declared:
     """An entry that is imported when it is first used: ``place`` is "MODULE:NAME"."""
 
     place: str
-    summary: str
 
 
 class Registry:
@@ -142,7 +141,7 @@ class Registry:
 
         Raises InputError where the name is taken by something else.
         """
-        self._add(name, _Declared(place, summary))
+        self._add(name, _Declared(place))
         self._summaries[name] = summary
 
     def _add(self, name: str, entry: object) -> None:

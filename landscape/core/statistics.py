@@ -206,13 +206,9 @@ def holm(p: Array) -> Array:
         [0.03, 0.06, nan, 0.06]
     """
     corrected = np.full(p.shape, np.nan)
-    there = np.isfinite(p)
-    found = p[there]
-    order = np.argsort(found, kind="stable")
-    steps = (len(found) - np.arange(len(found))) * found[order]
-    sorted_back = np.empty_like(found)
-    sorted_back[order] = np.minimum(1.0, np.maximum.accumulate(steps)) if len(steps) else steps
-    corrected[there] = sorted_back
+    order = np.argsort(p, axis=None, kind="stable")[: np.isfinite(p).sum()]  # NaN comes last
+    steps = (len(order) - np.arange(len(order))) * p.flat[order]
+    corrected.flat[order] = np.minimum(1.0, np.maximum.accumulate(steps))
     return corrected
 
 

@@ -22,9 +22,9 @@ from landscape.curvature.hessian import (
     HessianOptions,
     Part,
     Preconditioner,
+    Products,
     as_preconditioner,
 )
-from landscape.curvature.krylov import start_vector, warm_start
 from landscape.curvature.lanczos import (
     MAX_PRODUCTS,
     TOL,
@@ -35,7 +35,9 @@ from landscape.curvature.lanczos import (
     lanczos,
     run_in_lockstep,
     search_eigenpairs,
+    start_vector,
     verify_and_refine,
+    warm_start,
 )
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BASIS_BYTES, GRAPH_BYTES, MAX_BASIS
@@ -83,15 +85,11 @@ def cheapest(problem: Problem, thetas: Tensor, is_chain: bool, one: ChainHessian
         return Approximation(problem, dtype)
     missing = torch.zeros(problem.samples, device=problem.device)
     for theta in thetas:
-        outputs = (
-            [(c.z[0].T, c.y) for c in one.chunks]
-            if one
-            else ((problem.outputs(theta, x), y) for x, y, _ in problem.chunks())
-        )
-        parts = [1 - z.softmax(1).gather(1, y[:, None]).squeeze(1) for z, y in outputs]
-        missing += (
-            torch.cat(parts).float().nan_to_num(nan=1.0)
-        )  # a NaN of one point does not spread to others
+        outputs = ((problem.outputs(theta, x), y) for x, y, _ in problem.chunks())
+        known = [(c.z[0].T, c.y) for c in one.chunks] if one else outputs
+        parts = [1 - z.softmax(1).gather(1, y[:, None]).squeeze(1) for z, y in known]
+        # A NaN of one point does not spread to others.
+        missing += torch.cat(parts).float().nan_to_num(nan=1.0)
     most, order = missing.sort(descending=True)
     count = int((most.cumsum(0) < CURVATURE_SHARE * most.sum()).sum()) + 1
     if count > MAX_SAMPLES * problem.samples:
@@ -117,8 +115,6 @@ def _bfloat16_serves(problem: Problem) -> bool:
     exact = few(v)
     return bool((few(v, torch.bfloat16) - exact).norm() <= BFLOAT16_ERROR * exact.norm())
 
-
-Products = Callable[[Tensor], Tensor]
 
 SEARCHES = ("auto", "exact")
 # Points of a grid at once, at most. On 2 cores a product of one of 16 points costs half of a lone one's.
@@ -171,81 +167,39 @@ def eigenpairs(
     """
     choose("search", search, SEARCHES)
     problem = in_full_precision(problem)
-    searches = _PointSearches(problem, options, wanted, done, _saved_on_chain(problem, thetas, options))
-    thetas = thetas.to(problem.theta)
+    thetas, kind = thetas.to(problem.theta), options.kind
+    saved = _chain_bytes(problem, thetas[0], options)
+    is_chain = saved is not None and saved * len(thetas) <= min(GRAPH_BYTES, spare())
+    one = ChainHessian(problem, thetas, kind=kind) if is_chain and len(thetas) == 1 else None
     whole = Approximation(problem, problem.dtype)
     small = problem.layout.size < MIN_PARAMETERS or wanted.tol < MIN_TOL or not problem.separable
-    one = ChainHessian(problem, thetas, kind=options.kind) if searches.chain and len(thetas) == 1 else None
-    chosen = whole if search == "exact" or small else cheapest(problem, thetas, searches.chain, one)
-    pairs = searches.run(thetas, [start] * len(thetas), chosen, one)
+    chosen = whole if search == "exact" or small else cheapest(problem, thetas, is_chain, one)
+
+    def found(at: Tensor, starts: list[Tensor], near: Approximation) -> list[Eigenpairs]:
+        """Search at ``at`` with products of ``near``; verify and refine with exact ones."""
+        share, exact = near.problem.samples / problem.samples, near.problem is problem
+        verifying: Iterable[Products]
+        if is_chain:
+            h = one if one and exact else ChainHessian(near.problem, at, kind=kind)
+            products = _in_lockstep(h, share, near.dtype)
+            # Without one, one point at a time, as the verification asks for them.
+            verifying = [one] if one else (ChainHessian(problem, t[None], kind=kind) for t in at)
+        else:
+            each = [options.at(near.problem, t) for t in at]
+            products = _one_by_one(each, share)
+            whole_data = each if exact else (options.at(problem, t) for t in at)
+            verifying = (functools.partial(_rows, h) for h in whole_data)
+        results = run_in_lockstep([search_eigenpairs(s, wanted) for s in starts], products, done)
+        refined = (verify_and_refine(r, h, wanted.tol) for r, h in zip(results, verifying, strict=True))
+        return [replace(pair, search=near.name(problem)) for pair in refined]
+
+    pairs = found(thetas, [start] * len(thetas), chosen)
     missed = [i for i, p in enumerate(pairs) if not p.converged and p.hvps < wanted.max_products]
     if missed and chosen is not whole:
         starts = [warm_start(pairs[i].vectors.sum(0), start) for i in missed]
-        for i, again in zip(missed, searches.run(thetas[missed], starts, whole, one), strict=True):
+        for i, again in zip(missed, found(thetas[missed], starts, whole), strict=True):
             pairs[i] = replace(again, hvps=pairs[i].hvps + again.hvps)
     return pairs
-
-
-def _saved_on_chain(problem: Problem, thetas: Tensor, options: HessianOptions) -> bool:
-    """Whether the fast products of chains serve, and all of ``thetas`` fit into memory."""
-    saved = _chain_bytes(problem, thetas[0].to(problem.theta), options)
-    return saved is not None and saved * len(thetas) <= min(GRAPH_BYTES, spare())
-
-
-@dataclass(frozen=True)
-class _PointSearches:
-    """The searches of :func:`eigenpairs` at some points; ``chain``: by the fast products of chains."""
-
-    problem: Problem
-    options: HessianOptions
-    wanted: SearchOptions
-    done: Callable[[], None]
-    chain: bool
-
-    def run(
-        self, thetas: Tensor, starts: list[Tensor], chosen: Approximation, one: ChainHessian | None
-    ) -> list[Eigenpairs]:
-        """Search with products of ``chosen``, then verify and refine; ``one``: exact products, or None."""
-        w = self.wanted
-        searches = [
-            search_eigenpairs(
-                s, low=w.low, high=w.high, tol=w.tol, max_products=w.max_products, progress=w.progress
-            )
-            for s in starts
-        ]
-        products, exact = (self._on_chain if self.chain else self._general)(thetas, chosen, one)
-        results = run_in_lockstep(searches, products, self.done)
-        name = chosen.name(self.problem)
-        return [
-            replace(verify_and_refine(result, h, w.tol), search=name)
-            for result, h in zip(results, exact, strict=True)
-        ]
-
-    def _on_chain(
-        self, thetas: Tensor, chosen: Approximation, one: ChainHessian | None
-    ) -> tuple[Callable[[Tensor, list[int]], Tensor], Iterable[Products]]:
-        problem, kind = self.problem, self.options.kind
-        share = chosen.problem.samples / problem.samples
-        h = one if one and chosen.problem is problem else ChainHessian(chosen.problem, thetas, kind=kind)
-        # Without one, one point at a time, as the verification asks for them.
-        exact = [one] if one else (ChainHessian(problem, t[None], kind=kind) for t in thetas)
-        return _in_lockstep(h, share, chosen.dtype), exact
-
-    def _general(
-        self, thetas: Tensor, chosen: Approximation, one: ChainHessian | None
-    ) -> tuple[Callable[[Tensor, list[int]], Tensor], Iterable[Products]]:
-        share = chosen.problem.samples / self.problem.samples
-        each = [self.options.at(chosen.problem, t) for t in thetas]
-
-        def products(vectors: Tensor, running: list[int]) -> Tensor:
-            return torch.stack([each[i](v) * share for i, v in zip(running, vectors, strict=True)])
-
-        exact = chosen.problem is self.problem
-        verifying = (
-            functools.partial(_rows, h if exact else self.options.at(self.problem, t))
-            for h, t in zip(each, thetas, strict=True)
-        )
-        return products, verifying
 
 
 def exact_products(
@@ -266,6 +220,11 @@ def exact_products(
 
 def _rows(h: HessianOperator, vectors: Tensor) -> Tensor:
     return torch.stack([h(v) for v in vectors])
+
+
+def _one_by_one(each: list[HessianOperator], share: float) -> Callable[[Tensor, list[int]], Tensor]:
+    """``share`` of the products of the searches still running."""
+    return lambda v, running: torch.stack([each[i](row) * share for i, row in zip(running, v, strict=True)])
 
 
 def _in_lockstep(h: ChainHessian, share: float, dtype: torch.dtype) -> Callable[[Tensor, list[int]], Tensor]:
@@ -431,14 +390,5 @@ def preconditioned_pairs(
 ) -> Eigenpairs:
     """Eigenvalues and vectors of P^{-1/2} H P^{-1/2} at ``theta``; see :func:`eigenpairs`."""
     products = precondition.around(exact_products(problem, theta, options)[0], problem, options.part)
-    w = wanted
-    found = lanczos(
-        lambda v: products(v[None])[0],
-        start,
-        low=w.low,
-        high=w.high,
-        tol=w.tol,
-        max_products=w.max_products,
-        progress=w.progress,
-    )
+    found = lanczos(lambda v: products(v[None])[0], start, **vars(wanted))
     return replace(found, search="exact, preconditioned")

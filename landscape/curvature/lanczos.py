@@ -1,11 +1,11 @@
-"""Eigenvalues of symmetric operators by Lanczos, each with its residual."""
+"""Eigenvalues of symmetric operators by Lanczos, each with its residual, and bounds on the others."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +15,266 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
 from landscape.core.progress import Progress
-from landscape.curvature.krylov import NEAR_ZERO, ends, krylov, outermost, second_start, small_eigh
+from landscape.evaluation.needs import BASIS_BYTES, MAX_BASIS
+from landscape.problem.problem import Problem
+
+
+def start_vector(problem: Problem, seed: int, size: int | None = None) -> Tensor:
+    """A normal vector (size,), by default (P,), from ``seed``: the same draw on every device.
+
+    Of a model in half precision it is float32, in which a basis can be orthogonal. Lanczos needs one with
+    components along all eigenvectors. InputError for a seed below 0.
+    """
+    positive("seed", seed, least=0)
+    generator = torch.Generator().manual_seed(seed)
+    length = problem.layout.size if size is None else size
+    return torch.randn(length, dtype=torch.float64, generator=generator).to(
+        problem.device, torch.promote_types(problem.dtype, torch.float32)
+    )
+
+
+def warm_start(near: Tensor, first: Tensor) -> Tensor:
+    """(P,), the start of a search near ``near``, with as much of ``first``, which misses no eigenvector."""
+    start: Tensor = near.to(first) / near.norm() + first / first.norm()
+    return start
+
+
+# Numbers of each basis vector that a restart combines at once (ours).
+COLUMNS = 2**20
+# In its first MIN_PRODUCTS products (ARPACK's basis) a search must have been converged for STABLE_PRODUCTS of
+# them: from a random start with little of λ_max's vector in it, 5 of 60 searches on MNIST's MLPs stayed at
+# the second largest eigenvalue for 2 to 4 products, before their twelfth.
+STABLE_PRODUCTS, MIN_PRODUCTS = 5, 20
+# An end smaller than this share of the spectral radius counts as zero, and may be zero exactly (ours).
+NEAR_ZERO = 1e-3
+# The probability with which a bound on unseen eigenvalues may fail (ours; that of the usual error bars).
+RISK = 0.01
+# Products of a second start, at most: as a share of the search's own, and at least so many. The top 5 of an
+# MNIST MLP take 3 after 19, the top 20 take 16 after 43.
+SECOND_SHARE, MIN_SECOND = 0.5, 10
+
+
+def orthogonalise(w: Tensor, vectors: Tensor, t: Array, j: int) -> tuple[Tensor, float]:
+    """The part of an operator's product ``w`` with vectors[j] orthogonal to the basis, and its norm β.
+
+    The basis is the orthonormal rows ``vectors[: j + 1]``; w/β is the next one. Row and column j of ``t``,
+    the operator in that basis, are set.
+    """
+    coefficients = torch.zeros(j + 1, dtype=w.dtype, device=w.device)
+    for _ in range(2):  # twice is enough (Kahan and Parlett) for orthogonality to rounding
+        c = vectors[: j + 1] @ w
+        w = torch.addmv(w, vectors[: j + 1].T, c, alpha=-1)
+        coefficients += c
+    t[: j + 1, j] = t[j, : j + 1] = coefficients.double().cpu().numpy()
+    return w, float(w.norm())
+
+
+def small_eigh(t: Array) -> tuple[Array, Array]:
+    """Eigenvalues, ascending, and eigenvectors of a small symmetric matrix; NaN where it is not finite.
+
+    By PyTorch: the threads of NumPy's library keep spinning for a while, which slows the next products.
+    """
+    if not np.isfinite(t).all():  # LAPACK fails on these
+        return np.full(len(t), np.nan), np.full(t.shape, np.nan)
+    values, s = torch.linalg.eigh(torch.from_numpy(t))
+    return values.numpy(), s.numpy()
+
+
+def negligible(beta: float, radius: float, dtype: torch.dtype) -> bool:
+    """Whether the rest of a Lanczos step is only rounding: the basis then spans an invariant subspace.
+
+    100 times the precision is more than rounding makes in small matrices, and far below any tolerance (ours).
+    """
+    return beta <= 100 * torch.finfo(dtype).eps * max(radius, float(np.finfo(float).tiny))
+
+
+def ends(values: Array, low: int, high: int) -> Array:
+    """Indices of the ``low`` smallest and ``high`` largest of ``values``, by descending value."""
+    order = np.argsort(values)[::-1]
+    rank = np.arange(len(order))
+    chosen: Array = order[(rank < high) | (rank >= len(order) - low)]
+    return chosen.copy()
+
+
+class KrylovSpace(NamedTuple):
+    """The Ritz pairs of one Krylov space, and the space.
+
+    The operator maps the orthonormal ``basis`` (j, P) to itself by ``t`` (j, j), and besides its last
+    vector to ``rest`` (P,), orthogonal to the basis. ``restarted``: earlier basis vectors were dropped.
+    """
+
+    values: Array
+    vectors: Tensor
+    products: int
+    converged: bool
+    invariant: bool
+    radius: float
+    basis: Tensor
+    t: Array
+    rest: Tensor
+    restarted: bool
+
+
+def krylov(
+    start: Tensor,
+    aside: Tensor,
+    radius: float,
+    low: int,
+    high: int,
+    tol: float,
+    budget: int,
+    excess: Callable[[float], None] = lambda ratio: None,
+) -> Generator[Tensor, Tensor, KrylovSpace]:
+    """One Krylov space orthogonal to ``aside`` (m, P), with thick restarts (Wu and Simon 2000).
+
+    Returns the wanted Ritz pairs; all of them if the space is invariant. ``radius`` is the largest magnitude
+    of eigenvalues so far, which sets the size of rounding errors. ``excess`` takes, after each product, how
+    many times the largest residual is what the tolerance allows.
+    """
+
+    def outside(w: Tensor) -> Tensor:
+        return w - aside.T @ (aside @ w)
+
+    size = len(start)
+    dimension = size - len(aside)
+    room = max(4 * (low + high), min(MAX_BASIS, BASIS_BYTES // (size * start.itemsize)))
+    vectors = torch.zeros(min(room, dimension) + 1, size, dtype=start.dtype, device=start.device)
+    start = outside(outside(start))
+    vectors[0] = start / start.norm()
+    t = np.zeros((len(vectors), len(vectors)))
+    j, products, since, restarted = 0, 0, 0, False
+    stable: Array | None = None  # the wanted values since they met the tolerance
+    while True:
+        w = yield vectors[j]
+        w, beta = orthogonalise(outside(w) if len(aside) else w, vectors, t, j)
+        if len(aside):  # once more, now that w is small: their rounding error in it would be scaled up
+            w = outside(w)
+            beta = float(w.norm())
+        products += 1
+        values, s = small_eigh(t[: j + 1, : j + 1])
+        radius = max(radius, float(np.abs(values).max()))
+        finite = bool(np.isfinite(beta))
+        invariant = finite and (negligible(beta, radius, start.dtype) or j + 1 == dimension)
+        chosen = np.arange(j + 1) if invariant else ends(values, low, high)
+        bound = tol * np.maximum(np.abs(values[chosen]), NEAR_ZERO * radius)
+        # The basis of a small matrix becomes complete, which costs little and finds every copy of an
+        # eigenvalue.
+        enough = j + 1 >= min(low + high, dimension) and not (max(low, high) > 1 and dimension <= room)
+        residuals = beta * np.abs(s[-1, chosen])
+        converged = invariant or (enough and bool(np.all(residuals <= bound)))
+        if enough and finite and radius:
+            excess(float(np.max(residuals / bound)))
+        if invariant or not converged:
+            stable = None
+        elif stable is None or np.any(np.abs(values[chosen] - stable) > bound):
+            stable, since = values[chosen], products
+        settled = converged and (products - since >= STABLE_PRODUCTS or products >= MIN_PRODUCTS)
+        if invariant or settled or products >= budget or not finite:
+            break
+        if j + 1 == len(vectors) - 1:
+            # Half of the basis, divided between the ends if both count.
+            share = max(1, (j + 1) // (4 if low and high else 2))
+            retained = ends(values, share if low else 0, share if high else 0)
+            turn = torch.from_numpy(s[:, retained]).to(start).T
+            for part in torch.split(vectors, COLUMNS, 1):  # half of the basis once more would be much
+                part[: len(retained)] = turn @ part[: j + 1]
+            t[:], restarted = 0, True
+            t[range(len(retained)), range(len(retained))] = values[retained]
+            j = len(retained) - 1  # the next product fills in the arrow of couplings by itself
+        vectors[j + 1] = w / beta
+        j += 1
+    ritz = torch.from_numpy(s[:, chosen]).to(start).T @ vectors[: j + 1]
+    found = values[chosen], ritz, products, converged, invariant, radius
+    return KrylovSpace(*found, vectors[: j + 1], t[: j + 1, : j + 1], w, restarted)
+
+
+def outermost(t: Array, beta: float, size: int) -> float:
+    """An upper bound on λ_max of a symmetric operator on R^``size``, which fails with a probability of RISK.
+
+    ``t`` (j, j) is tridiagonal, of j Lanczos steps from a random start b of norm 1, and ``beta`` the norm of
+    the rest after the last. A unit eigenvector x to λ > θ_j has |xᵀb| ≤ Πβ_i / Π(λ − θ_i), θ the Ritz values,
+    and a random b less of x than c/√size only with probability c·√(2/π) (van Dorsselaer, Hochstenbach and van
+    der Vorst 2000, section 3). Where not more than half of b is not random, it has half of that (Anderson
+    1955).
+    """
+    betas = np.abs(np.append(np.diag(t, -1), beta))
+    if not np.isfinite(betas).all():
+        return math.inf
+    values = small_eigh(t)[0]
+    if betas.min() == 0:
+        return float(values[-1])
+    least = math.log(RISK * math.sqrt(math.pi / 2) / 2) - math.log(size) / 2
+    known = np.log(betas).sum() - least
+
+    def allowed(distance: float) -> bool:
+        return bool(known >= np.log(values[-1] - values + distance).sum())
+
+    near, far = 0.0, float(betas.max())
+    while allowed(far):
+        near, far = far, 2 * far
+    for _ in range(40):  # to a part in 10¹² of β
+        middle = (near + far) / 2
+        near, far = (middle, far) if allowed(middle) else (near, middle)
+    return float(values[-1] + far)
+
+
+class SecondStart(NamedTuple):
+    """The result of a second start: a ``bound`` on all eigenvalues that the search does not have, which fails
+    with a probability of RISK; its products; and a start for the next search, if one was missed."""
+
+    bound: float
+    products: int
+    start: Tensor | None
+
+
+def second_start(
+    space: KrylovSpace, aside: Tensor, floor: float, level: float, sign: float, budget: int
+) -> Generator[Tensor, Tensor, SecondStart]:
+    """Whether there is an eigenvalue above ``level`` besides those of ``space`` and ``aside``.
+
+    ``sign`` −1: of the negative of the operator, to whose eigenvalues ``floor``, the least that was wanted,
+    and ``level`` belong as well. Let A be the operator on what is orthogonal to basis and aside, r = ``rest``
+    what couples the two, and (θ_i, s_i) the Ritz pairs below the floor. By Sylvester's law of inertia there
+    are as many more eigenvalues above the level τ as A + Σ_i s_ji²/(τ − θ_i)·rrᵀ has (Schur's complement; the
+    squared residuals of the Ritz pairs enter). A Lanczos run from a random start there finds one, or bounds
+    them (:func:`outermost`), without products for the space of the basis.
+    """
+    size, basis = space.basis.shape[1], len(space.basis)
+    most = max(MIN_SECOND, int(SECOND_SHARE * space.products))
+    room = min(budget, max(MIN_SECOND // 2, basis // 2), most, size - len(aside) - basis)
+    values, s = small_eigh(sign * space.t)
+    under = values < floor
+    weight = float((s[-1, under] ** 2 / (level - values[under])).sum())
+
+    def outside(w: Tensor) -> Tensor:
+        for known in (aside, space.basis) if len(aside) else (space.basis,):
+            w = w - known.T @ (known @ w)
+        return w
+
+    generator = torch.Generator().manual_seed(size + len(aside))
+    start = outside(torch.randn(size, dtype=torch.float64, generator=generator).to(space.rest))
+    start = outside(start / start.norm())
+    mixed = start + space.rest / space.rest.norm()
+    vectors = torch.zeros(room + 1, size, dtype=start.dtype, device=start.device)
+    vectors[0] = mixed / mixed.norm()
+    t, bound = np.zeros((room, room)), math.inf
+    for j in range(room):
+        w = sign * (yield vectors[j])
+        w = outside(torch.add(w, space.rest, alpha=weight * float(space.rest @ vectors[j])))
+        w, beta = orthogonalise(w, vectors, t, j)
+        w = outside(w)
+        ritz, turn = small_eigh(t[: j + 1, : j + 1])
+        if not np.isfinite(beta):
+            break
+        bound = max(level, outermost(t[: j + 1, : j + 1], beta, size))
+        if ritz[-1] > level:
+            again = torch.from_numpy(turn[:, -1].copy()).to(start) @ vectors[: j + 1]
+            return SecondStart(bound, j + 1, start + again)
+        if bound <= level:
+            break
+        vectors[j + 1] = w / beta
+    return SecondStart(bound, j + 1 if room else 0, None)
+
 
 Product = Callable[[Tensor], Tensor]
 
@@ -120,7 +379,7 @@ class SearchResult(NamedTuple):
         converged, verified, bounds: see :class:`Eigenpairs`.
         radius: the largest magnitude of a Ritz value.
         basis, t: the last basis (j, P), and the operator in it (j, j).
-        low, high: how many eigenvalues of each end were wanted.
+        wanted: what was searched.
     """
 
     values: Array
@@ -130,8 +389,7 @@ class SearchResult(NamedTuple):
     radius: float
     basis: Tensor
     t: Array
-    low: int
-    high: int
+    wanted: SearchOptions
     bounds: tuple[float, float]
     verified: bool
     checks: int
@@ -141,16 +399,8 @@ T = TypeVar("T")
 Search = Generator[Tensor, Tensor, SearchResult]
 
 
-def search_eigenpairs(
-    start: Tensor,
-    *,
-    low: int = 0,
-    high: int = 1,
-    tol: float = TOL,
-    max_products: int = MAX_PRODUCTS,
-    progress: Progress | None = None,
-) -> Search:
-    """The ``low`` smallest and ``high`` largest eigenvalues (algebraically) of a symmetric operator.
+def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
+    """The eigenvalues (algebraically the smallest, the largest) that are ``wanted`` of a symmetric operator.
 
     A generator: it yields the vectors like ``start`` (P,) whose products with the operator it needs, and is
     sent these products, so that many searches can share one pass over the data. ``start`` is a random vector,
@@ -169,13 +419,13 @@ def search_eigenpairs(
     new vector, until that adds nothing wanted. Where several eigenvalues of an end are wanted and P is at
     most the basis, 128, the search continues until the basis is complete.
 
-    A product that is NaN or infinite ends the search, not converged, with NaN. ``progress`` takes an estimate
-    of the share that is done.
+    A product that is NaN or infinite ends the search, not converged, with NaN.
 
     Raises InputError for a tol that is not positive, or more eigenvalues than P.
     """
+    low, high, tol, most = wanted.low, wanted.high, wanted.tol, wanted.max_products
     positive("tol", tol)
-    positive("max_products", max_products, least=1)
+    positive("max_products", most, least=1)
     size = len(start)
     if max(low, high) > size:
         raise InputError(
@@ -183,27 +433,27 @@ def search_eigenpairs(
         )
     generator = torch.Generator().manual_seed(size)
     values, vectors = np.zeros(0), start.new_zeros(0, size)
-    wanted, products, checks, radius = np.zeros(0), 0, 0, 0.0
+    found, products, checks, radius = np.zeros(0), 0, 0, 0.0
     bounds = {1: np.inf, -1: np.inf}  # of the other eigenvalues times 1 and −1
-    excess = _Decline(progress) if progress else lambda ratio: None
+    excess = _Decline(wanted.progress) if wanted.progress else lambda ratio: None
     sides = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
     good = complete = False
     while True:
-        space = yield from krylov(start, vectors, radius, low, high, tol, max_products - products, excess)
+        space = yield from krylov(start, vectors, radius, low, high, tol, most - products, excess)
         aside = vectors
         values, vectors = np.concatenate((values, space.values)), torch.cat((vectors, space.vectors))
         products, radius = products + space.products, space.radius
-        before, chosen = wanted, ends(values, low, high)
-        wanted = values[chosen]
+        before, chosen = found, ends(values, low, high)
+        found = values[chosen]
         near = max(tol * NEAR_ZERO, 100 * torch.finfo(start.dtype).eps) * radius
-        same = len(before) == len(wanted) and bool(np.all(np.abs(before - wanted) <= near))
+        same = len(before) == len(found) and bool(np.all(np.abs(before - found) <= near))
         if not len(aside) and not space.restarted:
             bounds = {sign: outermost(sign * space.t, float(space.rest.norm()), size) for sign in bounds}
-        floors = {sign: float(np.sort(sign * wanted)[-min(count, len(wanted))]) for sign, count in sides}
+        floors = {sign: float(np.sort(sign * found)[-min(count, len(found))]) for sign, count in sides}
         good = space.converged
         if space.invariant:
             # Where one eigenvalue an end is wanted, no other vector can add one further out.
-            single = max(low, high) == 1 and len(wanted) == min(low + high, size)
+            single = max(low, high) == 1 and len(found) == min(low + high, size)
             complete = good = single or same or len(values) == size
             bounds |= floors if complete else {}
             start = torch.randn(size, dtype=torch.float64, generator=generator).to(start)
@@ -213,15 +463,13 @@ def search_eigenpairs(
                 if count == 1 and np.isfinite(bounds[sign]):
                     continue
                 level = floors[sign] + _slack(floors[sign], tol, radius)
-                second = yield from second_start(
-                    space, aside, floors[sign], level, sign, max_products - products
-                )
+                second = yield from second_start(space, aside, floors[sign], level, sign, most - products)
                 products, checks = products + second.products, checks + second.products
                 bounds[sign] = second.bound
                 if second.start is not None and not same:  # else it cannot be reached: the bound says so
                     complete, start = False, second.start
                     break
-        if complete or products >= max_products or not space.converged:
+        if complete or products >= most or not space.converged:
             break
         del space  # its basis, before the next one
     pairs = vectors[torch.from_numpy(chosen).to(start.device)]
@@ -229,8 +477,8 @@ def search_eigenpairs(
     verified = good and all(bounds[sign] <= at + _slack(at, tol, radius) for sign, at in floors.items())
     beyond = -bounds[-1], bounds[1]
     return SearchResult(
-        wanted, pairs, products, good, radius, space.basis, space.t, low, high, beyond, verified, checks
-    )  # fmt: skip
+        found, pairs, products, good, radius, space.basis, space.t, wanted, beyond, verified, checks
+    )
 
 
 def _slack(value: float, tol: float, radius: float) -> float:
@@ -257,7 +505,7 @@ class _Decline:
 def run_in_lockstep(
     searches: list[Generator[Tensor, Tensor, T]],
     products: Callable[[Tensor, list[int]], Tensor],
-    done: Callable[[], None],
+    done: Callable[[], None] = lambda: None,
 ) -> list[T]:
     """The results of ``searches``, whose products are computed together.
 
@@ -295,7 +543,7 @@ def verify_and_refine(result: SearchResult, products: Callable[[Tensor], Tensor]
     for step in range(CORRECTIONS + 1):
         t = (vectors @ images.T).double().cpu().numpy()
         values, turn = small_eigh((t + t.T) / 2)
-        chosen = ends(values, result.low, result.high)
+        chosen = ends(values, result.wanted.low, result.wanted.high)
         at, rows = values[chosen], torch.from_numpy(turn[:, chosen].T.copy()).to(vectors)
         pairs = rows @ vectors
         gaps = rows @ images - torch.from_numpy(at).to(vectors)[:, None] * pairs
@@ -313,7 +561,8 @@ def verify_and_refine(result: SearchResult, products: Callable[[Tensor], Tensor]
     good = result.converged and bool(met.all())
     off = np.abs(at - result.values)
     below, above = result.bounds
-    bounds = below - float(off[-result.low or -1]), above + float(off[(result.high or 1) - 1])
+    low, high = result.wanted.low or 1, result.wanted.high or 1
+    bounds = below - float(off[-low]), above + float(off[high - 1])
     verified = good and result.verified
     return Eigenpairs(
         torch.from_numpy(at), pairs, residuals, result.products + len(vectors), good, "", bounds, verified,
@@ -332,35 +581,19 @@ def _davidson(result: SearchResult, gap: Tensor, at: float, residual: float) -> 
     return result.basis.T @ weights - outside / (at if abs(at) > residual else residual)
 
 
-def lanczos(
-    product: Product,
-    start: Tensor,
-    *,
-    low: int = 0,
-    high: int = 1,
-    tol: float = TOL,
-    max_products: int = MAX_PRODUCTS,
-    progress: Progress | None = None,
-) -> Eigenpairs:
-    """:func:`search_eigenpairs` for one operator, ``product`` (P,) -> (P,), with exact residuals."""
-    one = search_eigenpairs(start, low=low, high=high, tol=tol, max_products=max_products, progress=progress)
-    result = run_in_lockstep([one], lambda v, _: product(v[0])[None], lambda: None)[0]
-    return verify_and_refine(result, lambda vectors: torch.stack([product(v) for v in vectors]), tol)
+def lanczos(product: Product, start: Tensor, **wanted: Any) -> Eigenpairs:
+    """:func:`search_eigenpairs` for one operator, ``product`` (P,) -> (P,), with exact residuals.
+
+    ``wanted``: the fields of :class:`SearchOptions`.
+    """
+    options = SearchOptions(**wanted)
+    result = run_in_lockstep([search_eigenpairs(start, options)], lambda v, _: product(v[0])[None])[0]
+    return verify_and_refine(result, lambda v: torch.stack([product(row) for row in v]), options.tol)
 
 
 def ends_of(pairs: Eigenpairs) -> Ends:
     """The smallest and the largest of ``pairs``."""
     order = [-1, 0]
-    low, high = pairs.values[order].tolist()
-    residual_low, residual_high = pairs.residuals[order].tolist()
-    return Ends(
-        low,
-        high,
-        residual_low,
-        residual_high,
-        pairs.hvps,
-        pairs.converged,
-        pairs.vectors[order],
-        pairs.search,
-        pairs.bounds,
-    )
+    (low, high), (off_low, off_high) = pairs.values[order].tolist(), pairs.residuals[order].tolist()
+    found = pairs.hvps, pairs.converged, pairs.vectors[order], pairs.search, pairs.bounds
+    return Ends(low, high, off_low, off_high, *found)

@@ -14,11 +14,13 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.extras import optional
+from landscape.core.hdf5 import Array
 from landscape.curvature.double_backward import in_full_precision
 from landscape.curvature.hessian import twice_differentiable
 from landscape.problem.problem import Problem
@@ -77,21 +79,17 @@ def _engine(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple
 
 def check(problem: Problem, kind: str, part: object, precondition: object = None) -> None:
     """Raise InputError for options that pyhessian does not have."""
-    if problem.regularised:
-        raise InputError("engine: 'pyhessian' knows no penalty and no weight decay; use 'landscape'")
-    if not problem.separable:
-        raise InputError(
-            "engine: 'pyhessian' takes losses that are means over samples, without random numbers and "
-            "derivatives of their own; use 'landscape'"
-        )
-    if precondition is not None:
-        raise InputError("engine: 'pyhessian' knows no preconditioner; use 'landscape'")
-    if kind != "hessian":
-        raise InputError(f"kind: '{kind}' is not allowed with engine 'pyhessian', it must be hessian")
-    if part:
-        raise InputError(
-            f"part: {part!r} is not allowed with engine 'pyhessian', which takes the whole model"
-        )
+    refused = {
+        "engine: 'pyhessian' knows no penalty and no weight decay; use 'landscape'": problem.regularised,
+        "engine: 'pyhessian' takes losses that are means over samples, without random numbers and "
+        "derivatives of their own; use 'landscape'": not problem.separable,
+        "engine: 'pyhessian' knows no preconditioner; use 'landscape'": precondition is not None,
+        f"kind: '{kind}' is not allowed with engine 'pyhessian', it must be hessian": kind != "hessian",
+        f"part: {part!r} is not allowed with engine 'pyhessian', which takes the whole model": bool(part),
+    }
+    for words, is_so in refused.items():
+        if is_so:
+            raise InputError(words)
 
 
 def largest_magnitude(
@@ -108,9 +106,9 @@ def largest_magnitude(
     return float(values[0]), flat / flat.norm(), batches.passes
 
 
-def trace_samples(problem: Problem, theta: Tensor | None, *, products: int, seed: int) -> Tensor:
+def trace_samples(problem: Problem, theta: Tensor | None, *, products: int, seed: int) -> Array:
     """(products,) samples zᵀHz, z random signs, whose mean estimates the trace (Hutchinson 1990)."""
     with _engine(problem, theta, seed) as (engine, _):
         # Its stopping rule ends at once where the running mean is negative, hence a tolerance of −∞.
         samples = engine.trace(maxIter=products, tol=-math.inf)
-    return torch.tensor(samples, dtype=torch.float64)
+    return np.array(samples, dtype=np.float64)

@@ -11,13 +11,12 @@ from torch import Tensor
 from landscape.core.hdf5 import Array
 from landscape.core.memory import bounded
 from landscape.core.options import choose, positive
-from landscape.core.progress import Progress
+from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import pyhessian_engine
-from landscape.curvature.eigenvalues import Products, exact_products
-from landscape.curvature.hessian import HessianOptions, Part
-from landscape.curvature.krylov import negligible, orthogonalise, small_eigh, start_vector
-from landscape.curvature.lanczos import run_in_lockstep
+from landscape.curvature.eigenvalues import exact_products
+from landscape.curvature.hessian import HessianOptions, Part, Products
+from landscape.curvature.lanczos import negligible, orthogonalise, run_in_lockstep, small_eigh, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BASIS_BYTES, BLOCK
 from landscape.problem.problem import Problem
@@ -63,7 +62,7 @@ def quadrature(
     rules: list[tuple[Array, Array]] = []
     for i in range(0, probes, at_once):
         starts = [signs(size, 1, generator, like)[0] / size**0.5 for _ in range(min(at_once, probes - i))]
-        rules += run_in_lockstep([_probe(start, steps) for start in starts], counted, lambda: None)
+        rules += run_in_lockstep([_probe(start, steps) for start in starts], counted)
     nodes, weights = (np.stack(part) for part in zip(*rules, strict=True))
     return Density(nodes, weights, size, hvps)
 
@@ -162,7 +161,7 @@ def hutchpp(
     generator = torch.Generator().manual_seed(seed)
     size = len(like)
     rank = min(products // 3, size)
-    report = progress or (lambda share: None)
+    report = progress or no_progress
     done = 0
 
     def each(rows: Tensor) -> Tensor:
@@ -182,12 +181,8 @@ def hutchpp(
     for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
         g -= (g @ q.T) @ q
     samples = (g.double() * each(g).double()).sum(1)
-    return _mean(exact + samples.cpu().numpy(), done)
-
-
-def _mean(draws: Array, products: int) -> Trace:
-    value, error = mean_and_error(draws)
-    return Trace(value, error, products, draws)
+    draws = exact + samples.cpu().numpy()
+    return Trace(*mean_and_error(draws), done, draws)
 
 
 @bounded(needs.trace)
@@ -234,6 +229,6 @@ def trace(
     like = start_vector(problem, seed, size)
     if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
         pyhessian_engine.check(problem, kind, part)
-        samples = pyhessian_engine.trace_samples(problem, theta, products=products, seed=seed)
-        return _mean(samples.cpu().numpy(), products)
+        draws = pyhessian_engine.trace_samples(problem, theta, products=products, seed=seed)
+        return Trace(*mean_and_error(draws), products, draws)
     return hutchpp(h, like, products=products, seed=seed, progress=progress)

@@ -63,8 +63,8 @@ class Dataset:
             >>> len(data.load("digits").split("test")[1])
             360
         """
-        choose("split", name, SPLITS)
-        return self.train if name == "train" else self.test
+        split: Split = getattr(self, choose("split", name, SPLITS))
+        return split
 
 
 def data_root(data_dir: str | Path | None) -> Path:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import hashlib
 import ipaddress
-import queue
+import itertools
 import socket
 import tarfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +24,7 @@ from landscape._version import __version__
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import open_regular, replacing
 from landscape.core.progress import Progress
-from landscape.data.images import FILES
+from landscape.data.images import FILES, places
 
 # Seconds without an answer, bytes that are read at once, and the slowest download: bytes a second (ours).
 TIMEOUT, BLOCK, PACE = 30.0, 1 << 18, 2e4
@@ -133,18 +135,13 @@ SOURCES = {
 }
 
 
-def places(name: str, root: Path, file: File) -> list[Path]:
-    """Where a loader looks for a file, in its order; a packed one may also lie there unpacked."""
-    source = SOURCES[name]
-    folders = [root / source.folder, root / name / source.folder, root / name, root]
-    names = [file.name, file.name.removesuffix(".gz")] if file.content else [file.name]
-    return [folder / each for folder in dict.fromkeys(folders) for each in names]
-
-
 def found(name: str, root: Path) -> Path | None:
     """The folder of a data set's files, if all are there and the checksum of the last one fits; else None."""
-    paths = [[path for path in places(name, root, file) if path.is_file()] for file in SOURCES[name].files]
-    right = (path for path in paths[-1] if _is(path, SOURCES[name].files[-1]))
+    source = SOURCES[name]
+    paths = [
+        [p for p in places(root, name, source.folder, file.name) if p.is_file()] for file in source.files
+    ]
+    right = (path for path in paths[-1] if _is(path, source.files[-1]))
     return next((path.parent for path in right), None) if all(paths) else None
 
 
@@ -198,7 +195,7 @@ def fetch(
 def _existing(name: str, root: Path, file: File, force: bool) -> Path | None:
     """A file that is there and verified; None where it has to be downloaded."""
     target = root / SOURCES[name].folder / file.name
-    for path in places(name, root, file):
+    for path in places(root, name, SOURCES[name].folder, file.name):
         if path.is_file():
             if _is(path, file):
                 return path
@@ -230,11 +227,24 @@ def _is(path: Path, file: File) -> bool:
 def _digest(kind: str, file: IO[bytes]) -> str:
     """The checksum of what can be read, at most of MOST bytes."""
     digest = hashlib.new(kind, usedforsecurity=False)
-    for _ in range(MOST // BLOCK):
-        if not (block := file.read(BLOCK)):
-            break
+    for block in itertools.islice(_blocks_of(file), MOST // BLOCK):
         digest.update(block)
     return digest.hexdigest()
+
+
+def _blocks_of(file: IO[bytes]) -> Iterator[bytes]:
+    return iter(functools.partial(file.read, BLOCK), b"")
+
+
+def _write(blocks: Iterable[bytes], path: Path, sha256: str, wrong: FailedError) -> None:
+    """Write a file under its name once it is whole; ``wrong`` is raised where it has another checksum."""
+    digest = hashlib.sha256()
+    with replacing(path) as written:
+        for block in blocks:
+            written.write(block)
+            digest.update(block)
+        if written.error is None and digest.hexdigest() != sha256:
+            raise wrong
 
 
 class _MirrorError(FailedError):
@@ -242,11 +252,7 @@ class _MirrorError(FailedError):
 
 
 def _download(
-    mirrors: tuple[str, ...],
-    file: File,
-    path: Path,
-    progress: Progress,
-    message: Callable[[str], None],
+    mirrors: tuple[str, ...], file: File, path: Path, progress: Progress, message: Callable[[str], None]
 ) -> None:
     """Write a file from the first mirror that gives it; an archive that is there already is kept."""
     if path.is_file() and _is(path, file):
@@ -255,13 +261,9 @@ def _download(
     for mirror in mirrors:
         url = f"{mirror.rstrip('/')}/{file.name}"
         try:
-            with contextlib.closing(_blocks(url, file.size, progress)) as blocks, replacing(path) as written:
-                digest = hashlib.sha256()
-                for block in blocks:
-                    written.write(block)
-                    digest.update(block)
-                if written.error is None and digest.hexdigest() != file.sha256:
-                    raise _MirrorError(f"{url}: the checksum is wrong, it is not the file that is expected")
+            wrong = _MirrorError(f"{url}: the checksum is wrong, it is not the file that is expected")
+            with contextlib.closing(_blocks(url, file.size, progress)) as blocks:
+                _write(blocks, path, file.sha256, wrong)
             return
         except _MirrorError as error:
             failures.append(str(error))
@@ -295,22 +297,18 @@ def _opened(url: str, seconds: float) -> Any:
             return super().redirect_request(req, fp, code, msg, headers, newurl)
 
     request = Request(url, headers={"User-Agent": f"landscape/{__version__}"})
-    answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    answer: Future[Any] = Future()
 
     def ask() -> None:
         try:
-            answer.put(build_opener(Guard).open(request, timeout=TIMEOUT))
+            answer.set_result(build_opener(Guard).open(request, timeout=TIMEOUT))
         except Exception as error:  # told by the caller
-            answer.put(error)
+            answer.set_exception(error)
 
     threading.Thread(target=ask, daemon=True).start()  # a server can send its headers byte by byte
-    try:
-        reply = answer.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError(f"no answer in {seconds:.0f} s") from None
-    if isinstance(reply, Exception):
-        raise reply
-    return reply
+    if answer not in wait([answer], timeout=seconds).done:
+        raise TimeoutError(f"no answer in {seconds:.0f} s")
+    return answer.result()
 
 
 def _blocks(url: str, most: int, progress: Progress) -> Generator[bytes]:
@@ -355,13 +353,8 @@ def _extract(archive: Path, source: Source, missing: list[File], root: Path) -> 
                 opened = tar.extractfile(member) if file and member.isreg() else None
                 if not file or opened is None:
                     continue
-                with replacing(root / source.folder / file.name) as written:
-                    digest = hashlib.sha256()
-                    while block := opened.read(BLOCK):
-                        written.write(block)
-                        digest.update(block)
-                    if written.error is None and digest.hexdigest() != file.sha256:
-                        raise FailedError(f"{archive}: the checksum of {member.name} in it is wrong")
+                wrong = FailedError(f"{archive}: the checksum of {member.name} in it is wrong")
+                _write(_blocks_of(opened), root / source.folder / file.name, file.sha256, wrong)
                 del wanted[member.name]
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise FailedError(f"{archive}: cannot be unpacked ({error}); delete it and try again") from error

@@ -231,18 +231,16 @@ def folder_arrays(
     def make() -> dict[str, Array]:
         shape = decode(root / paths[0], size, border).shape
 
-        def some(group: list[str]) -> Array:
-            images = [decode(root / path, size, border) for path in group]
-            for path, image in zip(group, images, strict=True):
-                if image.shape != shape:
-                    raise FailedError(
-                        f"{root / path}: is {image.shape[2]} × {image.shape[1]} pixels where {paths[0]} is "
-                        f"{shape[2]} × {shape[1]}; give data.size to scale all to one"
-                    )
-            return np.stack(images)
+        def one(path: str) -> Array:
+            image = decode(root / path, size, border)
+            if image.shape != shape:
+                raise FailedError(
+                    f"{root / path}: is {image.shape[2]} × {image.shape[1]} pixels where {paths[0]} is "
+                    f"{shape[2]} × {shape[1]}; give data.size to scale all to one"
+                )
+            return image
 
-        groups = [paths[i : i + TASK] for i in range(0, len(paths), TASK)]
-        images = np.concatenate(each(f"decoding {name}", some, groups))
+        images = np.stack(each(f"decoding {name}", one, paths, TASK))
         cut = len(listed["train"])
         labels = {f"y_{split}": np.array([y for _, y in pairs]) for split, pairs in listed.items()}
         return {"x_train": images[:cut], "x_test": images[cut:], **labels}
@@ -292,11 +290,12 @@ def image_folder(
     mean, std = (
         torch.tensor(v).view(-1, 1, 1) for v in (IMAGENET if normalize else ((0.0,) * 3, (1.0,) * 3))
     )
-    files = {split: ImageFiles(root, pairs, size, border, mean, std) for split, pairs in listed.items()}
-    mark = hashlib.sha256("".join(f.fingerprint() for f in files.values()).encode()).hexdigest()
+    files = [ImageFiles(root, pairs, size, border, mean, std) for pairs in listed.values()]
+    streams = [ImageStream(split, len(split), workers) for split in files]
+    mark = hashlib.sha256("".join(f.fingerprint() for f in files).encode()).hexdigest()
     return Dataset(
-        ImageStream(files["train"], len(files["train"]), workers),
-        ImageStream(files["test"], len(files["test"]), workers),
+        streams[0],
+        streams[1],
         torch.nn.functional.cross_entropy,
         mark,
         len(classes),
@@ -332,19 +331,14 @@ def digits(data_dir: str | Path | None = None, test_samples: int = 360, form: st
             f"data.test_samples: {test_samples} is not allowed, it must be 1…{len(y) - 1} of {len(y)} digits"
         )
     choose("data.form", form, FORMS)
-    x, y = _reshape(x, y, form)
+    if form != "flat":
+        x = x.reshape(-1, 8, 8)
+    if form == "frames":
+        y = np.repeat(y[:, None], 8, axis=1)
+    if form == "image":
+        x = np.repeat(x.repeat(4, axis=1).repeat(4, axis=2)[:, None], 3, axis=1)
     cut = len(y) - test_samples
     return classification((x[:cut], y[:cut]), (x[cut:], y[cut:]), scale=16.0, classes=10)
-
-
-def _reshape(x: Array, y: Array, form: str) -> tuple[Array, Array]:
-    if form == "flat":
-        return x, y
-    rows = x.reshape(-1, 8, 8)
-    if form == "frames":
-        return rows, np.repeat(y[:, None], 8, axis=1)
-    large = rows.repeat(4, axis=1).repeat(4, axis=2)
-    return np.repeat(large[:, None], 3, axis=1), y
 
 
 FILES = (
@@ -353,6 +347,12 @@ FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
+
+
+def places(root: Path, name: str, folder: str, file: str) -> list[Path]:
+    """Where a loader looks for a file of a data set, in its order; a packed one may lie there unpacked."""
+    folders = dict.fromkeys((root / folder, root / name / folder, root / name, root))
+    return [place / each for place in folders for each in dict.fromkeys((file, file.removesuffix(".gz")))]
 
 
 CLASSES = 10
@@ -389,21 +389,18 @@ def read_idx(path: Path) -> np.ndarray[Any, Any]:
     return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
-def _find(folders: list[Path], file: str, name: str) -> Path:
-    for folder in folders:
-        for path in (folder / f"{file}.gz", folder / file):
-            if path.is_file():
-                return path
-    where = " or ".join(str(folder) for folder in folders)
-    raise FailedError(
-        f"data {name}: {file}[.gz] is not in {where}; download the four IDX files of {name} "
-        f"({', '.join(FILES)}), put them there, and give the folder with --data-dir or LANDSCAPE_DATA"
-    )
-
-
 def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
     root = data_root(data_dir)
-    arrays = [read_idx(_find([root / name, root], file, name)) for file in FILES]
+    arrays = []
+    for file in FILES:
+        here = (path for path in places(root, name, name, f"{file}.gz") if path.is_file())
+        if (path := next(here, None)) is None:
+            raise FailedError(
+                f"data {name}: {file}[.gz] is not in {root / name} or {root}; download the four IDX files of "
+                f"{name} ({', '.join(FILES)}), put them there, and give the folder with --data-dir or "
+                "LANDSCAPE_DATA"
+            )
+        arrays.append(read_idx(path))
     for images, labels, file in ((arrays[0], arrays[1], FILES[0]), (arrays[2], arrays[3], FILES[2])):
         if images.ndim != 3 or labels.shape != images.shape[:1]:
             raise FailedError(
@@ -480,27 +477,25 @@ def _load_cifar(
     archive, train_files, test_file, labels, classes = BINARY[name]
     root = data_root(data_dir)
     images = root / name
-    for folder in (root / archive, images / archive, images, root):
-        if not (folder / test_file).is_file():
-            continue
+    for folder in (path.parent for path in places(root, name, archive, test_file) if path.is_file()):
         missing = [file for file in train_files if not (folder / file).is_file()]
         if missing:
             raise FailedError(f"data {name}: {folder / missing[0]} is missing; download the archive again")
-        parts = [read_binary(folder / file, labels, classes) for file in train_files]
+        *parts, test = [read_binary(folder / file, labels, classes) for file in (*train_files, test_file)]
         train = np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
-        test = read_binary(folder / test_file, labels, classes)
-        return image_set(_some(train, subset), _some(test, subset), classes, normalize, augment)
-    if (images / "train").is_dir():
+        break
+    else:
+        if not (images / "train").is_dir():
+            raise FailedError(
+                f"data {name}: neither {root / archive / test_file} nor {images / 'train'} exists; download "
+                f"the binary version, or put images into {images}/train/CLASS and {images}/test/CLASS, and "
+                "give the folder with --data-dir or LANDSCAPE_DATA"
+            )
         names, a = folder_arrays(name, images, 32)
         if len(names) != classes:
             raise FailedError(f"{images / 'train'}: holds {len(names)} classes, {name} has {classes}")
         train, test = ((a[f"x_{part}"], a[f"y_{part}"]) for part in ("train", "test"))
-        return image_set(_some(train, subset), _some(test, subset), classes, normalize, augment)
-    raise FailedError(
-        f"data {name}: neither {root / archive / test_file} nor {images / 'train'} exists; download the "
-        f"binary version, or put images into {images}/train/CLASS and {images}/test/CLASS, and give the "
-        "folder with --data-dir or LANDSCAPE_DATA"
-    )
+    return image_set(_some(train, subset), _some(test, subset), classes, normalize, augment)
 
 
 def _some(images: tuple[Array, Array], subset: int) -> tuple[Array, Array]:

@@ -31,12 +31,8 @@ LONGEST = 1 << 26
 LIST = 1 << 26  # bytes of a list of recordings (ours)
 
 
-@dataclass(frozen=True)
-class Utterance:
-    """A recording, by its path below the data set's folder, and the number of its class."""
-
-    file: str
-    label: int
+# A recording, by its path below the data set's folder, and the number of its class.
+Utterance = tuple[str, int]
 
 
 def read_wav(path: Path, rate: int) -> Array:
@@ -157,14 +153,14 @@ def _speech(
     for split, utterances in (("train", train), ("test", test)):
         if not utterances:
             raise FailedError(f"data {name}: no recording is left for {split}, each split needs one")
-    per_file = _log_mels(name, root, [u.file for u in (*train, *test)], features)
+    per_file = _log_mels(name, root, [file for file, _ in (*train, *test)], features)
     chosen = [thinned(utterances, classes, features.imbalance) for utterances in (train, test)]
-    every = np.concatenate([per_file[u.file] for u in chosen[0]]).astype(np.float64)
+    every = np.concatenate([per_file[file] for file, _ in chosen[0]]).astype(np.float64)
     mean, std = every.mean(0), np.maximum(every.std(0), 1e-6)
 
     def arrays_of(utterances: list[Utterance]) -> tuple[Array, Array]:
-        normalised = [((per_file[u.file] - mean) / std).astype(np.float32) for u in utterances]
-        labels = [u.label for u in utterances]
+        normalised = [((per_file[file] - mean) / std).astype(np.float32) for file, _ in utterances]
+        labels = [label for _, label in utterances]
         x, y = frame_set(normalised, labels, features.frames, features.context, features.positions)
         order = np.random.default_rng(0).permutation(len(y))  # so that each batch contains all classes
         return x[order], y[order]
@@ -181,11 +177,10 @@ def _log_mels(name: str, root: Path, files: list[str], features: Features) -> di
     rate, mels = features.rate, features.mels
 
     def make() -> dict[str, Array]:
-        def read(group: list[str]) -> list[Array]:
-            return [log_mel(read_wav(root / file, rate), rate, mels) for file in group]
+        def read(file: str) -> Array:
+            return log_mel(read_wav(root / file, rate), rate, mels)
 
-        groups = [files[i : i + TASK] for i in range(0, len(files), TASK)]
-        arrays = [array for part in each(f"reading {name}", read, groups) for array in part]
+        arrays = each(f"reading {name}", read, files, TASK)
         return {"frames": np.concatenate(arrays), "lengths": np.array([len(array) for array in arrays])}
 
     stored = cached(name, root, files, f"log-mel 1 {rate} {mels}", make)
@@ -197,7 +192,7 @@ def thinned(utterances: list[Utterance], classes: int, imbalance: float) -> list
     """All utterances of class 0; the share of others falls geometrically to 1/``imbalance``."""
     chosen = []
     for label in range(classes):
-        of_class = [u for u in utterances if u.label == label]
+        of_class = [u for u in utterances if u[1] == label]
         share = imbalance ** (-label / max(1, classes - 1))
         chosen += of_class[: max(1, round(share * len(of_class)))]
     return chosen
@@ -242,7 +237,7 @@ def spoken_digits(
     train, test = list[Utterance](), list[Utterance]()
     for digit, speaker, index, file in parts:
         held_out = speaker in test_speakers if test_speakers else index < 5
-        (test if held_out else train).append(Utterance(file, digit))
+        (test if held_out else train).append((file, digit))
     return _speech(
         "spoken-digits", root, train, test, 10, Features(rate, mels, context, positions, frames, imbalance)
     )
@@ -274,7 +269,7 @@ def speech_list(
     for file, label in rows["test"]:
         if label not in order:
             raise FailedError(f"{root / 'test.csv'}: {file} has the label '{label}', which train.csv has not")
-    train, test = ([Utterance(f, order.index(label)) for f, label in rows[s]] for s in ("train", "test"))
+    train, test = ([(f, order.index(label)) for f, label in rows[s]] for s in ("train", "test"))
     return _speech(
         root.name, root, train, test, len(order), Features(rate, mels, context, positions, frames, imbalance)
     )

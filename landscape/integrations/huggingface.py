@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from landscape.core.errors import InputError
-from landscape.integrations.session import Options, Session, batch_size, given_or_own, shallow_copy
-from landscape.problem.problem import Loss
+from landscape.integrations.session import Recorded, batch_size, shallow_copy
 
 try:
     from transformers import TrainerCallback
@@ -25,7 +24,7 @@ except ImportError as error:
 EVEN = ("LengthGroupedSampler", "DistributedLengthGroupedSampler", "BatchRebalanceSampler")
 
 
-class LandscapeCallback(TrainerCallback):  # type: ignore[misc]  # Any, where transformers is not installed
+class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any, where it is not installed
     """Records a training of Hugging Face's Trainer as :class:`landscape.Recorder` records a loop.
 
     A step is one of the optimizer, the Trainer's global step: with gradient accumulation, clipping and mixed
@@ -61,29 +60,19 @@ class LandscapeCallback(TrainerCallback):  # type: ignore[misc]  # Any, where tr
         Trainer(model, args, train_dataset=data, callbacks=[LandscapeCallback("runs/mine", every=50)]).train()
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        loss: Loss | None = None,
-        data: Any = None,
-        *,
-        test: Any = None,
-        contour: bool | Mapping[str, Any] = False,
-        spectrum: bool | Mapping[str, Any] = False,
-        **options: Unpack[Options],
-    ) -> None:
-        self._session = Session(folder, loss, data, test, options, contour, spectrum)
-        self._watch: LossWatch | None = None
-        self._begun = False
-        self._last: dict[str, Tensor] = {}
+    _watch: LossWatch | None = None
+    _begun = False
+    _last: dict[str, Tensor] | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **given: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any = None, **given: Any
+    ) -> None:
         """Check what can be checked before the first step."""
         self._session.abort()  # of a training that an exception ended
         if self._watch is not None:
             self._watch.stop()
-        self._begun, self._last, self._watch = False, {}, None
-        _check(args, own_loss=self._session.loss is None)
+        self._begun, self._last, self._watch = False, None, None
+        _check(args, optimizer, own_loss=self._session.loss is None)
         if self._session.loss is None and not args.torch_compile:  # a hook would have it compiled again
             self._watch = LossWatch(model)
 
@@ -92,26 +81,15 @@ class LandscapeCallback(TrainerCallback):  # type: ignore[misc]  # Any, where tr
         **given: Any,
     ) -> None:  # fmt: skip
         """What is to be known before a step: the gradients are there, and clipped."""
-        if not self._begun:
+        if not self._begun:  # the weights are still those of the training's start
             if self._watch is not None:
                 self._watch.check()
-            self._begin(args, state.global_step, model, optimizer, train_dataloader)
+            data, test = self._session.splits(train_dataloader, EVEN)
+            own = getattr(optimizer, "optimizer", optimizer)
+            batch = batch_size(train_dataloader) if args.gradient_accumulation_steps == 1 else 0
+            self._session.begin(bare(model), data, test, own, batch=batch, resume=state.global_step)
             self._begun = True
         self._session.before()
-
-    def _begin(self, args: Any, step: int, model: Any, optimizer: Any, loader: Any) -> None:
-        """Open the recorder, at weights that are still those of the training's start."""
-        session, own = self._session, getattr(optimizer, "optimizer", optimizer)
-        if type(optimizer).__name__ == "DeepSpeedOptimizerWrapper":
-            raise InputError(
-                "LandscapeCallback: DeepSpeed makes the steps itself, a single device or DDP is needed"
-            )
-        whole, test = session.samples > 0, None
-        data = given_or_own("data", session.data, loader, whole=whole, even=EVEN)
-        if session.test is not None:
-            test = given_or_own("test", session.test, loader, whole=whole, even=EVEN)
-        batch = batch_size(loader) if args.gradient_accumulation_steps == 1 else 0
-        session.begin(bare(model), data, test, own, batch=batch, resume=step)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """What is to be known after a step."""
@@ -125,30 +103,26 @@ class LandscapeCallback(TrainerCallback):  # type: ignore[misc]  # Any, where tr
     def on_epoch_end(self, args: Any, state: Any, control: Any, *, model: Any, **given: Any) -> None:
         """Keep the weights where the Trainer may put others in their place at the end."""
         if args.load_best_model_at_end and self._session.recorder is not None:
-            self._last = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            self._last = copy.deepcopy(model.state_dict())
 
     def on_train_end(self, args: Any, state: Any, control: Any, *, model: Any, **given: Any) -> None:
         """Close the recorder, and draw what is to be drawn."""
-        best = {name: tensor.clone() for name, tensor in model.state_dict().items()} if self._last else {}
-        if best:
+        best = copy.deepcopy(model.state_dict()) if self._last else None
+        if self._last:
             model.load_state_dict(self._last)
         self._session.end()
         if best:
             model.load_state_dict(best)
-        self._last = {}
+        self._last = None
 
 
-def _check(args: Any, *, own_loss: bool) -> None:
+def _check(args: Any, optimizer: Any, *, own_loss: bool) -> None:
     """InputError for arguments of the Trainer under which steps or losses are others than those recorded."""
-    optimizer = str(getattr(args.optim, "value", args.optim))
-    if "lomo" in optimizer or "layerwise" in optimizer:
-        raise InputError(
-            f"LandscapeCallback: optim '{optimizer}' steps in the backward pass, where no step begins"
-        )
-    if args.deepspeed:
-        raise InputError(
-            "LandscapeCallback: DeepSpeed makes the steps itself, a single device or DDP is needed"
-        )
+    name = str(getattr(args.optim, "value", args.optim))
+    if "lomo" in name or "layerwise" in name:
+        raise InputError(f"LandscapeCallback: optim '{name}' steps in the backward pass, which has no steps")
+    if args.deepspeed or type(optimizer).__name__ == "DeepSpeedOptimizerWrapper":
+        raise InputError("LandscapeCallback: DeepSpeed makes the steps itself; use a single device or DDP")
     if own_loss and args.label_smoothing_factor:
         raise InputError(
             f"loss: label_smoothing_factor={args.label_smoothing_factor} makes it another one than the "
@@ -160,20 +134,13 @@ class LossWatch:
     """Sees whether gradients go through the loss that a model returns."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._handle = model.register_forward_hook(self._forward)
-        self._used = False
+        self._used: list[Tensor] = []
+        self.stop = model.register_forward_hook(self._forward).remove
 
     def _forward(self, model: nn.Module, args: Any, outputs: Any) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
         if isinstance(loss, Tensor) and loss.requires_grad and torch.is_grad_enabled():
-            loss.register_hook(self._backward)  # type: ignore[no-untyped-call]
-
-    def _backward(self, gradient: Tensor) -> None:
-        self._used = True
-
-    def stop(self) -> None:
-        """Leave the model as it was."""
-        self._handle.remove()
+            loss.register_hook(self._used.append)  # type: ignore[no-untyped-call]
 
     def check(self) -> None:
         """Stop. InputError where another loss was differentiated."""

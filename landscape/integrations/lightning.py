@@ -7,15 +7,13 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from torch import Tensor, nn
 
 from landscape.core.errors import InputError
-from landscape.integrations.session import Options, Session, batch_size, given_or_own, shallow_copy
+from landscape.integrations.session import Recorded, batch_size, shallow_copy
 from landscape.problem.batches import as_tensors, is_resident
-from landscape.problem.problem import Loss
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the same classes, twice
 
@@ -41,7 +39,7 @@ AVERAGING = ("StochasticWeightAveraging", "WeightAveraging", "EMAWeightAveraging
 HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
 
 
-class LandscapeCallback(*_bases()):  # type: ignore[misc]
+class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
     """Records a training of Lightning's Trainer as :class:`landscape.Recorder` records a loop.
 
     A step is one of the optimizer: with gradient accumulation, clipping and mixed precision as the Trainer
@@ -73,51 +71,31 @@ class LandscapeCallback(*_bases()):  # type: ignore[misc]
         Trainer(callbacks=[LandscapeCallback("runs/mine", every=50, contour={"grid": 25})]).fit(module, data)
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        loss: Loss | None = None,
-        data: Any = None,
-        *,
-        test: Any = None,
-        contour: bool | Mapping[str, Any] = False,
-        spectrum: bool | Mapping[str, Any] = False,
-        **options: Unpack[Options],
-    ) -> None:
-        self._session = Session(folder, loss, data, test, options, contour, spectrum)
-        self._resume = 0
-        self._remove: Callable[[], Any] = _nothing
-        self._stepping = False  # the optimizer's step has begun, and with it its closure
+    _resume = 0
+    _stepping = False  # the optimizer's step has begun, and with it its closure
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open the recorder."""
         self._check(trainer)
         session, loader = self._session, trainer.train_dataloader
-        whole, own, terms = session.samples > 0, session.loss is None, session.options.get("terms")
-        data = given_or_own("data", session.data, loader, whole=whole)
-        test = None
-        if session.test is not None:
-            test = given_or_own("test", session.test, loader, whole=whole)
-        if own:
+        model, terms = shallow_copy(pl_module), session.options.get("terms")
+        data, test = session.splits(loader)
+        if session.loss is None:
             _check_own_loss(trainer, pl_module)
-            data, test = as_steps(data), as_steps(test)
+            model, data, test = step_model(pl_module), as_steps(data), as_steps(test)
             terms = terms and functools.partial(_terms_of_step, terms)
-        model = step_model(pl_module) if own else shallow_copy(pl_module)
         (optimizer,) = trainer.optimizers
         batch = batch_size(loader) if trainer.accumulate_grad_batches == 1 else 0
         resume = self._resume if trainer.global_step else 0  # and not in another Trainer's first fit
         session.begin(model, data, test, optimizer, batch=batch, resume=resume, terms=terms)
         self._stepping = False
-        handles = (
-            optimizer.register_step_pre_hook(lambda *_: self._started()),
-            optimizer.register_step_post_hook(lambda *_: self._ended()),
-        )
-        self._remove = lambda: [handle.remove() for handle in handles]
+        session.hooks.callback(optimizer.register_step_pre_hook(self._started).remove)
+        session.hooks.callback(optimizer.register_step_post_hook(self._ended).remove)
 
-    def _started(self) -> None:
+    def _started(self, *step: Any) -> None:
         self._stepping = True
 
-    def _ended(self) -> None:
+    def _ended(self, *step: Any) -> None:
         self._stepping = False
         if not self._session.within:
             raise InputError(
@@ -157,22 +135,18 @@ class LandscapeCallback(*_bases()):  # type: ignore[misc]
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End a step that a GradScaler skipped, and record the minibatch's loss."""
-        session = self._session
-        session.after()
+        self._session.after()
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        alone = trainer.accumulate_grad_batches == 1
-        if alone and isinstance(loss, Tensor) and session.recorder is not None and session.due():
-            session.recorder.log(loss=loss)
+        if trainer.accumulate_grad_batches == 1 and isinstance(loss, Tensor):
+            self._session.log(loss)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the recorder, and draw what is to be drawn."""
-        self._remove()
         self._session.end()
         self._resume = self._session.steps  # a second fit goes on
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Close the recorder; after an exception within a step nothing is written."""
-        self._remove()
         self._session.abort()
 
     def state_dict(self) -> dict[str, Any]:
@@ -182,10 +156,6 @@ class LandscapeCallback(*_bases()):  # type: ignore[misc]
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from the step of such a checkpoint."""
         self._resume = int(state_dict["steps"])
-
-
-def _nothing() -> None:
-    pass
 
 
 # The loss of training_step.
@@ -255,9 +225,7 @@ def _loss_of_step(module: Any, batch: Any) -> Tensor:
                 part.reset()
     loss = result.get("loss") if isinstance(result, Mapping) else result
     if not isinstance(loss, Tensor):
-        raise InputError(
-            f"loss: training_step gives a {type(loss).__name__}, it must give a tensor, the mean"
-        )
+        raise InputError(f"loss: training_step gives a {type(loss).__name__}, it must give the mean")
     return loss
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,14 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from landscape.analysis.grids import axes, contour
+from landscape.analysis.grids import contour
 from landscape.analysis.planes import NORMS, random_plane
 from landscape.analysis.spectrum import spectrum
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import SPLIT, check_keywords, check_type, choose, positive
+from landscape.evaluation.grid import axes
 from landscape.problem.problem import Loss, Problem
 from landscape.results.base import Provenance, Result
 from landscape.train.own_loop import recording
@@ -100,54 +101,51 @@ class Spectrum:
         )  # fmt: skip
 
 
+PICTURES: dict[str, type[Contour | Spectrum]] = {"contour": Contour, "spectrum": Spectrum}
+
+
 class Session:
     """A recorder that a trainer's hooks open, step and close; between two of its runs there is none.
 
     Args:
         folder, loss, data, test, options: as :class:`landscape.Recorder` takes them. What the trainer knows
             takes the place of a loss, data, ``batch`` and ``resume`` that are not given.
-        contour, spectrum: what is computed at the end, False, True or the options of :class:`Contour` and
+        pictures: what is computed at the end, name -> False, True or the options of :class:`Contour` and
             :class:`Spectrum`.
 
     Raises InputError for an option that is not known or not allowed.
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        loss: Loss | None,
-        data: Any,
-        test: Any,
-        options: Mapping[str, Any],
-        contour: bool | Mapping[str, Any],
-        spectrum: bool | Mapping[str, Any],
-    ) -> None:
+        self, folder: str | Path, loss: Loss | None, data: Any, test: Any, options: Mapping[str, Any],
+        pictures: Mapping[str, bool | Mapping[str, Any]],
+    ) -> None:  # fmt: skip
         for name in options:
             choose("LandscapeCallback", name, Options.__annotations__)
         for name in ("every", "samples"):
             check_type(name, options.get(name, 0), int)
         self.folder, self.loss, self.data, self.test = Path(folder), loss, data, test
         self.options = dict(options)
-        asked: dict[str, tuple[type[Contour | Spectrum], Any]] = {
-            "contour": (Contour, contour),
-            "spectrum": (Spectrum, spectrum),
-        }
-        self._pictures = {
-            name: kind(**check_keywords(name, {} if given is True else given, kind))
-            for name, (kind, given) in asked.items()
-            if asked_for(name, given)
-        }
-        for name, picture in self._pictures.items():
-            choose(f"{name}.split", picture.split, ("train",) if test is None else ("train", "test"))
+        self._pictures: dict[str, Contour | Spectrum] = {}
+        for name, given in pictures.items():
+            if not isinstance(given, (bool, Mapping)):
+                raise InputError(f"{name}: {given!r} is not allowed, it must be a bool or a dict of options")
+            if given is not False:
+                kind = PICTURES[name]
+                picture = kind(**check_keywords(name, {} if given is True else given, kind))
+                choose(f"{name}.split", picture.split, ("train",) if test is None else ("train", "test"))
+                self._pictures[name] = picture
         self.recorder: Recorder | None = None
         self.steps = 0
         self.within = False  # a step
         self._step = contextlib.ExitStack()
+        self.hooks = contextlib.ExitStack()  # of the trainer's, until the recorder is closed
 
-    @property
-    def samples(self) -> int:
-        """From how many samples g is estimated; 0: all."""
-        return int(self.options.get("samples", 0))
+    def splits(self, loader: Any, even: Iterable[str] = ()) -> tuple[Any, Any]:
+        """The training set and the test data, as :func:`given_or_own` has them; no test data: None."""
+        how: dict[str, Any] = {"whole": self.options.get("samples", 0) > 0, "even": even}
+        test = None if self.test is None else given_or_own("test", self.test, loader, **how)
+        return given_or_own("data", self.data, loader, **how), test
 
     def begin(
         self, model: nn.Module, data: Any, test: Any, optimizer: Any, *, batch: int, resume: int,
@@ -186,16 +184,17 @@ class Session:
         if self.recorder is not None:
             self.steps = self.recorder.steps
 
-    def due(self) -> bool:
-        """Whether the step that was made last is one that is decomposed."""
-        every = self.options.get("every", EVERY)
-        return self.recorder is not None and recording.due(every, self.steps)
+    def log(self, loss: Any) -> None:
+        """Record the loss of the step that was made last, if that is one that is decomposed."""
+        if self.recorder is not None and recording.due(self.options.get("every", EVERY), self.steps):
+            self.recorder.log(loss=loss)
 
     def abort(self) -> None:
         """Close the recorder as it is; of a step that has begun nothing is written."""
         recorder, self.recorder = self.recorder, None
         self._step.pop_all()
         self.within = False
+        self.hooks.close()
         if recorder is not None:
             recorder.close()
 
@@ -206,6 +205,10 @@ class Session:
         self.abort()
         if recorder is not None and recording.place()[0] == 0:
             self._draw()
+
+    def _about(self, label: str, split: str) -> Provenance:
+        digest = hdf5.sha256(self.folder / "last.h5")
+        return {"split": split, "label": label, "source": "last.h5", "source_sha256": digest}
 
     def _draw(self) -> None:
         """Write NAME.h5 and NAME.png into the folder for each picture; a warning for one that fails.
@@ -221,24 +224,29 @@ class Session:
                         model, self.loss, splits[picture.split], terms=terms,
                         theta=run.weights[0], dtype=run.weights.dtype,
                     )  # fmt: skip
-                    result = picture.compute(problem, _about(run, picture.split))
+                    result = picture.compute(problem, self._about(run.label, picture.split))
                     result.save(self.folder / f"{name}.h5")
                     result.plot(path=self.folder / f"{name}.png")
             except (InputError, FailedError) as error:
                 warnings.warn(f"{name}: not drawn: {error}", RecorderWarning, stacklevel=2)
 
 
-def asked_for(name: str, given: Any) -> bool:
-    """Whether a picture is asked for; InputError where that is no bool and no dict."""
-    if not isinstance(given, (bool, Mapping)):
-        raise InputError(f"{name}: {given!r} is not allowed, it must be True, False or a dict of its options")
-    return given is not False
+class Recorded:
+    """What callbacks have in common: their arguments, and the session that is made of them."""
 
-
-def _about(run: Checkpoint, split: str) -> Provenance:
-    assert run.path is not None
-    digest = hdf5.sha256(run.path)
-    return {"split": split, "label": run.label, "source": run.path.name, "source_sha256": digest}
+    def __init__(
+        self,
+        folder: str | Path,
+        loss: Loss | None = None,
+        data: Any = None,
+        *,
+        test: Any = None,
+        contour: bool | Mapping[str, Any] = False,
+        spectrum: bool | Mapping[str, Any] = False,
+        **options: Unpack[Options],
+    ) -> None:
+        pictures = {"contour": contour, "spectrum": spectrum}
+        self._session = Session(folder, loss, data, test, options, pictures)
 
 
 def shallow_copy(module: nn.Module) -> nn.Module:
@@ -276,21 +284,15 @@ def given_or_own(name: str, given: Any, loader: Any, *, whole: bool, even: Itera
         InputError: for what is no DataLoader, or one whose data set has no length, or whose sampler may weigh
             samples.
     """
+    own = loader if given is None else given
+    if isinstance(own, Dataset) or type(own).__module__.partition(".")[0] == "datasets":
+        collate = getattr(loader, "collate_fn", None)
+        own, even = DataLoader(own, batch_size=batch_size(loader) or 1, collate_fn=collate), ()
+    if isinstance(own, DataLoader):
+        return in_order(name, own, whole=whole, even=even)
     if given is None:
-        if not isinstance(loader, DataLoader):
-            kind = type(loader).__name__
-            raise InputError(
-                f"{name}: the trainer's {kind} is not known, it must be one DataLoader; give {name}=…"
-            )
-        return in_order(name, loader, whole=whole, even=even)
-    if isinstance(given, DataLoader):
-        return in_order(name, given, whole=whole, even=even)
-    if isinstance(given, Dataset) or type(given).__module__.partition(".")[0] == "datasets":
-        known = isinstance(loader, DataLoader)
-        size = _batch_sampler(loader).batch_size if known and loader.batch_sampler is not None else 1
-        collate = loader.collate_fn if known else None
-        own = DataLoader(given, batch_size=size, collate_fn=collate)
-        return in_order(name, own, whole=whole)
+        kind = type(loader).__name__
+        raise InputError(f"{name}: the trainer's {kind} is not one DataLoader; give {name}=…")
     return given
 
 

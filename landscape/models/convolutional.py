@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -104,6 +105,22 @@ class Head(nn.Sequential):
         super().__init__(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
 
 
+def blocks(
+    channels: int, stages: Iterable[tuple[Any, ...]], block: Callable[..., list[nn.Module]], kernel: int = 3
+) -> tuple[list[nn.Module], int]:
+    """A stem of ``channels`` and the blocks after it, and the number of channels that the last one gives.
+
+    ``stages``: (channels, number of blocks, stride of the first block, options…). ``block(fan_in, fan_out,
+    stride, options…)`` gives the layers of one.
+    """
+    layers: list[nn.Module] = [conv_bn(3, channels, kernel)]
+    for fan_out, count, first, *options in stages:
+        for i in range(count):
+            layers += block(channels, fan_out, first if i == 0 else 1, *options)
+            channels = fan_out
+    return layers, channels
+
+
 @registry.models.add("lenet-5")
 def lenet5(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """LeNet-5 (LeCun et al. 1998) for (B, 3, 32, 32), with ReLU and max-pooling in place of the originals."""
@@ -150,22 +167,25 @@ class _Pad(nn.Module):
         return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.extra))
 
 
-def _basic(fan_in: int, fan_out: int, stride: int, shortcut: nn.Module) -> Residual:
+def _basic(fan_in: int, fan_out: int, stride: int, shortcut: nn.Module) -> list[nn.Module]:
     body = nn.Sequential(conv_bn(fan_in, fan_out, 3, stride), conv_bn(fan_out, fan_out, 3, relu=False))
-    return Residual(body, shortcut, nn.ReLU())
+    return [Residual(body, shortcut, nn.ReLU())]
+
+
+def _four_stages(width: float) -> list[tuple[int, int, int]]:
+    """The stages of the networks of 18 layers."""
+    return [(scaled(base, width), 2, first) for base, first in ((64, 1), (128, 2), (256, 2), (512, 2))]
 
 
 @registry.models.add("resnet-18")
 def resnet18(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """ResNet-18 (He et al. 2016) with a 3×3 stem and no max-pooling: images (B, 3, H, W) -> (B, classes)."""
     check(classes, width)
-    channels = scaled(64, width)
-    layers: list[nn.Module] = [conv_bn(3, channels, 3)]
-    for base, first in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        for stride in (first, 1):
-            fan_out = scaled(base, width)
-            layers.append(_basic(channels, fan_out, stride, _projection(channels, fan_out, stride)))
-            channels = fan_out
+
+    def block(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
+        return _basic(fan_in, fan_out, stride, _projection(fan_in, fan_out, stride))
+
+    layers, channels = blocks(scaled(64, width), _four_stages(width), block)
     return nn.Sequential(*layers, Head(channels, classes))
 
 
@@ -173,14 +193,12 @@ def resnet18(classes: int = 10, width: float = 1.0) -> nn.Sequential:
 def resnet20(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """ResNet-20 for CIFAR (He et al. 2016, section 4.2): shortcuts without parameters, 0.27 million."""
     check(classes, width)
-    channels = scaled(16, width)
-    layers: list[nn.Module] = [conv_bn(3, channels, 3)]
-    for base, first in ((16, 1), (32, 2), (64, 2)):
-        for stride in (first, 1, 1):
-            fan_out = scaled(base, width)
-            shortcut = nn.Identity() if stride == 1 else _Pad(fan_out - channels)
-            layers.append(_basic(channels, fan_out, stride, shortcut))
-            channels = fan_out
+
+    def block(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
+        return _basic(fan_in, fan_out, stride, nn.Identity() if stride == 1 else _Pad(fan_out - fan_in))
+
+    stages = [(scaled(base, width), 3, first) for base, first in ((16, 1), (32, 2), (64, 2))]
+    layers, channels = blocks(scaled(16, width), stages, block)
     return nn.Sequential(*layers, Head(channels, classes))
 
 
@@ -212,12 +230,7 @@ def senet18(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     No BatchNorm before the head: that is the form whose size Table 1 of DPSGD-2020 gives.
     """
     check(classes, width)
-    channels = scaled(64, width)
-    layers: list[nn.Module] = [conv_bn(3, channels, 3)]
-    for base, first in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        for stride in (first, 1):
-            layers.append(_PreActivation(channels, scaled(base, width), stride))
-            channels = scaled(base, width)
+    layers, channels = blocks(scaled(64, width), _four_stages(width), lambda *shape: [_PreActivation(*shape)])
     return nn.Sequential(*layers, Head(channels, classes))
 
 
@@ -228,18 +241,18 @@ def resnext29(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     The stem is 1×1 and blocks expand by 2: that is the form whose size Table 1 of DPSGD-2020 gives.
     """
     check(classes, width)
-    groups, channels = 2, scaled(64, width)
-    layers: list[nn.Module] = [conv_bn(3, channels, 1)]
-    for base, first in ((64, 1), (128, 2), (256, 2)):
-        inner = groups * scaled(base, width)
-        for stride in (first, 1, 1):
-            body = nn.Sequential(
-                conv_bn(channels, inner),
-                conv_bn(inner, inner, 3, stride, groups=groups),
-                conv_bn(inner, 2 * inner, relu=False),
-            )
-            layers.append(Residual(body, _projection(channels, 2 * inner, stride), nn.ReLU()))
-            channels = 2 * inner
+
+    def block(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
+        inner = fan_out // 2
+        body = nn.Sequential(
+            conv_bn(fan_in, inner),
+            conv_bn(inner, inner, 3, stride, groups=2),
+            conv_bn(inner, fan_out, relu=False),
+        )
+        return [Residual(body, _projection(fan_in, fan_out, stride), nn.ReLU())]
+
+    stages = [(4 * scaled(base, width), 3, first) for base, first in ((64, 1), (128, 2), (256, 2))]
+    layers, channels = blocks(scaled(64, width), stages, block, kernel=1)
     return nn.Sequential(*layers, Head(channels, classes))
 
 
@@ -315,19 +328,17 @@ def googlenet(classes: int = 10, width: float = 1.0) -> nn.Sequential:
 def mobilenet(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """MobileNet (Howard et al. 2017) with stride 1 in the stem: (B, 3, H, W) -> (B, classes)."""
     check(classes, width)
-    channels = scaled(32, width)
-    layers: list[nn.Module] = [conv_bn(3, channels, 3)]
-    plan = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1))
-    for base, stride in plan:
-        layers += [
-            conv_bn(channels, channels, 3, stride, groups=channels),
-            conv_bn(channels, scaled(base, width)),
-        ]
-        channels = scaled(base, width)
+
+    def block(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
+        return [conv_bn(fan_in, fan_in, 3, stride, groups=fan_in), conv_bn(fan_in, fan_out)]
+
+    plan = (64, 1, 1), (128, 2, 2), (256, 2, 2), (512, 6, 2), (1024, 2, 2)
+    stages = [(scaled(base, width), count, first) for base, count, first in plan]
+    layers, channels = blocks(scaled(32, width), stages, block)
     return nn.Sequential(*layers, Head(channels, classes))
 
 
-def _inverted(fan_in: int, fan_out: int, stride: int, expansion: int, gate: bool) -> nn.Module:
+def _inverted(fan_in: int, fan_out: int, stride: int, expansion: int, gate: bool) -> list[nn.Module]:
     """Expand, convolve depthwise, project; with a shortcut where the stride is 1."""
     inner = expansion * fan_in
     body = nn.Sequential(
@@ -337,8 +348,8 @@ def _inverted(fan_in: int, fan_out: int, stride: int, expansion: int, gate: bool
         *([SqueezeExcite(fan_out, max(1, fan_out // 16))] if gate else []),
     )
     if stride != 1:
-        return body
-    return Residual(body, nn.Identity() if fan_in == fan_out else conv_bn(fan_in, fan_out, relu=False))
+        return [body]
+    return [Residual(body, nn.Identity() if fan_in == fan_out else conv_bn(fan_in, fan_out, relu=False))]
 
 
 @registry.models.add("mobilenet-v2")
@@ -349,15 +360,12 @@ def mobilenet_v2(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     the form whose size Table 1 of DPSGD-2020 gives.
     """
     check(classes, width)
-    channels = scaled(32, width)
-    layers: list[nn.Module] = [conv_bn(3, channels, 3)]
-    for expansion, base, count, first in (
-        (1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2),
-        (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
-    ):  # fmt: skip
-        for i in range(count):
-            layers.append(_inverted(channels, scaled(base, width), first if i == 0 else 1, expansion, False))
-            channels = scaled(base, width)
+    plan = (
+        (16, 1, 1, 1), (24, 2, 1, 6), (32, 3, 2, 6), (64, 4, 2, 6), (96, 3, 1, 6),
+        (160, 3, 2, 6), (320, 1, 1, 6),
+    )  # fmt: skip
+    stages = [(scaled(base, width), *others, False) for base, *others in plan]
+    layers, channels = blocks(scaled(32, width), stages, _inverted)
     last = scaled(1280, width)
     return nn.Sequential(*layers, conv_bn(channels, last), Head(last, classes))
 
@@ -370,15 +378,12 @@ def efficientnet_b0(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     2, 1, 2, 2, 1, 2, 2 after a stem of stride 1, no convolution before the head: 2,912,089 parameters.
     """
     check(classes, width)
-    channels = scaled(32, width)
-    layers: list[nn.Module] = [conv_bn(3, channels, 3)]
-    for expansion, base, count, first in (
-        (1, 16, 1, 2), (6, 24, 2, 1), (6, 40, 2, 2), (6, 80, 3, 2),
-        (6, 112, 3, 1), (6, 192, 4, 2), (6, 320, 1, 2),
-    ):  # fmt: skip
-        for i in range(count):
-            layers.append(_inverted(channels, scaled(base, width), first if i == 0 else 1, expansion, True))
-            channels = scaled(base, width)
+    plan = (
+        (16, 1, 2, 1), (24, 2, 1, 6), (40, 2, 2, 6), (80, 3, 2, 6), (112, 3, 1, 6),
+        (192, 4, 2, 6), (320, 1, 2, 6),
+    )  # fmt: skip
+    stages = [(scaled(base, width), *others, True) for base, *others in plan]
+    layers, channels = blocks(scaled(32, width), stages, _inverted)
     return nn.Sequential(*layers, Head(channels, classes))
 
 
@@ -393,32 +398,29 @@ class _Half(nn.Module):
         return x.chunk(2, 1)[self.which]
 
 
-def _body(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
-    return [
-        conv_bn(fan_in, fan_out),
-        conv_bn(fan_out, fan_out, 3, stride, groups=fan_out, relu=False),
-        conv_bn(fan_out, fan_out),
+def _shuffled(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
+    """Two branches, and a shuffle of their channels; with a stride of 1 half of them stay as they are."""
+    half = fan_out // 2
+    first: list[nn.Module]
+    second: list[nn.Module] = []
+    if stride == 1:
+        first, second, fan_in = [_Half(0)], [_Half(1)], half
+    else:
+        first = [conv_bn(fan_in, fan_in, 3, stride, groups=fan_in, relu=False), conv_bn(fan_in, half)]
+    second += [
+        conv_bn(fan_in, half),
+        conv_bn(half, half, 3, stride, groups=half, relu=False),
+        conv_bn(half, half),
     ]
+    return [Branches(nn.Sequential(*first), nn.Sequential(*second)), nn.ChannelShuffle(2)]
 
 
 @registry.models.add("shufflenet-v2")
 def shufflenet_v2(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """ShuffleNetV2 1× (Ma et al. 2018), stem of stride 1, no max-pooling: (B, 3, H, W) -> (B, classes)."""
     check(classes, width)
-    channels = scaled(24, width)
-    layers: list[nn.Module] = [conv_bn(3, channels, 3)]
-    for base, count in ((116, 4), (232, 8), (464, 4)):
-        half = scaled(base // 2, width)
-        first_half = nn.Sequential(
-            conv_bn(channels, channels, 3, 2, groups=channels, relu=False), conv_bn(channels, half)
-        )
-        layers += [Branches(first_half, nn.Sequential(*_body(channels, half, 2))), nn.ChannelShuffle(2)]
-        for _ in range(count - 1):
-            layers += [
-                Branches(_Half(0), nn.Sequential(_Half(1), *_body(half, half, 1))),
-                nn.ChannelShuffle(2),
-            ]
-        channels = 2 * half
+    stages = [(2 * scaled(base, width), count, 2) for base, count in ((58, 4), (116, 8), (232, 4))]
+    layers, channels = blocks(scaled(24, width), stages, _shuffled)
     last = scaled(1024, width)
     return nn.Sequential(*layers, conv_bn(channels, last), Head(last, classes))
 

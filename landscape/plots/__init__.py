@@ -45,7 +45,7 @@ def draw(results: Sequence[Any], style: str = "contour", *, ax: Axes | None = No
             nothing finite to draw, or ``ax`` for a picture with several panels.
 
     Example:
-        >>> from landscape.results.stability import Stability
+        >>> from landscape.results.training import Stability
         >>> import numpy as np
         >>> limits = np.array([[2.0, 1.0], [3.8, 0.1], [3.8, 0.19]])
         >>> result = Stability(np.array([0, 1]), limits, momentum=0.9, lambda_max=4.0, residual=0.0,

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import seaborn as sns
-from matplotlib import animation, cm, ticker
+from matplotlib import animation, ticker
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from landscape.core.errors import FailedError, InputError
@@ -23,10 +21,19 @@ from landscape.core.hdf5 import Array
 from landscape.core.progress import Progress
 from landscape.plots.drawing import drawable
 from landscape.plots.picture import caption, panels
-from landscape.plots.style import color_of, decimal_labels, paper_name
+from landscape.plots.style import color_of, paper_name
 from landscape.plots.style import style as figure_style
-from landscape.plots.surface import CMAP
-from landscape.plots.surface_parts import LEARNER, MEAN, Look, label_axes, scale, settings
+from landscape.plots.surface import (
+    CMAP,
+    LEARNER,
+    MEAN,
+    Scale,
+    color_bar,
+    label_axes,
+    map_axes,
+    scale,
+    settings,
+)
 from landscape.results.grids import Surface
 
 FORMATS = (".gif", ".mp4")
@@ -78,15 +85,9 @@ def film(frames: Sequence[Frame], algorithm: str) -> Film:
     shown = [drawable(frame.surface) for frame in frames]
     with figure_style():
         figure, (ax, dial) = panels(1, 2, 4.6, 4.6, width_ratios=(1.6, 1.0))
-        chosen = scale([r.loss for r in shown], Look())
-        cmap = sns.color_palette(CMAP, as_cmap=True)
+        chosen = scale([r.loss for r in shown])
         # With a norm of its own: contourf changes the other one in each frame, which would reset the labels.
-        bar = figure.colorbar(
-            cm.ScalarMappable(copy.deepcopy(chosen.norm), cmap), ax=ax, shrink=0.8, pad=0.02
-        )
-        bar.set_label("loss (nat)")
-        if isinstance(chosen.norm, LogNorm):
-            decimal_labels(bar.ax.yaxis)
+        color_bar(figure, ax, copy.deepcopy(chosen.norm), CMAP, "loss (nat)")
         lines = f"Lines: {LINES} levels between the lowest and the highest loss of the frame."
         caption(figure, f"{settings(shown[:1])} Colours: {chosen.why}. {lines} Centre: w_a of the frame.")
     values = [v for f in frames for v in (f.lr_lambda_max, f.limit) if np.isfinite(v)]
@@ -97,7 +98,7 @@ def film(frames: Sequence[Frame], algorithm: str) -> Film:
         with figure_style():
             for part in (ax, dial):
                 part.clear()
-            _draw_surface(ax, r, chosen.levels, {"cmap": cmap, "norm": chosen.norm})
+            _draw_surface(ax, r, chosen)
             _draw_dial(dial, frame, top, color_of(algorithm))
             loss = f", training loss {frame.loss:.3g} nat" if np.isfinite(frame.loss) else ""
             figure.suptitle(f"{paper_name(algorithm)}, step {frame.step:,}{loss}")
@@ -105,12 +106,10 @@ def film(frames: Sequence[Frame], algorithm: str) -> Film:
     return Film(figure, draw, len(frames))
 
 
-def _draw_surface(ax: Axes, r: Surface, levels: Any, look: dict[str, Any]) -> None:
+def _draw_surface(ax: Axes, r: Surface, chosen: Scale) -> None:
     masked = np.ma.masked_invalid(r.loss)
-    ax.set_facecolor("#bbbbbb")
-    ax.grid(False)
-    ax.set_aspect("equal")
-    ax.contourf(r.x, r.y, masked, levels, extend="max", **look)
+    map_axes(ax)
+    ax.contourf(r.x, r.y, masked, chosen.levels, extend="max", cmap=CMAP, norm=chosen.norm)
     low, high = float(masked.min()), float(masked.max())
     if low < high:  # what the frame looks like, also where one colour covers it
         ax.contour(r.x, r.y, masked, np.linspace(low, high, LINES + 2)[1:-1], **_LINE)
@@ -121,8 +120,7 @@ def _draw_surface(ax: Axes, r: Surface, levels: Any, look: dict[str, Any]) -> No
     edge = np.clip(learners[~inside], -0.97 * reach, 0.97 * reach)
     ax.plot(*edge.T, label="outside", **{**LEARNER, "mfc": "none"})
     ax.plot(*mean, label="$w_a$", **MEAN)
-    ax.set_xlim(r.x[0], r.x[-1])
-    ax.set_ylim(r.y[0], r.y[-1])
+    ax.set(xlim=(r.x[0], r.x[-1]), ylim=(r.y[0], r.y[-1]))
     label_axes(ax, r)
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
 
@@ -130,33 +128,30 @@ def _draw_surface(ax: Axes, r: Surface, levels: Any, look: dict[str, Any]) -> No
 def _draw_dial(ax: Axes, frame: Frame, top: float, color: str) -> None:
     """A half circle from 0 to ``top`` with a needle; beyond the limit its rim has a warning colour."""
 
-    def rim(low: float, high: float, radius: float = 1.0) -> tuple[Any, Any]:
-        angle = np.pi * (1 - np.linspace(low, high, 60) / top)
+    def at(value: Any, radius: float) -> tuple[Any, Any]:
+        angle = np.pi * (1 - value / top)
         return radius * np.cos(angle), radius * np.sin(angle)
 
-    known = np.isfinite(frame.limit)
-    limit = frame.limit if known else top
-    ax.plot(*rim(0.0, limit), color=_STABLE, lw=9, solid_capstyle="butt")
-    if known:
-        ax.plot(*rim(limit, top), color=_UNSTABLE, lw=9, solid_capstyle="butt", alpha=0.75)
-        (x, *_), (y, *_) = rim(limit, limit, 1.17)
-        ax.text(x, y, f"limit\n{limit:.3g}", ha="center", va="center", fontsize=8.5)
+    def rim(low: float, high: float, color: str, **look: Any) -> None:
+        ax.plot(*at(np.linspace(low, high, 60), 1.0), color=color, lw=9, solid_capstyle="butt", **look)
+
+    middle: dict[str, Any] = {"ha": "center", "va": "center"}
+    limit = frame.limit if np.isfinite(frame.limit) else top
+    rim(0.0, limit, _STABLE)
+    if np.isfinite(frame.limit):
+        rim(limit, top, _UNSTABLE, alpha=0.75)
+        ax.text(*at(limit, 1.17), f"limit\n{limit:.3g}", fontsize=8.5, **middle)
     for tick in ticker.MaxNLocator(4).tick_values(0, top):
         if tick <= top:
-            (x, *_), (y, *_) = rim(tick, tick, 0.82)
-            ax.text(x, y, f"{tick:g}", ha="center", va="center", fontsize=8, color="#555555")
+            ax.text(*at(tick, 0.82), f"{tick:g}", fontsize=8, color="#555555", **middle)
+    words = r"$\eta\lambda_{max}$ not known"
     if np.isfinite(frame.lr_lambda_max):
-        at = min(max(frame.lr_lambda_max, 0.0), top)
-        (x, *_), (y, *_) = rim(at, at, 0.93)
+        x, y = at(min(max(frame.lr_lambda_max, 0.0), top), 0.93)
         ax.plot([0, x], [0, y], color=color, lw=3)
         words = rf"$\eta\lambda_{{max}}$ = {frame.lr_lambda_max:.2f}"
-    else:
-        words = r"$\eta\lambda_{max}$ not known"
     ax.plot(0, 0, "o", color=color, ms=8)
     ax.text(0, -0.22, words, ha="center", va="top")
-    ax.set_xlim(-1.35, 1.35)
-    ax.set_ylim(-0.6, 1.35)
-    ax.set_aspect("equal")
+    ax.set(xlim=(-1.35, 1.35), ylim=(-0.6, 1.35), aspect="equal")
     ax.axis("off")
 
 

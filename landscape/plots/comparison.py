@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
 from landscape.plots.drawing import draws
-from landscape.plots.picture import caption, panels
-from landscape.plots.style import OTHER, colors_of, decimal_labels, paper_name
+from landscape.plots.picture import finish, wrapped_panels
+from landscape.plots.style import OTHER, colors_of, log_axis, paper_name
 from landscape.results.comparison import Comparison, summary, verdict
 from landscape.results.shown import logarithmic
 
@@ -38,22 +38,15 @@ def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
         raise InputError("FILE: several comparisons cannot be drawn in one picture, give one")
     (given,) = results
     c = dataclasses.replace(given, sides=tuple(map(paper_name, given.sides)))
-    count = len(c.quantities)
-    columns = min(COLUMNS, count)
-    height = 1.35 + 0.27 * len(c.sides)
-    figure, axes = panels(-(-count // columns), columns, 3.1, height)
-    for unused in axes[count:]:
-        unused.set_visible(False)
-    colors = colors_of(c.sides)
-    for q, ax in enumerate(axes[:count]):
-        _draw_quantity(ax, c, q, colors)
-        if q % columns:
+    figure, axes = wrapped_panels(len(c.quantities), 3.1, 1.35 + 0.27 * len(c.sides), COLUMNS)
+    tones = colors_of(c.sides)
+    for q, ax in enumerate(axes):
+        _draw_quantity(ax, c, q, tones)
+        if q % COLUMNS:
             ax.set_yticklabels([])
     lines = summary(c)
     more = [f"… ({len(lines)} pairs)"] if len(lines) > 3 else []
-    figure.suptitle(title or "\n".join([*lines[:3], *more]) or "No measure of flatness")
-    caption(figure, _caption(c))
-    return figure
+    return finish(figure, title or "\n".join([*lines[:3], *more]) or "No measure of flatness", _caption(c))
 
 
 def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> None:
@@ -61,21 +54,18 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
     rows = np.arange(len(c.sides))[::-1]
     values, half = c.value[q], np.nan_to_num(c.interval[q], posinf=0.0)
     bound = c.kinds[q] == "bound"
-    own = c.own_value[q] if c.grouped else np.zeros(0)
     for row, value, error, color in zip(rows, values, half, colors, strict=True):
         if np.isfinite(value):
             ax.plot([value - error, value + error], [row, row], color=color, lw=6 if bound else 1.6,
                     alpha=0.45 if bound else 1, solid_capstyle="butt", zorder=2)  # fmt: skip
             ax.plot([value], [row], "o", ms=6, color=color, zorder=3)
-    if c.grouped:
-        places = rows[c.side_of] - 0.22
-        for value, place, side in zip(own, places, c.side_of, strict=True):
-            ax.plot([value], [place], "o", ms=4, mfc="none", color=colors[side], zorder=3)
+    own = c.own_value[q] if c.grouped else np.zeros(0)
+    for value, side in zip(own, c.side_of if c.grouped else (), strict=True):
+        ax.plot([value], [rows[side] - 0.22], "o", ms=4, mfc="none", color=colors[side], zorder=3)
     ends = np.concatenate([values - half, values + half, own])
     ends = ends[np.isfinite(ends)]
     if logarithmic(values) and ends.min() > 0:
-        ax.set_xscale("log")
-        decimal_labels(ax.xaxis)
+        log_axis(ax.xaxis)
     else:
         ax.xaxis.set_major_locator(ticker.MaxNLocator(4))
         ax.ticklabel_format(axis="x", scilimits=(-3, 4), useMathText=True)
@@ -86,10 +76,9 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
     ax.grid(False, axis="y")
     unit = f" ({c.unit_names[q]})" if c.unit_names[q] != "1" else ""
     ax.set_title(f"{c.titles[q]}{unit}", fontsize=10, fontweight="bold" if c.flatter[q] else "normal")
-    told = bool(c.told[q].any())
     said, _, evidence = verdict(c, q).partition(" (")
     lines = [textwrap.fill(said, CHARACTERS), *([f"({evidence}"] if evidence else [])]
-    ax.set_xlabel("\n".join(lines), fontsize=8, color="k" if told else OTHER)
+    ax.set_xlabel("\n".join(lines), fontsize=8, color="k" if c.told[q].any() else OTHER)
 
 
 def _caption(c: Comparison) -> str:

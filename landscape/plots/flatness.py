@@ -10,17 +10,20 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from landscape.core.hdf5 import Array
 from landscape.plots.drawing import draws
-from landscape.plots.picture import caption, panels, shared_legend, wrapped_panels
+from landscape.plots.picture import finish, panels, points, wrapped_panels
 from landscape.plots.style import (
     OTHER,
     color_of,
     colors_of,
     decimal_labels,
     headline,
+    joined,
+    log_axis,
     loss_of,
+    names_of,
     paper_name,
+    rows_of,
     samples_of,
     shades,
 )
@@ -34,55 +37,44 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
     Error bars are one standard error over the draws.
     """
     labels = list(dict.fromkeys(r.label for r in results))
+    names = [paper_name(label) or f"result {k}" for k, label in enumerate(labels)]
     many = len({r.rho for r in results}) > 1
     figure, (ax,) = panels(1, 1, max(5.0, 1.5 * len(labels)), 3.8)
-    for k, (label, color) in enumerate(zip(labels, colors_of(labels), strict=True)):
+    for k, (label, name, color) in enumerate(zip(labels, names, colors_of(labels), strict=True)):
         own = sorted((r for r in results if r.label == label), key=lambda r: r.rho)
         at = [r.rho for r in own] if many else [k] * len(own)
-        ax.errorbar(
-            at,
-            [r.value for r in own],
-            [r.standard_error for r in own],
-            color=color,
-            marker="o",
-            capsize=4,
-            ls="-" if many else "none",
-            label=paper_name(label) or f"result {k}",
-        )
+        values, errors = [r.value for r in own], [r.standard_error for r in own]
+        points(ax, at, values, errors, color, name, capsize=4, ls="-" if many else "none")
+    lowest = min(r.value for r in results)
     if many:
-        ax.set_xscale("log")
-        if min(r.value for r in results) > 0:
+        log_axis(ax.xaxis)
+        if lowest > 0:
             ax.set_yscale("log")
-        decimal_labels(ax.xaxis)
         ax.set_xlabel("ρ (relative to each weight)" if results[0].adaptive else "ρ (distance)")
-        figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     else:
-        names = [(paper_name(label) or f"result {k}").replace(", ", ",\n") for k, label in enumerate(labels)]
-        ax.set_xticks(range(len(labels)), names)
-        ax.set_ylim(min(0.0, *(r.value for r in results), 0.0), None)
+        ax.set_xticks(range(len(labels)), [name.replace(", ", ",\n") for name in names])
+        ax.set_ylim(min(0.0, lowest), None)
         ax.margins(x=0.3)
         ax.grid(False, axis="x")
     ax.set_ylabel(f"rise of the {loss_of(results)} (nat)")
-    figure.suptitle(title or headline([r for r in results if r.rho == max(r.rho for r in results)]))
-    caption(figure, _caption(results))
-    return figure
+    usual = headline([r for r in results if r.rho == max(r.rho for r in results)])
+    return finish(figure, title or usual, _caption(results), [ax] * many, ncols=2)
 
 
 def _caption(results: Sequence[Sharpness]) -> str:
     r = results[0]
-    draws_of = " / ".join(dict.fromkeys(str(each.draws) for each in results))
-    of = f"minibatches of {r.m} from " if r.m else ""
+    of = f"Minibatches of {r.m} from " if r.m else ""
     drawn = (
-        f"; {draws_of} draws, error bars: one standard error" if any(each.draws for each in results) else ""
+        f"; {rows_of(results, 'draws')}, error bars: one standard error"
+        if any(r.draws for r in results)
+        else ""
     )
-    how = (
-        f"a lower bound, by at most {r.steps} gradients from each of {r.starts + 1} starts"
-        if r.kind == "worst"
-        else "mean over pairs of displacements ±δ"
-    )
+    how = "mean over pairs of displacements ±δ"
+    if r.kind == "worst":
+        how = f"a lower bound, by at most {r.steps} gradients from each of {r.starts + 1} starts"
     return (
-        f"{of.capitalize()}{samples_of(results)}; {how}{drawn}. Sharpness of this kind predicts "
-        "generalisation poorly (arXiv 2302.07011)."
+        f"{of}{samples_of(results)}; {how}{drawn}. Sharpness of this kind predicts generalisation poorly "
+        "(arXiv 2302.07011)."
     )
 
 
@@ -110,40 +102,31 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     rate.plot(place, [r.lr for r in results], "k_", ms=26, mew=2, label=r"$\alpha$")
     rate.plot(place, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"$\alpha_e$")
     _draw_spread(spread, results)
-    titles = ("learning rates", "sharpness; dashes: steepest gradient change", "loss", "the spread")
-    labels = (
-        "rate",
-        "$\\lambda_{max}$ (nat)",
-        f"{loss_of(results)} (nat)",
-        "share of the spread along it",
-    )
-    for ax, head, label in zip(axes, titles, labels, strict=True):
-        ax.set_title(head)
-        ax.set_ylabel(label)
-        ax.set_yscale("log")
+    for ax, head, label in (
+        (rate, "learning rates", "rate"),
+        (sharpness, "sharpness; dashes: steepest gradient change", "$\\lambda_{max}$ (nat)"),
+        (loss, "loss", f"{loss_of(results)} (nat)"),
+        (spread, "the spread", "share of the spread along it"),
+    ):
+        ax.set(title=head, ylabel=label, yscale="log")
         if ax is not spread:
             decimal_labels(ax.yaxis)
-            names = [
-                (paper_name(r.label) or f"{k}").replace(", step", ",\nstep") for k, r in enumerate(results)
-            ]
-            ax.set_xticks(place, names)
+            ax.set_xticks(place, [name.replace(", step", ",\nstep") for name in names_of(results, "")])
             ax.tick_params(axis="x", labelsize=8)
             ax.margins(x=0.15)
-    figure.legend(*rate.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    figure.suptitle(title or f"Smoothing by the learners' spread, {samples_of(results)}")
-    return figure
+    usual = f"Smoothing by the learners' spread, {samples_of(results)}"
+    return finish(figure, title or usual, legend=[rate], ncols=3)
 
 
 def _draw_smoothed(rate: Axes, sharpness: Axes, loss: Axes, results: Sequence[Smoothing], k: int) -> None:
     """Draw the rates, sharpness and loss of the loss itself (k = 0) or of a smoothed loss (1, 2)."""
     at, markers = np.arange(len(results)) + 0.12 * (k - 1), _MARKERS[k]
-    value, error, mean, mean_error = np.array(
-        [
-            _value(r.lambda_max, r.lambda_smooth, r.lambda_smooth_se, k)
-            + _value(r.loss, r.loss_smooth, r.loss_smooth_se, k)
-            for r in results
-        ]
-    ).T
+    if k == 0:
+        rows = [(r.lambda_max, 0.0, r.loss, 0.0) for r in results]
+    else:
+        smoothed = ("lambda_smooth", "lambda_smooth_se", "loss_smooth", "loss_smooth_se")
+        rows = [tuple(getattr(r, name)[k - 1] for name in smoothed) for r in results]
+    value, error, mean, mean_error = np.transpose(rows)
     sharpness.errorbar(at, value, error, label=f"$\\lambda_{{max}}$, {_NAMES[k]}", **markers)
     loss.errorbar(at, mean, mean_error, **markers)
     rates = np.array([r.rates[k] for r in results])
@@ -157,20 +140,15 @@ def _draw_smoothed(rate: Axes, sharpness: Axes, loss: Axes, results: Sequence[Sm
 
 def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
     """Draw the share of the spread along each eigenvector, against that of an isotropic spread."""
-    colors = colors_of([r.label for r in results])
-    for k, r in enumerate(results):
+    tones = colors_of([r.label for r in results])
+    for r, name, color in zip(results, names_of(results, ""), tones, strict=True):
         rank, share = np.arange(1, len(r.share) + 1), np.maximum(r.share, 0.1 / r.parameters)
-        ax.plot(rank, share, marker="o", ms=4, label=paper_name(r.label) or f"{k}", color=colors[k])
+        ax.plot(rank, share, marker="o", ms=4, label=name, color=color)
     ax.axhline(1 / results[0].parameters, color="#777777", lw=0.9, ls=":")
     ax.annotate("isotropic", (1, 1 / results[0].parameters), va="bottom", fontsize=9, color="#555555")
     ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     ax.set_xlabel("eigenvector of the Hessian, the sharpest first")
     ax.legend(fontsize=8)
-
-
-def _value(loss: float, smooth: Array, error: Array, k: int) -> tuple[float, float]:
-    """(value, standard error) of the loss itself (k = 0) or of a smoothed loss (1, 2)."""
-    return (loss, 0.0) if k == 0 else (float(smooth[k - 1]), float(error[k - 1]))
 
 
 @draws(LearningCoefficient)
@@ -182,10 +160,10 @@ def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str
     figure, axes = wrapped_panels(len(results), 4.8, 3.4, sharey=True)
     for ax, result in zip(axes, results, strict=True):
         _draw_chains(ax, result)
-    shared_legend(figure, axes, ncols=3)
-    figure.suptitle(title or headline(results))
-    caption(figure, _coefficient_caption(results))
-    return figure
+    chosen = ("chains", "nβ", "step size ε", "R̂", "effective draws", "taken off as heating")
+    text = f"SGLD from w* on {samples_of(results)}; {rows_of(results, *chosen)}; a point is the mean of "
+    text += f"{joined(str(r.steps_a_draw) for r in results)} steps."
+    return finish(figure, title or headline(results), text, axes, ncols=3)
 
 
 def _draw_chains(ax: Axes, result: LearningCoefficient) -> None:
@@ -201,23 +179,8 @@ def _draw_chains(ax: Axes, result: LearningCoefficient) -> None:
     ax.plot(kept, [result.value] * 2, color="k", lw=1.5, label="estimate ± standard error")
     # A chain that begins far from where it settles must not hide the rest.
     after = traces[:, result.burn_in :]
-    ax.set_ylim(min(0.0, float(after.min())), 1.15 * float(after.max()))
-    ax.set_xlim(0, result.steps)
-    ax.set_title(paper_name(result.label) or "weights")
-    ax.set_xlabel("step of the chain")
-    ax.set_ylabel("nβ (L(w) − L(w*))")
-
-
-def _coefficient_caption(results: Sequence[LearningCoefficient]) -> str:
-    def each(form: str, *names: str) -> str:
-        return " / ".join(dict.fromkeys(form.format(*(getattr(r, n) for n in names)) for r in results))
-
-    return (
-        f"SGLD from w*: {each('{} chains of {:,} steps', 'chains', 'steps')}, minibatches of "
-        f"{each('{:,}', 'batch')} from {samples_of(results)}; "
-        f"nβ = {each('{:.4g}', 'nbeta')}, γ = {each('{:g}', 'localization')}, ε = "
-        f"{each('{:.2g}', 'step_size')}; R̂ {each('{:.3f}', 'r_hat')}, effective draws "
-        f"{each('{:,.0f}', 'ess')}; heating taken off: "
-        f"{' / '.join(f'{r.uncorrected - r.value:.3g}' for r in results)}; a point is the mean of "
-        f"{each('{}', 'steps_a_draw')} steps."
+    low, high = float(after.min()), float(after.max())
+    ax.set(
+        ylim=(min(0.0, low), 1.15 * high), xlim=(0, result.steps), title=paper_name(result.label) or "weights"
     )
+    ax.set(xlabel="step of the chain", ylabel="nβ (L(w) − L(w*))")

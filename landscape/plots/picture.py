@@ -32,10 +32,8 @@ class Picture(Figure):
     pyplot does not know it: pyplot keeps its own figures in memory until they are closed.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._caption: Text | None = None
-        self._caption_text, self._caption_height = "", 0.0
+    _caption: Text | None = None
+    _caption_text, _caption_height = "", 0.0
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -167,17 +165,16 @@ def panels(rows: int, columns: int, width: float, height: float, **options: Any)
     return cast(Figure, _GivenAxes(given)), [given]
 
 
-def wrapped_panels(count: int, width: float, height: float, **options: Any) -> tuple[Figure, list[Any]]:
-    """A figure of ``count`` axes, three a row, but four as two rows of two; otherwise as :func:`panels`."""
-    columns = 2 if count == 4 else min(3, count)
-    figure, axes = panels(-(-count // columns), columns, width, height, **options)
-    for unused in axes[count:]:
-        unused.set_visible(False)
-    return figure, axes[:count]
+def wrapped_panels(
+    count: int, width: float, height: float, columns: int = 3, **options: Any
+) -> tuple[Figure, list[Any]]:
+    """A figure of ``count`` axes, at most ``columns`` a row, but 4 not as 3 and 1; else as :func:`panels`."""
+    figure, axes, _ = stacked_panels(count, width, (height,), columns, **options)
+    return figure, axes
 
 
 def stacked_panels(
-    count: int, width: float, heights: Sequence[float], **options: Any
+    count: int, width: float, heights: Sequence[float], columns: int = 3, **options: Any
 ) -> tuple[Figure, list[Any], list[Any]]:
     """``count`` panels as :func:`wrapped_panels` places them, each with another one below it.
 
@@ -188,20 +185,35 @@ def stacked_panels(
     Returns:
         (figure, panels, those below them or []).
     """
-    if len(heights) == 1 or has_given_axes():
-        figure, axes = wrapped_panels(count, width, heights[0], **options)
-        return figure, axes, []
-    columns = 2 if count == 4 else min(3, count)
-    rows = -(-count // columns)
-    ratios = {"height_ratios": list(heights) * rows}
-    figure, axes = panels(2 * rows, columns, width, sum(heights) / 2, gridspec_kw=ratios, **options)
-    above, below = (
-        [ax for row in range(first, 2 * rows, 2) for ax in axes[row * columns : (row + 1) * columns]]
-        for first in (0, 1)
-    )
-    for unused in above[count:] + below[count:]:
+    heights = heights[:1] if has_given_axes() else heights
+    across = 2 if (count, columns) == (4, 3) else min(columns, count)
+    rows, kinds = -(-count // across), len(heights)
+    ratios = {"height_ratios": [*heights] * rows}
+    figure, axes = panels(kinds * rows, across, width, sum(heights) / kinds, gridspec_kw=ratios, **options)
+    placed = [[ax for k, ax in enumerate(axes) if k // across % kinds == kind] for kind in range(kinds)]
+    for unused in [ax for group in placed for ax in group[count:]]:
         unused.set_visible(False)
-    return figure, above[:count], below[:count]
+    return figure, placed[0][:count], placed[1][:count] if kinds == 2 else []
+
+
+def finish(
+    figure: Figure, title: str, text: str | None = None, legend: Sequence[Axes] = (), **options: Any
+) -> Figure:
+    """End a drawing: a legend below all panels, a title, and a caption.
+
+    Args:
+        text: the caption; None for none.
+        legend: the panels whose entries the legend has.
+        options: of the legend, passed to matplotlib.
+
+    Returns:
+        ``figure``.
+    """
+    shared_legend(figure, legend, **options)
+    figure.suptitle(title)
+    if text is not None:
+        caption(figure, text)
+    return figure
 
 
 def caption(figure: Figure, text: str) -> None:
@@ -214,14 +226,28 @@ def shared_legend(figure: Figure, axes: Sequence[Axes], **options: Any) -> None:
     """Put one legend for all panels below them; entries of the same name appear once.
 
     Args:
-        options: passed to matplotlib's ``Figure.legend``.
+        options: passed to matplotlib's ``Figure.legend``; in 4 columns by default, or 2 if names are long.
     """
     entries: dict[str, Any] = {}
     for ax in axes:
         for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
             entries.setdefault(str(name), handle)
     if entries:
-        figure.legend(list(entries.values()), list(entries), loc="outside lower center", **options)
+        usual = {"loc": "outside lower center", "ncols": 2 if max(map(len, entries)) > 20 else 4}
+        figure.legend(list(entries.values()), list(entries), **(usual | options))
+
+
+def points(
+    ax: Axes, x: Any, y: Any, error: Any, color: Any, label: str | None = None, **options: Any
+) -> None:
+    """Points with error bars.
+
+    Args:
+        error: half the lengths of the bars along y; None with ``xerr``.
+        options: passed to matplotlib's ``Axes.errorbar``.
+    """
+    usual: dict[str, Any] = {"marker": "o", "ls": "none", "capsize": 3}
+    ax.errorbar(x, y, error, color=color, label=label, **(usual | options))
 
 
 @contextlib.contextmanager

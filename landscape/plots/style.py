@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from landscape.core import registry
 # these are its colours in the palette of Okabe and Ito, and so are most others; the rest are from Tol's muted
 # palette, which colour-blind readers can tell apart, too.
 OTHER = "#777777"  # of what is no algorithm or has no colour, and of lines for comparison
+CYCLE = tuple(f"C{k}" for k in range(7))  # of matplotlib, as style.mplstyle has it
 _SETTINGS = str(Path(__file__).with_name("style.mplstyle"))
 
 
@@ -61,6 +62,11 @@ def short_names(labels: Sequence[str]) -> list[str]:
     return [name or f"result {k}" for k, name in enumerate(names)]
 
 
+def names_of(results: Sequence[Any], usual: str) -> list[str]:
+    """The label of each result as :func:`paper_name` has it, or ``usual`` and its place."""
+    return [paper_name(r.label) or f"{usual} {k}".strip() for k, r in enumerate(results)]
+
+
 def _first_word(label: str) -> str:
     return re.split(r"[\s,]", label, maxsplit=1)[0].lower()
 
@@ -75,12 +81,24 @@ def shades(color: str, count: int) -> list[str]:
     return [to_hex(rgb * (1 + t) if t < 0 else rgb + t * (1 - rgb)) for t in tones]
 
 
-def colors_of(labels: Sequence[str]) -> list[str]:
-    """A colour for each of ``labels``: shades of its algorithm's colour, others in matplotlib's cycle."""
+def colors_of(labels: Sequence[str], others: Sequence[str] = CYCLE) -> list[str]:
+    """A colour for each of ``labels``: shades of its algorithm's colour, else ``others`` in turn."""
     algorithms = [algorithm_in(label) for label in labels]
     tones = {name: iter(shades(color_of(name), algorithms.count(name))) for name in algorithms}
-    cycle = (f"C{k % 7}" for k in itertools.count())
+    cycle = itertools.cycle(others)
     return [next(tones[name] if color_of(name) != OTHER else cycle) for name in algorithms]
+
+
+def log_axis(axis: Any) -> None:
+    """Make an axis logarithmic, with :func:`decimal_labels`."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    decimal_labels(axis)
+
+
+def ticks_at(axis: Any, places: Any, labels: Sequence[str]) -> None:
+    """Put ticks at ``places``, and nowhere else."""
+    axis.set_ticks(places, labels)
+    axis.set_minor_locator(ticker.NullLocator())
 
 
 def decimal_labels(axis: Any) -> None:
@@ -152,19 +170,12 @@ def split_names(results: Sequence[Any]) -> str:
 def interpolation_note(results: Sequence[Any]) -> str:
     """From how many exact points ``results`` are interpolated, and how well, after "; "; "" if none is."""
     notes = [r.interpolation() for r in results]
-    return f"; {' / '.join(dict.fromkeys(n or 'all points exact' for n in notes))}" if any(notes) else ""
+    return f"; {joined(n or 'all points exact' for n in notes)}" if any(notes) else ""
 
 
-def shared_note(notes: Sequence[str]) -> tuple[str, list[str]]:
-    """Split notes, one for each result, into a note for the whole figure and notes for its panels.
-
-    Returns:
-        (note of the figure, notes of the panels): a note that all results share belongs to the figure, notes
-        that differ belong to the panels.
-    """
-    if len(set(notes)) == 1:
-        return notes[0], [""] * len(notes)
-    return "", list(notes)
+def joined(texts: Iterable[str]) -> str:
+    """What differs between results, in their order; what they share is said once."""
+    return " / ".join(dict.fromkeys(texts))
 
 
 def between(counts: Sequence[int]) -> str:
@@ -186,6 +197,21 @@ def headline(results: Sequence[Any]) -> str:
     note = notes.pop() if len(notes) == 1 else ""
     first = said[0].upper() if said.split()[0].rstrip(":").isalpha() else said[0]  # no formula
     return f"{first}{said[1:]}{more}{f' ({note})' if note else ''}"
+
+
+def rows_of(results: Sequence[Any], *names: str) -> str:
+    """The rows of these names in the results' descriptions, for a caption: "draws 9 / 12; γ 1.1 ± 0.1".
+
+    A row that no result has is left out; numbers and notes that all results share are said once.
+    """
+    words = []
+    described = [{row.name: row for row in r.describe()} for r in results]
+    for name in names:
+        rows = [of[name] for of in described if name in of]
+        numbers, notes = ([row.number for row in rows], [row.note for row in rows])
+        said, note = (" / ".join(texts if len({*texts}) > 1 else texts[:1]) for texts in (numbers, notes))
+        words += [f"{name} {said}{f' ({note})' if note else ''}"] * bool(rows)
+    return "; ".join(words)
 
 
 def samples_of(results: Sequence[Any]) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import seaborn as sns
-from matplotlib import colormaps, colors, ticker
+from matplotlib import cm, colormaps, colors, ticker
 from matplotlib.axes import Axes
 from matplotlib.colors import LightSource, LogNorm
 from matplotlib.figure import Figure
@@ -16,129 +16,49 @@ from matplotlib.patheffects import withStroke
 from scipy.interpolate import RegularGridInterpolator
 
 from landscape.core.errors import InputError
-from landscape.core.options import choose
-from landscape.geometry import profiles
-from landscape.geometry.profiles import loss_at
+from landscape.core.hdf5 import LARGEST, Array
+from landscape.core.options import choose, positive
+from landscape.geometry import surfaces
 from landscape.plots.drawing import draws
-from landscape.plots.picture import caption, panels, stacked_panels, wrapped_panels
-from landscape.plots.style import color_of, decimal_labels, paper_name, split_names
-from landscape.plots.surface_parts import (
-    CENTER,
-    Look,
-    Scale,
-    add_scale_and_legend,
-    axis_labels,
-    check_grids,
-    finding,
-    label_axes,
-    mark,
-    marks,
-    panel_title,
-    scale,
-    settings,
+from landscape.plots.picture import finish, panels, stacked_panels, wrapped_panels
+from landscape.plots.style import (
+    algorithm_in,
+    batchnorm_note,
+    color_of,
+    decimal_labels,
+    interpolation_note,
+    joined,
+    paper_name,
+    split_names,
 )
-from landscape.results.grids import Surface
-
-MAX_FACETS = 100  # along each axis of a 3-D picture: more than can be seen, and slow to draw (ours)
-
-
-def draw_3d(results: Sequence[Surface], title: str, look: Look, cmap: Any) -> Figure:
-    """The loss as height above the plane, one panel for each surface, with shared heights and colours.
-
-    The markers are those of contours, at the height of the surface.
-
-    Args:
-        results, title, look, cmap: as :func:`landscape.plots.surface.draw_surfaces` has them.
-
-    Returns:
-        The figure.
-    """
-    figure, axes = wrapped_panels(len(results), 4.8, 4.5, subplot_kw={"projection": "3d"})
-    chosen = scale([r.loss for r in results], look)
-    highest = max(float(np.max(r.loss, initial=-np.inf, where=np.isfinite(r.loss))) for r in results)
-    top = chosen.levels[-1] if look.vmax is not None else max(chosen.levels[-1], highest)
-    for ax, r in zip(axes, results, strict=True):
-        x, y = np.meshgrid(r.x, r.y)
-        height = np.where(
-            np.isfinite(r.loss) & (r.loss <= top), r.loss, np.nan
-        )  # facets at a NaN are left out
-        ax.plot_surface(
-            x, y, height, cmap=cmap, norm=chosen.norm, lw=0.1, edgecolor="#00000040",
-            rcount=MAX_FACETS, ccount=MAX_FACETS,
-        )  # fmt: skip
-        ax.computed_zorder = False  # the markers lie on the surface, not in it
-        for places, label, marker in marks(r):
-            inside = places[(np.abs(places) <= np.abs([r.x[0], r.y[0]])).all(1)]
-            heights = loss_at(r, *inside.T) if len(inside) else np.zeros(0)
-            seen = np.isfinite(heights) & (heights <= top)
-            options = {k: v for k, v in marker.items() if k != "clip_on"}
-            ax.plot(*inside[seen].T, heights[seen], label=label, **options)
-        ax.set_zlim(chosen.levels[0], top)
-        ax.view_init(elev=32, azim=-58)
-        ax.set_box_aspect(None, zoom=0.85)
-        label_axes(ax, r)
-        ax.tick_params(labelsize=7.5, pad=0)
-        for axis, label in zip((ax.xaxis, ax.yaxis), axis_labels(r), strict=True):
-            axis.set_label_text(label.partition("(weights")[0].strip(), fontsize=8)
-        ax.set_title(panel_title(r))
-    add_scale_and_legend(figure, axes, chosen.norm, cmap, "loss (nat)")
-    figure.suptitle(title or finding(results))
-    caption(figure, f"{settings(results)} Colours: {chosen.why}.")
-    return figure
-
-
-def draw_difference(results: Sequence[Surface], title: str, look: Look) -> Figure:
-    """The loss of the first surface minus that of the second: blue where it is negative, red where positive.
-
-    Raises:
-        InputError: not two surfaces, different grids, directions that were drawn in different ways, or an
-            option of contours.
-    """
-    if len(results) != 2:
-        raise InputError(f"difference: {len(results)} surfaces are not allowed, it takes two")
-    for name, value in vars(look).items():
-        if value not in (None, False):
-            raise InputError(f"--{name}: not allowed with style difference, its scale is symmetric around 0")
-    a, b = results
-    same_grid = np.array_equal(a.x, b.x) and np.array_equal(a.y, b.y)
-    if not same_grid or (a.kind, a.norm, a.seed, a.ignore) != (b.kind, b.norm, b.seed, b.ignore):
-        raise InputError("difference: the two surfaces must have the same grid, span, kind of plane and seed")
-    with np.errstate(invalid="ignore"):
-        change = np.ma.masked_invalid(a.loss - b.loss)
-    if change.count() == 0:
-        raise InputError("loss: no value is finite in both, there is nothing to draw")
-    reach = max(float(np.abs(change).max()), 1e-12)
-    figure, (ax,) = panels(1, 1, 5.2, 4.8)
-    norm = colors.Normalize(-reach, reach)
-    ax.set_facecolor("#bbbbbb")
-    ax.grid(False)
-    ax.set_aspect("equal")
-    label_axes(ax, a)
-    ax.contourf(a.x, a.y, change, np.linspace(-reach, reach, 25), cmap="RdBu_r", norm=norm)
-    label = f"difference of {split_names(results)} loss (nat)"
-    if float(change.min()) < 0 < float(change.max()):
-        ax.contour(a.x, a.y, change, [0.0], colors="k", linewidths=1.0)
-        label += ", line: 0"
-    ax.plot(0, 0, label="centre", **CENTER)
-    add_scale_and_legend(figure, [ax], norm, "RdBu_r", label)
-    names = [
-        paper_name(r.label) or usual for r, usual in zip(results, ("the first", "the second"), strict=True)
-    ]
-    higher = float((change > 0).sum() / change.count())
-    figure.suptitle(
-        title or f"The loss of {names[0]} is higher than that\nof {names[1]} at {higher:.0%} of points"
-    )
-    caption(figure, settings(results))
-    return figure
-
+from landscape.results.grids import Plane, Surface
+from landscape.results.shown import LOG_RATIO, logarithmic
 
 STYLES = ("contour", "hillshade", "surface", "difference")
-CMAP = "mako_r"  # of seaborn: dark where the loss is high, and monotone in lightness
+CMAP = sns.color_palette("mako_r", as_cmap=True)  # dark where the loss is high, and monotone in lightness
+PAPER_SPACING = 0.005  # distance between contour lines in DPSGD-2020, Figure 3
+MAX_LEVELS = 40  # more lines than this cannot be told apart at this size (ours)
+LOG_LEVELS = 25  # at equal ratios (ours)
+MAX_FACETS = 100  # along each axis of a 3-D picture: more than can be seen, and slow to draw (ours)
 PIXELS = 400  # along each axis of a hillshaded picture (ours: as many as are seen at README width)
 # The light from the north-west, where maps have it; and the height of the highest loss relative to the
 # width of the picture (ours).
 LIGHT, HEIGHT = LightSource(azdeg=315, altdeg=45), 1.0
 _EQUAL: dict[str, Any] = {"colors": "#E69F00", "linewidths": 1.8}
+# Markers, as keyword arguments of matplotlib's plot. Colours from Okabe and Ito's palette.
+POINT: dict[str, Any] = {"ls": "none", "mec": "k", "mew": 0.8, "zorder": 5}
+CENTER: dict[str, Any] = {"marker": "+", "ls": "none", "mec": "#E69F00", "ms": 9, "mew": 2, "zorder": 6}
+LOWEST: dict[str, Any] = {**POINT, "marker": "v", "mfc": "w", "ms": 6, "clip_on": False}
+LEARNER: dict[str, Any] = {**POINT, "marker": "o", "mfc": "#F0E442", "ms": 6}
+MEAN: dict[str, Any] = {**POINT, "marker": "*", "mfc": "#E69F00", "ms": 13}
+_PATH: dict[str, Any] = {**LEARNER, "color": "#F0E442", "mew": 0.6, "ms": 4.5, "ls": "-", "lw": 1.4}
+_ANCHORS = (("o", "#F0E442"), ("s", "#56B4E9"), ("D", "#CC79A7"))
+_KINDS = {
+    "between": "plane through checkpoints",
+    "pca": "principal components of the trajectory",
+    "learners": "plane nearest to the learners",
+    "eigen": "Hessian eigenvectors",
+}
 
 
 @draws(Surface)
@@ -172,115 +92,174 @@ def draw_surfaces(
     choose("style", style, STYLES)
     if cmap is not None:
         choose("--cmap", cmap, colormaps)
-    check_grids(results)
-    look = Look(log, levels, vmax, cmap, labels)
+    for r in results:
+        if min(r.loss.shape) < 2:
+            raise InputError(f"grid: {r.loss.shape[::-1]} points cannot be drawn as contours, 2 × 2 can")
     if style == "difference":
-        return draw_difference(results, title, look)
-    colors = cmap or sns.color_palette(CMAP, as_cmap=True)
+        for name, value in (
+            ("log", log),
+            ("levels", levels),
+            ("vmax", vmax),
+            ("cmap", cmap),
+            ("labels", labels),
+        ):
+            if value not in (None, False):
+                raise InputError(
+                    f"--{name}: not allowed with style difference, its scale is symmetric around 0"
+                )
+        return _draw_difference(results, title)
+    chosen = scale([r.loss for r in results], log, levels, vmax)
+    colours = CMAP if cmap is None else colormaps[cmap]
     if style == "surface":
-        return draw_3d(results, title, look, colors)
-    return _draw_contours(results, title, look, colors, shaded=style == "hillshade")
+        return _draw_3d(results, title, chosen, colours, vmax)
+    return _draw_contours(results, title, chosen, colours, labels=labels, shaded=style == "hillshade")
 
 
-@dataclass(frozen=True)
-class _Colors:
-    """What all panels of a picture share."""
+def _draw_3d(results: Sequence[Surface], title: str, chosen: Scale, cmap: Any, vmax: float | None) -> Figure:
+    """The loss as height above the plane, one panel for each surface, with shared heights and colours.
 
-    scale: Scale
-    cmap: Any
-    rise: float
-    labels: bool
-    shaded: bool
+    The markers are those of contours, at the height of the surface.
+    """
+    figure, axes = wrapped_panels(len(results), 4.8, 4.5, subplot_kw={"projection": "3d"})
+    highest = max(float(np.max(r.loss, initial=-np.inf, where=np.isfinite(r.loss))) for r in results)
+    top = chosen.levels[-1] if vmax is not None else max(chosen.levels[-1], highest)
+    for ax, r in zip(axes, results, strict=True):
+        x, y = np.meshgrid(r.x, r.y)
+        # Facets at a NaN are left out.
+        height = np.where(np.isfinite(r.loss) & (r.loss <= top), r.loss, np.nan)
+        ax.plot_surface(
+            x, y, height, cmap=cmap, norm=chosen.norm, lw=0.1, edgecolor="#00000040",
+            rcount=MAX_FACETS, ccount=MAX_FACETS,
+        )  # fmt: skip
+        ax.computed_zorder = False  # the markers lie on the surface, not in it
+        for places, label, marker in marks(r):
+            inside = places[(np.abs(places) <= np.abs([r.x[0], r.y[0]])).all(1)]
+            heights = surfaces.loss_at(r, *inside.T) if len(inside) else np.zeros(0)
+            seen = np.isfinite(heights) & (heights <= top)
+            ax.plot(*inside[seen].T, heights[seen], label=label, **(marker | {"clip_on": True}))
+        ax.view_init(elev=32, azim=-58)
+        ax.set_box_aspect(None, zoom=0.85)
+        label_axes(ax, r)
+        ax.tick_params(labelsize=7.5, pad=0)
+        for axis, label in zip((ax.xaxis, ax.yaxis), _axis_labels(r), strict=True):
+            axis.set_label_text(label.partition("(weights")[0].strip(), fontsize=8)
+        ax.set(zlim=(chosen.levels[0], top), title=_panel_title(r))
+    color_bar(figure, axes, chosen.norm, cmap, "loss (nat)")
+    text = f"{settings(results)} Colours: {chosen.why}."
+    return finish(figure, title or finding(results), text, axes)
 
 
-def _draw_contours(results: Sequence[Surface], title: str, look: Look, cmap: Any, *, shaded: bool) -> Figure:
+def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
+    """The loss of the first surface minus that of the second: blue where it is negative, red where positive.
+
+    Raises:
+        InputError: not two surfaces, different grids, or directions that were drawn in different ways.
+    """
+    if len(results) != 2:
+        raise InputError(f"difference: {len(results)} surfaces are not allowed, it takes two")
+    a, b = results
+    same_grid = np.array_equal(a.x, b.x) and np.array_equal(a.y, b.y)
+    if not same_grid or (a.kind, a.norm, a.seed, a.ignore) != (b.kind, b.norm, b.seed, b.ignore):
+        raise InputError("difference: the two surfaces must have the same grid, span, kind of plane and seed")
+    with np.errstate(invalid="ignore"):
+        change = np.ma.masked_invalid(a.loss - b.loss)
+    if change.count() == 0:
+        raise InputError("loss: no value is finite in both, there is nothing to draw")
+    reach = max(float(np.abs(change).max()), 1e-12)
+    figure, (ax,) = panels(1, 1, 5.2, 4.8)
+    norm = colors.Normalize(-reach, reach)
+    map_axes(ax)
+    label_axes(ax, a)
+    ax.contourf(a.x, a.y, change, np.linspace(-reach, reach, 25), cmap="RdBu_r", norm=norm)
+    label = f"difference of {split_names(results)} loss (nat)"
+    if float(change.min()) < 0 < float(change.max()):
+        ax.contour(a.x, a.y, change, [0.0], colors="k", linewidths=1.0)
+        label += ", line: 0"
+    ax.plot(0, 0, label="centre", **CENTER)
+    color_bar(figure, [ax], norm, "RdBu_r", label)
+    one, other = paper_name(a.label) or "the first", paper_name(b.label) or "the second"
+    higher = float((change > 0).sum() / change.count())
+    usual = f"The loss of {one} is higher than that\nof {other} at {higher:.0%} of points"
+    return finish(figure, title or usual, settings(results), [ax])
+
+
+def _draw_contours(
+    results: Sequence[Surface], title: str, chosen: Scale, cmap: Any, *, labels: bool, shaded: bool
+) -> Figure:
     """Contours, one panel for each surface, at shared levels and colours, each above its basin's profile.
 
     Markers show the lowest grid point, and either the centre or the weights that define the plane: the
     checkpoints that it passes through, the trajectory of a run, or the learners and their mean. A thick line
     is at the same rise above the centre in all panels.
     """
-    chosen = scale([r.loss for r in results], look)
-    shared = _Colors(chosen, cmap, profiles.shared_rise(results), look.labels, shaded)
-    profiled = all(map(profiles.has_profile, results))
+    rise = surfaces.shared_rise(results)
+    profiled = all(map(surfaces.has_profile, results))
     width = 5.0 if len(results) == 1 else 3.9
     figure, axes, below = stacked_panels(len(results), width, (4.7, 1.7) if profiled else (4.7,))
     for ax, r in zip(axes, results, strict=True):
-        _draw_panel(ax, r, shared)
+        map_axes(ax)
+        label_axes(ax, r)
+        masked, levels = np.ma.masked_invalid(r.loss), chosen.levels
+        if shaded:
+            _draw_relief(ax, r, chosen.norm, cmap)
+        else:
+            ax.contourf(r.x, r.y, masked, levels, cmap=cmap, norm=chosen.norm, extend="max")
+        lines = ax.contour(r.x, r.y, masked, levels, colors="k", linewidths=0.35, alpha=0.55)
+        if labels:
+            own = levels[:: max(1, len(levels) // 8)]
+            for text in ax.clabel(lines, own, fontsize=7.5, fmt=lambda v: f"{v:.3g}"):
+                text.set(color="k", path_effects=[withStroke(linewidth=2, foreground="w")])
+        if np.isfinite(rise) and surfaces.has_profile(r):
+            ax.contour(r.x, r.y, masked, [surfaces.center_loss(r) + rise], **_EQUAL)
+        for places, label, look in marks(r):
+            ax.plot(*places.T, label=label, **look)
+        if r.kind == "pca" and len(r.markers):
+            ax.annotate(r.labels[0], r.markers[0], xytext=(5, 5), textcoords="offset points", fontsize=8.5)
+        ax.set(xlim=(r.x[0], r.x[-1]), ylim=(r.y[0], r.y[-1]), title=_panel_title(r))
     above = any((r.loss[np.isfinite(r.loss)] > chosen.levels[-1]).any() for r in results)
-    label = f"loss (nat), {chosen.step}"
-    add_scale_and_legend(figure, axes, chosen.norm, cmap, label, "max" if above else "neither")
+    color_bar(figure, axes, chosen.norm, cmap, f"loss (nat), {chosen.step}", "max" if above else "neither")
     if below:
-        _draw_profiles(below, results, shared)
-    figure.suptitle(title or finding(results))
-    caption(figure, _caption(results, shared, bool(below)))
-    return figure
+        _draw_profiles(below, results, chosen, rise)
+    text = _caption(results, chosen.why, rise, bool(below))
+    return finish(figure, title or finding(results), text, axes)
 
 
-def _draw_panel(ax: Axes, r: Surface, shared: _Colors) -> None:
-    ax.set_facecolor("#bbbbbb")  # shows through where a loss is not finite
-    ax.grid(False)
-    ax.set_aspect("equal")
-    label_axes(ax, r)
-    masked, levels = np.ma.masked_invalid(r.loss), shared.scale.levels
-    if shared.shaded:
-        _draw_relief(ax, r, shared)
-    else:
-        ax.contourf(r.x, r.y, masked, levels, cmap=shared.cmap, norm=shared.scale.norm, extend="max")
-    lines = ax.contour(r.x, r.y, masked, levels, colors="k", linewidths=0.35, alpha=0.55)
-    if shared.labels:
-        texts = ax.clabel(lines, levels[:: max(1, len(levels) // 8)], fontsize=7.5, fmt=lambda v: f"{v:.3g}")
-        for text in texts:
-            text.set(color="k", path_effects=[withStroke(linewidth=2, foreground="w")])
-    if np.isfinite(shared.rise) and profiles.has_profile(r):
-        ax.contour(r.x, r.y, masked, [profiles.center_loss(r) + shared.rise], **_EQUAL)
-    mark(ax, r)
-    ax.set_title(panel_title(r))
-
-
-def _draw_relief(ax: Axes, r: Surface, shared: _Colors) -> None:
+def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:
     """The surface as a map with hills, lit from the upper left."""
-    norm = shared.scale.norm
     finite = np.isfinite(r.loss)
     filled = np.where(finite, r.loss, r.loss[finite].max())
     cubic = min(filled.shape) >= 4 and finite.all()
     height = RegularGridInterpolator((r.y, r.x), np.asarray(norm(filled)), "cubic" if cubic else "linear")
     known = RegularGridInterpolator((r.y, r.x), finite.astype(float), "nearest")
-    at = np.stack(
-        np.meshgrid(*(np.linspace(g[0], g[-1], PIXELS) for g in (r.y, r.x)), indexing="ij"), axis=-1
-    )
+    lines = (np.linspace(grid[0], grid[-1], PIXELS) for grid in (r.y, r.x))
+    at = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1)
     relief = np.clip(height(at), 0.0, 1.0)  # a loss above the last level is drawn as a plateau
-    paint = colormaps[shared.cmap] if isinstance(shared.cmap, str) else shared.cmap
     image = LIGHT.shade_rgb(
-        paint(relief)[..., :3], HEIGHT * PIXELS * relief, blend_mode="soft", vert_exag=1.0, dx=1.0, dy=-1.0
+        cmap(relief)[..., :3], HEIGHT * PIXELS * relief, blend_mode="soft", vert_exag=1.0, dx=1.0, dy=-1.0
     )
     rgba = np.concatenate([image, (known(at) > 0.5)[..., None].astype(float)], axis=-1)
     extent = (r.x[0], r.x[-1], r.y[0], r.y[-1])
     ax.imshow(np.clip(rgba, 0, 1), extent=extent, origin="lower", interpolation="bilinear", aspect="equal")
 
 
-def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], shared: _Colors) -> None:
+def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Scale, rise: float) -> None:
     """The loss against the distance: the panel's own with its quartiles, the others in grey."""
-    curves = [profiles.profile(r) for r in results]
-    levels = shared.scale.levels
+    curves = [surfaces.profile(r) for r in results]
+    levels, log = chosen.levels, isinstance(chosen.norm, LogNorm)
     highest = [float(np.max(p.high, initial=0.0, where=p.high <= levels[-1])) for p in curves]
-    log = isinstance(shared.scale.norm, LogNorm)
     for ax, r, own in zip(axes, results, curves, strict=True):
         for p in curves:
             if p is not own:
                 ax.plot(p.distance, np.where(np.isfinite(p.median), p.median, np.nan), color="#BBBBBB", lw=1)
-        color = color_of(r.label)
-        own = replace(
-            own, **{k: np.minimum(getattr(own, k), 1e3 * levels[-1]) for k in ("low", "median", "high")}
-        )
-        ax.fill_between(own.distance, own.low, own.high, color=color, alpha=0.25, lw=0)
-        ax.plot(own.distance, own.median, color=color)
-        if np.isfinite(shared.rise):
-            ax.axhline(profiles.center_loss(r) + shared.rise, color="#E69F00", lw=1.2)
-        ax.set_yscale("log" if log else "linear")
-        ax.set_ylim(levels[0], max(*highest, levels[1]))
-        ax.set_xlim(0, max(p.distance[-1] for p in curves))
-        ax.set_xlabel("distance from the centre")
+        low, median, high = (np.minimum(part, 1e3 * levels[-1]) for part in (own.low, own.median, own.high))
+        ax.fill_between(own.distance, low, high, color=color_of(r.label), alpha=0.25, lw=0)
+        ax.plot(own.distance, median, color=color_of(r.label))
+        if np.isfinite(rise):
+            ax.axhline(surfaces.center_loss(r) + rise, color="#E69F00", lw=1.2)
+        ax.set(
+            yscale="log" if log else "linear", ylim=(levels[0], max(*highest, levels[1])),
+            xlim=(0, max(p.distance[-1] for p in curves)), xlabel="distance from the centre",
+        )  # fmt: skip
         if log:
             decimal_labels(ax.yaxis)
         else:
@@ -288,17 +267,248 @@ def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], shared: _Co
     axes[0].set_ylabel("loss (nat)")
 
 
-def _caption(results: Sequence[Surface], shared: _Colors, profiled: bool) -> str:
-    parts = [settings(results), f"Colours: {shared.scale.why}."]
+def _caption(results: Sequence[Surface], why: str, rise: float, profiled: bool) -> str:
+    parts = [settings(results), f"Colours: {why}."]
     many = " in all panels" if len(results) > 1 else ""
-    if profiled and np.isfinite(shared.rise):
+    if profiled and np.isfinite(rise):
         parts.append(
-            f"Orange line: {shared.rise:.3g} nat above the centre{many}, half the median rise at the edge"
+            f"Orange line: {rise:.3g} nat above the centre{many}, half the median rise at the edge"
             f"{' of the flattest one' if many else ''} (ours)."
         )
     if profiled:
-        rises = ", ".join(f"{profiles.median_rise(r):.3g}" for r in results)
+        rises = ", ".join(f"{surfaces.median_rise(r):.3g}" for r in results)
         parts.append(f"Flatness: median rise over the plane, {rises} nat.")
         others = "; grey: the other panels' medians" if many else ""
         parts.append(f"Below: median and quartiles over directions{others}.")
     return " ".join(parts)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Increasing ``levels``, the colour scale ``norm``, the ``step`` between lines and ``why`` it is so."""
+
+    levels: Array
+    norm: colors.Normalize
+    step: str
+    why: str
+
+
+def scale(
+    losses: Sequence[Array], log: bool | None = None, levels: int | None = None, vmax: float | None = None
+) -> Scale:
+    """Levels, colour scale and texts for surfaces that are drawn together.
+
+    The levels are 0.005 apart (DPSGD-2020, Figure 3) if that takes 4 to 40 lines, else at round numbers.
+    Losses that differ by more than a factor of 100 get levels at equal ratios: at equal distances a whole
+    valley would lie below the first level. The highest 2% of the losses lie above the last level if they
+    would otherwise take more than half of the levels.
+
+    Args:
+        losses: arrays of losses in nats; values that are not finite are ignored.
+        log, levels, vmax: what the user chose, as :func:`draw_surfaces` has it.
+
+    Returns:
+        Increasing levels, of which the first is at most the lowest loss, and the rest.
+
+    Raises:
+        InputError: no loss is finite, or a choice that these losses do not allow.
+    """
+    low, high = _range(losses, levels, vmax)
+    ratios, why = _is_logarithmic(low, high, log)
+    if high - low <= 1e-12 * max(1.0, abs(high)):  # flat: one level on either side
+        pad = max(abs(high), 1.0) * 1e-6
+        chosen, ratios = np.array([low - pad, high + pad]), False
+    elif ratios:
+        chosen = np.geomspace(low, high, max(2, levels or LOG_LEVELS))
+    elif levels is None and 4 <= (high - low) / PAPER_SPACING <= MAX_LEVELS:
+        start, stop = np.floor(low / PAPER_SPACING), np.ceil(high / PAPER_SPACING)
+        chosen = np.arange(start, stop + 1) * PAPER_SPACING
+    else:
+        chosen = np.asarray(ticker.MaxNLocator(levels or 24).tick_values(low, high))
+    chosen[0] = min(chosen[0], low)  # a rounding must not leave a hole
+    chosen[-1] = max(chosen[-1], high)
+    step = f"lines {float(chosen[1] - chosen[0]):.3g} apart"
+    if ratios:
+        step = f"each line {100 * (chosen[1] / chosen[0] - 1):.0f}% above the last"
+    return Scale(chosen, (LogNorm if ratios else colors.Normalize)(chosen[0], chosen[-1]), step, why)
+
+
+def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> tuple[float, float]:
+    """The lowest and the highest level."""
+    finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses])
+    if finite.size == 0:
+        raise InputError("loss: no value is finite, there is nothing to draw")
+    low, high, usual = float(finite.min()), float(finite.max()), float(np.quantile(finite, 0.98))
+    if levels is not None:
+        positive("--levels", levels, least=2)
+    if vmax is not None:
+        if not np.isfinite(vmax) or vmax <= low:
+            raise InputError(f"--vmax: {vmax:g} is not allowed, it must be above the lowest loss, {low:.4g}")
+        return low, vmax
+    return low, usual if usual > low and high - low > 2 * (usual - low) else high
+
+
+def _is_logarithmic(low: float, high: float, log: bool | None) -> tuple[bool, str]:
+    """Whether levels are at equal ratios, and why, for the caption."""
+    if log is not None:
+        if log and low <= 0:
+            raise InputError(
+                f"--log: not allowed, the lowest loss is {low:.4g}; it must be > 0 (or --linear)"
+            )
+        return log, f"{'logarithmic' if log else 'linear'}, as asked"
+    if low <= 0:
+        return False, "linear, as not all losses are > 0"
+    much, name, than = False, "linear", "at most"
+    if logarithmic(np.array([low, high])):
+        much, name, than = True, "logarithmic", "more than"
+    return much, f"{name}, as losses differ by a factor of {high / low:.3g}, {than} {LOG_RATIO:g}"
+
+
+class _Distances(ticker.MaxNLocator):
+    """Ticks at round distances, of an axis whose coordinate times ``length`` is a distance."""
+
+    def __init__(self, length: float) -> None:
+        super().__init__(5)
+        self.length = length
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        return np.asarray(super().tick_values(vmin * self.length, vmax * self.length)) / self.length
+
+
+def _number(value: float) -> str:
+    """A number of an axis with a minus sign, as matplotlib writes it."""
+    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
+
+
+def _axis_labels(r: Surface) -> tuple[str, str]:
+    """The labels of the two axes of a surface."""
+    if r.kind == "between":
+        return r.axes[0], r.axes[1]
+    usual = Plane.__dataclass_fields__["axes"].default
+    names = ("u", "v") if r.axes == usual else r.axes
+    gap = " " if names[0] == "u" else "\n"
+    norm = surfaces.lengths(r)[2]
+    return f"distance along {names[0]}{gap}(weights' norm = {norm:.3g})", f"distance along {names[1]}"
+
+
+def map_axes(ax: Axes) -> None:
+    """Axes of a map: both to one scale, and grey where a loss is not finite."""
+    ax.grid(False)
+    ax.set(facecolor="#bbbbbb", aspect="equal")
+
+
+def label_axes(ax: Axes, r: Surface) -> None:
+    """Label the axes with distances in weight space; coordinates stay those of the plane."""
+    lengths = (1.0, 1.0) if r.kind == "between" else surfaces.lengths(r)[:2]
+    for axis, length, label in zip((ax.xaxis, ax.yaxis), lengths, _axis_labels(r), strict=True):
+        if 0 < length < LARGEST:
+            axis.set_major_locator(_Distances(length))
+            axis.set_major_formatter(ticker.FuncFormatter(lambda v, _, by=length: _number(v * by)))
+        axis.set_label_text(label)
+
+
+def marks(r: Surface) -> list[tuple[np.ndarray[Any, Any], str, dict[str, Any]]]:
+    """(coordinates (n, 2), name, look) of what is marked on a surface.
+
+    That is the lowest grid point, and the centre or the markers of the plane.
+    """
+    finite = np.where(np.isfinite(r.loss), r.loss, np.inf)
+    i, j = np.unravel_index(finite.argmin(), finite.shape)
+    marked = [(np.array([[r.x[j], r.y[i]]]), "lowest grid point", LOWEST)]
+    if r.kind == "pca" and len(r.markers):
+        marked += [(r.markers, "trajectory", _PATH), (r.markers[-1:], "last checkpoint", MEAN)]
+    elif r.kind == "learners" and len(r.markers):
+        marked += [(r.markers[:-1], "learners", LEARNER), (r.markers[-1:], "their mean $w_a$", MEAN)]
+    elif r.kind == "between":
+        for label, place, (shape, color) in zip(r.labels, r.markers, _ANCHORS, strict=False):
+            look = {**POINT, "marker": shape, "mfc": color, "ms": 7}
+            marked.append((place[None], paper_name(label), look))
+    else:
+        marked.append((np.zeros((1, 2)), "centre", CENTER))
+    return marked
+
+
+def color_bar(figure: Figure, axes: Any, norm: Any, cmap: Any, label: str, extend: Any = "neither") -> None:
+    """One colour bar for all panels.
+
+    Args:
+        norm, cmap, label, extend: of the colour bar, as matplotlib has them.
+    """
+    bar = figure.colorbar(cm.ScalarMappable(norm, cmap), ax=axes, shrink=0.85, pad=0.02, extend=extend)
+    bar.set_label(label)
+    if isinstance(norm, LogNorm):
+        decimal_labels(bar.ax.yaxis)
+
+
+def _plane_note(r: Surface) -> str:
+    """How the plane was chosen, and how far it reaches."""
+    note = _KINDS.get(r.kind, r.kind)
+    if r.kind == "random":
+        fixed = ", bias and norm parameters fixed" if r.ignore == "bias+norm" else ""
+        note = f"random directions u, v, normalisation: {r.norm}{fixed}"
+    u, v, _ = surfaces.lengths(r)
+    steps = f", ‖u‖ = {u:.3g}, ‖v‖ = {v:.3g}" if r.kind == "random" else ""
+    return f"{note}{steps}, span {r.span:.3g}"
+
+
+def _panel_title(r: Surface) -> str:
+    """The name of a surface, the loss at its centre and the lowest one."""
+    center = r.loss[np.abs(r.y).argmin(), np.abs(r.x).argmin()]
+    lowest = np.nanmin(np.where(np.isfinite(r.loss), r.loss, np.nan)) if np.isfinite(r.loss).any() else np.nan
+    where = "near middle" if r.kind == "between" else "near centre"
+    return f"{paper_name(r.label) or 'surface'}\n{where} {center:.4g}, lowest {lowest:.4g}"
+
+
+def settings(results: Sequence[Surface]) -> str:
+    """What the surfaces are of, for the caption; what differs is named in the order of the panels."""
+    parts = [
+        joined(f"{r.samples:,}" for r in results) + " samples",
+        joined(f"{len(r.x)} × {len(r.y)} points" for r in results),
+        joined(map(_plane_note, results)),
+    ]
+    if any(r.batchnorm for r in results):
+        parts.append(joined(batchnorm_note(r).strip() or "no BatchNorm" for r in results))
+    loss = f"{split_names(results).capitalize()} loss"
+    return f"{loss} over {'; '.join(parts)}{interpolation_note(results)}."
+
+
+def finding(results: Sequence[Surface]) -> str:
+    """One line that says what the surfaces show, with numbers from them."""
+    if surfaces.comparable(results):
+        return _flatness(results)
+    if len(results) == 1 and len(results[0].marker_loss):
+        losses = results[0].marker_loss
+        if results[0].kind == "pca":
+            return f"Along the trajectory the loss goes from {losses[0]:.3g} to {losses[-1]:.3g} nat"
+        named = zip(results[0].labels, losses, strict=True)
+        return f"Loss at {', '.join(f'{paper_name(label)}: {loss:.3g}' for label, loss in named)} nat"
+    lowest = [float(np.min(r.loss, initial=np.inf, where=np.isfinite(r.loss))) for r in results]
+    return f"Lowest loss {', '.join(f'{loss:.3g}' for loss in lowest)} nat"
+
+
+def _flatness(results: Sequence[Surface]) -> str:
+    rises: dict[str, list[float]] = {}
+    centers: dict[str, list[float]] = {}
+    for k, r in enumerate(results):
+        algorithm = algorithm_in(r.label)
+        name = paper_name(algorithm) or r.label.split(",")[0] or f"surface {k + 1}"
+        rises.setdefault(name, []).append(surfaces.median_rise(r))
+        centers.setdefault(name, []).append(surfaces.center_loss(r))
+    middle = {name: float(np.median(values)) for name, values in rises.items()}
+    if len(middle) == 1:
+        ((name, rise),) = middle.items()
+        where = f"the weights of {name}" if results[0].label else "the centre"
+        many = f", {len(results)} surfaces" if len(results) > 1 else ""
+        return f"Around {where} the loss rises by {rise:.3g} nat (median over the plane{many})"
+    flat, steep = min(middle, key=middle.__getitem__), max(middle, key=middle.__getitem__)
+    if not middle[flat] > 0:
+        listed = ", ".join(f"{name} {rise:.3g}" for name, rise in middle.items())
+        return f"Median rise of the loss around the centre: {listed} nat"
+    ratio = middle[steep] / middle[flat]
+    here, there = float(np.median(centers[flat])), float(np.median(centers[steep]))
+    if abs(here - there) > middle[steep]:  # weights of losses that far apart are not all at a minimum
+        level = f"at {here:.3g} against {there:.3g} nat"
+        return f"The loss is {ratio:.2g} times as flat around {flat}'s weights as around {steep}'s, {level}"
+    if ratio < 1.1:  # closer than seeds differ (ours)
+        return f"{flat}'s minimum is about as flat as {steep}'s (median rises of the loss within 10%)"
+    return f"{flat}'s minimum is {ratio:.2g} times as flat as {steep}'s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import seaborn as sns
@@ -13,10 +14,19 @@ from matplotlib.figure import Figure
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.plots.drawing import draws, literal
-from landscape.plots.picture import panels, shared_legend, wrapped_panels
-from landscape.plots.style import color_of, decimal_labels, paper_name, samples_of, shades, splits
-from landscape.results.stability import Escape, Minima, Stability
-from landscape.results.tables import RunTimes, Sweep
+from landscape.plots.picture import finish, panels, points, wrapped_panels
+from landscape.plots.style import (
+    OTHER,
+    color_of,
+    decimal_labels,
+    log_axis,
+    paper_name,
+    samples_of,
+    shades,
+    splits,
+    ticks_at,
+)
+from landscape.results.training import Escape, Minima, RunTimes, Stability, Sweep
 
 
 @draws(Stability)
@@ -26,29 +36,28 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
     The star is the run; the dash above or below it is the limit of its update rule, where that is known.
     """
     figure, axes = wrapped_panels(len(results), 4.6, 3.6, sharex=True, sharey=True)
+    run: dict[str, Any] = {"ls": "none", "clip_on": False}
     for ax, r in zip(axes, results, strict=True):
-        names = ("no momentum", f"momentum {r.momentum:g}", f"shifted momentum {r.momentum:g}")
         finite = np.isfinite(r.rates).all()
-        for name, rate, marker in zip(names, r.rates, "osD", strict=True):
-            if finite:
+        if finite:
+            for name, rate, marker in zip(_momenta(r), r.rates, "osD", strict=True):
                 ax.plot(*without_bridge(r.delay, rate), marker=marker, ms=4, label=name)
         if np.isfinite(r.lr):
-            ax.plot(
-                r.own_delay, r.lr, marker="*", ls="none", ms=14, mfc="#E69F00", mec="k", zorder=5,
-                label="the run", clip_on=False,
-            )  # fmt: skip
-            ax.axhline(r.lr, color="#777777", lw=0.9, ls=":", zorder=0)
+            star = {"marker": "*", "ms": 14, "mfc": "#E69F00", "mec": "k", "zorder": 5, "label": "the run"}
+            ax.plot(r.own_delay, r.lr, **run, **star)
+            ax.axhline(r.lr, color=OTHER, lw=0.9, ls=":", zorder=0)
         if np.isfinite(r.own_limit) and finite:
-            ax.plot(
-                r.own_delay, r.own_limit / r.lambda_max, marker="_", ls="none", ms=16, mew=2.5, color="k",
-                label="the run's own limit", clip_on=False,
-            )  # fmt: skip
-        delay_axes(ax, r, max(1, r.delay.max(), r.own_delay))
-    shared_legend(figure, axes, ncols=2 * min(3, len(axes)))
-    by = [r.precondition for r in results if r.precondition]
-    seen = f", preconditioned by {', '.join(dict.fromkeys(by))}" if by else ""
-    figure.suptitle(title or f"Above a line training leaves the minimum ({splits(results)}{seen})")
-    return figure
+            dash = {"marker": "_", "ms": 16, "mew": 2.5, "color": "k", "label": "the run's own limit"}
+            ax.plot(r.own_delay, r.own_limit / r.lambda_max, **run, **dash)
+        _delay_axes(ax, r, max(1, r.delay.max(), r.own_delay))
+    by = dict.fromkeys(r.precondition for r in results if r.precondition)
+    seen = f", preconditioned by {', '.join(by)}" if by else ""
+    usual = f"Above a line training leaves the minimum ({splits(results)}{seen})"
+    return finish(figure, title or usual, legend=axes, ncols=2 * min(3, len(axes)))
+
+
+def _momenta(r: Stability | Minima) -> tuple[str, str, str]:
+    return "no momentum", f"momentum {r.momentum:g}", f"shifted momentum {r.momentum:g}"
 
 
 def without_bridge(delay: Array, values: Array) -> tuple[Array, Array]:
@@ -57,18 +66,13 @@ def without_bridge(delay: Array, values: Array) -> tuple[Array, Array]:
     return np.insert(delay.astype(float), after, np.nan), np.insert(values.astype(float), after, np.nan)
 
 
-def delay_axes(ax: Axes, r: Stability | Minima, largest: int) -> None:
+def _delay_axes(ax: Axes, r: Stability | Minima, largest: int) -> None:
     """Label ``ax`` as learning rate against delay, from 0 to ``largest`` steps."""
     ax.set_xscale("symlog", base=2, linthresh=1)
-    ax.set_xlim(-0.3, largest * 1.2)
-    ax.set_yscale("log")
-    ax.set_xticks(r.delay, [str(tau) for tau in r.delay])
-    ax.xaxis.set_minor_locator(ticker.NullLocator())
-    ax.set_title(
-        f"{paper_name(r.label) or 'minimum'}\n$\\lambda_{{max}}$ = {r.lambda_max:.4g} ({r.split or 'data'})"
-    )
-    ax.set_xlabel("delay τ (steps)")
-    ax.set_ylabel("learning rate η")
+    ticks_at(ax.xaxis, r.delay, [str(tau) for tau in r.delay])
+    about = f"$\\lambda_{{max}}$ = {r.lambda_max:.4g} ({r.split or 'data'})"
+    ax.set(xlim=(-0.3, largest * 1.2), yscale="log", title=f"{paper_name(r.label) or 'minimum'}\n{about}")
+    ax.set(xlabel="delay τ (steps)", ylabel="learning rate η")
 
 
 @draws(Minima)
@@ -80,24 +84,18 @@ def draw_minima(results: Sequence[Minima], title: str = "") -> Figure:
     """
     figure, axes = wrapped_panels(len(results), 5.6, 4.2, sharex=True, sharey=True)
     for ax, r in zip(axes, results, strict=True):
-        names = ("no momentum", f"momentum {r.momentum:g}", f"shifted momentum {r.momentum:g}")
-        for f, (name, marker) in enumerate(zip(names, "osD", strict=True)):
+        for f, (name, marker) in enumerate(zip(_momenta(r), "osD", strict=True)):
             line = without_bridge(r.delay, r.predicted[f])
             ax.plot(*line, color=f"C{f}", label=f"{name}: predicted")
             if 0 in r.delay:  # no line goes through it
                 start = r.predicted[f][r.delay == 0]
                 ax.plot(r.delay[r.delay == 0], start, marker="_", ms=14, mew=1.6, color=f"C{f}")
             bars = np.abs(np.stack([r.stays[f], r.leaves[f]]) - r.boundary[f])
-            ax.errorbar(
-                r.delay, r.boundary[f], bars, color=f"C{f}", marker=marker, ls="none", ms=5, mfc="w",
-                capsize=2, label=f"{name}: measured",
-            )  # fmt: skip
-        delay_axes(ax, r, max(1, r.delay.max()))
-    shared_legend(figure, axes, ncols=2 * min(3, len(axes)))
-    figure.suptitle(
-        title or f"The largest rate at which training stays at its minimum\n{samples_of(results)}, full batch"
-    )
-    return figure
+            look = {"marker": marker, "ms": 5, "mfc": "w", "capsize": 2}
+            points(ax, r.delay, r.boundary[f], bars, f"C{f}", f"{name}: measured", **look)
+        _delay_axes(ax, r, max(1, r.delay.max()))
+    usual = f"The largest rate at which training stays at its minimum\n{samples_of(results)}, full batch"
+    return finish(figure, title or usual, legend=axes, ncols=2 * min(3, len(axes)))
 
 
 @draws(Escape)
@@ -113,29 +111,17 @@ def draw_escapes(results: Sequence[Escape], title: str = "") -> Figure:
         low, high = (np.minimum(edge, r.steps) for edge in r.band())
         median = np.minimum(r.median, r.steps)
         for a, name in enumerate(r.algorithms):
+            look = {"color": color_of(name), "marker": "osD"[a % 3], "ms": 4, "label": paper_name(name)}
             ax.fill_between(r.values, low[a], high[a], color=color_of(name), alpha=0.2, lw=0)
-            ax.plot(
-                r.values,
-                median[a],
-                color=color_of(name),
-                marker="osD"[a % 3],
-                ms=4,
-                label=paper_name(name),
-            )
+            ax.plot(r.values, median[a], **look)
         ax.set_xscale("log", base=10 if r.vary == "noise" else 2)
-        ax.set_yscale("log")
         if r.vary != "noise":
-            ax.set_xticks(r.values, [f"{v:g}" for v in r.values])
-            ax.xaxis.set_minor_locator(ticker.NullLocator())
-        ax.set_title(r.setting)
-        ax.set_xlabel(names.get(r.vary, r.vary))
-        decimal_labels(ax.yaxis)
-        ax.set_ylabel("steps to escape" if ax.get_subplotspec().is_first_col() else "")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    figure.suptitle(
-        title or f"Escape from a saddle, median of {results[0].times.shape[2]} seeds and 95% band"
-    )
-    return figure
+            ticks_at(ax.xaxis, r.values, [f"{v:g}" for v in r.values])
+        log_axis(ax.yaxis)
+        ylabel = "steps to escape" if ax.get_subplotspec().is_first_col() else ""
+        ax.set(title=r.setting, xlabel=names.get(r.vary, r.vary), ylabel=ylabel)
+    usual = f"Escape from a saddle, median of {results[0].times.shape[2]} seeds and 95% band"
+    return finish(figure, title or usual, legend=axes[:1], ncols=3)
 
 
 # An axis is logarithmic from this ratio of the largest to the smallest value (ours).
@@ -159,8 +145,7 @@ def draw_sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
     counts = sorted({len(seeds) for r in results for seeds in r.seed_lists})
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     note = "; open: some diverged" if any(r.diverged.any() for r in results) else ""
-    figure.suptitle(title or f"After the last step: mean and standard deviation\nseeds: {seeds}{note}")
-    return figure
+    return finish(figure, title or f"After the last step: mean and standard deviation\nseeds: {seeds}{note}")
 
 
 def _draw_sweep(ax: Axes, r: Sweep) -> None:
@@ -181,35 +166,28 @@ def _draw_sweep(ax: Axes, r: Sweep) -> None:
         lines.setdefault(label, []).append(i)
     palette = sns.color_palette("colorblind", max(1, len(lines)))
     for color, (label, chosen) in zip(palette, lines.items(), strict=True):
-        x = [place[texts[i]] for i in chosen]
-        ax.errorbar(
-            x, mean[chosen], spread[chosen], color=color, lw=1.6 if numbers else 0, elinewidth=1.2,
-            capsize=3, marker="o", ms=5, label=label or None,
-        )  # fmt: skip
-        diverged = [(p, mean[i]) for p, i in zip(x, chosen, strict=True) if r.diverged[i]]
-        if diverged:
-            ax.plot(*zip(*diverged, strict=True), "o", ms=5, mfc="w", mec=color, zorder=5)
-    _label_axes(ax, ticks, numbers, mean)
+        x = np.array([place[texts[i]] for i in chosen])
+        look = {"ls": "-", "lw": 1.6 if numbers else 0, "elinewidth": 1.2, "ms": 5}
+        points(ax, x, mean[chosen], spread[chosen], color, label or None, **look)
+        lost = r.diverged[chosen] > 0
+        if lost.any():
+            ax.plot(x[lost], mean[chosen][lost], "o", ms=5, mfc="w", mec=color, zorder=5)
+    if not numbers:
+        ax.set_xticks(range(len(ticks)), ticks, rotation=20, ha="right")
+    elif _is_wide(numbers):
+        ax.set_xscale("log")
+    if 0 < len(numbers) <= 8:
+        ticks_at(ax.xaxis, numbers, ticks)
+    if _is_wide(mean[np.isfinite(mean)]):
+        log_axis(ax.yaxis)
     ax.set_xlabel(x_key)
     ax.set_ylabel("test error of $w_a$ (%)" if column == "test_error" else "test loss at $w_a$ (nat)")
     if ax.get_legend_handles_labels()[1]:
         ax.legend()
 
 
-def _label_axes(ax: Axes, ticks: list[str], numbers: list[float], mean: Array) -> None:
-    """Choose linear or logarithmic axes and label the x axis with the values of its key."""
-    if numbers:
-        if min(numbers) > 0 and max(numbers) >= WIDE * min(numbers):
-            ax.set_xscale("log")
-        if len(numbers) <= 8:
-            ax.set_xticks(numbers, ticks)
-            ax.xaxis.set_minor_locator(ticker.NullLocator())
-    else:
-        ax.set_xticks(range(len(ticks)), ticks, rotation=20, ha="right")
-    finite = mean[np.isfinite(mean)]
-    if finite.size and finite.min() > 0 and finite.max() >= WIDE * finite.min():
-        ax.set_yscale("log")
-        decimal_labels(ax.yaxis)
+def _is_wide(values: Any) -> bool:
+    return len(values) > 0 and min(values) > 0 and max(values) >= WIDE * min(values)
 
 
 def _setting(key: str, value: str) -> str:
@@ -234,10 +212,7 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
     """
     # All topologies are DPSGD's: shades of its colour, told apart by their markers.
     names = list(dict.fromkeys(m for r in results for m in r.mixing if m))
-    tones = shades(color_of("dpsgd"), max(1, len(names)))
-    styles = {
-        m: (tone, "sD^v<>Pp*hH8"[i % 12]) for i, (m, tone) in enumerate(zip(names, tones, strict=False))
-    }
+    tones = dict(zip(names, shades(color_of("dpsgd"), max(1, len(names))), strict=False))
     figure, axes = panels(len(results), 2, 4.6, 4.0, sharey="row")
     for k, r in enumerate(results):
         lines: dict[tuple[str, str], list[int]] = {}
@@ -247,21 +222,19 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
             for (algorithm, mixing), rows in lines.items():
                 if mixing and not algorithm.endswith(order):
                     continue
-                color, marker = styles[mixing] if mixing else (color_of(algorithm), "o")
-                thin = {"color": color, "lw": 1.2, "marker": marker, "mfc": "none"}
-                thick = {**thin, "lw": 2.2, "ls": "--" if algorithm == "ssgd*" else "-"}
-                ax.errorbar(
-                    r.workers[rows], r.step_s[rows], r.step_error[rows], **(thin if mixing else thick),
-                    label=mixing or paper_name(algorithm),
-                )  # fmt: skip
+                look = {"lw": 2.2, "ls": "--" if algorithm == "ssgd*" else "-", "marker": "o"}
+                if mixing:
+                    look = {"lw": 1.2, "ls": "-", "marker": "sD^v<>Pp*hH8"[names.index(mixing) % 12]}
+                color, name = tones.get(mixing, color_of(algorithm)), mixing or paper_name(algorithm)
+                drawn = r.workers[rows], r.step_s[rows], r.step_error[rows]
+                points(ax, *drawn, color, name, capsize=0, mfc="none", **look)
             ax.set_xscale("log", base=2)
-            ax.set_yscale("log")
             ax.xaxis.set_major_formatter(ticker.ScalarFormatter())
             ax.set_xticks(np.unique(r.workers).astype(int))
-            ax.set_xlabel("workers (log scale)")
-            ax.set_title(f"{r.label}\nDPSGD, {order.upper()} order")
+            ax.set(
+                yscale="log", xlabel="workers (log scale)", title=f"{r.label}\nDPSGD, {order.upper()} order"
+            )
         decimal_labels(axes[2 * k].yaxis)
         axes[2 * k].set_ylabel("time a step (s, log scale)")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    figure.suptitle(title or "Predicted time a step: SSGD, and DPSGD by topology")
-    return figure
+    usual = "Predicted time a step: SSGD, and DPSGD by topology"
+    return finish(figure, title or usual, legend=axes[:1], ncols=4)

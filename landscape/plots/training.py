@@ -13,8 +13,7 @@ from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.plots.drawing import draws, literal
-from landscape.plots.picture import caption
-from landscape.plots.picture import panels as make_panels
+from landscape.plots.picture import finish, panels
 from landscape.plots.style import OTHER, colors_of, decimal_labels, paper_name
 from landscape.results.shown import running_quartiles
 
@@ -40,44 +39,33 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     for run in runs:
         if run.algorithm == IMPORTED:
             raise InputError(f"{run.path}: imported weights have no training history to draw")
-    panels = [panel for panel in _MEASURED if any(np.isfinite(_column(r, panel[0])).any() for r in runs)]
-    figure, axes = make_panels(2 + -(-len(panels) // 3), 3, 3.9, 2.75)
-    for unused in axes[len(panels) : len(axes) - 6]:
+    measured = [panel for panel in _MEASURED if any(np.isfinite(column_of(r, panel[0])).any() for r in runs)]
+    figure, axes = panels(2 + -(-len(measured) // 3), 3, 3.9, 2.75)
+    for unused in axes[len(measured) : -6]:
         unused.set_visible(False)
-    axes = axes[: len(panels)] + axes[-6:]
-    panels += [
-        ("train_loss", "training loss at $w_a$ (nat)", "log"),
-        ("test_error", "test error of $w_a$ (%)", "log"),
-        ("consensus", "consensus distance", "log"),
-        ("alpha_e", r"effective rate $\alpha_e$ (dots: $\alpha$)", "linear"),
-        ("delta", r"noise $\Delta$", "log"),
-        ("delta_2_full", r"$\Delta^{(2)} = \alpha^2\Vert\delta\Vert^2$", "log"),
-    ]
+    usual = list(_USUAL)
     if all(run.algorithm == RECORDED for run in runs):  # one learner, and minibatches that are not known
-        panels = [_RECORDED.get(panel[0], panel) for panel in panels]
-    groups = groups_of(runs)
-    for ax, (column, name, scale) in zip(axes, panels, strict=True):
+        usual = [_RECORDED.get(panel[0], panel) for panel in _USUAL]
+    groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
+    shown = [*axes[: len(measured)], *axes[-6:]]
+    for ax, (column, name, scale) in zip(shown, [*measured, *usual], strict=True):
         drawn = [_draw_runs(ax, *group, column) for group in groups]
-        ax.set_ylabel(name)
-        ax.set_xlabel("step")
-        ax.set_yscale(scale if any(drawn) else "linear")
+        ax.set(ylabel=name, xlabel="step", yscale=scale if any(drawn) else "linear")
         if column == "test_error":
             decimal_labels(ax.yaxis)
         if not any(drawn):
             ax.text(0.5, 0.5, "zero or not recorded", ha="center", va="center", transform=ax.transAxes)
         if column == "alpha_e":
             _draw_rates(ax, runs)
-        elif column in _LIMITS:
+        elif column in LIMITS:
             _draw_limits(ax, groups, column)
         elif column == "noise_scale":
             for batch in {r.learners * r.local_batch for r in runs if r.local_batch}:
                 ax.axhline(batch, color=OTHER, lw=0.9, ls=":", zorder=0)
-    handles, labels = axes[0].get_legend_handles_labels()
+    handles, labels = shown[0].get_legend_handles_labels()
     wide = max(map(len, labels), default=0) > 30
-    figure.legend(handles, labels, loc="outside lower center", ncols=2 if wide else min(4, len(labels) or 1))
-    figure.suptitle(title or _finding(groups) or _run_title(runs))
-    caption(figure, _caption(runs))
-    return figure
+    figure.legend(handles, labels, loc="outside lower center", ncols=2 if wide else 4)
+    return finish(figure, title or _finding(groups) or _run_title(runs), _caption(runs))
 
 
 # Columns of instruments, drawn where any run has them: (column, label, scale of the axis).
@@ -95,12 +83,21 @@ _MEASURED = (
     ("worst_sharpness", "worst-case adaptive\nsharpness (nat)", "log"),
     ("average_sharpness", "average-case adaptive\nsharpness (nat)", "log"),
 )
+# Those that every run has.
+_USUAL = (
+    ("train_loss", "training loss at $w_a$ (nat)", "log"),
+    ("test_error", "test error of $w_a$ (%)", "log"),
+    ("consensus", "consensus distance", "log"),
+    ("alpha_e", r"effective rate $\alpha_e$ (dots: $\alpha$)", "linear"),
+    ("delta", r"noise $\Delta$", "log"),
+    ("delta_2_full", r"$\Delta^{(2)} = \alpha^2\Vert\delta\Vert^2$", "log"),
+)
 # Of columns that a limit is drawn with: the column of the limit.
-_LIMITS = dict.fromkeys(
+LIMITS = dict.fromkeys(
     ("lr_lambda_max", "lr_batch_sharpness", "lr_learner_batch_sharpness"), "lr_lambda_limit"
 )
-_LIMITS |= {"lr_preconditioned_lambda_max": "lr_preconditioned_limit"}
-_LINEAR = ("alpha_e", "spread_share", "gradient_share", *_LIMITS)
+LIMITS |= {"lr_preconditioned_lambda_max": "lr_preconditioned_limit"}
+_LINEAR = ("alpha_e", "spread_share", "gradient_share", *LIMITS)
 # Columns that change from step to step by more than they do over training: drawn as running median and
 # quartiles, of all seeds of a setting together, where they have this many values or more (ours).
 _NOISY, _MANY = ("alpha_e", "delta", "delta_2_full"), 100
@@ -113,18 +110,14 @@ _RECORDED = {
 
 def _finding(groups: Sequence[tuple[str, Any, list[Checkpoint]]]) -> str:
     """The test errors after the last step, or the training losses; "" where neither was recorded."""
-    for column, what in (("test_accuracy", "Test error"), ("train_loss", "Training loss")):
+    for column, what, form, unit in (("test_error", "Test error", ".2f", "%"),
+                                     ("train_loss", "Training loss", ".3g", "")):  # fmt: skip
         texts = []
         for label, _, runs in groups:
-            recorded = [r.history[column][np.isfinite(r.history[column])] for r in runs]
+            recorded = [values[np.isfinite(values)] for values in (column_of(run, column) for run in runs)]
             last = [float(values[-1]) for values in recorded if len(values)]
-            if column == "test_accuracy":
-                last = [100 * (1 - value) for value in last]
             if last:
-                form = ".2f" if column == "test_accuracy" else ".3g"
-                low, high = min(last), max(last)
-                seeds = f" ({low:{form}} to {high:{form}})" if len(last) > 1 else ""
-                unit = "%" if column == "test_accuracy" else ""
+                seeds = f" ({min(last):{form}} to {max(last):{form}})" if len(last) > 1 else ""
                 texts.append(f"{label} {np.median(last):{form}}{unit}{seeds}")
         if texts:
             steps = sorted({run.step for _, _, runs in groups for run in runs})
@@ -151,17 +144,14 @@ def _errors(runs: Sequence[Checkpoint]) -> str:
     """The median standard errors of Δ and α_e where g is estimated from samples; "" where it is exact."""
     texts = []
     for name, column in (("Δ", "delta"), ("α_e", "alpha_e")):
-        errors = [np.abs(r.history[f"{column}_se"] / _nonzero(r.history[column])) for r in runs]
+        values = [np.where(r.history[column] == 0, np.nan, r.history[column]) for r in runs]
+        errors = [np.abs(r.history[f"{column}_se"] / v) for r, v in zip(runs, values, strict=True)]
         known = np.concatenate([e[np.isfinite(e) & (e > 0)] for e in errors])
         if len(known):
             texts.append(f"{100 * np.median(known):.2g}% of {name}")
     if not texts:
         return ""
     return f"g is estimated from samples, products from independent groups: standard error {', '.join(texts)}"
-
-
-def _nonzero(values: Array) -> Array:
-    return np.where(values == 0, np.nan, values)
 
 
 def _run_title(runs: Sequence[Checkpoint]) -> str:
@@ -191,9 +181,8 @@ def groups_of(runs: Sequence[Checkpoint]) -> list[tuple[str, Any, list[Checkpoin
         shown = [k for k in differing if k.endswith(".name") or not k.startswith(tables)]
         key = (run.algorithm, *(f"{k.removesuffix('.name').split('.')[-1]} {setting[k]}" for k in shown))
         runs_of.setdefault(key, []).append(run)
-    labels = [literal(", ".join(words[:4]) + ", …" * (len(words) > 4)) for words in runs_of]
-    named = map(paper_name, labels)
-    return list(zip(named, colors_of(labels), runs_of.values(), strict=True))
+    labels = [", ".join(words[:4]) + ", …" * (len(words) > 4) for words in runs_of]
+    return list(zip(map(paper_name, labels), colors_of(labels), runs_of.values(), strict=True))
 
 
 def recipe_keys(run: Checkpoint) -> dict[str, Any]:
@@ -223,20 +212,22 @@ def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:
         ax.set_ylim(-0.2 * top, top)
 
 
-def _column(run: Checkpoint, name: str) -> Array:
-    """A column of the history, NaN where the run does not have it."""
+def column_of(run: Checkpoint, name: str) -> Array:
+    """A column of the history, NaN where the run does not have it; the test error is in %."""
+    if name == "test_error":
+        return 100 * (1 - run.history["test_accuracy"])
     return run.history.get(name, np.full(len(run.history["step"]), np.nan))
 
 
 def _draw_limits(ax: Axes, groups: Sequence[tuple[str, Any, list[Checkpoint]]], column: str) -> None:
     """Draw the limit 2 of SGD and the limits of the settings, and set the axis to most of the values."""
-    values = [_column(r, column) for _, _, runs in groups for r in runs]
+    values = [column_of(r, column) for _, _, runs in groups for r in runs]
     finite = np.concatenate([v[np.isfinite(v)] for v in values])
-    plain, highest = _LIMITS[column] == "lr_lambda_limit", 0.0
+    plain, highest = LIMITS[column] == "lr_lambda_limit", 0.0
     if plain:
         ax.axhline(2.0, color=OTHER, lw=0.9, ls=":", zorder=0)
     for _, color, runs in groups:
-        limits = np.concatenate([_column(r, _LIMITS[column]) for r in runs])
+        limits = np.concatenate([column_of(r, LIMITS[column]) for r in runs])
         for limit in np.unique(limits[np.isfinite(limits)]):
             ax.axhline(limit, color=color, lw=1.2, ls="--", zorder=1)
             highest = max(highest, float(limit))
@@ -248,18 +239,16 @@ def _draw_runs(ax: Axes, label: str, color: Any, runs: Sequence[Checkpoint], col
     """Draw the seeds of one setting; False where all values are NaN or zero."""
     curves = []
     for run in runs:
-        values = 100 * (1 - run.history["test_accuracy"]) if column == "test_error" else _column(run, column)
+        values = column_of(run, column)
         # Most panels have a log scale, which cannot show zeros.
         shown = np.isfinite(values) & ((values > 0) | (column in _LINEAR))
         if shown.any():
             curves.append((run.history["step"][shown], values[shown]))
         if run.diverged and run.step:
             ax.axvline(run.step, color=color, lw=0.8, ls="--")
-    noisy = column in _NOISY and sum(len(steps) for steps, _ in curves) >= _MANY
-    if noisy:
-        at, (low, median, high) = running_quartiles(
-            *(np.concatenate(part) for part in zip(*curves, strict=True))
-        )
+    if column in _NOISY and sum(len(steps) for steps, _ in curves) >= _MANY:
+        steps, values = (np.concatenate(part) for part in zip(*curves, strict=True))
+        at, (low, median, high) = running_quartiles(steps, values)
         ax.fill_between(at, low, high, color=color, alpha=0.25, lw=0)
         ax.plot(at, median, color=color, lw=1.6, label=label)
     elif len(curves) == 1 == len(runs):
@@ -267,9 +256,7 @@ def _draw_runs(ax: Axes, label: str, color: Any, runs: Sequence[Checkpoint], col
     elif curves:
         for curve in curves:
             ax.plot(*curve, color=color, lw=0.6, alpha=0.45)
-        steps = sorted(set.intersection(*(set(c[0].tolist()) for c in curves)))
-        table = [np.interp(steps, *curve) for curve in curves]
-        ax.plot(
-            steps, np.median(table, axis=0), color=color, lw=1.8, label=f"{label} (median of {len(runs)})"
-        )
+        shared = sorted(set.intersection(*(set(c[0].tolist()) for c in curves)))
+        middle = np.median([np.interp(shared, *curve) for curve in curves], axis=0)
+        ax.plot(shared, middle, color=color, lw=1.8, label=f"{label} (median of {len(runs)})")
     return bool(curves)

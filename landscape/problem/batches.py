@@ -25,8 +25,8 @@ STREAM_BATCH = 64
 UNALIGNED: WeakSet[nn.Module] = WeakSet()
 
 
-def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """``tree`` with every tensor replaced; mappings become dicts, what is no tensor stays as it is.
+def tree_map(function: Callable[[Any], Tensor], tree: Any, kind: type = Tensor) -> Any:
+    """``tree`` with every tensor (or object of ``kind``) replaced; mappings become dicts, all else stays.
 
     A tensor that is in ``tree`` twice is replaced by one tensor: a loss may differentiate outputs in inputs
     that are its targets, too.
@@ -34,7 +34,7 @@ def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     made: dict[int, Tensor] = {}
 
     def mapped(tree: Any) -> Any:
-        if isinstance(tree, Tensor):
+        if isinstance(tree, kind):
             if id(tree) not in made:
                 made[id(tree)] = function(tree)
             return made[id(tree)]
@@ -51,15 +51,7 @@ def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 def as_tensors(tree: Any) -> Any:
     """``tree`` with NumPy arrays as tensors; an iterable that is no tuple, list or dict stays as it is."""
-    if isinstance(tree, np.ndarray):
-        return torch.from_numpy(tree)
-    if isinstance(tree, Mapping):
-        return {key: as_tensors(value) for key, value in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(as_tensors(value) for value in tree))
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(as_tensors(value) for value in tree)
-    return tree
+    return tree_map(torch.from_numpy, tree, np.ndarray)
 
 
 def named_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -255,6 +247,13 @@ class _Placed(Protocol):
     draws_elsewhere: bool
 
 
+# How to get, set and seed the states of NumPy's generator and of Python's.
+_OTHERS: tuple[tuple[Callable[[], Any], Callable[[Any], None], Callable[[int], None]], ...] = (
+    (np.random.get_state, np.random.set_state, np.random.seed),
+    (random.getstate, random.setstate, random.seed),
+)
+
+
 def random_state(problem: _Placed) -> tuple[bytes, Any]:
     """The states of PyTorch's generators on the problem's device, and of NumPy's and Python's."""
     states = [torch.get_rng_state()]
@@ -273,10 +272,10 @@ def fixed_randomness(problem: _Placed, seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
-    if problem.draws_elsewhere:
-        numpy, python = np.random.get_state(), random.getstate()  # noqa: NPY002
-        np.random.seed(seed)  # noqa: NPY002
-        random.seed(seed)
+    others = _OTHERS if problem.draws_elsewhere else ()
+    states = [get() for get, _, _ in others]
+    for _, _, start in others:
+        start(seed)
     devices = [problem.device] if problem.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed takes as long as a small network's pass
@@ -285,6 +284,5 @@ def fixed_randomness(problem: _Placed, seed: int | None) -> Iterator[None]:
         try:
             yield
         finally:
-            if problem.draws_elsewhere:
-                np.random.set_state(numpy)  # noqa: NPY002
-                random.setstate(python)
+            for (_, put, _), state in zip(others, states, strict=True):
+                put(state)

@@ -74,10 +74,8 @@ class Data:
         self.samples, self.terms = 0, 0.0
         self.checksum: Tensor | None = None  # of a pass over batches
         self.novel: list[tuple[Any, Any]] = []  # batches with targets unlike those of the batches before
-        self._fingerprint = ""
-        self._picked: dict[int, Tensor] = {}  # of :meth:`pick`, by count
+        self._known: dict[Any, Any] = {}  # the fingerprint, and what :meth:`rows` picked, by count
         self._terms_in: Terms = lambda x, y: torch.ones(count_samples(x, y, alike=False))
-        self._single = isinstance(data, Dataset)  # samples, of which the batches are made here
         self.own_batches = isinstance(data, Dataset)  # those of STREAM_BATCH samples
         data = batched(as_tensors(data))
         self._part = ""  # code for some samples of the user's tensors
@@ -115,11 +113,13 @@ class Data:
         self._terms_in = terms_in
         if self._whole is not None:
             x, y = self._whole
-            each = terms_in(x, y) if self.samples else torch.zeros(0)
-            self.terms = float(each.sum())
-            self.each = each if bool((each != each[:1]).any()) else None
+            self._weigh(terms_in(x, y) if self.samples else torch.zeros(0))
         elif isinstance(self.batches, Stream):
-            self.terms = float(self.samples)
+            self.terms, self.each = float(self.samples), None
+            terms = (terms_in(x, y) for x, y in self.batches)
+            first = next(terms, torch.zeros(0))
+            if bool((first != first[:1]).any()):  # a pass over all costs as much as one of the loss
+                self._weigh(torch.cat([first, *terms]))
         else:
             sums = self._read(terms_in)
             if equal and not isinstance(self.batches, (list, tuple)):
@@ -161,7 +161,7 @@ class Data:
         second = torch.stack(again).sum(0) if again else torch.zeros_like(self.checksum)
         largest = torch.maximum(self.checksum[1], second[1])
         if bool(((self.checksum - second).abs() > CHECKSUM_TOLERANCE * largest).any()):
-            batches = f"torch.utils.data.DataLoader(data, {STREAM_BATCH})" if self._single else "data"
+            batches = f"torch.utils.data.DataLoader(data, {STREAM_BATCH})" if self.own_batches else "data"
             raise InputError(
                 f"data: two passes over its batches differ: {_why_passes_differ(self.batches)}, or, for the "
                 "loss of one draw alone, a list, which freezes it",
@@ -264,10 +264,11 @@ class Data:
     def rows(self, x: Any, y: Any, count: int = PROBE) -> Tensor | None:
         """The numbers of the samples of :meth:`pick`; None for a batch that cannot be divided."""
         if self.indexed:
-            if count not in self._picked:
+            if count not in self._known:
                 every = self._whole or (None, None)
-                self._picked[count] = self._that_count(_different(every[1], self.samples, count), *every)
-            return self._picked[count]
+                self._known[count] = self._that_count(_different(every[1], self.samples, count), *every)
+            picked: Tensor = self._known[count]
+            return picked
         try:
             length = count_samples(x, y, alike=True)
         except InputError:
@@ -307,17 +308,24 @@ class Data:
 
     def few(self, count: int = PROBE) -> Data:
         """The samples of :meth:`pick`, in one chunk."""
-        part = copy.copy(self.in_chunks(count))  # the bytes of a sample are not measured for so few
-        part._fingerprint, part._picked = "", {}
         x, y = self.pick(*self.first(), count)
-        part.samples = count_samples(x, y, alike=False)
-        each = self._terms_in(x, y)
-        part.terms, part.checksum = float(each.sum()), None
-        if self.indexed:
-            part.resident, part.each = (x, y), each if bool((each != each[:1]).any()) else None
-        else:
-            part.batches = [(x, y)]
+        part = self.in_chunks(count)  # the bytes of a sample are not measured for so few
+        few = part._holding(x, y, self._terms_in(x, y))
+        if not self.indexed:
+            few.resident, few.each, few.batches = None, None, [(x, y)]
+        return few
+
+    def _holding(self, x: Any, y: Any, each: Tensor) -> Data:
+        """The samples (x, y), on the device, with the terms of ``each``, in place of its own."""
+        part = copy.copy(self)
+        part._known, part.checksum = {}, None
+        part.resident, part.batches, part.samples = (x, y), (), len(each)
+        part._weigh(each)
         return part
+
+    def _weigh(self, each: Tensor) -> None:
+        """Take the terms of ``each`` sample (N,), as a number where all have the same."""
+        self.terms, self.each = float(each.sum()), each if bool((each != each[:1]).any()) else None
 
     def in_chunks(self, size: int) -> Data:
         """The same with ``size`` samples a chunk; data given as batches, or of a loss that mixes samples,
@@ -345,13 +353,12 @@ class Data:
         """
         done = 0
         for x, y in self._parts():
-            if self.indexed:
-                part = slice(done, done + count_samples(x, y, alike=False))
-                done, count = part.stop, float(part.stop - part.start)
-                if self.each is not None:
-                    count = float(self.each[part].sum()) * self.samples / self.terms
-            else:
-                count = float(self._terms_in(x, y).sum()) * self.samples / self.terms
+            samples = count_samples(x, y, alike=False)
+            count = float(samples)
+            if self.each is not None or not self.indexed:
+                terms = self._terms_in(x, y) if self.each is None else self.each[done : done + samples]
+                count = float(terms.sum()) * self.samples / self.terms
+            done += samples
             if count > 0:
                 x, y = self.place((x, y))
                 yield x, y, count
@@ -401,13 +408,12 @@ class Data:
         """The samples ``indices`` (repeats allowed; a slice copies nothing). Not of batches."""
         self._check_mean()
         part = copy.copy(self)
-        part._fingerprint, part._picked = "", {}
+        part._known = {}
         if isinstance(indices, Tensor):
-            part.resident = self.gather(indices)
-            part.samples = len(indices)
+            part.resident, part.samples = self._gather(indices), len(indices)
         elif self.resident is not None:
             part.resident = take(self.resident, indices)
-            part.samples = count_samples(*part.resident, alike=False)
+            part.samples = len(range(self.samples)[indices])
         elif isinstance(self.batches, Stream):
             part.batches = self.batches.part(indices)
             part.samples = part.batches.samples
@@ -422,12 +428,8 @@ class Data:
     def only(self, x: Any, y: Any) -> Data:
         """The samples (x, y), on the device, in place of its own: a minibatch, weighted as in training."""
         self._check_mean()
-        part = copy.copy(self)
-        part._fingerprint, part._picked, part.checksum = "", {}, None
-        part.resident, part.batches, part.samples = (x, y), (), count_samples(x, y, alike=True)
-        each = self._terms_in(x, y)
-        part.terms, part.each = float(each.sum()), each if bool((each != each[:1]).any()) else None
-        return part._counted()
+        count_samples(x, y, alike=True)
+        return self._holding(x, y, self._terms_in(x, y))._counted()
 
     def _counted(self) -> Data:
         """Itself; InputError where it is samples of which no target counts."""
@@ -447,15 +449,17 @@ class Data:
             return " ".join(f"{value:.17g}" for value in self.checksum.flatten().tolist())
         if self.resident is None:
             return f"{self.samples} samples of a stream"
-        if self._fingerprint:
-            return self._fingerprint
-        digest = 0
-        for name, tensor in [*named_tensors(self.resident[0], "x"), *named_tensors(self.resident[1], "y")]:
-            digest = zlib.crc32(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode(), digest)
-            rows = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            digest = zlib.crc32(rows.numpy().data, digest)
-        self._fingerprint = f"{digest:08x}"
-        return self._fingerprint
+        if "fingerprint" not in self._known:
+            digest = 0
+            for name, tensor in (
+                *named_tensors(self.resident[0], "x"),
+                *named_tensors(self.resident[1], "y"),
+            ):
+                digest = zlib.crc32(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode(), digest)
+                rows = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+                digest = zlib.crc32(rows.numpy().data, digest)
+            self._known["fingerprint"] = f"{digest:08x}"
+        return str(self._known["fingerprint"])
 
 
 def _sliced(tree: Any, name: str) -> str:

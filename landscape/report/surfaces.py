@@ -13,7 +13,7 @@ from matplotlib.colors import LogNorm
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.hdf5 import Array
-from landscape.plots.surface_parts import scale
+from landscape.plots.surface import scale
 from landscape.report.contents import NAMED, Contents, Run, missing_of
 from landscape.report.parts import Chart, Missing, Section, chart_text, described, listed
 from landscape.results.grids import Surface

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import pickle
 import random
 import re
 import struct
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,23 +18,11 @@ from typing import Any
 
 import h5py
 import numpy as np
+import torch
 
 from tests.fuzz import samples
 
-NUMBERS = [
-    0,
-    1,
-    0x7F,
-    0x80,
-    0xFF,
-    0xFFFF,
-    0x7FFFFFFF,
-    0x80000000,
-    0xFFFFFFFF,
-    1 << 40,
-    (1 << 63) - 1,
-    (1 << 64) - 1,
-]
+NUMBERS = [0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1]
 TEXTS = [
     "", "x", "²", "\x1b[31mred\x1b[0m", "$\\frac{$", "a$b$c", "$$", "\x00", "a" * 9999, "{", "9" * 400, "1e999",
     "nan", "../../etc/passwd", "%s%n", "\u202e", "\ud800", '{"name": 1}', "[" * 5000, "module:name",
@@ -117,28 +107,13 @@ def _objects(file: h5py.File) -> list[str]:
 
 def rebuilt(path: Path, rng: random.Random, values_only: bool = False) -> None:
     """Change the HDF5 file at ``path``, which stays one that HDF5 reads."""
+    changes = [_new_values, _new_values, _new_attribute] if values_only else CHANGES
     with h5py.File(path, "r+") as file:
         for _ in range(rng.choice([1, 1, 2])):
-            names = _objects(file)
-            if not names:
+            if not (names := _objects(file)):
                 return
             name = rng.choice(names)
-            if values_only:
-                rng.choice([_new_values, _new_values, _new_attribute])(file, name, rng)
-            else:
-                change: Callable[[h5py.File, str, random.Random], None] = rng.choice(
-                    [
-                        _new_values,
-                        _new_attribute,
-                        _new_attribute,
-                        _new_data,
-                        _new_data,
-                        _new_link,
-                        _new_name,
-                        _removed,
-                    ]
-                )
-                change(file, name, rng)
+            rng.choice(changes)(file, name, rng)
 
 
 def _new_values(file: h5py.File, name: str, rng: random.Random) -> None:
@@ -150,11 +125,7 @@ def _new_values(file: h5py.File, name: str, rng: random.Random) -> None:
     values = data[()]
     odd = np.array(rng.choice(FLOATS))
     with np.errstate(all="ignore"):
-        odd = (
-            odd.astype(data.dtype)
-            if data.dtype.kind == "f"
-            else np.array(rng.choice([0, 1, 2, 100])).astype(data.dtype)
-        )
+        odd = (odd if data.dtype.kind == "f" else np.array(rng.choice([0, 1, 2, 100]))).astype(data.dtype)
     if data.ndim == 0 or rng.random() < 0.4:
         data[...] = np.full_like(values, odd)
     else:
@@ -240,6 +211,9 @@ def _removed(file: h5py.File, name: str, rng: random.Random) -> None:
     del file[name]
 
 
+CHANGES = [_new_values, _new_attribute, _new_attribute, _new_data, _new_data, _new_link, _new_name, _removed]
+
+
 class Runs:
     """Code that a pickle would run: it leaves a trace."""
 
@@ -252,8 +226,6 @@ class Runs:
 
 def state(raw: bytes, rng: random.Random, trace: Path) -> bytes:
     """A file of torch.save: with code in it, with odd tensors, as a bomb, or damaged."""
-    import torch
-
     good = samples.net().state_dict()
     key = rng.choice(list(good))
     shape = good[key].shape
@@ -284,8 +256,6 @@ def state(raw: bytes, rng: random.Random, trace: Path) -> bytes:
         return repacked(raw, rng)
     made = dict(good)
     made[rng.choice([key, "\x1b[2J", "a$b", 3])] = rng.choice(odd)()
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return samples.saved(rng.choice([made, made, {"model": made}, [made], made[key], None]))
@@ -293,8 +263,6 @@ def state(raw: bytes, rng: random.Random, trace: Path) -> bytes:
 
 def repacked(raw: bytes, rng: random.Random) -> bytes:
     """A zip archive with an entry that is damaged or replaced by 100 MB of zeros, compressed."""
-    import io
-
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(raw)) as archive, zipfile.ZipFile(out, "w") as new:
         chosen = rng.choice(archive.namelist())
@@ -302,10 +270,8 @@ def repacked(raw: bytes, rng: random.Random) -> bytes:
             data = archive.read(name)
             if name == chosen and rng.random() < 0.1:
                 new.writestr(name, bytes(100_000_000), zipfile.ZIP_DEFLATED)
-            elif name == chosen:
-                new.writestr(name, damaged(data, rng))
             else:
-                new.writestr(name, data)
+                new.writestr(name, damaged(data, rng) if name == chosen else data)
     return out.getvalue()
 
 

@@ -25,6 +25,8 @@ from landscape.train.recipes import recipe
 from landscape.train.topology import mixing
 from tests.fuzz import mutations, samples
 
+Reader = Callable[[bytes, Path, random.Random], None]
+
 
 class Uncaught(Exception):
     """What should have been one line was something else."""
@@ -90,32 +92,29 @@ def _idx(raw: bytes, folder: Path, rng: random.Random) -> None:
     bad = mutations.damaged(raw, rng)
     if rng.random() < 0.2:
         sizes = b"".join(rng.choice(mutations.NUMBERS[:9]).to_bytes(8, "big")[-4:] for _ in range(4))
-        bad = (
-            b"\0\0\x08" + bytes([rng.choice([0, 1, 3, 4, 255])]) + sizes + bytes(rng.choice([0, 9, 1 << 22]))
-        )
+        start = b"\0\0\x08" + bytes([rng.choice([0, 1, 3, 4, 255])])
+        bad = start + sizes + bytes(rng.choice([0, 9, 1 << 22]))
         bad = gzip.compress(bad, 1) if suffix else bad
     (folder / (FILES[odd] + suffix)).write_bytes(bad)
     read_idx(folder / (FILES[odd] + suffix))
     data.load("mnist", data_dir=folder)
 
 
-def _at(name: str, read: Callable[[Path], object]) -> Callable[[bytes, Path, random.Random], None]:
+def _mutated(name: str, read: Callable[[Path], object], mutate: Callable[..., bytes]) -> Reader:
     def reader(raw: bytes, folder: Path, rng: random.Random) -> None:
         path = folder / name
-        path.write_bytes(raw)
+        path.write_bytes(mutate(raw, rng))
         read(path)
 
     return reader
 
 
-def _bytes(name: str, read: Callable[[Path], object]) -> Callable[[bytes, Path, random.Random], None]:
-    plain = _at(name, read)
-    return lambda raw, folder, rng: plain(mutations.damaged(raw, rng), folder, rng)
+def _bytes(name: str, read: Callable[[Path], object]) -> Reader:
+    return _mutated(name, read, mutations.damaged)
 
 
-def _text(name: str, read: Callable[[Path], object]) -> Callable[[bytes, Path, random.Random], None]:
-    plain = _at(name, read)
-    return lambda raw, folder, rng: plain(mutations.spliced(raw, rng), folder, rng)
+def _text(name: str, read: Callable[[Path], object]) -> Reader:
+    return _mutated(name, read, mutations.spliced)
 
 
 def _state(raw: bytes, folder: Path, rng: random.Random) -> None:
@@ -146,13 +145,8 @@ def _environment(raw: bytes, folder: Path, rng: random.Random) -> None:
     """One variable that launchers set is not what it should be; the others are, of a run of one process."""
     path = folder / "x.toml"
     path.write_bytes(samples.TOML.encode())
-    good = {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29999",
-    }
+    good = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    good |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
     name = rng.choice([*good])
     value = mutations.damaged(raw, rng).replace(b"\0", b"") if rng.random() < 0.7 else raw
     text = os.fsdecode(value)
@@ -162,10 +156,8 @@ def _environment(raw: bytes, folder: Path, rng: random.Random) -> None:
     if pid == 0:
         os.dup2(os.open(folder / "err", os.O_WRONLY | os.O_CREAT), 2)
         os.environ.update({**good, name: text})
-        sys.argv, sys.stderr = (
-            ["landscape", "train", str(path), "-o", str(folder / "run"), "-q"],
-            os.fdopen(2, "w"),
-        )
+        sys.argv = ["landscape", "train", str(path), "-o", str(folder / "run"), "-q"]
+        sys.stderr = os.fdopen(2, "w")
         try:
             landscape.cli.main()
         except SystemExit as stop:
@@ -181,7 +173,7 @@ def _environment(raw: bytes, folder: Path, rng: random.Random) -> None:
     raise InputError(lines[0])
 
 
-READERS: dict[str, Callable[[bytes, Path, random.Random], None]] = {
+READERS: dict[str, Reader] = {
     "hdf5": _hdf5,
     "forged": _forged,
     "drawing": _drawing,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.data import DataLoader, Dataset
 
 import landscape
-from landscape import Checkpoint, DecentralizedDataParallel, Problem
+from landscape import Problem
 from landscape.analysis.learning_coefficient import Langevin
 from landscape.gradients.minibatches import stream
-from tests.groups import together
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed; make test-integrations", exc_type=ImportError
@@ -56,19 +53,6 @@ def tokens(labels: bool) -> Batch:
 def next_words(outputs: Any, batch: Batch) -> Tensor:
     """The user's own loss, of the logits: batches without labels."""
     return F.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), batch["input_ids"][:, 1:].flatten())
-
-
-class Sequences(Dataset[Batch]):
-    """The same, one at a time, as from a file."""
-
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, i: int) -> Batch:
-        return {key: rows[i] for key, rows in self.batch.items()}
 
 
 class Reference:
@@ -114,15 +98,9 @@ def hessian(reference: Reference) -> Tensor:
     return reference.hessian(reference.theta)
 
 
-@pytest.fixture(params=["resident", "loader"])
-def problem(request: pytest.FixtureRequest, reference: Reference) -> Problem:
-    """All sequences in memory, and read batch by batch from a data set that gives one at a time."""
-    data: Any = reference.batch
-    if request.param == "loader":
-        data = DataLoader(Sequences(reference.batch), batch_size=5)
-    made = Problem(reference.model, None if reference.labels else next_words, data)
-    assert made.indexed == (request.param == "resident")
-    return made
+@pytest.fixture
+def problem(reference: Reference) -> Problem:
+    return Problem(reference.model, None if reference.labels else next_words, reference.batch)
 
 
 def near(reference: Reference) -> dict[str, float]:
@@ -217,115 +195,3 @@ def test_rises_of_the_loss(problem: Problem, reference: Reference) -> None:
         pair = [float(reference.loss(theta + sign * shift, rows)) for sign in (1, -1)]
         rises.append(np.mean(pair) - float(reference.loss(theta, rows)))
     np.testing.assert_allclose(average.values, rises, rtol=1e-6, atol=1e-6)
-
-
-def test_the_basin_of_a_contour(problem: Problem, reference: Reference) -> None:
-    surface = landscape.contour(problem, landscape.random_plane(problem), (7, 5), span=0.5)
-    x, y = 2, 1
-    point = reference.theta + surface.x[x] * surface.directions[0] + surface.y[y] * surface.directions[1]
-    loss = float(reference.loss(torch.as_tensor(point, dtype=torch.float64)))
-    assert surface.loss[y, x] == pytest.approx(loss, rel=1e-6)
-    lowest = np.unravel_index(surface.loss.argmin(), surface.loss.shape)
-    basins = surface.basins()
-    assert basins.minimum_loss[0] == surface.loss[lowest]
-
-
-ON_A_LOOP = [
-    "batch-sharpness",
-    "noise-scale",
-    "noise-alignment",
-    "preconditioned-lambda-max",
-    "worst-sharpness",
-]
-
-
-@pytest.mark.parametrize("form", ["resident", "loader"])
-def test_along_a_loop_of_ones_own(form: str, tmp_path: Path) -> None:
-    """A Recorder's columns are those of the instruments at the weights of its last checkpoint."""
-    model, data = gpt2(), tokens(True)
-    given: Any = data if form == "resident" else DataLoader(Sequences(data), batch_size=5)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    monitor = {"instruments": ON_A_LOOP, "every": 3, "draws": 12, "rho": 0.02}
-    with landscape.Recorder(
-        tmp_path, model, None, given, every=0, monitor=monitor, optimizer=optimizer, batch=BATCH
-    ) as recorder:
-        for t in range(3):
-            rows = torch.randint(SAMPLES, (BATCH,), generator=stream(t, 0))
-            optimizer.zero_grad()
-            model(**{k: v[rows] for k, v in data.items()}).loss.backward()
-            with recorder.step():
-                optimizer.step()
-    run = landscape.load(tmp_path / "last.h5")
-    assert isinstance(run, Checkpoint)
-    row = {name: float(column[-1]) for name, column in run.history.items()}
-    reference = Reference(True, model)
-    h = reference.hessian(reference.theta)
-    moments = torch.cat([optimizer.state[each]["exp_avg_sq"].flatten() for each in model.parameters()])
-    p = ((moments / (1 - 0.999**3)).sqrt() + 1e-8) * (1 - 0.9**3)
-    top = float(torch.linalg.eigvalsh(h / (p[:, None] * p).sqrt())[-1])
-    assert row["preconditioned_lambda_max"] == pytest.approx(top, rel=0.02)
-    sample = [torch.randint(SAMPLES, (BATCH,), generator=stream(9, k)) for k in range(200)]
-    g = torch.stack([reference.gradient(reference.theta, rows) for rows in sample])
-    traces = BATCH * (g - reference.gradient(reference.theta)).square().sum(1)
-    error = float(traces.std()) / len(sample) ** 0.5
-    assert abs(row["noise_trace"] - float(traces.mean())) < 4 * np.hypot(row["noise_trace_se"], error)
-    bent, square = ((g @ h) * g).sum(1), g.square().sum(1)
-    ratio = float(bent.sum() / square.sum())
-    error = float((bent - ratio * square).std() / square.mean()) / len(sample) ** 0.5
-    assert abs(row["noise_alignment"] - ratio) < 4 * np.hypot(row["noise_alignment_se"], error)
-    along = [
-        float(v @ reference.product(reference.theta, v, rows) / (v @ v))
-        for v, rows in zip(g[:60], sample, strict=False)
-    ]
-    error = np.std(along) / len(along) ** 0.5
-    assert abs(row["batch_sharpness"] - np.mean(along)) < 4 * np.hypot(row["batch_sharpness_se"], error)
-
-
-def by_hand(group: Any, folder: Path) -> None:
-    """One learner of DPSGD, dict batches with labels."""
-    model, data = gpt2(), tokens(True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    learner = DecentralizedDataParallel(model, optimizer, "dpsgd")
-    generator = torch.Generator().manual_seed(group.rank)
-    for t in range(6):
-        rows = torch.randint(SAMPLES, (BATCH,), generator=generator)
-        optimizer.zero_grad()
-        learner(**{k: v[rows] for k, v in data.items()}).loss.backward()
-        optimizer.step()
-        if t in (2, 5):
-            learner.save_checkpoint(folder / f"{t}.h5")
-
-
-def test_learners_of_dpsgd_by_hand(tmp_path: Path) -> None:
-    assert together(3, by_hand, tmp_path) == [None] * 3
-    early, run = (landscape.load(tmp_path / f"{t}.h5") for t in (2, 5))
-    assert isinstance(run, Checkpoint)
-    problem, reference = run.problem(model=gpt2(), data=Sequences(tokens(True))), Reference(True, gpt2())
-    weights = run.weights.double()
-    mean = weights.mean(0)
-    h, away = reference.hessian(mean), weights - mean
-    values, vectors = torch.linalg.eigh(h)
-    found = landscape.disagreement(run.weights, 2, problem=problem, tol=1e-5, search="exact")
-    share = (away @ vectors[:, -2:]).square().sum() / away.square().sum()
-    assert found.value == pytest.approx(float(share), rel=0.01)
-    assert found.cost == pytest.approx(float(torch.einsum("ni,ij,nj->", away, h, away)) / 6, rel=1e-2)
-    sharp = landscape.batch_sharpness(
-        problem, 3 * BATCH, weights=run.weights, draws=2, max_draws=2, with_lambda_max=False
-    )
-    own = stream(0, 1)
-    for k in range(2):
-        for j, rows in enumerate(torch.randint(SAMPLES, (3, BATCH), generator=own)):
-            g = reference.gradient(weights[j], rows)
-            exact = float(g @ reference.product(weights[j], g, rows) / (g @ g))
-            assert sharp.learner_curvature[k, j] == pytest.approx(exact, rel=1e-3)
-    table = landscape.compare(
-        {"early": early, "late": run}, 3 * BATCH, draws=4, planes=2, top_k=2,
-        problem_of=lambda run, split: run.problem(split, model=gpt2(), data=tokens(True)),
-    )  # fmt: skip
-    rows = dict(zip(table.quantities, table.value, strict=True))
-    assert rows["spread-cost"][1] == pytest.approx(found.cost, rel=1e-2)
-    assert rows["loss"][1] == pytest.approx(float(reference.loss(mean)), rel=1e-5)
-    assert rows["lambda-max"][1] == pytest.approx(float(values[-1]), rel=0.02)
-    assert any(
-        "test-error was not measured: test error: the data has no class labels" in n for n in table.notes
-    )

@@ -33,7 +33,7 @@ X, Y = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), torch.ara
 def session(
     folder: Path, contour: Any = False, spectrum: Any = False, test: Any = None, **options: Any
 ) -> Session:
-    return Session(folder, F.cross_entropy, None, test, options, contour, spectrum)
+    return Session(folder, F.cross_entropy, None, test, options, {"contour": contour, "spectrum": spectrum})
 
 
 def begin(made: Session, model: nn.Module, resume: int = 0) -> torch.optim.Optimizer:

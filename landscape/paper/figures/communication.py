@@ -19,7 +19,7 @@ from landscape.paper.scales import OURS, mnist_runs
 from landscape.paper.verdicts import Effect, Rows, difference_effect, pair
 from landscape.plots.picture import panels, shared_legend
 from landscape.plots.style import color_of
-from landscape.results.tables import RunTimes
+from landscape.results.training import RunTimes
 from landscape.train.planning import calibration, plan
 from landscape.train.planning.plan import Cluster, Costs, Link, Stragglers
 from landscape.train.recipes.recipe import read, recipe_of

@@ -20,7 +20,7 @@ from landscape.paper.scales import OURS
 from landscape.paper.verdicts import Effect, Rows, by_seed, pair, ratio_effect, select, settings
 from landscape.plots.picture import panels
 from landscape.plots.tables import without_bridge
-from landscape.results.stability import Escape, Minima
+from landscape.results.training import Escape, Minima
 from landscape.train.experiments import saddles
 from landscape.train.experiments.minima import minima
 from landscape.train.recipes.recipe import Recipe, read, recipe_of

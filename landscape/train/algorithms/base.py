@@ -62,13 +62,10 @@ class Rule(ABC):
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         cls.label, cls.color = (vars(cls).get(name, "") for name in ("label", "color"))
-        for kind, declared, reserved in (
-            ("column", cls.columns, UNITS.keys()),
-            ("purpose", cls.purposes, RESERVED),
-        ):
-            for name in declared:
-                if name in reserved:
-                    raise InputError(f"{cls.__name__}: its {kind} '{name}' is the training loop's own")
+        taken = [f"column '{name}'" for name in cls.columns if name in UNITS]
+        taken += [f"purpose '{name}'" for name in cls.purposes if name in RESERVED]
+        if taken:
+            raise InputError(f"{cls.__name__}: its {taken[0]} is the training loop's own")
 
     def __init__(self, learners: int, seed: int) -> None:
         self.learners, self.seed = learners, seed

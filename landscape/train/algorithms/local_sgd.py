@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -44,6 +44,9 @@ class LocalSGD(Rule):
 
     label, color = "local SGD", "#E69F00"
     lr_is_factor = True
+    #: The outer step at the average of a period, with its rate and its momentum.
+    outer: ClassVar[Literal["none", "slowmo", "nesterov"]] = "none"
+    outer_lr, outer_momentum = 1.0, 0.0
 
     def __init__(
         self,
@@ -113,13 +116,11 @@ class LocalSGD(Rule):
     def update_optimizer_state(self, optimizer: OptimizerMemory, step: int) -> None:
         # After synchronous steps all have the optimizer of the mean gradient.
         average = step == self.first or (self._ends_period(step) and self.buffers == "average")
-        state = optimizer.state if average else {}
-        averaged = {k: t for k, t in state.items() if k not in optimizer.counters}
+        averaged = {k: t for k, t in optimizer.state.items() if average and k not in optimizer.counters}
         self._averaged = len(averaged)
         if average:
-            optimizer.state = state | {
-                k: self.comm.fresh_mean(t, "buffers").expand_as(t).clone() for k, t in averaged.items()
-            }
+            means = {k: self.comm.fresh_mean(t, "buffers").expand_as(t).clone() for k, t in averaged.items()}
+            optimizer.state = optimizer.state | means
         elif self._ends_period(step) and self.buffers == "reset":
             optimizer.reset()
 
@@ -135,28 +136,17 @@ class LocalSGD(Rule):
         return vectors, rounds
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        return self._period_limit(momentum, form)
-
-    def _period_limit(
-        self,
-        momentum: float,
-        form: str,
-        outer: Literal["none", "slowmo", "nesterov"] = "none",
-        outer_lr: float = 1.0,
-        outer_momentum: float = 0.0,
-    ) -> float | None:
         omegas, order = [1.0], "awc"
         if self.base and self.learners > 1:
             if momentum and self.buffers == "keep" and len(self.base.mixing.cycle) != 1:
                 return None
             omegas, order = self.base.mixing.modes[0], self.base.order
-        limit = max_period_step(
-            self.period, momentum, form, omegas, order, self.buffers, outer, outer_lr, outer_momentum
-        )
+        outer = self.outer, self.outer_lr, self.outer_momentum
+        limit = max_period_step(self.period, momentum, form, omegas, order, self.buffers, *outer)
         if not self.nodes or not momentum or self.buffers != "keep":
             return limit
         # Disagreement within a node loses x at its averages, and keeps v.
-        return None if outer != "none" else min(limit, max_period_step(self.node_period, momentum, form))
+        return None if self.outer != "none" else min(limit, max_period_step(self.node_period, momentum, form))
 
 
 class _Outer(LocalSGD):
@@ -191,6 +181,7 @@ class SlowMo(_Outer):
 
     label, color = "SlowMo", "#CC79A7"
     lr_is_factor = False
+    outer = "slowmo"
 
     def __init__(
         self,
@@ -209,16 +200,13 @@ class SlowMo(_Outer):
         super().__init__(learners, seed, period, start, nodes, node_period, mixing, order, buffers)
         positive("algorithm.slow_lr", slow_lr)
         below_one("algorithm.slow_momentum", slow_momentum)
-        self.slow_lr, self.slow_momentum = slow_lr, slow_momentum
+        self.outer_lr, self.outer_momentum = slow_lr, slow_momentum
 
     def _outer(self, mean: Tensor, lr: float) -> Tensor:
-        anchor, slow = self.shared["anchor"], self.slow_momentum * self.shared["slow_momentum"]
+        anchor, slow = self.shared["anchor"], self.outer_momentum * self.shared["slow_momentum"]
         if lr:  # at the very end of a cosine schedule it is 0, and so is the step
             slow = slow + (anchor - mean) / lr
-        return self._moved(anchor - self.slow_lr * lr * slow, slow)
-
-    def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        return self._period_limit(momentum, form, "slowmo", self.slow_lr, self.slow_momentum)
+        return self._moved(anchor - self.outer_lr * lr * slow, slow)
 
 
 @registry.algorithms.add("diloco")
@@ -234,6 +222,7 @@ class DiLoCo(_Outer):
     """
 
     label, color = "DiLoCo", "#332288"
+    outer = "nesterov"
 
     def __init__(
         self,
@@ -255,6 +244,3 @@ class DiLoCo(_Outer):
         moved = anchor - mean
         v = self.outer_momentum * self.shared["slow_momentum"] + moved
         return self._moved(anchor - self.outer_lr * (moved + self.outer_momentum * v), v)
-
-    def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        return self._period_limit(momentum, form, "nesterov", self.outer_lr, self.outer_momentum)

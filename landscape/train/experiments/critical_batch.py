@@ -159,7 +159,7 @@ def _train(
 
     def evaluate(state: Checkpoint) -> None:
         if state.step > recipe.steps - length / 4:
-            losses.append(trainer.mean_evaluation.training_loss(average(state.weights)))
+            losses.append(trainer.buffers.training_loss(average(state.weights)))
 
     recipe = dataclasses.replace(recipe, checkpoint=Save(every=every))
     trainer = Trainer(recipe, checkpoint=run, device=device, data_dir=data_dir, hooks=Hooks(save=evaluate))

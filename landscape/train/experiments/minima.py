@@ -22,7 +22,7 @@ from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.stability import Minima
+from landscape.results.training import Minima
 from landscape.stability import limits, max_stable_step, polynomials
 from landscape.train import algorithms
 from landscape.train.optimizer import SGD

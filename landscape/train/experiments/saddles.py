@@ -10,7 +10,7 @@ import numpy as np
 from landscape.core.errors import InputError
 from landscape.core.registry import numerics
 from landscape.models.small import Saddle
-from landscape.results.stability import Escape
+from landscape.results.training import Escape
 from landscape.train.recipes.recipe import read
 from landscape.train.run.loop import Hooks, Trainer
 

@@ -21,7 +21,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import InputError
 from landscape.core.progress import Progress
 from landscape.core.toml import toml_value
-from landscape.results.tables import COLUMNS, Sweep, texts
+from landscape.results.training import COLUMNS, Sweep, texts
 from landscape.train.recipes.recipe import Recipe, key_and_value, parse_value
 from landscape.train.run import launch
 from landscape.train.run.launch import Ended, Run
@@ -36,7 +36,7 @@ Execute = Callable[[Sequence[Run], Ended, Progress], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of a run; see :class:`landscape.results.tables.Sweep`."""
+    """The results of a run; see :class:`landscape.results.training.Sweep`."""
 
     test_loss: float
     test_error: float

@@ -15,8 +15,7 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.curvature.eigenvalues import exact_products
 from landscape.curvature.hessian import HessianOperator, Preconditioner
-from landscape.curvature.krylov import start_vector, warm_start
-from landscape.curvature.lanczos import Eigenpairs, lanczos
+from landscape.curvature.lanczos import Eigenpairs, lanczos, start_vector, warm_start
 from landscape.problem.problem import Problem
 from landscape.train.processes.comm import Comm
 from landscape.train.recipes.recipe import Monitor

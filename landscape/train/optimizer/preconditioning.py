@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.checkpoint import Checkpoint, check_learner
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import expect
 from landscape.curvature.hessian import Preconditioner
@@ -58,16 +58,13 @@ def preconditioner(
     made = StatePreconditioner(recipe_of(checkpoint), problem, "precondition")
     if checkpoint.step < 1:
         raise FailedError(f"{checkpoint.path or 'checkpoint'}: of step 0, the optimizer has no state yet")
-    if isinstance(learner, int) and 0 <= learner < checkpoint.learners:
+    check_learner(learner, checkpoint.learners)
+    if isinstance(learner, int):
         theta = checkpoint.weights[learner]
         state = {key: rows[learner : learner + 1] for key, rows in checkpoint.optimizer.items()}
-    elif learner == "mean":
+    else:
         theta = checkpoint.mean
         state = {key: _mean(key, rows, made.counters) for key, rows in checkpoint.optimizer.items()}
-    else:
-        raise InputError(
-            f"learner: {learner!r} is not allowed, it must be 'mean' or 0…{checkpoint.learners - 1}"
-        )
     return made.at(theta.to(problem.theta), state, checkpoint.step, checkpoint.lr, stream(seed, 0))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import inspect
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -30,11 +32,9 @@ def is_torch(name: str) -> bool:
 
 @functools.cache
 def _classes() -> dict[str, type[torch.optim.Optimizer]]:
-    classes = {
-        f"{PREFIX}{name}": value for name, value in vars(torch.optim).items() if inspect.isclass(value)
-    }
+    named = ((name, kind) for name, kind in vars(torch.optim).items() if inspect.isclass(kind))
     base = torch.optim.Optimizer
-    return {name: kind for name, kind in classes.items() if issubclass(kind, base) and kind is not base}
+    return {f"{PREFIX}{name}": kind for name, kind in named if issubclass(kind, base) and kind is not base}
 
 
 def short_names() -> dict[str, str]:
@@ -50,9 +50,7 @@ def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """
     kind = _classes()[choose("optimizer.name", name, _classes())]
     if "lr" in given:
-        raise InputError(
-            "optimizer.lr: not allowed, the recipe's keys lr and schedule give the learning rate"
-        )
+        raise InputError("optimizer.lr: not allowed, the recipe's keys lr and schedule give it")
     hints = typing.get_type_hints(kind.__init__)
     checked = check_keywords("optimizer", given, kind, given=("params", "lr"))
     values = {key: _as_float(value, hints.get(key)) for key, value in checked.items()}
@@ -120,56 +118,44 @@ class TorchOptimizer(Optimizer):
         self.name, self.values = name, values
         self.kind = _classes()[name]
         self.linear = self.kind is torch.optim.SGD
+        if self.linear and not values["dampening"] and not values["maximize"]:
+            self.heavy_ball = values["momentum"], "nesterov" if values["nesterov"] else "ordinary"
+        self.preconditioned = preconditioned(self.kind, values)
         if inspect.signature(self.kind.step).parameters["closure"].default is inspect.Parameter.empty:
-            raise InputError(
-                f"optimizer.name: '{name}' is not allowed, it needs a closure: the loss several times a step"
-            )
+            raise InputError(f"optimizer.name: '{name}' is not allowed, it needs a closure")
         trial = self._build([nn.Parameter(torch.zeros(2, 2))])
         state = next(iter(self._step_of(trial).values()), {})
         self.counters = frozenset({UPDATES, *(key for key, value in state.items() if value.dim() == 0)})
-
-    @property
-    def heavy_ball(self) -> tuple[float, str] | None:
-        if self.kind is not torch.optim.SGD or self.values["dampening"] or self.values["maximize"]:
-            return None
-        return self.values["momentum"], "nesterov" if self.values["nesterov"] else "ordinary"
-
-    @property
-    def preconditioned(self) -> tuple[float, str, float] | None:
-        return preconditioned(self.kind, self.values)
 
     def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor:
         return preconditioner(self.kind, self.values, self.state, self.state[UPDATES]).to(points)
 
     def _build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        try:
+        with self._refusing():
             # The rate is set before each step; the first one is torch's own for AdamW.
             return self.kind(parameters, lr=1e-3, **self.values)  # type: ignore[call-arg]
-        except (ValueError, TypeError, RuntimeError, AssertionError) as error:
-            raise self._refusal(error) from error
 
     def _step_of(self, optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Tensor]]:
         """The state by parameter, after a step with gradients of zero; only its names and shapes are used."""
         for parameter in optimizer.param_groups[0]["params"]:
             parameter.grad = torch.zeros_like(parameter)
-        try:
+        with self._refusing():
             optimizer.step()
-        except (ValueError, TypeError, RuntimeError, AssertionError) as error:
-            raise self._refusal(error) from error
         for state in optimizer.state.values():
             for key, value in state.items():
                 if not isinstance(value, Tensor):
-                    raise InputError(
-                        f"optimizer.name: '{self.name}' is not allowed, its state '{key}' is a "
-                        f"{type(value).__name__}, not a tensor, and no checkpoint can hold it"
-                    )
+                    reason = f"its state '{key}' is a {type(value).__name__}, and no checkpoint can hold it"
+                    raise InputError(f"optimizer.name: '{self.name}' is not allowed, {reason}")
         return dict(optimizer.state)
 
-    def _refusal(self, error: Exception) -> InputError:
-        words = " ".join(str(error).split())[:160]
-        return InputError(
-            f"optimizer: '{self.name}' is not allowed with this model and these options ({words})"
-        )
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """InputError, with its reason, for what the class refuses inside."""
+        try:
+            yield
+        except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+            words = f"with this model and options ({' '.join(str(error).split())[:160]})"
+            raise InputError(f"optimizer: '{self.name}' is not allowed {words}") from error
 
     def start(self, layout: Layout, weights: Tensor) -> None:
         self.layout = layout
@@ -180,24 +166,19 @@ class TorchOptimizer(Optimizer):
             for view in layout.views(row).values()
         ]
         self._optimizer = self._build(self._parameters)
-        self._new = [dict(self._optimizer.state.get(p, {})) for p in self._parameters]
-        self._new = [{key: value.clone() for key, value in state.items()} for state in self._new]
-        trial = self._build(
-            [nn.Parameter(torch.zeros_like(p)) for p in self._parameters[: len(layout.slots)]]
-        )
-        states = list(self._step_of(trial).values())
-        #: Of each name the tensor's part for each parameter tensor: (its number, offset, shape).
-        self._parts: dict[str, list[tuple[int, int, torch.Size]]] = {}
-        widths: dict[str, int] = {}
-        self.state = {UPDATES: weights.new_zeros(len(weights), 1, dtype=torch.float64)}
-        for slot, state in enumerate(states):
+        self._new = [copy.deepcopy(dict(self._optimizer.state.get(p, {}))) for p in self._parameters]
+        trial = [nn.Parameter(torch.zeros_like(p)) for p in self._parameters[: len(layout.slots)]]
+        #: Of each name the parameter tensors that have one, by number, and its shape there.
+        self._shapes: dict[str, dict[int, torch.Size]] = {}
+        dtypes: dict[str, torch.dtype] = {}
+        for slot, state in enumerate(self._step_of(self._build(trial)).values()):
             for key, value in state.items():
-                offset = widths.setdefault(key, 0)
-                self._parts.setdefault(key, []).append((slot, offset, value.shape))
-                widths[key] += value.numel()
-                self.state[key] = torch.zeros(
-                    len(weights), widths[key], dtype=value.dtype, device=weights.device
-                )
+                self._shapes.setdefault(key, {})[slot] = value.shape
+                dtypes[key] = value.dtype
+        self.state = {UPDATES: weights.new_zeros(len(weights), 1, dtype=torch.float64)}
+        for key, shapes in self._shapes.items():
+            width = sum(shape.numel() for shape in shapes.values())
+            self.state[key] = weights.new_zeros(len(weights), width, dtype=dtypes[key])
 
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
         state = {key: tensor.clone() for key, tensor in self.state.items()}
@@ -207,18 +188,17 @@ class TorchOptimizer(Optimizer):
         optimizer.state.clear()
         optimizer.param_groups[0]["lr"] = lr
         views: list[dict[str, Tensor]] = [{} for _ in self._parameters]
-        for key, parts in self._parts.items():
+        for key, shapes in self._shapes.items():
             for j, row in enumerate(state[key]):
-                for slot, offset, shape in parts:
-                    views[j * slots + slot][key] = row[offset : offset + shape.numel()].view(shape)
+                parts = row.split([shape.numel() for shape in shapes.values()])
+                for (slot, shape), part in zip(shapes.items(), parts, strict=True):
+                    views[j * slots + slot][key] = part.view(shape)
         gradient_views = [g for row in gradients for g in self.layout.views(row).values()]
         for parameter, gradient, view, new in zip(
             self._parameters, gradient_views, views, self._new, strict=True
         ):
             parameter.grad = gradient
-            optimizer.state[parameter] = (
-                dict(view) if started else {key: value.clone() for key, value in new.items()}
-            )
+            optimizer.state[parameter] = dict(view) if started else copy.deepcopy(new)
         optimizer.step()
         for parameter, view in zip(self._parameters, views, strict=True):
             parameter.grad = None

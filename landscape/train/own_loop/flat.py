@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import hashlib
 import json
@@ -13,12 +14,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from landscape.checkpoint.parts import storable
+from landscape.checkpoint.checkpoint import storable
 from landscape.core.errors import FailedError, InputError
 from landscape.problem.layout import Layout
-from landscape.train.processes.process_group import Lost, first_line
+from landscape.train.processes.board import first_line
+from landscape.train.processes.process_group import Lost
 
 REMEDY = "make the change first, then a new optimizer and a new DecentralizedDataParallel"
+
+
+def check_module(model: Any) -> None:
+    """InputError unless ``model`` is a module with all of its parameters here."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: a {type(model).__name__} is not allowed, it must be a torch.nn.Module")
+    if any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules()):
+        raise InputError("model: FSDP cuts its parameters into shards, they are needed whole (DDP)")
+    for name, p in model.named_parameters():
+        if nn.parameter.is_lazy(p):
+            raise _refusal(name, "has no shape yet", "run one batch through the model first")
+        if hasattr(p, "placements"):
+            raise _refusal(name, "is cut into shards (DTensor)", "it is needed whole (DDP)")
 
 
 class FlatParameters:
@@ -41,14 +56,15 @@ class FlatParameters:
         self._check_parameters(named)
         trained = {name: p for name, p in named.items() if p.requires_grad}
         self._check_optimizer(named, trained)
-        self.layout = plain_layout(module)
+        slots = Layout.of(module).slots
+        self.layout = Layout(tuple(dataclasses.replace(slot, name=plain(slot.name)) for slot in slots))
         self.names, self.parameters = [*trained], [*trained.values()]
         first = self.parameters[0]
+        self.device = first.device
         self.flat = torch.empty(1, self.layout.size, dtype=first.dtype, device=first.device)
         self.views = [*self.layout.views(self.flat[0]).values()]
         self._known = named
         self._groups = [id(p) for group in optimizer.param_groups for p in group["params"]]
-        self._memory = [(view.data_ptr(), view.shape) for view in self.views]
         for p, view in zip(self.parameters, self.views, strict=True):
             view.copy_(p.detach())
             p.data = view
@@ -60,18 +76,10 @@ class FlatParameters:
         self._tree = [(part, [*map(id, part.values())]) for part in parts]
         self._frozen = {name: p for name, p in self._known.items() if name not in self.names}
 
-    @property
-    def device(self) -> torch.device:
-        return self.flat.device
-
     def _check_parameters(self, named: dict[str, nn.Parameter]) -> None:
         first: tuple[str, nn.Parameter] | None = None
         memory: dict[int, str] = {}
         for name, p in named.items():
-            if nn.parameter.is_lazy(p):
-                raise _refusal(name, "has no shape yet", "run one batch through the model first")
-            if hasattr(p, "placements"):
-                raise _refusal(name, "is cut into shards (DTensor)", "each learner holds the whole model")
             if not p.requires_grad:
                 continue
             first = first or (name, p)
@@ -96,10 +104,7 @@ class FlatParameters:
             )
         for name, p in trained.items():
             if id(p) not in given:
-                raise InputError(
-                    f"optimizer: the model's parameter '{name}' is not in it; add it, or freeze it by "
-                    "requires_grad_(False)"
-                )
+                raise InputError(f"optimizer: parameter '{name}' is not in it; add it, or freeze it")
 
     def check(self) -> None:
         """Raise InputError where the parameters are no longer those that were wrapped."""
@@ -118,11 +123,6 @@ class FlatParameters:
 
         New memory of the same kind, as ``p.data = …`` gives, is copied and given up.
         """
-        for p, (pointer, shape) in zip(self.parameters, self._memory, strict=True):
-            if p.data_ptr() != pointer or p.shape != shape:
-                break
-        else:
-            return
         for name, p, view in zip(self.names, self.parameters, self.views, strict=True):
             if p.shape != view.shape:
                 raise _refusal(name, f"had shape {tuple(view.shape)}, now {tuple(p.shape)}")
@@ -149,20 +149,10 @@ class FlatParameters:
         everything = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         return {plain(name): t.detach() for name, t in everything.items() if plain(name) in saved}
 
-    def statistics(self) -> list[Tensor]:
-        """The floating-point buffers, such as the running statistics of BatchNorm."""
-        return [b for b in self.module.buffers() if b.is_floating_point()]
-
 
 def plain(name: str) -> str:
     """The name of a parameter in the module that torch.compile wrapped."""
     return name.replace("_orig_mod.", "")
-
-
-def plain_layout(module: nn.Module) -> Layout:
-    """The layout of ``module`` with plain names."""
-    slots = Layout.of(module).slots
-    return Layout(tuple(dataclasses.replace(slot, name=plain(slot.name)) for slot in slots))
 
 
 def _kind(p: Tensor) -> str:
@@ -173,26 +163,22 @@ def _refusal(name: str, change: str, remedy: str = REMEDY) -> InputError:
     return InputError(f"model: parameter '{name}' {change}; {remedy}")
 
 
-def has_group() -> bool:
-    """Whether torch.distributed has a default process group."""
-    return dist.is_available() and dist.is_initialized()
-
-
 class DefaultGroup:
-    """This process in the default process group.
+    """This process in the default process group; alone where there is none.
 
     Args:
+        rank, size: its number, and that of all processes.
         device: that of the exchanged tensors.
 
     Raises:
         InputError: where the group cannot exchange tensors of that device.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        self.rank, self.size = rank, size
         self.device, self.step = device, 0
-        backends = str(dist.get_backend_config())
-        if device.type == "cuda" and "nccl" not in backends and self.size > 1:
+        backends = str(dist.get_backend_config()) if size > 1 else ""
+        if device.type == "cuda" and "nccl" not in backends and size > 1:
             raise InputError(
                 f"model: it is on {device}, the process group exchanges by {backends}; call "
                 "init_process_group('nccl'), or leave the model on the CPU"
@@ -244,8 +230,16 @@ class DefaultGroup:
                 if a != b:
                     raise InputError(f"{name}: {b} on rank {rank}, but {a} on rank 0; all must be the same")
 
-    def check(self, error: InputError | None) -> None:
-        """Raise on every rank if one of them gives an ``error``: its own, or a line that names the rank."""
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What fails inside fails on every rank: with its own error, or with a line that names the rank."""
+        error: InputError | None = None
+        try:
+            yield
+        except Lost:
+            raise
+        except InputError as raised:
+            error = raised
         found = self.texts("" if error is None else str(error))
         if error is not None:
             raise error
@@ -267,11 +261,10 @@ class OptimizerState:
     whether theirs have the same parts.
     """
 
-    def __init__(self, parameters: FlatParameters, group: DefaultGroup | None) -> None:
+    def __init__(self, parameters: FlatParameters, group: DefaultGroup) -> None:
         self._parameters, self._group = parameters, group
-        self._first = {p: dict(s) for p, s in self._states() if s}
-        if self._first:  # such as Adagrad's, which is made before the first step
-            self._first = {p: {k: _copied(v) for k, v in s.items()} for p, s in self._first.items()}
+        # Such as Adagrad's, which is made before the first step.
+        self._first = {p: copy.deepcopy(dict(s)) for p, s in self._states() if s}
 
     def _states(self) -> list[tuple[torch.nn.Parameter, dict[str, Any]]]:
         state = self._parameters.optimizer.state
@@ -288,14 +281,16 @@ class OptimizerState:
     @property
     def counters(self) -> frozenset[str]:
         """Names of tensors that count steps."""
-        return frozenset(
-            key for key, parts in self._parts().items() if any(t.dim() == 0 or not _real(t) for t in parts)
-        )
+
+        def counts(t: Tensor) -> bool:
+            return t.dim() == 0 or not t.is_floating_point()
+
+        return frozenset(key for key, parts in self._parts().items() if any(map(counts, parts)))
 
     @property
     def state(self) -> dict[str, Tensor]:
         parts = self._parts()
-        if self._group is not None and self._group.size > 1:
+        if self._group.size > 1:
             shapes = [(name, key, tuple(v.shape)) for name, key, v in self._named()]
             digest = hashlib.sha256(repr(shapes).encode()).hexdigest()
             if len(set(self._group.texts(digest))) > 1:
@@ -319,7 +314,7 @@ class OptimizerState:
         for p, _ in self._states():
             self._parameters.optimizer.state.pop(p, None)
             if p in self._first:
-                self._parameters.optimizer.state[p] = {k: _copied(v) for k, v in self._first[p].items()}
+                self._parameters.optimizer.state[p] = copy.deepcopy(self._first[p])
 
     # Checkpoints.
 
@@ -332,18 +327,15 @@ class OptimizerState:
                     found.append((name, key, value.detach()))
                 elif value is not None:
                     kind = type(value).__name__
-                    raise FailedError(
-                        f"optimizer: its state '{key}' is a {kind}, not a tensor, and no checkpoint holds it"
-                    )
+                    raise FailedError(f"optimizer: its state '{key}' is a {kind}, not a tensor")
         return found
 
     def rows(self) -> dict[str, Tensor]:
         """For a checkpoint: "PARAMETER.NAME" -> (1, …), the same names and shapes on all ranks."""
         mine = {f"{name}.{key}": storable(value) for name, key, value in self._named()}
         facts = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in mine.items()}
-        texts = self._group.texts(json.dumps(facts)) if self._group is not None else [json.dumps(facts)]
         union: dict[str, Any] = {}
-        for text in texts:
+        for text in self._group.texts(json.dumps(facts)):
             union |= json.loads(text)
         device = self._parameters.device
         rows = {
@@ -387,11 +379,3 @@ def _placed(value: Tensor, p: Tensor, group: Mapping[str, Any]) -> Tensor:
         return value.to(p.device) if group.get("capturable") or group.get("fused") else value.cpu()
     half = p.itemsize < 4 and value.is_floating_point()
     return value.to(p.device, p.dtype if half else value.dtype)
-
-
-def _real(tensor: Tensor) -> bool:
-    return tensor.is_floating_point()
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value

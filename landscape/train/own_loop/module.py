@@ -16,10 +16,9 @@ from landscape.core.errors import InputError
 from landscape.core.options import check_type, positive
 from landscape.problem.layout import independent_copy
 from landscape.train import algorithms
-from landscape.train.own_loop import recording, saving
-from landscape.train.own_loop.flat import DefaultGroup, FlatParameters, OptimizerState, has_group, plain
-from landscape.train.own_loop.step import Stepper, average
-from landscape.train.processes.comm import Comm
+from landscape.train.own_loop import recording
+from landscape.train.own_loop.flat import DefaultGroup, FlatParameters, check_module, plain
+from landscape.train.own_loop.step import Stepper, average_buffers, load, save
 
 _wrapped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
@@ -99,7 +98,7 @@ class DecentralizedDataParallel(nn.Module):
         _check(model, optimizer)
         check_type("average_buffers", average_buffers, bool)
         positive("seed", check_type("seed", seed, int), least=0)
-        _, size = recording.place("DecentralizedDataParallel", "so that each process is one learner")
+        rank, size = recording.place("DecentralizedDataParallel", "so that each process is one learner")
         options = algorithms.options(algorithm, options)
         rule = algorithms.make(algorithm, options, learners=size, seed=seed)
         if rule.measured:
@@ -117,18 +116,16 @@ class DecentralizedDataParallel(nn.Module):
             raise InputError(f"peak_lr: {peak_lr} is not allowed, algorithm '{algorithm}' does not use it")
         self._seed = seed
         parameters = FlatParameters(model, optimizer)
-        self._group = DefaultGroup(parameters.device) if has_group() else None
-        if self._group is not None:
-            self._share(model, parameters, average_buffers)
-        comm = Comm(size, self._group)
-        state = OptimizerState(parameters, self._group)
-        self._stepper = Stepper(parameters, rule, comm, state, average_buffers)
+        processes = DefaultGroup(rank, size, parameters.device)
+        self._share(model, parameters, processes, average_buffers)
+        self._stepper = Stepper(parameters, rule, processes, average_buffers)
         _wrapped.add(optimizer)
         self.module = model
 
-    def _share(self, model: nn.Module, parameters: FlatParameters, average_buffers: bool) -> None:
+    def _share(
+        self, model: nn.Module, parameters: FlatParameters, group: DefaultGroup, average_buffers: bool
+    ) -> None:
         """Check that all processes have the same, and take the weights and buffers of rank 0."""
-        assert self._group is not None
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         facts = {
             "landscape": __version__,
@@ -142,12 +139,12 @@ class DecentralizedDataParallel(nn.Module):
                 for name, t in tensors.items()
             },
         }
-        self._group.agree(facts)
+        group.agree(facts)
         with torch.no_grad():
-            parameters.flat.copy_(self._group.broadcast(parameters.flat))
+            parameters.flat.copy_(group.broadcast(parameters.flat))
             for name, tensor in tensors.items():
                 if plain(name) not in parameters.names:
-                    tensor.copy_(self._group.broadcast(tensor))
+                    tensor.copy_(group.broadcast(tensor))
 
     @property
     def steps(self) -> int:
@@ -212,14 +209,14 @@ class DecentralizedDataParallel(nn.Module):
         """
         stepper = self._stepper
         stepper.idle("average_model")
-        copy = independent_copy(self.module)
+        model = independent_copy(self.module)
         with torch.no_grad():
             mean = stepper.comm.fresh_mean(stepper.parameters.flat, "average model")
-            known = {plain(name): p for name, p in copy.named_parameters()}
+            known = {plain(name): p for name, p in model.named_parameters()}
             for name, view in stepper.parameters.layout.views(mean).items():
                 known[name].copy_(view)
-            average([b for b in copy.buffers() if b.is_floating_point()], stepper.comm)
-        return copy
+            average_buffers(model, stepper.comm)
+        return model
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write all learners, with the states of optimizer and algorithm, to one HDF5 file, atomically.
@@ -244,7 +241,7 @@ class DecentralizedDataParallel(nn.Module):
             >>> model.save_checkpoint(f"{tempfile.mkdtemp()}/last.h5")
         """
         self._stepper.idle("save_checkpoint")
-        saving.save(self._stepper, self._group, Path(path), self._algorithm, self._seed)
+        save(self._stepper, Path(path), self._algorithm, self._seed)
 
     def load_checkpoint(self, path: str | Path) -> int:
         """Go on from a file of :meth:`save_checkpoint`: weights, buffers, optimizer and algorithm.
@@ -275,16 +272,15 @@ class DecentralizedDataParallel(nn.Module):
         """
         self._stepper.idle("load_checkpoint")
         with torch.no_grad():
-            saving.load(self._stepper, self._group, Path(path), self._algorithm)
+            load(self._stepper, Path(path), self._algorithm)
         return self.steps
 
     def get_extra_state(self) -> dict[str, Any]:
         """The algorithm's own state, which ``state_dict`` holds as ``_extra_state``."""
         rule = self._stepper.rule
-        state, shared = (
-            {name: t.clone() for name, t in tensors.items()} for tensors in (rule.state, rule.shared)
-        )
-        return {"algorithm": self._algorithm["name"], "steps": self.steps, "state": state, "shared": shared}
+        parts = {"state": rule.state, "shared": rule.shared}
+        facts: dict[str, Any] = {"algorithm": self._algorithm["name"], "steps": self.steps}
+        return facts | {key: {name: t.clone() for name, t in part.items()} for key, part in parts.items()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Take what :meth:`get_extra_state` gave; ``load_state_dict`` calls it.
@@ -317,22 +313,15 @@ def _begin(stepper: Stepper) -> None:
 
 def _check(model: Any, optimizer: Any) -> None:
     """InputError for what cannot be wrapped."""
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model: a {type(model).__name__} is not allowed, it must be a torch.nn.Module")
+    check_module(model)
     for m in model.modules():
         if isinstance(m, (nn.DataParallel, nn.parallel.DistributedDataParallel, DecentralizedDataParallel)):
-            raise InputError(
-                f"model: a {type(m).__name__} is not allowed, give the module inside it, .module"
-            )
+            raise InputError(f"model: a {type(m).__name__} is not allowed, give the module inside it")
+    kind = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
-        kind = type(optimizer).__name__
         raise InputError(f"optimizer: a {kind} is not allowed, it must be a torch.optim.Optimizer")
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
-        raise InputError(
-            f"optimizer: {type(optimizer).__name__} is not allowed, it needs a closure: several losses a step"
-        )
+        raise InputError(f"optimizer: {kind} is not allowed, it needs a closure: several losses a step")
     if optimizer in _wrapped:
-        raise InputError(
-            "optimizer: it belongs to another DecentralizedDataParallel; make a new one for the new wrapper"
-        )
+        raise InputError("optimizer: it belongs to another DecentralizedDataParallel; make a new one")

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from landscape.checkpoint.parts import storable
+from landscape.checkpoint.checkpoint import storable
 from landscape.core.errors import InputError
-from landscape.curvature.hessian import Preconditioner
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Loss, Problem
 from landscape.train.decomposition import Gradient, estimate_gradient, fixed_batches, step_columns
-from landscape.train.instruments.base import Moment, Setting
+from landscape.train.instruments.base import Setting
 from landscape.train.instruments.monitor import Monitoring
 from landscape.train.own_loop import recording
+from landscape.train.own_loop.flat import check_module
 from landscape.train.processes.comm import Comm
 from landscape.train.recipes.recipe import Monitor, build_table
 
@@ -56,7 +56,7 @@ class Observer:
     """
 
     def __init__(self, module: nn.Module, loss: Loss | None, data: Any, test: Any, choices: Choices) -> None:
-        _check_module(module)
+        check_module(module)
         for name, split in (("data", data), ("test", test)):
             _check_data(name, split)
         first = next((p for p in module.parameters() if p.requires_grad and p.numel()), None)
@@ -81,7 +81,9 @@ class Observer:
             self.parameters = Parameters(module, self.train)
             # With BatchNorm, what the steps are compared with depends on the batches.
             self._objective, self._batch = self.train, 0
-            self._check_choices()
+            _check_drawn("samples", choices.samples, self.train)
+            if norm and self.train.indexed:
+                _check_batch(choices.batch)
             if norm:
                 self._objective = self.train.with_batchnorm("train", max(2, choices.batch))
                 self._batch = choices.batch if self.train.indexed else 0
@@ -89,18 +91,10 @@ class Observer:
 
     def _setting(self) -> Setting:
         """What the instruments measure."""
-        choices, indexed = self._choices, self.train.indexed
-        values = {"samples": Monitor.samples if indexed else 0, **choices.monitor}
+        choices = self._choices
+        values = {"samples": Monitor.samples if self.train.indexed else 0, **choices.monitor}
         monitor = build_table(Monitor, values, "monitor.")
-        if monitor.samples and not indexed:
-            raise InputError(
-                f"monitor.samples: {monitor.samples} is not allowed with data in batches, from which none "
-                "can be drawn; give (x, y), or leave it out"
-            )
-
-        def preconditioner(now: Moment | None) -> Preconditioner | None:
-            return recording.preconditioner(choices.optimizer, self.parameters.trained())
-
+        _check_drawn("monitor.samples", monitor.samples, self.train)
         return Setting(
             monitor=monitor,
             problem=self._objective,
@@ -112,18 +106,8 @@ class Observer:
             at_mean=True,
             synchronous=True,
             second=None,
-            preconditioner=preconditioner,
+            preconditioner=lambda now: recording.preconditioner(choices.optimizer, self.parameters.trained()),
         )
-
-    def _check_choices(self) -> None:
-        choices, indexed = self._choices, self.train.indexed
-        if choices.samples and not indexed:
-            raise InputError(
-                f"samples: {choices.samples} is not allowed with data in batches, from which none can be "
-                "drawn; give (x, y), or samples=0"
-            )
-        if indexed and has_batchnorm(self.train.model):
-            _check_batch(choices.batch)
 
     def _undisturbed(self) -> contextlib.AbstractContextManager[None]:
         return undisturbed(self._device, *self._data)
@@ -192,12 +176,10 @@ def undisturbed(device: torch.device, *data: Any) -> Iterator[None]:
 
 
 def _generators(data: Any) -> Iterator[torch.Generator]:
-    for part in (data, getattr(data, "sampler", None), getattr(data, "batch_sampler", None)):
-        inner = getattr(part, "sampler", None)
-        for each in (part, inner):
-            generator = getattr(each, "generator", None)
-            if isinstance(generator, torch.Generator):
-                yield generator
+    parts = [data, getattr(data, "sampler", None), getattr(data, "batch_sampler", None)]
+    for part in (*parts, *(getattr(part, "sampler", None) for part in parts)):
+        if isinstance(generator := getattr(part, "generator", None), torch.Generator):
+            yield generator
 
 
 def _check_batch(batch: int) -> None:
@@ -207,6 +189,12 @@ def _check_batch(batch: int) -> None:
             f"batch: {batch} is not allowed with BatchNorm in the model, it must be how many samples are in "
             "the loop's minibatches, at least 2"
         )
+
+
+def _check_drawn(name: str, samples: int, problem: Problem) -> None:
+    """InputError where so many samples are to be drawn, and none can be."""
+    if samples and not problem.indexed:
+        raise InputError(f"{name}: {samples} is not allowed with data in batches; give (x, y), or {name} 0")
 
 
 def _in_batches(data: Dataset[Any], choices: Choices) -> DataLoader[Any]:
@@ -229,19 +217,6 @@ def _check_data(name: str, data: Any) -> None:
             f"{name}: a DataLoader with persistent_workers=True is not allowed, a pass of the recorder would "
             "restart that of the loop; give one of its own, without"
         )
-
-
-def _check_module(model: Any) -> None:
-    """InputError unless ``model`` is a module with all of its parameters here."""
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model: a {type(model).__name__} is not allowed, it must be a torch.nn.Module")
-    if any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules()):
-        raise InputError("model: FSDP cuts its parameters into shards, a recorder needs them whole (DDP)")
-    for name, p in model.named_parameters():
-        if nn.parameter.is_lazy(p):
-            raise InputError(f"model: '{name}' has no shape yet; run one batch through the model first")
-        if hasattr(p, "placements"):
-            raise InputError(f"model: '{name}' is cut into shards (DTensor), a recorder needs it whole (DDP)")
 
 
 class Parameters:
@@ -293,9 +268,8 @@ class Parameters:
     def flat(self) -> Tensor:
         """θ (P,) now, in memory of its own."""
         theta = torch.empty(self.layout.size, device=self._device, dtype=self._dtype)
-        now = self._parameters()
-        for name, view in self.layout.views(theta).items():
-            view.copy_(now[name])
+        for view, p in zip(self.layout.views(theta).values(), self.trained(), strict=True):
+            view.copy_(p)
         return theta
 
     def trained(self) -> list[nn.Parameter]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import math
 import os
 import sys
@@ -11,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from landscape.core import files
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import Lock
 from landscape.core.options import check_type, positive
+from landscape.core.toml import toml_text
 from landscape.problem.batches import as_tensors
 from landscape.problem.layout import unwrapped
 from landscape.problem.problem import Loss
@@ -136,12 +138,9 @@ class Recorder:
         table = {"sharpness": sharpness, **(monitor or {})}
         choices = Choices(samples, table, batch, self._world, seed, optimizer, terms, randomness)
         self._observer = Observer(module, loss, data, test, choices)
-        self._lock = Lock(self.folder)
-        try:
-            self._open({"train": data} | ({} if test is None else {"test": test}))
-        except BaseException:
-            self._release()
-            raise
+        with contextlib.ExitStack() as opened:
+            self._open({"train": data} | ({} if test is None else {"test": test}), opened)
+            self._opened = opened.pop_all()
         atexit.register(self._close_at_exit)
 
     def _check_options(self) -> None:
@@ -155,14 +154,13 @@ class Recorder:
             name = type(self._optimizer).__name__
             raise InputError(f"optimizer: a {name} is not allowed, it must be a torch.optim.Optimizer")
         positive("resume", int(check_type("resume", self._resume, bool | int)), least=0)
-        recording.names(self._scalars)
+        recording.writer_names(self._scalars)
 
-    def _open(self, splits: dict[str, Any]) -> None:
+    def _open(self, splits: dict[str, Any], opened: contextlib.ExitStack) -> None:
         """Take the folder, go on with what it holds, and write the first file."""
-        self._writers: list[recording.ScalarWriter] = []
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire()
+            opened.enter_context(Lock(self.folder)).acquire()
             files.remove_stale(self.folder)
         except OSError as error:
             raise FailedError(f"{self.folder}: cannot be written ({error.strerror})") from error
@@ -173,8 +171,9 @@ class Recorder:
             self.steps = before.step if isinstance(self._resume, bool) else self._resume
             recording.drop_later(self.folder, self.steps)
             observer.monitor.restore(before.shared)
-        self._rows = recording.Rows(before, self.steps, observer.monitor.columns)
-        self._clock = time.perf_counter() - self._rows.last.get("wall_s", 0.0)
+        self._rows = recording.Rows(observer.monitor.columns, before, self.steps)
+        last = next(reversed(self._rows.rows.values()), {})
+        self._clock = time.perf_counter() - last.get("wall_s", 0.0)
         self._lr, self._saved, self._logged = recording.rate(self._optimizer), self.steps, False
         self._model = recording.class_path(observer.parameters.module)  # later __main__ has no file
         self._facts = {
@@ -184,7 +183,8 @@ class Recorder:
             "test": test.samples if test else 0,
             "fingerprint": UserData({k: as_tensors(v) for k, v in splits.items()}, None).fingerprint,
         }
-        self._writers = recording.open_writers(self._scalars, self.folder, self.steps)
+        names = recording.writer_names(self._scalars)
+        self._writers = [recording.open_writer(name, self.folder, self.steps, opened) for name in names]
         self._resumed = before
         if before is None:  # a history begins with its first step, or before
             self._add(0, observer.tested())
@@ -244,7 +244,14 @@ class Recorder:
         if run.step != self.steps:
             self._write()
             return
-        warn_of_other_weights(self.folder, self.steps, self._observer.parameters.flat(), run.weights[0])
+        theta, recorded = self._observer.parameters.flat(), run.weights[0]
+        if not torch.equal(theta.cpu().to(recorded.dtype), recorded):
+            warnings.warn(
+                f"{self.folder}: the model's weights are not those recorded at step {self.steps}; load them "
+                "before the loop goes on, or give resume=STEP, the step that they are of",
+                RecorderWarning,
+                stacklevel=5,
+            )
 
     def _after(self) -> None:
         """What is to be known after a step that is due."""
@@ -260,10 +267,11 @@ class Recorder:
 
     def _add(self, step: int, values: dict[str, float]) -> None:
         known = {name: value for name, value in values.items() if not math.isnan(value)}
-        self._rows.add(step, known, time.perf_counter() - self._clock)
+        new = {"step": float(step), "wall_s": time.perf_counter() - self._clock}
+        self._rows.rows.setdefault(step, new).update(known)
         self._logged = True
-        for writer in self._writers:
-            writer.write(step, {name: value for name, value in known.items() if math.isfinite(value)})
+        for write in self._writers:
+            write(step, {name: value for name, value in known.items() if math.isfinite(value)})
 
     def log(self, /, unit: str | None = None, **values: Any) -> None:
         """Record numbers of the user's own, of the step that was made last: ``recorder.log(loss=loss)``.
@@ -315,25 +323,30 @@ class Recorder:
         if self._rank:
             return None
         if self._closed or self._phase != IDLE:
-            raise InputError(
-                f"checkpoint: {'the recorder is closed' if self._closed else 'not within a step'}"
-            )
+            raise InputError("checkpoint: the recorder is closed, or within a step")
         return self._write()
 
     def _write(self) -> Path:
         observer = self._observer
         observer.parameters.check()
-        batch = self._batch * self._world
+        batch, limit = self._batch * self._world, recording.stability_limit(self._optimizer)
+        monitor = dataclasses.asdict(observer.monitor.run.monitor)
+        settings: dict[str, Any] = {  # with the keys of a recipe, whose place they take
+            "name": self.folder.resolve().name,
+            "seed": self._seed,
+            "decompose": {"every": self._every, "samples": self._samples},
+            "checkpoint": {"every": self._save_every},
+            "monitor": monitor | ({} if limit is None else {"stability_limit": limit}),
+        }
+        if self._optimizer is not None:
+            settings["optimizer"] = recording.optimizer_table(self._optimizer)
         state = Checkpoint(
             weights=observer.parameters.flat()[None],
             layout=observer.train.layout,
             step=self.steps,
             epoch=self.steps * batch / observer.train.samples if batch else math.nan,
             algorithm=RECORDED,
-            recipe=recording.settings(
-                self.folder.resolve().name, self._optimizer, self._every, self._samples, self._save_every,
-                observer.monitor.run.monitor, self._seed,
-            ),
+            recipe=toml_text(settings),
             model={"name": self._model, "options": {}},
             data=self._facts,
             lr=self._lr,
@@ -343,7 +356,7 @@ class Recorder:
             units=self._rows.units,
             buffers=observer.parameters.kept(),
             shared=observer.monitor.state(self.steps),
-        )  # fmt: skip
+        )
         path = run_folder.write(state, self.folder, self._save_every)
         self._saved, self._logged = self.steps, False
         return path
@@ -370,27 +383,19 @@ class Recorder:
         atexit.unregister(self._close_at_exit)
         try:
             if not self._broken and self._phase != INSIDE:
-                self._finish()
+                if self._observer.test is not None and "test_loss" not in self._rows.rows.get(self.steps, {}):
+                    self._add(self.steps, self._observer.tested())
+                if self.steps != self._saved or self._logged:
+                    self._write()
         finally:
-            self._release()
-
-    def _release(self) -> None:
-        """Give back the folder and what else takes the numbers."""
-        self._closed = True
-        recording.close(self._writers)
-        self._lock.release()
+            self._closed = True
+            self._opened.close()
 
     def _close_at_exit(self) -> None:
         try:
             self.close()
         except InputError as error:
             print(f"landscape: {error}", file=sys.stderr)
-
-    def _finish(self) -> None:
-        if self._observer.test is not None and "test_loss" not in self._rows.row(self.steps):
-            self._add(self.steps, self._observer.tested())
-        if self.steps != self._saved or self._logged:
-            self._write()
 
     def __enter__(self) -> Self:
         return self
@@ -411,25 +416,12 @@ class RecorderWarning(UserWarning):
     """What is recorded may not be what the user means."""
 
 
-class Steps(Protocol):
-    """What a step needs of its recorder."""
-
-    steps: int
-    _next: int
-    _phase: int
-    _broken: bool
-    _observer: Any
-
-    def _before(self) -> None: ...
-    def _after(self) -> None: ...
-
-
 class Step:
     """What ``with recorder.step():`` enters: one object for all steps, so that one costs two comparisons."""
 
     __slots__ = ("_recorder",)
 
-    def __init__(self, recorder: Steps) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
     def __enter__(self) -> None:
@@ -448,14 +440,3 @@ class Step:
         recorder.steps += 1
         if recorder.steps >= recorder._next:
             recorder._after()
-
-
-def warn_of_other_weights(folder: Path, step: int, theta: Tensor, recorded: Tensor) -> None:
-    """Warn where the model's weights are not those that were recorded at ``step``."""
-    if not torch.equal(theta.cpu().to(recorded.dtype), recorded):
-        warnings.warn(
-            f"{folder}: the model's weights are not those recorded at step {step}; load them before the loop "
-            "goes on, or give resume=STEP, the step that they are of",
-            RecorderWarning,
-            stacklevel=6,
-        )

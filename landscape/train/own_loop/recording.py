@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import math
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,19 +18,16 @@ from torch import Tensor, nn
 
 from landscape import stability
 from landscape.checkpoint import run_folder
-from landscape.checkpoint.checkpoint import RECORDED, Checkpoint
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit
 from landscape.checkpoint.history import UNITS
-from landscape.checkpoint.parts import misfit
 from landscape.core.errors import FailedError, InputError
 from landscape.core.extras import optional
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
-from landscape.core.toml import toml_text
 from landscape.curvature.hessian import Preconditioner
 from landscape.problem.layout import Layout
 from landscape.train.optimizer.torch_optim import preconditioned
 from landscape.train.optimizer.torch_optim import preconditioner as found_preconditioner
-from landscape.train.recipes.recipe import Monitor
 from landscape.train.run.launch import last_sound
 
 # Columns of the history that a user may fill; the recorder, or nobody, fills the others.
@@ -42,48 +39,27 @@ _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 class Rows:
     """The history of a loop: a row for each step that something is known of.
 
-    ``units`` column -> unit, of all columns.
+    ``rows`` step -> column -> value, without NaN; ``units`` column -> unit, of all columns.
+
+    Args:
+        columns: those of the recorder's own, beside the ones that every run has: name -> unit.
+        before: where the run goes on from: its rows up to step ``last`` are taken.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint | None = None,
-        last: int | None = None,
-        columns: Mapping[str, str] | None = None,
-    ) -> None:
-        """Empty, or the rows of ``checkpoint`` up to step ``last``; ``columns``: the recorder's own."""
-        self._own = UNITS | dict(columns or {})
-        self.units = self._own | (checkpoint.units if checkpoint else {})
-        self._rows: dict[int, dict[str, float]] = {}
-        if checkpoint is None:
-            return
-        steps = checkpoint.history["step"].astype(int).tolist()
-        for i, step in enumerate(steps):
-            if last is None or step <= last:
-                row = {name: float(column[i]) for name, column in checkpoint.history.items()}
-                self._rows[step] = {name: value for name, value in row.items() if not math.isnan(value)}
-
-    def add(self, step: int, values: Mapping[str, float], wall_s: float) -> dict[str, float]:
-        """Add ``values`` to the row of ``step``, the last one or a new one; gives that row."""
-        row = self._rows.setdefault(step, {"step": float(step), "wall_s": wall_s})
-        row |= values
-        return row
-
-    def row(self, step: int) -> Mapping[str, float]:
-        """What is known of ``step``."""
-        return self._rows.get(step, {})
-
-    @property
-    def last(self) -> Mapping[str, float]:
-        """The last row; empty where there is none."""
-        return next(reversed(self._rows.values()), {})
+    def __init__(self, columns: Mapping[str, str], before: Checkpoint | None, last: int) -> None:
+        self._own = UNITS | dict(columns)
+        self.units = self._own | (before.units if before else {})
+        self.rows: dict[int, dict[str, float]] = {}
+        history = before.history if before else {"step": np.zeros(0)}
+        for i, step in enumerate(history["step"].astype(int).tolist()):
+            if step <= last:
+                row = {name: float(column[i]) for name, column in history.items()}
+                self.rows[step] = {name: value for name, value in row.items() if not math.isnan(value)}
 
     def declare(self, name: str, unit: str | None) -> None:
         """Make ``name`` a column of the user's with this unit. InputError where it cannot be one."""
         if not _NAME.fullmatch(name):
-            raise InputError(
-                f"log: '{name}' is not allowed, a name has letters, digits, _, . and -, a letter first"
-            )
+            raise InputError(f"log: '{name}' is not allowed, use letters, digits, _, . and -, a letter first")
         if name in self._own and name not in OPEN:
             raise InputError(f"log: '{name}' is a column of the recorder's own, choose another name")
         known = self.units[name] = self.units.get(name) or unit or "1"  # "": a file did not say
@@ -92,11 +68,8 @@ class Rows:
 
     def columns(self) -> dict[str, Array]:
         """Column -> (T,) float64, NaN where nothing is known."""
-        found = {name: np.full(len(self._rows), np.nan) for name in self.units}
-        for i, row in enumerate(self._rows.values()):
-            for name, value in row.items():
-                found[name][i] = value
-        return found
+        rows = self.rows.values()
+        return {name: np.array([row.get(name, math.nan) for row in rows]) for name in self.units}
 
 
 def due(every: int, step: int) -> bool:
@@ -187,49 +160,33 @@ def preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Precon
     return Preconditioner(diagonal, name=kind.__name__, lr=rate(optimizer), limit=limit)
 
 
-def settings(
-    name: str, optimizer: Any, every: int, samples: int, save_every: int, monitor: Monitor, seed: int
-) -> str:
-    """What is known of a loop, as TOML with the keys of a recipe: that takes the recipe's place."""
-    limit = stability_limit(optimizer)
-    tables: dict[str, dict[str, Any]] = {
-        "decompose": {"every": every, "samples": samples},
-        "checkpoint": {"every": save_every},
-        "monitor": dataclasses.asdict(monitor) | ({} if limit is None else {"stability_limit": limit}),
-    }
-    if optimizer is not None:
-        tables["optimizer"] = optimizer_table(optimizer)
-    return toml_text({"name": name, "seed": seed, **tables})
-
-
 def optimizer_table(optimizer: Any) -> dict[str, Any]:
-    """The class of a torch optimizer and its defaults, as far as TOML can hold them."""
-    return {"name": type(optimizer).__name__} | _plain(getattr(optimizer, "defaults", {}))
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``values`` that TOML can hold: flags, finite numbers, text and lists of them."""
-    found = {}
-    for key, value in values.items():
-        if isinstance(value, Tensor) and value.numel() == 1:
-            value = float(value)
+    """The class of a torch optimizer and its defaults: flags, finite numbers, text and lists, as TOML has."""
+    table: dict[str, Any] = {"name": type(optimizer).__name__}
+    for key, value in getattr(optimizer, "defaults", {}).items():
+        value = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
         each = value if isinstance(value, (list, tuple)) else [value]
-        fine = all(
-            isinstance(v, (bool, int, str)) or (isinstance(v, float) and math.isfinite(v)) for v in each
+        held = all(
+            isinstance(v, bool | int | str) or (isinstance(v, float) and math.isfinite(v)) for v in each
         )
-        if fine and re.fullmatch(r"[\w-]+", key):
-            found[key] = value
-    return found
+        if held and re.fullmatch(r"[\w-]+", key):
+            table[key] = value
+    return table
 
 
 def read_settings(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
-    """The tables of :func:`settings` that a recorded checkpoint holds."""
+    """The tables of its settings that a recorded checkpoint holds."""
     return {name: table for name, table in checkpoint.settings.items() if isinstance(table, dict)}
+
+
+def has_group() -> bool:
+    """Whether torch.distributed has a default process group."""
+    return dist.is_available() and dist.is_initialized()
 
 
 def place(what: str = "Recorder", why: str = "so that one rank alone records") -> tuple[int, int]:
     """(rank, processes) of this process. InputError where there are several that know no group yet."""
-    if dist.is_available() and dist.is_initialized():
+    if has_group():
         return dist.get_rank(), dist.get_world_size()
     size = os.environ.get("WORLD_SIZE", "1")
     if size.isdecimal() and int(size) > 1:
@@ -262,8 +219,7 @@ def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint |
     run = last_sound(folder, learners=lambda n: slice(0, n))
     if run.algorithm != RECORDED:
         raise FailedError(f"{folder}: its run is of '{run.algorithm}', not a recorder's; give another folder")
-    if run.layout != layout:
-        raise FailedError(f"{folder}: its weights do not fit the model: {misfit(run.layout, layout)}")
+    check_fit(folder, run.layout, layout)
     return run
 
 
@@ -278,103 +234,76 @@ def drop_later(folder: Path, step: int) -> None:
 PREFIX = "landscape/"
 
 
-class ScalarWriter(Protocol):
-    """Takes numbers by name, step by step."""
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the numbers of one step; those of the same step may come in parts."""
-
-    def close(self) -> None:
-        """Write what is still in memory."""
+#: Takes the numbers of one step by name; those of the same step may come in parts.
+Write = Callable[[int, Mapping[str, float]], object]
 
 
-class TensorBoard:
+def _tensorboard(folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
     """Event files in the folder "tensorboard" of the run."""
+    _package("tensorboard")
+    module = _package("torch.utils.tensorboard", "tensorboard")
+    # What an unbroken run has not written yet is taken back where one goes on from an earlier step.
+    writer = module.SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
+    opened.callback(writer.close)
 
-    def __init__(self, folder: Path, step: int) -> None:
-        _package("tensorboard")
-        module = _package("torch.utils.tensorboard", "tensorboard")
-        # What an unbroken run has not written yet is taken back where one goes on from an earlier step.
-        self._writer = module.SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
+    def write(step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        self._writer.close()
+    return write
 
 
-class TrackedRun:
+def _tracked(tracker: Any, active: Any, folder: Path, opened: contextlib.ExitStack) -> Write:
     """A run of Weights & Biases, or of trackio, which has the same functions.
 
-    That of the user's loop where one is active, under names of their own and with the step beside them; else
-    a new one in the project "landscape", called as the folder.
+    That of the user's loop where one is ``active``, under names of their own and with the step beside them;
+    else a new one in the project "landscape", called as the folder.
     """
+    if active is not None:  # whose steps are the user's
 
-    def __init__(self, tracker: Any, active: Any, folder: Path) -> None:
-        self._theirs = active is not None
-        self._run = active if self._theirs else tracker.init(project="landscape", name=folder.name)
+        def write(step: int, values: Mapping[str, float]) -> None:
+            active.log({f"{PREFIX}{k}": v for k, v in values.items()} | {f"{PREFIX}step": step})
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        if self._theirs:  # whose steps are the user's
-            self._run.log({f"{PREFIX}{k}": v for k, v in values.items()} | {f"{PREFIX}step": step})
-        else:
-            self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        if not self._theirs:
-            self._run.finish()
+        return write
+    run = tracker.init(project="landscape", name=folder.name)
+    opened.callback(run.finish)
+    return lambda step, values: run.log(dict(values), step=step)
 
 
-def _wandb(folder: Path, step: int) -> ScalarWriter:
+def _wandb(folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
     wandb = _package("wandb")
-    return TrackedRun(wandb, wandb.run, folder)
+    return _tracked(wandb, wandb.run, folder, opened)
 
 
-def _trackio(folder: Path, step: int) -> ScalarWriter:
+def _trackio(folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
     trackio = _package("trackio")
     current = getattr(getattr(trackio, "context_vars", None), "current_run", None)
-    return TrackedRun(trackio, current.get() if current else None, folder)
+    return _tracked(trackio, current.get() if current else None, folder, opened)
 
 
-WRITERS = {"tensorboard": TensorBoard, "wandb": _wandb, "trackio": _trackio}
+WRITERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
 
 
-def names(scalars: str | Sequence[str] | None) -> list[str]:
+def writer_names(scalars: str | Sequence[str] | None) -> list[str]:
     """The writers asked for, none where it is None; InputError for a name that is not known."""
     if scalars is not None and not isinstance(scalars, (str, list, tuple)):
         raise InputError(f"scalars: {scalars!r} is not allowed, it must be one of {', '.join(WRITERS)}")
-    return [
-        choose("scalars", name, WRITERS)
-        for name in ([scalars] if isinstance(scalars, str) else scalars or [])
-    ]
+    each = [scalars] if isinstance(scalars, str) else scalars or []
+    return [choose("scalars", name, WRITERS) for name in each]
 
 
-def open_writers(scalars: str | Sequence[str] | None, folder: Path, step: int) -> list[ScalarWriter]:
-    """The writers asked for by name, for a run in ``folder`` that has done ``step`` steps.
+def open_writer(name: str, folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
+    """The writer called ``name``, for a run in ``folder`` that has done ``step`` steps; ``opened`` closes it.
 
-    Raises InputError for a name that is not known, FailedError where a package is missing or refuses.
+    Raises FailedError where its package is missing or refuses.
     """
-    opened: list[ScalarWriter] = []
-    for name in names(scalars):
-        try:
-            opened.append(WRITERS[name](folder, step))
-        except Exception as error:  # whatever the package, or the service behind it, says
-            close(opened)
-            if isinstance(error, InputError):
-                raise
-            words = " ".join(str(error).split())[:200]
-            raise FailedError(
-                f"scalars: '{name}' cannot be used ({type(error).__name__}: {words})"
-            ) from error
-    return opened
-
-
-def close(writers: Sequence[ScalarWriter]) -> None:
-    """Close each of ``writers``."""
-    for writer in writers:
-        writer.close()
+    try:
+        return WRITERS[name](folder, step, opened)
+    except InputError:
+        raise
+    except Exception as error:  # whatever the package, or the service behind it, says
+        words = " ".join(str(error).split())[:200]
+        raise FailedError(f"scalars: '{name}' cannot be used ({type(error).__name__}: {words})") from error
 
 
 def _package(module: str, install: str = "") -> Any:

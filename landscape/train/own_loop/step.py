@@ -1,18 +1,28 @@
-"""A step of one learner around the user's optimizer: gradients, exchange, displacement, mixing."""
+"""A step of one learner around the user's optimizer, and checkpoints of all learners, as the trainer's."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from landscape.core.errors import InputError
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit, storable
+from landscape.checkpoint.history import UNITS
+from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
+from landscape.core.toml import toml_text
+from landscape.problem.layout import unwrapped
 from landscape.train.algorithms.base import Rule
-from landscape.train.own_loop.flat import FlatParameters, OptimizerState, has_group
+from landscape.train.own_loop import recording
+from landscape.train.own_loop.flat import DefaultGroup, FlatParameters, OptimizerState
 from landscape.train.processes.comm import Comm
 
 
@@ -29,19 +39,19 @@ class Stepper:
         self,
         parameters: FlatParameters,
         rule: Rule,
-        comm: Comm,
-        state: OptimizerState,
+        group: DefaultGroup,
         average_buffers: bool,
     ) -> None:
-        self.parameters, self.rule, self.comm, self.state = parameters, rule, comm, state
+        self.parameters, self.rule, self.group = parameters, rule, group
+        self.comm, self.state = Comm(group.size, group), OptimizerState(parameters, group)
         self.steps, self.begun = 0, False
         self._average_buffers = average_buffers
         flat = parameters.flat
         #: w_j (1, P) at the start of the step that has begun.
         self.weights = torch.empty_like(flat)
         self._points, self._rate = self.weights, self._rate_of_step()
-        self._gradients = Gradients(parameters, comm)
-        rule.comm = comm
+        self._gradients = Gradients(parameters, self.comm)
+        rule.comm = self.comm
         rule.start(flat)
         parameters.optimizer.register_step_pre_hook(self._before)
         parameters.optimizer.register_step_post_hook(self._after)
@@ -61,7 +71,7 @@ class Stepper:
         """
         if self.begun:
             return
-        if self.comm.group is None and has_group() and dist.get_world_size() > 1:
+        if self.group.size == 1 and recording.has_group() and dist.get_world_size() > 1:
             raise InputError(
                 "DecentralizedDataParallel: it was made before the process group, and has one learner; call "
                 "init_process_group first"
@@ -69,8 +79,7 @@ class Stepper:
         with self._plainly():
             self.parameters.check()
             step = self.steps + 1
-            if self.comm.group:
-                self.comm.group.step = step
+            self.group.step = step
             self.weights.copy_(self.parameters.flat)
             if self.rule.at_mean:  # since the end of the step before
                 self.comm.hold_mean(self.weights)
@@ -124,7 +133,7 @@ class Stepper:
             if self.rule.at_mean and self.comm.size > 1:
                 flat.copy_(self.comm.fresh_mean(flat, "weights"))
             if self._average_buffers:
-                average(self.parameters.statistics(), self.comm)
+                average_buffers(self.parameters.module, self.comm)
         self.steps, self.begun = step, False
 
     def idle(self, what: str) -> None:
@@ -136,13 +145,14 @@ class Stepper:
             )
 
 
-def average(tensors: list[Tensor], comm: Comm) -> None:
-    """Replace floating-point ``tensors`` by their mean over the learners, in one exchange."""
+def average_buffers(module: nn.Module, comm: Comm) -> None:
+    """Replace the floating-point buffers of ``module`` by their mean over the learners, in one exchange."""
+    tensors = [b for b in module.buffers() if b.is_floating_point()]
     if not tensors or comm.size == 1:
         return
     dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
-    device = comm.group.device if comm.group else tensors[0].device
-    flat = torch.cat([t.detach().flatten().to(device, dtype) for t in tensors])
+    assert comm.group is not None
+    flat = torch.cat([t.detach().flatten().to(comm.group.device, dtype) for t in tensors])
     mean = comm.fresh_mean(flat[None], "module buffers")
     for tensor, part in zip(tensors, torch.split(mean, [t.numel() for t in tensors]), strict=True):
         tensor.copy_(part.view(tensor.shape))
@@ -228,3 +238,128 @@ class Gradients:
         for name, p in zip(self._parameters.names, self._parameters.parameters, strict=True):
             if p.grad is not None:
                 p.grad.copy_(mean[name])
+
+
+def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) -> None:
+    """Write a checkpoint with all learners to ``path``: rank 0 does, and gets the rows of the others.
+
+    Args:
+        algorithm: the name of the rule and its options.
+        seed: of the rule's random draws.
+
+    Raises:
+        FailedError: on every rank where rank 0 cannot write there.
+    """
+    parameters, comm, rule = stepper.parameters, stepper.comm, stepper.rule
+    with stepper.group.together():
+        if comm.rank == 0:
+            _check_writable(path)
+    momentum = recording.heavy_ball(parameters.optimizer)
+    limit = rule.stability_limit(*momentum) if momentum else None
+    rows = {name: t.to(parameters.device)[None].clone() for name, t in parameters.rest().items()}
+    state = Checkpoint(
+        weights=storable(parameters.flat),
+        layout=parameters.layout,
+        step=stepper.steps,
+        epoch=math.nan,
+        algorithm=RECORDED,
+        recipe=toml_text(
+            {
+                "name": path.resolve().parent.name,
+                "seed": seed,
+                "algorithm": algorithm,
+                "optimizer": recording.optimizer_table(parameters.optimizer),
+                "monitor": {} if limit is None else {"stability_limit": limit},
+            },
+        ),
+        model={"name": recording.class_path(unwrapped(parameters.module)), "options": {}},
+        data={"name": "", "options": {}, "train": 0, "test": 0, "fingerprint": ""},
+        lr=recording.rate(parameters.optimizer),
+        local_batch=0,
+        seed=seed,
+        history=_history(stepper),
+        buffers={name: storable(t) for name, t in rows.items()},
+        optimizer=stepper.state.rows(),
+        rule={name: storable(t) for name, t in rule.state.items()},
+        shared={name: storable(t) for name, t in rule.shared.items()},
+    )
+    with stepper.group.together():  # nobody goes on before the file is there
+        if comm.rank:
+            for tensor in state.stacked().values():
+                comm.send_rows(tensor)
+        else:  # an error comes after all rows were received: the file takes them even from a full disk
+            state.save(path, comm.learners, comm.rows)
+
+
+def _history(stepper: Stepper) -> dict[str, Array]:
+    """Two rows, of the start, where all learners are equal, and of now: the learning rate, the spread."""
+    flat, comm = stepper.parameters.flat, stepper.comm
+    spread = (flat - comm.fresh_mean(flat, "weights")).flatten()
+    values = {
+        "step": float(stepper.steps),
+        "consensus": comm.total(float(spread @ spread))[0] / comm.learners,
+        "lr": recording.rate(stepper.parameters.optimizer),
+    }
+    rows = [{"step": 0.0, "consensus": 0.0}, values][0 if stepper.steps else 1 :]
+    return {column: np.array([row.get(column, math.nan) for row in rows]) for column in UNITS}
+
+
+def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
+    """Take weights, buffers, and the states of optimizer and rule from a file of :func:`save`.
+
+    Raises:
+        FailedError: on every rank where one cannot read the file, or it does not fit.
+        InputError: for a file of another algorithm, or of another number of learners.
+    """
+    with stepper.group.together():
+        _load(stepper, path, algorithm)
+
+
+def _load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
+    comm, parameters, rule = stepper.comm, stepper.parameters, stepper.rule
+    learners: list[int] = []
+
+    def own(n: int) -> slice:
+        learners.append(n)
+        return comm.local
+
+    run = Checkpoint.load(path, own)
+    settings = recording.read_settings(run)
+    if run.algorithm != RECORDED or "algorithm" not in settings:
+        raise FailedError(f"{path}: is not of a DecentralizedDataParallel; give one of save_checkpoint")
+    if learners[0] != comm.learners:
+        raise InputError(f"{path}: holds {learners[0]} learners, here are {comm.learners}; start as many")
+    before = settings["algorithm"]
+    for key in {**before, **algorithm}:
+        old, new = before.get(key), algorithm.get(key)
+        if old != new:
+            raise InputError(f"algorithm.{key}: {new!r} is not allowed, {path} has {old!r}")
+    made = settings.get("optimizer", {}).get("name")
+    kind = type(parameters.optimizer).__name__
+    if made != kind:
+        raise InputError(f"optimizer: {kind} is not allowed, {path} has the state of {made}")
+    check_fit(path, run.layout, parameters.layout)
+    rest = parameters.rest()
+    if run.buffers.keys() != rest.keys():
+        different = sorted(run.buffers.keys() ^ rest.keys())[0]
+        raise FailedError(f"{path}: buffer '{different}' is not in both the file and the model")
+    rule.restore(run.rule, run.shared)
+    stepper.state.restore(run.optimizer)
+    parameters.flat.copy_(run.weights)
+    for name, tensor in rest.items():
+        tensor.copy_(run.buffers[name][0])
+    stepper.steps = run.step
+
+
+def _check_writable(path: Path) -> None:
+    """InputError where ``path`` cannot be written, before the others begin to send."""
+    if path.suffix != ".h5":
+        raise InputError(f"path: {path} is not allowed, its name must end in .h5")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise FailedError(f"{path}: is a folder, a file is needed")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise FailedError(f"{path}: cannot be written ({error.strerror})") from error

@@ -34,7 +34,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import choose, positive
 from landscape.core.progress import Progress
 from landscape.core.registry import numerics
-from landscape.results.tables import RunTimes
+from landscape.results.training import RunTimes
 from landscape.train.processes.comm import Plan
 from landscape.train.recipes.recipe import Recipe
 from landscape.train.topology.forms import forms

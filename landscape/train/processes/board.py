@@ -7,14 +7,16 @@ Otherwise it is a store of torch's on rank 0, or on torchrun's agent, at MASTER_
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from landscape.core.errors import FailedError
 
@@ -27,21 +29,8 @@ FOLDER = "LANDSCAPE_BOARD"
 PAUSE = 0.05  # seconds between two attempts to connect
 
 
-class Board(Protocol):
-    """Texts by name."""
-
-    def set(self, name: str, text: str) -> None:
-        """Write ``text``."""
-
-    def get(self, name: str) -> str:
-        """The text; "" if there is none."""
-
-    def first(self, name: str, text: str) -> bool:
-        """Write ``text`` if there is none yet; whether the text is ``text`` then."""
-
-
 class FolderBoard:
-    """A file for each text."""
+    """Texts by name, in a file for each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,15 +41,18 @@ class FolderBoard:
         return path
 
     def set(self, name: str, text: str) -> None:
+        """Write ``text``."""
         os.replace(self._write(name, text), self.folder / name)
 
     def get(self, name: str) -> str:
+        """The text; "" if there is none."""
         try:
             return (self.folder / name).read_text(encoding="utf-8")
         except FileNotFoundError:
             return ""
 
     def first(self, name: str, text: str) -> bool:
+        """Write ``text`` if there is none yet; whether the text is ``text`` then."""
         path = self._write(name, text)
         try:
             os.link(path, self.folder / name)
@@ -72,7 +64,7 @@ class FolderBoard:
 
 
 class StoreBoard:
-    """A key of a store of torch's for each text; its errors are RuntimeErrors."""
+    """As :class:`FolderBoard`, in a key of a store of torch's for each text; its errors are RuntimeErrors."""
 
     def __init__(self, store: PrefixStore) -> None:
         self.store = store
@@ -87,6 +79,9 @@ class StoreBoard:
         return bool(self.store.compare_set(name, "", text).decode() == text)
 
 
+Board = FolderBoard | StoreBoard
+
+
 def of_launcher() -> FolderBoard | None:
     """The board of the launcher that started this process with ``--nproc``; None if there is none."""
     return FolderBoard(Path(os.environ[FOLDER])) if FOLDER in os.environ else None
@@ -94,23 +89,24 @@ def of_launcher() -> FolderBoard | None:
 
 def within(seconds: float, call: Callable[[], T]) -> T:
     """``call()``; TimeoutError if it takes longer. Its thread goes on, as torch's calls cannot be ended."""
-    results: list[T] = []
-    errors: list[BaseException] = []
+    result: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.append(call())
+            result.set_result(call())
         except BaseException as error:
-            errors.append(error)
+            result.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([result], seconds).done:
         raise TimeoutError(f"no answer within {seconds:g} s")
-    return results[0]
+    return result.result()
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error of torch's, without the place in torch's sources."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return line.rpartition("] ")[2][:160] if line.startswith("[/") else line[:160]
 
 
 def is_loopback(host: str) -> bool:
@@ -125,35 +121,29 @@ def connect(host: str, port: int, rank: int, serve: bool, timeout: float) -> tup
     and otherwise at all addresses of this machine, as ``host`` may be none of them. Raises FailedError if the
     port is in use, or no store answers within ``timeout`` seconds.
     """
-    deadline, stores = time.monotonic() + timeout, []
-    listener = _listen(host, port) if serve else None
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    deadline, listener = time.monotonic() + timeout, _listen(host, port) if serve else None
+
+    def store(hosts: bool, fd: int | None) -> TCPStore:
+        limit = timedelta(seconds=timeout)
+        return TCPStore(
+            address, port, None, hosts, limit, wait_for_workers=False, master_listen_fd=fd, use_libuv=True
+        )
+
     try:
         address = _reach(host, port, deadline)
-        for hosts in (serve, False):
-            fd = listener.detach() if hosts and listener else None
-            remaining = max(0.1, deadline - time.monotonic())
-            stores.append(within(remaining, lambda h=hosts, f=fd: _store(address, port, h, f, timeout)))  # type: ignore[misc]
+        first, second = (
+            within(max(0.1, deadline - time.monotonic()), functools.partial(store, hosts, fd))
+            for hosts, fd in ((serve, listener.detach() if listener else None), (False, None))
+        )
     except (RuntimeError, OSError) as error:  # torch's are RuntimeErrors
-        words = (str(error).splitlines() or [type(error).__name__])[0]
-        raise FailedError(f"rank {rank}: rank 0 does not answer at {host}:{port} ({words[:160]})") from error
+        where = f"{host}:{port} ({first_line(error)})"
+        raise FailedError(f"rank {rank}: rank 0 does not answer at {where}") from error
     finally:
         if listener:
             listener.close()
-    return stores[0], stores[1]
-
-
-def _store(address: str, port: int, hosts: bool, fd: int | None, timeout: float) -> TCPStore:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    return TCPStore(
-        address,
-        port,
-        is_master=hosts,
-        timeout=timedelta(seconds=timeout),
-        wait_for_workers=False,
-        master_listen_fd=fd,
-        use_libuv=True,
-    )
+    return first, second
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import importlib
 import json
 import os
+import pkgutil
 import select
 import shutil
 import signal
@@ -25,7 +25,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 from landscape.core.errors import FailedError, InputError, explain
@@ -63,13 +62,6 @@ class Child:
         """The text that it wrote to stderr; "" if it shares this process's stderr."""
         return self.errors.read_text(errors="replace") if self.errors.exists() else ""
 
-    def receive_beats(self, seconds: float) -> None:
-        """Read the signs of life of the last ``seconds``, and count the silence."""
-        self.silent += seconds
-        with contextlib.suppress(BlockingIOError, ConnectionError):
-            if self.link.recv(2**16):
-                self.silent = 0.0
-
 
 class Children:
     """Child processes, and a private folder, which is deleted after them.
@@ -94,13 +86,7 @@ class Children:
         return self
 
     def start(
-        self,
-        module: str,
-        words: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-        *,
-        piped: bool = False,
-        shown: bool = False,
+        self, module: str, words: Sequence[str], environment: Mapping[str, str], *, piped: bool, shown: bool
     ) -> Child:
         """Start ``module``'s main with ``words``.
 
@@ -111,7 +97,7 @@ class Children:
         parent_end, child_end = socket.socketpair()
         parent_end.setblocking(False)
         errors = self.folder / f"errors-{number}"
-        settings = {boot.LINK: str(child_end.fileno()), **(environment or {})}
+        settings = {**environment, boot.LINK: str(child_end.fileno())}
         with child_end, contextlib.nullcontext() if shown else errors.open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-P", boot.__file__, module, *words],
@@ -132,11 +118,14 @@ class Children:
         # At most one beat is counted, as this process itself may have been stopped.
         passed, self._checked = min(now - self._checked, boot.BEAT), now
         for child in self.all:
-            child.receive_beats(passed)
+            child.silent += passed
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                if child.link.recv(2**16):
+                    child.silent = 0.0
         return ready
 
-    def end(self) -> None:
-        """Kill the children that still run; all files are written atomically, so that none is damaged."""
+    def __exit__(self, *raised: object) -> None:
+        # The children that still run are killed; files are written atomically, so that none is damaged.
         for child in self.all:
             if child.ended is None:
                 child.process.kill()
@@ -147,12 +136,6 @@ class Children:
                 if stream:
                     with contextlib.suppress(OSError):
                         stream.close()
-        self.all = []
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
 
@@ -194,7 +177,8 @@ def _sweep() -> None:
             os.close(handle)
 
 
-# How long a process may show no sign of life (s), as in a group.
+# How long a process may show no sign of life, and any exchange of a group may take (s): the default of
+# torch's NCCL groups.
 TIMEOUT = 600.0
 GOES_ON = "the same command goes on"
 
@@ -245,13 +229,13 @@ class Pool:
         with Children() as children:
             shared = threads_each(self.nproc, self.threads)
             for number in range(min(self.nproc, len(jobs))):
-                children.start(__name__, [function], shared | self.place(number), piped=True)
+                children.start(__name__, [function], shared | self.place(number), piped=True, shown=False)
             busy = {child: _give(child, waiting) for child in children.all}
             for _ in jobs:
                 child, answer = self._next_answer(children, busy)
                 number = busy.pop(child)
                 if "failed" in answer:
-                    sys.stderr.write(answer.get("trace", ""))
+                    sys.stderr.write(answer["trace"])
                     raise JobError(number, answer["failed"], answer["known"])
                 if waiting:
                     busy[child] = _give(child, waiting)
@@ -273,11 +257,10 @@ class Pool:
                     raise JobError(job, f"its process was lost, no sign of life for {self.timeout:g} s")
 
 
-def resolve(function: str) -> Callable[..., Any]:
-    """The function MODULE:NAME."""
-    module, _, name = function.partition(":")
-    call: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return call
+def reason(error: Exception) -> tuple[str, bool]:
+    """Why a job failed, and whether it is an error for the user, and none of this package."""
+    known = explain(error)
+    return (str(known), True) if known else (f"{type(error).__name__}: {error}", False)
 
 
 def _give(child: Child, waiting: list[tuple[int, Sequence[Any]]]) -> int:
@@ -297,18 +280,16 @@ def _last_line(child: Child) -> str:
 
 def main() -> None:
     """The main of a process: reads jobs from stdin, a line each, and writes results to stdout."""
-    function = resolve(sys.argv[1])
+    function = pkgutil.resolve_name(sys.argv[1])
     with os.fdopen(os.dup(1), "w", buffering=1) as answers:
         os.dup2(2, 1)
         for line in sys.stdin:
             try:
                 answer: dict[str, Any] = {"result": function(*json.loads(line))}
             except Exception as error:
-                known = explain(error)
-                line = str(known) if known else f"{type(error).__name__}: {error}"
-                answer = {"failed": line, "known": bool(known)}
-                if known is None:
-                    answer["trace"] = traceback.format_exc()
+                words, known = reason(error)
+                trace = "" if known else traceback.format_exc()
+                answer = {"failed": words, "known": known, "trace": trace}
             answers.write(json.dumps(answer) + "\n")
 
 
@@ -323,7 +304,6 @@ class Broken(FailedError):
 
 
 def start(
-    module: str,
     words: Sequence[str],
     nproc: int,
     *,
@@ -333,10 +313,9 @@ def start(
     hint: Callable[[], str],
     log: Path | None = None,
 ) -> int:
-    """Run ``module``'s main with ``words`` in ``nproc`` processes; the exit code when all have ended.
+    """Run the command ``words`` in ``nproc`` processes; the exit code when all have ended.
 
     Args:
-        module: of this package, such as "landscape.cli".
         timeout: limit of the time without a sign of life of a process (s).
         threads: shared by the processes; None: as the environment has it for each.
         restarts: how often all processes are restarted after one was lost.
@@ -359,7 +338,7 @@ def start(
             }
             for rank in range(nproc):
                 ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                children.start(module, words, environment | ranks, shown=rank == 0)
+                children.start("landscape.cli", words, environment | ranks, piped=False, shown=rank == 0)
             pids = ", ".join(str(child.process.pid) for child in children.all)
             _log(log, f"start {attempt}: processes {pids}")
             try:
@@ -383,7 +362,9 @@ def _watch(children: Children, timeout: float) -> int:
         if lost:
             raise Broken(f"{_name(lost[0], children)} {lost[0].exit_description()}")
         if line := failures.get("failure"):
-            raise _reported_failure(line)
+            _, code, words = line.split(" ", 2)
+            kinds = {InputError.exit_code: InputError, LOST: Broken}
+            raise kinds.get(int(code), FailedError)(words)
         ended = [child for child in children.all if child.ended is not None]
         if len(ended) == len(children.all):
             return _code(children)
@@ -405,14 +386,6 @@ def _code(children: Children) -> int:
     child = next(child for child in children.all if child.ended in (1, 2))
     sys.stderr.write(child.stderr_text())
     raise Broken(f"{_name(child, children)} {child.exit_description()}")
-
-
-def _reported_failure(line: str) -> InputError:
-    """The failure that a process has reported, from its ``line`` on the board."""
-    _, code, words = line.split(" ", 2)
-    if int(code) == InputError.exit_code:
-        return InputError(words)
-    return Broken(words) if int(code) == LOST else FailedError(words)
 
 
 def _name(child: Child, children: Children) -> str:

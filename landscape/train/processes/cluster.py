@@ -15,6 +15,7 @@ import logging
 import operator
 import os
 import pickle
+import pkgutil
 import platform
 import re
 import signal
@@ -25,11 +26,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from landscape import _version
-from landscape.core.errors import FailedError, InputError, explain
+from landscape.core.errors import FailedError, InputError
 from landscape.core.extras import apart, look_in, optional
 from landscape.train.processes import children
 from landscape.train.processes.children import Children, threads_each
@@ -225,19 +225,15 @@ class Cluster:
             words = f"--cluster: {error} on a worker, which needs all packages and modules of this command"
             raise children.JobError(number, words, known=True) from error
         except Exception as error:
-            known = explain(error)
-            if known is None:
+            words, known = children.reason(error)
+            if not known:
                 traceback.print_exception(error)
-            raise children.JobError(
-                number, str(known) if known else f"{type(error).__name__}: {error}", bool(known)
-            ) from error
+            raise children.JobError(number, words, known) from error
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._end.close()
 
 
@@ -255,16 +251,15 @@ def dask_setup(worker: Any) -> None:
 @contextlib.contextmanager
 def _environment(settings: Mapping[str, str], added: Iterable[str]) -> Iterator[None]:
     """The environment with ``settings``; these and what is ``added`` are restored at the end."""
-    before = {name: os.environ.get(name) for name in {*settings, *added}}
+    names = {*settings, *added}
+    before = {name: os.environ[name] for name in names & os.environ.keys()}
     os.environ.update(settings)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in names:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 # In the workers.
@@ -300,13 +295,13 @@ class _Function:
         return _Function, (self.payload, self.versions, self.folder)
 
     @functools.cached_property
-    def _function(self) -> Callable[..., Any]:
+    def _function(self) -> Any:
         with apart():
             importlib.import_module("landscape.problem.problem")
         if self.folder:
             look_in(self.folder)
-        function = optional("cloudpickle", "--cluster", _EXTRA).loads(self.payload)
-        return children.resolve(function) if isinstance(function, str) else function
+        function: Any = optional("cloudpickle", "--cluster", _EXTRA).loads(self.payload)
+        return pkgutil.resolve_name(function) if isinstance(function, str) else function
 
     def __call__(self, job: bytes) -> Any:
         """The result of a job, its arguments being pickled."""

@@ -56,15 +56,17 @@ class Comm:
         self.n_local = self.local.stop - self.local.start
         #: Seconds that this process has waited for the other processes.
         self.waited = 0.0
+        # Turns torch's errors inside, also those of starting an exchange, into the name of the lost rank.
+        self._naming = group.naming if group else contextlib.nullcontext
+        self._device = group.device if group else torch.device("cpu")
         self._mean: tuple[Tensor, int, Callable[[], Tensor]] | None = None
-        self._plans: dict[tuple[str, int], Plan] = {}
+        self._plans: dict[tuple[str, int] | None, Plan] = {}
         self._buffers: dict[str, Tensor] = {}
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
         """Add the time of the block to ``waited``, and name a rank that is lost in it."""
-        assert self.group is not None
-        cuda = self.group.device.type == "cuda"
+        cuda = self._device.type == "cuda"
         if cuda:  # NCCL only queues: the host waits here to time the exchange
             torch.cuda.current_stream().synchronize()
         clock = time.perf_counter()
@@ -76,11 +78,6 @@ class Comm:
         finally:
             self.waited += time.perf_counter() - clock
 
-    def _naming(self) -> contextlib.AbstractContextManager[None]:
-        """Turn torch's errors inside, also those of starting an exchange, into the name of the lost rank."""
-        assert self.group is not None
-        return self.group.naming()
-
     # Means and sums over all processes.
 
     def mean(self, rows: Tensor) -> Tensor:
@@ -89,16 +86,15 @@ class Comm:
         The mean of the last tensor is stored, as a step ends and the next begins at the same weights. It is
         valid until the mean of another tensor is computed or started.
         """
-        self.start_mean(rows)
-        assert self._mean is not None
-        return self._mean[2]()
+        return self.start_mean(rows)()
 
-    def start_mean(self, rows: Tensor) -> None:
+    def start_mean(self, rows: Tensor) -> Callable[[], Tensor]:
         """Start :meth:`mean`, so that the exchange overlaps with the computing until it is called."""
         if self._mean is None or self._mean[0] is not rows or self._mean[1] != rows._version:
             if self._mean is not None:
                 self._mean[2]()  # its memory is used for the new one
             self._mean = rows, rows._version, functools.cache(self._start_mean(rows, "mean"))
+        return self._mean[2]
 
     def hold_mean(self, rows: Tensor) -> None:
         """Store row 0 of ``rows`` (n_local, P) as their :meth:`mean`, as all n learners are equal."""
@@ -119,12 +115,8 @@ class Comm:
             torch.sum(rows, 0, out=total).div_(self.learners)
         if self.size == 2:  # for 40 MB an exchange and a sum cost 22 ms of processor time, an all-reduce 27
             received, peer = self.buffer(f"{use}, received", total), 1 - self.rank
-            works = self._post(
-                [
-                    dist.P2POp(dist.isend, total, peer, tag=self.learners),
-                    dist.P2POp(dist.irecv, received, peer, tag=self.learners),
-                ]
-            )
+            ways = (dist.isend, total), (dist.irecv, received)
+            works = self._post([dist.P2POp(way, tensor, peer, tag=self.learners) for way, tensor in ways])
             return lambda: self._finished(works, total).add_(received)
         with self._naming():
             work = dist.all_reduce(total, async_op=True)
@@ -140,16 +132,13 @@ class Comm:
         """``values`` (float64, the same shape on all ranks) summed over the processes."""
         if self.size == 1:
             return values
-        assert self.group is not None
-        total = values.detach().to(self.group.device, torch.float64, copy=True)
+        total = values.detach().to(self._device, torch.float64, copy=True)
         with self._waiting():
             dist.all_reduce(total)
         return total.to(values.device)
 
     def total(self, *values: float) -> list[float]:
         """Each of ``values`` summed over the processes."""
-        if self.size == 1:
-            return list(values)
         sums: list[float] = self.totals(torch.tensor(values, dtype=torch.float64)).tolist()
         return sums
 
@@ -159,9 +148,8 @@ class Comm:
             return problem.evaluate(theta)
         part = problem.subset(self.share(problem.samples))
         loss, accuracy = part.evaluate(theta) if part.terms else (0.0, 0.0)
-        loss, accuracy = self.total(
-            loss * part.terms / problem.terms, accuracy * part.samples / problem.samples
-        )
+        shares = loss * part.terms / problem.terms, accuracy * part.samples / problem.samples
+        loss, accuracy = self.total(*shares)
         return loss, accuracy
 
     def start_learners_mean(self, *values: float) -> Callable[[], list[float]]:
@@ -171,17 +159,11 @@ class Comm:
         """
         if self.size == 1:
             return lambda: list(values)
-        assert self.group is not None
         share = self.n_local / self.learners
-        total = torch.tensor(values, dtype=torch.float64, device=self.group.device).mul_(share)
+        total = torch.tensor(values, dtype=torch.float64, device=self._device).mul_(share)
         with self._naming():
             work = dist.all_reduce(total, async_op=True)
-
-        def finish() -> list[float]:
-            means: list[float] = self._finished([work], total).tolist()
-            return means
-
-        return finish
+        return lambda: self._finished([work], total).tolist()
 
     def buffer(self, use: str, like: Tensor) -> Tensor:
         """Memory of the shape of ``like`` that every step uses again: new memory costs as much as sums."""
@@ -208,11 +190,8 @@ class Comm:
         width = widths[self.rank]
         # A reduce-scatter; that of gloo takes twice as long, and cannot cut a vector unevenly.
         received = self.buffer("parts", vector[:width].expand(self.size, -1))
-        with self._naming():
-            sizes = [width] * self.size, widths
-            work = dist.all_to_all_single(received.view(-1), vector.contiguous(), *sizes, async_op=True)
-        out = self.buffer(use, received[0])
-        return torch.sum(self._finished([work], received), 0, out=out)
+        self._all_to_all(received, vector.contiguous(), [width] * self.size, widths)
+        return torch.sum(received, 0, out=self.buffer(use, received[0]))
 
     def part_mean(self, rows: Tensor, use: str, minus: Tensor | None = None) -> Tensor:
         """The mean over all learners of ``rows``, or of rows − minus, (n_local, P) each, in their precision.
@@ -238,23 +217,17 @@ class Comm:
         """
         if self.size == 1:
             return vectors
-        width, holders = vectors.shape[1], _bounds(count, self.size)
-        columns = _bounds(width, self.size)
-        columns_here = self.share(width)
-        gathered = vectors.new_empty(count, columns_here.stop - columns_here.start)
-        gathered[self.share(count)] = vectors[:, columns_here]
-        transfers = []
-        for src in range(self.size):
-            for dst in range(self.size):
-                if src == dst or self.rank not in (src, dst) or holders[src] == holders[src + 1]:
-                    continue
-                if self.rank == src:
-                    sent = vectors[:, columns[dst] : columns[dst + 1]].contiguous()
-                    transfers.append(dist.P2POp(dist.isend, sent, dst))
-                else:
-                    rows = gathered[holders[src] : holders[src + 1]]
-                    transfers.append(dist.P2POp(dist.irecv, rows, src))
-        return self._finished(self._post(transfers), gathered)
+        counts, widths = (np.diff(_bounds(k, self.size)) for k in (count, vectors.shape[1]))
+        sent = torch.cat([part.flatten() for part in torch.split(vectors, widths.tolist(), 1)])
+        gathered = vectors.new_empty(count, widths[self.rank])
+        received, given = counts * widths[self.rank], widths * len(vectors)
+        return self._all_to_all(gathered, sent, received.tolist(), given.tolist())
+
+    def _all_to_all(self, out: Tensor, sent: Tensor, received: list[int], given: list[int]) -> Tensor:
+        """``out``, filled with as many numbers from each process as ``received`` says."""
+        with self._naming():
+            work = dist.all_to_all_single(out.view(-1), sent, received, given, async_op=True)
+        return self._finished([work], out)
 
     # Exchange with neighbours.
 
@@ -274,11 +247,9 @@ class Comm:
         if averages_all(matrix):
             mean = self._start_mean(weights, "mixed")
             return Exchange(weights, lambda: mean().expand_as(weights))
-        plan = self._plans.get(plan_of) if plan_of else None
-        if plan is None:
-            plan = Plan.of(matrix, self.bounds, self.rank)
-            if plan_of:
-                self._plans[plan_of] = plan
+        plan = self._plans.get(plan_of) or Plan.of(matrix, self.bounds, self.rank)
+        if plan_of:
+            self._plans[plan_of] = plan
         received = self.buffer("received", weights[:1].expand(len(plan.receive), -1))
         rows = dict(zip(plan.receive, received, strict=True))
         transfers = [
@@ -288,10 +259,7 @@ class Comm:
             for learner, peer in plan.transfers
         ]
         works = self._post(transfers)
-
-        def arrived() -> Tensor:
-            return self._finished(works, received)
-
+        arrived = functools.partial(self._finished, works, received)
         return Exchange(
             weights,
             lambda: plan.apply(weights, arrived(), self.buffer("mixed", weights)),

@@ -29,13 +29,11 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.memory import pick_device
 from landscape.core.progress import calm
 from landscape.train.processes import board
-from landscape.train.processes.board import Board, FolderBoard, StoreBoard, is_loopback, within
-from landscape.train.processes.children import loopback
+from landscape.train.processes.board import Board, FolderBoard, StoreBoard, first_line, is_loopback, within
+from landscape.train.processes.children import TIMEOUT, loopback
 
 T = TypeVar("T")
 
-# How long any exchange may take before the run ends (s): the default of torch's NCCL groups.
-TIMEOUT = 600.0
 # Interval of the signs of life, and the silence after which a process counts as lost (s). Ours: long enough
 # for writing one learner to a checkpoint, which holds Python's lock.
 BEAT, LOST_AFTER = 1.0, 10.0
@@ -196,17 +194,18 @@ class Group:
 
     def _give_up(self) -> None:
         """End this process, with a message if no other rank has reported one."""
-        limit = max(self.timeout, LOST_AFTER)
-        silent = sorted(rank for rank, seconds in self._silent.items() if seconds > limit)
-        line = self._silence(silent, f"for {limit:g} s")
-        if self._board_lost or (self._unanswered > 2 and 0 in silent):
-            line = self._no_answer(f"for {limit:g} s")
+        line = self._lost(max(self.timeout, LOST_AFTER))
         if self.tell(line) and not board.of_launcher():
             print(f"landscape: {line}", file=sys.stderr, flush=True)
         os._exit(1)
 
-    def _silence(self, ranks: list[int], words: str) -> str:
-        return f"{_ranks(ranks)} of {self.size} lost, no sign of life {words}"
+    def _lost(self, limit: float, words: str = "") -> str:
+        """Who is lost: rank 0 with the board, or the ranks silent for ``limit`` seconds; "" if nobody is."""
+        silent = [rank for rank, seconds in self._silent.items() if seconds >= limit]
+        if self._board_lost or (self._unanswered > 2 and 0 in silent):
+            return self._no_answer(words or f"for {limit:g} s")
+        line = f"{_ranks(silent)} of {self.size} lost, no sign of life for {limit:g} s"
+        return line + f" ({words})" * bool(words) if silent else ""
 
     def diagnose(self, error: BaseException) -> Lost:
         """The reason why an exchange failed: the failure that another rank reported, or the silent ranks."""
@@ -220,11 +219,8 @@ class Group:
             time.sleep(BEAT / 4)
         if self._failure:
             return Lost(self._failure.split(" ", 2)[2])
-        silent = [rank for rank, seconds in self._silent.items() if seconds >= LOST_AFTER]
-        if self._board_lost or (self._unanswered > 2 and 0 in silent):
-            return Lost(self._no_answer(words))
-        if silent:
-            return Lost(self._silence(silent, f"for {LOST_AFTER:g} s ({words})"))
+        if lost := self._lost(LOST_AFTER, words):
+            return Lost(lost)
         steps = {rank: int(sign.partition(" ")[2] or -1) for rank, sign in self._signs.items()}
         behind = [rank for rank, step in steps.items() if step < max(steps.values())]
         late = f"; {_ranks(behind)} only at step {steps[behind[0]]}" if behind else ""
@@ -325,12 +321,6 @@ def versions() -> dict[str, str]:
 def where() -> str:
     """The names of this machine and process, for logs."""
     return f"{socket.gethostname()}, process {os.getpid()}"
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error of torch's, without the place in torch's sources."""
-    line = (str(error).splitlines() or [type(error).__name__])[0]
-    return line.rpartition("] ")[2][:160] if line.startswith("[/") else line[:160]
 
 
 def _ranks(ranks: list[int]) -> str:

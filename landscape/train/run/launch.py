@@ -10,7 +10,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,86 +80,45 @@ def launch(
         ...     end.step, sorted(path.name for path in Path(folder).glob("*.h5"))
         (3, ['last.h5', 'step-0000000.h5', 'step-0000003.h5'])
     """
-    with Lock(Path(folder)) as lock:
-        place = group.device if group else pick_device(device)
-        started = _Launch(Path(folder), lock, group, resume, force)
-        started.check()
-        checkpoint, recipe = started.recipe_and_checkpoint(recipe, allow_code)
-        hooks = dataclasses.replace(hooks or Hooks())
-        trainer = trainer_class(recipe, group)(
-            recipe, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks, group=group
-        )
-        every = trainer.recipe.checkpoint.every
-        hooks.save = functools.partial(_save, folder=started.folder, comm=trainer.comm, every=every)
-        started.agree(trainer)
-        started.write_recipe(trainer.recipe)
-        hooks.message(_headline(trainer))
-        return trainer.run() if group is None else _run_in_group(trainer, started.folder, group)
-
-
-@dataclass
-class _Launch:
-    """The checks and the files at the start of a run; the first of several processes takes the ``lock``."""
-
-    folder: Path
-    lock: Lock
-    group: Group | None
-    resume: bool
-    force: bool
-    #: Files in the folder with the name of a run's file, before anything is written.
-    present: list[Path] = field(default_factory=list)
-
-    @property
-    def first(self) -> bool:
-        return self.group is None or self.group.rank == 0
-
-    def check(self) -> None:
-        """Refuse a folder that holds another run."""
-        if self.first and run_folder.named_like_a_run(self.folder):
-            self.lock.acquire()
-        self.present = check_folder(self.folder, resume=self.resume, force=self.force)
-
-    def recipe_and_checkpoint(
-        self, recipe: Recipe | None, allow_code: bool
-    ) -> tuple[Checkpoint | None, Recipe]:
-        """The checkpoint to resume from (None at the start), and the recipe: ``recipe`` or the folder's."""
-        checkpoint, given = None, recipe is not None
-        if self.resume:
-            checkpoint, recipe = _checkpoint_and_recipe(self.folder, recipe, self.group)
-            if recipe and not given and recipe.names_code and not allow_code:
-                raise FailedError(
-                    f"{self.folder}: its recipe names code (MODULE:NAME), which is run only with "
-                    "--allow-code; or give the RECIPE again with --resume"
-                )
-        if recipe is None:
+    folder, first = Path(folder), group is None or group.rank == 0
+    with Lock(folder) as lock:
+        if first and run_folder.named_like_a_run(folder):
+            lock.acquire()
+        present = check_folder(folder, resume=resume, force=force)
+        checkpoint, chosen = _resumed(folder, recipe, group, allow_code) if resume else (None, recipe)
+        if chosen is None:
             raise InputError(
                 "RECIPE: missing; give a name (see 'landscape recipes'), a .toml file, or --resume"
             )
-        return checkpoint, recipe
-
-    def agree(self, trainer: Trainer) -> None:
-        """Check that all processes have the same recipe, data and first step."""
-        if self.group is None:
-            return
-        start = {"data": str(trainer.data["fingerprint"]), "first step": str(trainer.step + 1)}
-        start["mixing matrix"] = fingerprint(trainer.recipe.matrices.values())
-        self.group.agree(_flat(trainer.recipe.values()) | start)
-
-    def write_recipe(self, recipe: Recipe) -> None:
-        """Write the recipe to the folder, after all checks, so that a mistake leaves no file there."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if not self.first:
-                return
-            self.lock.acquire()
-            if not self.present and run_folder.named_like_a_run(self.folder):
-                raise FailedError(f"{self.folder}: another process has started a run there meanwhile")
-            files.remove_stale(self.folder)
-            for path in self.present if self.force else []:
-                path.unlink(missing_ok=True)
-            files.write_text(self.folder / "recipe.toml", recipe.to_toml())
+        hooks, place = dataclasses.replace(hooks or Hooks()), group.device if group else pick_device(device)
+        trainer = trainer_class(chosen, group)(
+            chosen, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks, group=group
+        )
+        chosen = trainer.recipe
+        hooks.save = functools.partial(_save, folder=folder, comm=trainer.comm, every=chosen.checkpoint.every)
+        if group:
+            start = {"data": str(trainer.data["fingerprint"]), "first step": str(trainer.step + 1)}
+            start["mixing matrix"] = fingerprint(chosen.matrices.values())
+            group.agree(_flat(chosen.values()) | start)
+        try:  # after all checks, so that a mistake leaves no file there
+            folder.mkdir(parents=True, exist_ok=True)
+            if first:
+                lock.acquire()
+                _write_recipe(chosen, folder, present, force)
         except OSError as error:
-            raise FailedError(f"{self.folder}: cannot be written ({error.strerror})") from error
+            raise FailedError(f"{folder}: cannot be written ({error.strerror})") from error
+        hooks.message(_headline(trainer))
+        return trainer.run() if group is None else _run_in_group(trainer, folder, group)
+
+
+def _write_recipe(recipe: Recipe, folder: Path, present: list[Path], force: bool) -> None:
+    """Write recipe.toml; with ``force`` the files of a run that were ``present`` are deleted."""
+    if not present and run_folder.named_like_a_run(folder):
+        raise FailedError(f"{folder}: another process has started a run there meanwhile")
+    files.remove_stale(folder)
+    for path in present if force else []:
+        path.unlink(missing_ok=True)
+    files.write_text(folder / "recipe.toml", recipe.to_toml())
 
 
 def _headline(trainer: Trainer) -> str:
@@ -250,7 +209,7 @@ def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
     Raises FailedError where ``folder`` holds a run of another recipe.
     """
     if not (folder / "last.h5").exists():
-        _checkpoint_and_recipe(folder, recipe, None)
+        _resumed(folder, recipe)
         return None
     checkpoint = last_sound(folder, learners=lambda n: slice(0))
     _checked_recipe(recipe_of(checkpoint), recipe, folder)
@@ -287,32 +246,37 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _checkpoint_and_recipe(
-    folder: Path, recipe: Recipe | None, group: Group | None
+def _resumed(
+    folder: Path, recipe: Recipe | None, group: Group | None = None, allow_code: bool = True
 ) -> tuple[Checkpoint | None, Recipe | None]:
-    last = folder / "last.h5"
-    if not last.exists():  # stopped before its first checkpoint: the same steps from the start
-        if (folder / "recipe.toml").exists():
-            stored = read(
-                str(folder / "recipe.toml"), allow_code=True
-            )  # the caller checks the code that it names
-            return None, _checked_recipe(stored, recipe, folder)
-        if recipe is None:
-            raise FailedError(f"{folder}: holds no run to resume (no last.h5); give a RECIPE to start one")
-        return None, recipe
+    """The checkpoint from which the run in ``folder`` goes on, None at its start; ``recipe`` or its own."""
+    checkpoint, stored = None, None
+    if (folder / "last.h5").exists():
 
-    def local(learners: int) -> slice:
-        """This process's learners: all of them where they are fewer than processes, as with a server."""
-        return Comm(learners, group if group and learners >= group.size else None).local
+        def local(learners: int) -> slice:
+            """This process's learners: all of them where they are fewer than processes, as with a server."""
+            return Comm(learners, group if group and learners >= group.size else None).local
 
-    checkpoint = last_sound(folder, local)
-    return checkpoint, _checked_recipe(recipe_of(checkpoint), recipe, folder)
+        checkpoint = last_sound(folder, local)
+        stored = recipe_of(checkpoint)
+    elif (folder / "recipe.toml").exists():  # stopped before its first checkpoint: the same steps again
+        stored = read(str(folder / "recipe.toml"), allow_code=True)  # what it names is checked below
+    elif recipe is None:
+        raise FailedError(f"{folder}: holds no run to resume (no last.h5); give a RECIPE to start one")
+    if stored is None:
+        return checkpoint, recipe
+    if recipe is not None:
+        return checkpoint, _checked_recipe(stored, recipe, folder)
+    if stored.names_code and not allow_code:
+        raise FailedError(
+            f"{folder}: its recipe names code (MODULE:NAME), which is run only with --allow-code; or give "
+            "the RECIPE again with --resume"
+        )
+    return checkpoint, stored
 
 
-def _checked_recipe(stored: Recipe, given: Recipe | None, folder: Path) -> Recipe:
-    """``given``, or ``stored`` if it is None; FailedError with the key if more than ``steps`` differs."""
-    if given is None:
-        return stored
+def _checked_recipe(stored: Recipe, given: Recipe, folder: Path) -> Recipe:
+    """``given``; FailedError with the key if more than ``steps`` differs from ``stored``."""
     if given.init.checkpoint == stored.init.checkpoint and not given.init.sha256:
         given = dataclasses.replace(given, init=stored.init)
     if given.steps < stored.steps:

@@ -135,7 +135,6 @@ class Trainer:
         self.buffers = Buffers(self.train, self.test, self.comm, recipe.seed, recipe.evaluate.bn_samples)
         if checkpoint:
             self.buffers.restore(checkpoint.buffers)
-        self.mean_evaluation = MeanEvaluation(self.train, self.test, self.buffers, self.comm)
         check_compatibility(recipe, self.model, dataset, (self.train, self.test), self.stack, self.buffers)
         self.minibatches = Sampler(recipe, self.train, getattr(dataset, "augment", None))
         self.data = {
@@ -283,7 +282,8 @@ class Trainer:
         """Wait for the pending step's mean loss, and test the run for divergence."""
         pending, self._pending = self._pending, None
         assert pending is not None
-        loss, squares = pending.wait()
+        row, (loss, squares) = pending.row, pending.results()
+        row["loss"], row["consensus"] = loss, math.nan if pending.mean is None else squares
         within = self.divergence.bounds_loss(loss) and math.isfinite(squares)
         if within and not self.divergence.learners_apart(self.history.rows, pending.mean):
             return
@@ -303,7 +303,7 @@ class Trainer:
         mean = self.comm.mean(self.weights)
         if not self.divergence.bounds_loss(loss) or not bool(torch.isfinite(mean).all()):
             mean = self.comm.mean(pending.weights)
-        mean_loss = self.mean_evaluation.training_loss(mean)
+        mean_loss = self.buffers.training_loss(mean)
         return "learners" if self.divergence.bounds_loss(mean_loss) else "mean"
 
     def _record(self, row: Row, seconds: float, waited: float) -> None:
@@ -335,7 +335,7 @@ class Trainer:
         return f"learners {self.comm.local.start} to {self.comm.local.stop - 1}"
 
     def _evaluate(self, row: Row) -> None:
-        row["test_loss"], row["test_accuracy"] = self.mean_evaluation.test(self.weights, self.step)
+        row["test_loss"], row["test_accuracy"] = self.buffers.test(self.weights, self.step)
 
     def checkpoint(self) -> Checkpoint:
         """The present state of the run, in copies: later steps overwrite the run's memory."""
@@ -360,7 +360,7 @@ class Trainer:
             history=self.history.columns(),
             units=dict(self.history.units),
             buffers=self.buffers.rows(),
-            mean_buffers=_copied(self.mean_evaluation.statistics(self.weights, self.step)),
+            mean_buffers=_copied(self.buffers.statistics(self.weights, self.step)),
             optimizer=_copied(self.optimizer.state),
             rule=_copied(self.rule.state),
             shared=_copied(shared),
@@ -396,46 +396,3 @@ class PendingStep:
     state: State
     mean: Tensor | None
     results: Callable[[], list[float]]
-
-    def wait(self) -> tuple[float, float]:
-        """Wait for the all-reduce, write loss and consensus to ``row``; (mean loss, mean squares)."""
-        loss, squares = self.results()
-        self.row["loss"] = loss
-        self.row["consensus"] = math.nan if self.mean is None else squares
-        return loss, squares
-
-
-class MeanEvaluation:
-    """Evaluates the learners' mean on the training and the test set; several processes share the work."""
-
-    def __init__(self, train: Problem, test: Problem, buffers: Buffers, comm: Comm) -> None:
-        self._train, self._test, self._buffers, self._comm = train, test, buffers, comm
-        # The step whose mean the problems have the statistics of, and these.
-        self._step, self._statistics = -1, dict[str, Tensor]()
-
-    def statistics(self, weights: Tensor, step: int) -> dict[str, Tensor]:
-        """BatchNorm's statistics at w_a, name -> (…), which both problems are given; computed once a step.
-
-        Args:
-            weights: those of this process's learners (n_local, P) after ``step``.
-        """
-        if self._buffers.local and self._step != step:
-            self._step, self._statistics = step, self._buffers.at_mean(self._comm.mean(weights))
-        return self._statistics
-
-    def test(self, weights: Tensor, step: int) -> tuple[float, float]:
-        """(loss, accuracy) of w_a on the test set; arguments as of :meth:`statistics`."""
-        self.statistics(weights, step)
-        mean, comm = self._comm.mean(weights), self._comm
-        if self._test.indexed or comm.size == 1:
-            return comm.evaluate(self._test, mean)
-        # Batches cannot be shared: all processes evaluate them, so that none waits; rank 0's result counts.
-        result = self._test.evaluate(mean)
-        loss, accuracy = comm.total(*(result if comm.rank == 0 else (0.0, 0.0)))
-        return loss, accuracy
-
-    def training_loss(self, mean: Tensor) -> float:
-        """The loss of any ``mean`` (P,) on the training set, with the statistics of these weights."""
-        self._step, self._statistics = -1, {}
-        self._buffers.at_mean(mean)
-        return self._comm.evaluate(self._train, mean)[0]

@@ -14,18 +14,8 @@ import torch
 
 # Purposes whose streams follow from a number: those of version 0.8 and before, whose bits must stay. The
 # streams of all other purposes follow from their names; nothing is added here.
-_NUMBERED = {
-    "init": 0,
-    "batch": 1,
-    "noise": 2,
-    "mixing": 3,
-    "decompose": 4,
-    "delay": 5,
-    "push": 6,
-    "augment": 7,
-    "dropout": 8,
-    "monitor": 9,
-}
+_NAMES = "init", "batch", "noise", "mixing", "decompose", "delay", "push", "augment", "dropout", "monitor"
+_NUMBERED = {name: number for number, name in enumerate(_NAMES)}
 #: Purposes of the training loop and of mixing, which an update rule may not declare.
 RESERVED = frozenset(_NUMBERED) - {"noise", "delay", "push"}
 

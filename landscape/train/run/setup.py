@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoint import user_code
-from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.checkpoint.parts import set_tensors
+from landscape.checkpoint.checkpoint import Checkpoint, set_tensors
 from landscape.checkpoint.user_code import Spec, UserData
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
@@ -32,14 +31,14 @@ from landscape.train.run.randomness import generator
 
 
 class Buffers:
-    """The BatchNorm statistics of this process's learners, and of the mean.
+    """The BatchNorm statistics of this process's learners, and of the mean, which is evaluated with them.
 
     ``local`` name -> (n_local, ...); empty for a network without BatchNorm. The statistics of the mean are
     estimated from ``samples`` samples of the training set.
     """
 
     def __init__(self, train: Problem, test: Problem, comm: Comm, seed: int, samples: int) -> None:
-        self._train, self._models, self._comm = train, (train.model, test.model), comm
+        self._train, self._test, self._comm = train, test, comm
         self._seed, self._samples = seed, samples
         model, trained = train.model, {slot.name for slot in train.layout.slots}
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -49,6 +48,8 @@ class Buffers:
         self.local = {
             name: _rows(t, comm.n_local).clone() for name, t in saved_tensors.items() if name in learners
         }
+        # The step whose mean the problems have the statistics of, and these.
+        self._step, self._statistics = -1, dict[str, Tensor]()
         #: Frozen parameters and constants, the same for all learners.
         self._fixed = {name: t for name, t in saved_tensors.items() if name not in learners}
 
@@ -93,17 +94,40 @@ class Buffers:
         parts = sample_parts(self._train.samples, self._samples)
         share = parts[self._comm.share(len(parts))]
         statistics = self._train.batchnorm_statistics(theta, (self._train.gather(part)[0] for part in share))
-        statistics = {name: value for name, value in statistics.items() if value.is_floating_point()}
-        if self._comm.size > 1:
-            flat = torch.cat([value.flatten().double() for value in statistics.values()])
-            flat = self._comm.totals(flat.mul_(len(share) / len(parts)))
-            split = torch.split(flat, [value.numel() for value in statistics.values()])
-            statistics = {
-                n: t.view_as(v).to(v.dtype) for (n, v), t in zip(statistics.items(), split, strict=True)
-            }
-        for model in self._models:
-            set_tensors(model, statistics)
+        weight = len(share) / len(parts)
+        statistics = {
+            name: self._comm.totals(value.double() * weight).to(value.dtype)
+            for name, value in statistics.items()
+            if value.is_floating_point()
+        }
+        self._set(statistics)
         return statistics
+
+    def _set(self, values: Mapping[str, Tensor]) -> None:
+        for problem in (self._train, self._test):
+            set_tensors(problem.model, values)
+
+    def statistics(self, weights: Tensor, step: int) -> dict[str, Tensor]:
+        """:meth:`at_mean` of ``weights`` (n_local, P) after ``step``, computed once a step."""
+        if self.local and self._step != step:
+            self._step, self._statistics = step, self.at_mean(self._comm.mean(weights))
+        return self._statistics
+
+    def test(self, weights: Tensor, step: int) -> tuple[float, float]:
+        """(loss, accuracy) of w_a on the test set; arguments as of :meth:`statistics`."""
+        self.statistics(weights, step)
+        mean, comm = self._comm.mean(weights), self._comm
+        if self._test.indexed or comm.size == 1:
+            return comm.evaluate(self._test, mean)
+        # Batches cannot be shared: all processes evaluate them, so that none waits; rank 0's result counts.
+        result = self._test.evaluate(mean)
+        loss, accuracy = comm.total(*(result if comm.rank == 0 else (0.0, 0.0)))
+        return loss, accuracy
+
+    def training_loss(self, mean: Tensor) -> float:
+        """The loss of any ``mean`` (P,) on the training set, with the statistics of these weights."""
+        self._step, self._statistics = -1, self.at_mean(mean)
+        return self._comm.evaluate(self._train, mean)[0]
 
     def rows(self) -> dict[str, Tensor]:
         """The buffers for a checkpoint, name -> (n_local, ...)."""
@@ -116,8 +140,7 @@ class Buffers:
             if name not in rows:
                 raise FailedError(f"checkpoint: holds no buffer '{name}', it cannot be resumed")
             self.local[name] = rows[name].to(self.local[name], copy=True)
-        for model in self._models:
-            set_tensors(model, {name: rows[name][0] for name in self._fixed if name in rows})
+        self._set({name: rows[name][0] for name in self._fixed if name in rows})
 
 
 def _rows(tensor: Tensor, count: int) -> Tensor:
