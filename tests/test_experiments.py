@@ -12,13 +12,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from landscape.results.stability import median_rank
 
 import landscape
 from landscape import Escape, FailedError, InputError, Minima, Problem
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.data.synthetic import mean_output
 from landscape.results.noise import CriticalBatch
+from landscape.results.training import median_rank
 from landscape.stability import limits
 from landscape.train.experiments.critical_batch import critical_batch
 from landscape.train.experiments.minima import FACTOR, Start, length, minima, run, search
