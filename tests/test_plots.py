@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 import landscape
 from landscape import FailedError, InputError, Surface, plots
 from landscape.core import registry
-from landscape.geometry import profiles
+from landscape.geometry import surfaces
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import OTHER, color_of, decimal_labels, paper_name
 from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, draw_surfaces, scale
@@ -343,19 +343,19 @@ def test_vts_has_every_point_in_vtks_order(surface: Surface, tmp_path: Path) -> 
 def test_the_same_rise_is_drawn_on_all_panels(surface: Surface) -> None:
     steep = dataclasses.replace(surface, loss=3 * surface.loss, label="other")
     figure = plots.draw([surface, steep])
-    rise = profiles.shared_rise([surface, steep])
+    rise = surfaces.shared_rise([surface, steep])
     for ax, r in zip(figure.axes, (surface, steep), strict=False):
         thick = [c for c in ax.collections if np.allclose(c.get_linewidth(), 1.8)]
-        assert [c.levels.tolist() for c in thick] == [[pytest.approx(profiles.center_loss(r) + rise)]]
+        assert [c.levels.tolist() for c in thick] == [[pytest.approx(surfaces.center_loss(r) + rise)]]
     below = figure.axes[2]
-    np.testing.assert_allclose(below.lines[1].get_ydata(), profiles.profile(surface).median)
+    np.testing.assert_allclose(below.lines[1].get_ydata(), surfaces.profile(surface).median)
     assert f"{rise:.3g} nat above the centre in all panels" in figure.get_caption()  # type: ignore[attr-defined]
 
 
 def test_axes_are_distances_and_coordinates_those_of_the_plane(surface: Surface) -> None:
     figure = plots.draw([surface])
     FigureCanvasAgg(figure).draw()
-    ax, length = figure.axes[0], profiles.lengths(surface)[0]
+    ax, length = figure.axes[0], surfaces.lengths(surface)[0]
     assert ax.get_xlim() == (surface.x[0], surface.x[-1])
     ticks = [tick for tick in ax.get_xticks() if abs(tick) <= 1]
     labels = [ax.xaxis.get_major_formatter()(tick) for tick in ticks]
@@ -415,7 +415,7 @@ def test_markers_in_three_dimensions_lie_on_the_surface(surface: Surface) -> Non
     lines = {str(h.get_label()): np.array(h.get_data_3d()) for h in ax.lines}  # type: ignore[attr-defined]
     places = marked(surface, "learners", 4).markers
     np.testing.assert_allclose(lines["learners"][:2].T, places[:-1])
-    np.testing.assert_allclose(lines["learners"][2], profiles.loss_at(surface, *places[:-1].T))
+    np.testing.assert_allclose(lines["learners"][2], surfaces.loss_at(surface, *places[:-1].T))
     assert "their mean $w_a$" in lines
 
 

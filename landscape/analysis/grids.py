@@ -24,7 +24,7 @@ from landscape.evaluation import needs
 from landscape.evaluation.adaptive import Tolerance, first_points
 from landscape.evaluation.evaluate import confirm, evaluator
 from landscape.evaluation.grid import PlaneGrid, Portions, Workers, complete, provenance, setting
-from landscape.geometry.profiles import barrier
+from landscape.geometry.surfaces import barrier
 from landscape.problem.batchnorm import SAMPLES
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from landscape.analysis.disagreement import TOP_K, disagreement
 from landscape.analysis.noise import noise_alignment, noise_scale
 from landscape.analysis.planes import random_plane
 from landscape.analysis.sharpness import batch_sharpness, sharpness
+from landscape.analysis.spread import TOP_K, disagreement
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array

@@ -18,7 +18,7 @@ from scipy.interpolate import RegularGridInterpolator
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import LARGEST, Array
 from landscape.core.options import choose, positive
-from landscape.geometry import profiles
+from landscape.geometry import surfaces
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, panels, stacked_panels, wrapped_panels
 from landscape.plots.style import (
@@ -134,7 +134,7 @@ def _draw_3d(results: Sequence[Surface], title: str, chosen: Scale, cmap: Any, v
         ax.computed_zorder = False  # the markers lie on the surface, not in it
         for places, label, marker in marks(r):
             inside = places[(np.abs(places) <= np.abs([r.x[0], r.y[0]])).all(1)]
-            heights = profiles.loss_at(r, *inside.T) if len(inside) else np.zeros(0)
+            heights = surfaces.loss_at(r, *inside.T) if len(inside) else np.zeros(0)
             seen = np.isfinite(heights) & (heights <= top)
             ax.plot(*inside[seen].T, heights[seen], label=label, **(marker | {"clip_on": True}))
         ax.view_init(elev=32, azim=-58)
@@ -192,8 +192,8 @@ def _draw_contours(
     checkpoints that it passes through, the trajectory of a run, or the learners and their mean. A thick line
     is at the same rise above the centre in all panels.
     """
-    rise = profiles.shared_rise(results)
-    profiled = all(map(profiles.has_profile, results))
+    rise = surfaces.shared_rise(results)
+    profiled = all(map(surfaces.has_profile, results))
     width = 5.0 if len(results) == 1 else 3.9
     figure, axes, below = stacked_panels(len(results), width, (4.7, 1.7) if profiled else (4.7,))
     for ax, r in zip(axes, results, strict=True):
@@ -209,8 +209,8 @@ def _draw_contours(
             own = levels[:: max(1, len(levels) // 8)]
             for text in ax.clabel(lines, own, fontsize=7.5, fmt=lambda v: f"{v:.3g}"):
                 text.set(color="k", path_effects=[withStroke(linewidth=2, foreground="w")])
-        if np.isfinite(rise) and profiles.has_profile(r):
-            ax.contour(r.x, r.y, masked, [profiles.center_loss(r) + rise], **_EQUAL)
+        if np.isfinite(rise) and surfaces.has_profile(r):
+            ax.contour(r.x, r.y, masked, [surfaces.center_loss(r) + rise], **_EQUAL)
         for places, label, look in marks(r):
             ax.plot(*places.T, label=label, **look)
         if r.kind == "pca" and len(r.markers):
@@ -244,7 +244,7 @@ def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:
 
 def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Scale, rise: float) -> None:
     """The loss against the distance: the panel's own with its quartiles, the others in grey."""
-    curves = [profiles.profile(r) for r in results]
+    curves = [surfaces.profile(r) for r in results]
     levels, log = chosen.levels, isinstance(chosen.norm, LogNorm)
     highest = [float(np.max(p.high, initial=0.0, where=p.high <= levels[-1])) for p in curves]
     for ax, r, own in zip(axes, results, curves, strict=True):
@@ -255,7 +255,7 @@ def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Sca
         ax.fill_between(own.distance, low, high, color=color_of(r.label), alpha=0.25, lw=0)
         ax.plot(own.distance, median, color=color_of(r.label))
         if np.isfinite(rise):
-            ax.axhline(profiles.center_loss(r) + rise, color="#E69F00", lw=1.2)
+            ax.axhline(surfaces.center_loss(r) + rise, color="#E69F00", lw=1.2)
         ax.set(
             yscale="log" if log else "linear", ylim=(levels[0], max(*highest, levels[1])),
             xlim=(0, max(p.distance[-1] for p in curves)), xlabel="distance from the centre",
@@ -276,7 +276,7 @@ def _caption(results: Sequence[Surface], why: str, rise: float, profiled: bool) 
             f"{' of the flattest one' if many else ''} (ours)."
         )
     if profiled:
-        rises = ", ".join(f"{profiles.median_rise(r):.3g}" for r in results)
+        rises = ", ".join(f"{surfaces.median_rise(r):.3g}" for r in results)
         parts.append(f"Flatness: median rise over the plane, {rises} nat.")
         others = "; grey: the other panels' medians" if many else ""
         parts.append(f"Below: median and quartiles over directions{others}.")
@@ -387,7 +387,7 @@ def _axis_labels(r: Surface) -> tuple[str, str]:
     usual = Plane.__dataclass_fields__["axes"].default
     names = ("u", "v") if r.axes == usual else r.axes
     gap = " " if names[0] == "u" else "\n"
-    norm = profiles.lengths(r)[2]
+    norm = surfaces.lengths(r)[2]
     return f"distance along {names[0]}{gap}(weights' norm = {norm:.3g})", f"distance along {names[1]}"
 
 
@@ -399,7 +399,7 @@ def map_axes(ax: Axes) -> None:
 
 def label_axes(ax: Axes, r: Surface) -> None:
     """Label the axes with distances in weight space; coordinates stay those of the plane."""
-    lengths = (1.0, 1.0) if r.kind == "between" else profiles.lengths(r)[:2]
+    lengths = (1.0, 1.0) if r.kind == "between" else surfaces.lengths(r)[:2]
     for axis, length, label in zip((ax.xaxis, ax.yaxis), lengths, _axis_labels(r), strict=True):
         if 0 < length < LARGEST:
             axis.set_major_locator(_Distances(length))
@@ -446,7 +446,7 @@ def _plane_note(r: Surface) -> str:
     if r.kind == "random":
         fixed = ", bias and norm parameters fixed" if r.ignore == "bias+norm" else ""
         note = f"random directions u, v, normalisation: {r.norm}{fixed}"
-    u, v, _ = profiles.lengths(r)
+    u, v, _ = surfaces.lengths(r)
     steps = f", ‖u‖ = {u:.3g}, ‖v‖ = {v:.3g}" if r.kind == "random" else ""
     return f"{note}{steps}, span {r.span:.3g}"
 
@@ -474,7 +474,7 @@ def settings(results: Sequence[Surface]) -> str:
 
 def finding(results: Sequence[Surface]) -> str:
     """One line that says what the surfaces show, with numbers from them."""
-    if profiles.comparable(results):
+    if surfaces.comparable(results):
         return _flatness(results)
     if len(results) == 1 and len(results[0].marker_loss):
         losses = results[0].marker_loss
@@ -492,8 +492,8 @@ def _flatness(results: Sequence[Surface]) -> str:
     for k, r in enumerate(results):
         algorithm = algorithm_in(r.label)
         name = paper_name(algorithm) or r.label.split(",")[0] or f"surface {k + 1}"
-        rises.setdefault(name, []).append(profiles.median_rise(r))
-        centers.setdefault(name, []).append(profiles.center_loss(r))
+        rises.setdefault(name, []).append(surfaces.median_rise(r))
+        centers.setdefault(name, []).append(surfaces.center_loss(r))
     middle = {name: float(np.median(values)) for name, values in rises.items()}
     if len(middle) == 1:
         ((name, rise),) = middle.items()
