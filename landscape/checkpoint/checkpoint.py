@@ -210,7 +210,7 @@ class Checkpoint:
             raise FailedError(f"{where}: its {of}; give --data {hint} (from Python, data=…)")
         dataset = as_data(data) if data is not None else self.load_data(data_dir)
         rows = {
-            key: mean_buffer(value) if isinstance(learner, str) else value[learner]
+            key: _mean_buffer(value) if isinstance(learner, str) else value[learner]
             for key, value in self.buffers.items()
         }
         network = self._network(where, model)
@@ -519,7 +519,7 @@ def check_fit(where: str | Path, file: Layout, model: Layout) -> None:
     raise FailedError(f"{where}: its weights do not fit the model: {misfit}")
 
 
-def mean_buffer(rows: Tensor) -> Tensor:
+def _mean_buffer(rows: Tensor) -> Tensor:
     """The mean of a buffer over the learners (n, …); row 0 where all are equal, or counts."""
     equal = bool((rows == rows[0]).all())
     return rows[0] if equal or not rows.is_floating_point() else rows.mean(0)

@@ -285,9 +285,9 @@ def given_or_own(name: str, given: Any, loader: Any, *, whole: bool, even: Itera
             samples.
     """
     own = loader if given is None else given
-    if isinstance(own, Dataset) or type(own).__module__.partition(".")[0] == "datasets":
+    if isinstance(given, Dataset) or type(given).__module__.partition(".")[0] == "datasets":
         collate = getattr(loader, "collate_fn", None)
-        own, even = DataLoader(own, batch_size=batch_size(loader) or 1, collate_fn=collate), ()
+        own, even = DataLoader(given, batch_size=batch_size(loader) or 1, collate_fn=collate), ()
     if isinstance(own, DataLoader):
         return in_order(name, own, whole=whole, even=even)
     if given is None:

@@ -32,7 +32,6 @@ from landscape.train.run.launch import last_sound
 
 # Columns of the history that a user may fill; the recorder, or nobody, fills the others.
 OPEN = ("loss", "consensus", "samples_per_s", "wait_s", "test_loss", "test_accuracy")
-NEVER = 2**63  # a step that no loop reaches
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 
@@ -75,11 +74,6 @@ class Rows:
 def due(every: int, step: int) -> bool:
     """Whether ``step`` is one of every ``every``-th; 0: none is."""
     return bool(every) and step % every == 0
-
-
-def due_after(step: int, *turns: int) -> int:
-    """The next step after ``step`` that is one of every so many by any of ``turns``."""
-    return min(((step // every + 1) * every for every in turns if every), default=NEVER)
 
 
 def number(name: str, value: Any) -> float:
