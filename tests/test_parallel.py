@@ -31,7 +31,7 @@ from tests.conftest import Command
 from tests.groups import free_port, together
 from tests.nets import norm_net
 
-pytestmark = pytest.mark.xdist_group("parallel")  # the scenarios of a pair are run once
+pytestmark = pytest.mark.xdist_group("processes")  # the scenarios of a pair are run once
 ROOT = Path(__file__).parents[1]
 STEPS, BATCH = 7, 4
 SGD, MOMENTUM = {"name": "sgd"}, {"name": "sgd", "momentum": 0.9, "weight_decay": 0.01}
