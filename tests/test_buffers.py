@@ -19,6 +19,7 @@ from landscape import Checkpoint, FailedError, InputError
 from landscape.checkpoint.history import UNITS
 from landscape.gradients.learners import Training
 from landscape.problem.batchnorm import sample_parts
+from landscape.testing.checks import RECIPE
 from landscape.train.decomposition import estimate_gradient
 from landscape.train.processes.process_group import Group
 from landscape.train.recipes import recipe
@@ -31,20 +32,10 @@ from tests.test_processes import in_processes
 from tests.test_training import same_bits
 
 NET = "tests.nets:norm_net"
-BASE: dict[str, Any] = {
-    "name": "buffers",
-    "learners": 3,
-    "batch": 36,
-    "lr": 0.2,
-    "steps": 12,
-    "dtype": "float64",
-    "algorithm": {"name": "dpsgd", "mixing": "ring(1)"},
-    "model": {"name": NET},
-    "data": {"name": "synthetic", "samples": 200, "dimension": 6, "classes": 3},
-    "decompose": {"every": 4},
-    "evaluate": {"every": 6, "bn_samples": 100},
-    "checkpoint": {"every": 5},
-}
+BASE: dict[str, Any] = RECIPE | {
+    "learners": 3, "batch": 36, "model": {"name": NET},
+    "decompose": {"every": 4}, "evaluate": {"every": 6, "bn_samples": 100},
+}  # fmt: skip
 DROPOUT = {"name": NET, "dropout": 0.3}
 CASES: dict[str, dict[str, Any]] = {
     "ssgd": {"algorithm": {"name": "ssgd"}},

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import Checkpoint, FailedError
+from landscape.testing.checks import RECIPE
 from landscape.train.decomposition import estimate_gradient
 from landscape.train.processes import process_group
 from landscape.train.processes.comm import Comm, Plan, _bounds
@@ -35,18 +36,10 @@ from tests.test_launching import children_of, lives, running
 from tests.test_training import same_bits
 
 # Of these 1, 2 and 4 processes hold 5, 2 + 3 and 1 + 1 + 1 + 2 learners.
-BASE: dict[str, Any] = {
-    "name": "several",
-    "learners": 5,
-    "batch": 40,
-    "lr": 0.2,
-    "steps": 20,
-    "dtype": "float64",
-    "model": {"name": "mlp", "widths": [6, 8, 3], "activation": "tanh"},
-    "data": {"name": "synthetic", "samples": 203, "dimension": 6, "classes": 3},
-    "decompose": {"every": 5},
-    "evaluate": {"every": 8},
-}
+BASE: dict[str, Any] = RECIPE | {
+    "learners": 5, "steps": 20, "data": RECIPE["data"] | {"samples": 203},
+    "decompose": {"every": 5}, "evaluate": {"every": 8}, "checkpoint": {"every": 250},
+}  # fmt: skip
 pytestmark = pytest.mark.xdist_group("processes")  # the runs of one process are made once
 DPSGD = {"name": "dpsgd"}
 RING, PAIRS = DPSGD | {"mixing": "ring(1)"}, DPSGD | {"mixing": "random-matching"}
