@@ -333,7 +333,7 @@ def test_a_checkpoint_without_statistics_is_not_resumed(tmp_path: Path) -> None:
         launch.launch(chosen(steps=9), tmp_path, resume=True)
 
 
-def test_a_residual_network_of_images_trains_resumes_and_is_analysed(tmp_path: Path) -> None:
+def test_a_residual_network_of_images_trains_and_resumes(tmp_path: Path) -> None:
     from tests.test_images_and_speech import write_images
 
     write_images(tmp_path / "pictures")
@@ -352,6 +352,4 @@ def test_a_residual_network_of_images_trains_resumes_and_is_analysed(tmp_path: P
     run = landscape.load(tmp_path / "run" / "last.h5")
     problem = run.problem("test")
     assert problem.loss() == pytest.approx(whole.history["test_loss"][-1], rel=1e-5)
-    surface = landscape.contour(problem, landscape.random_plane(problem), grid=(3, 3), span=0.1)
-    assert surface.loss[1, 1] == pytest.approx(problem.loss(), rel=1e-4)
     assert set(UNITS) == set(run.history)
